@@ -1,0 +1,275 @@
+"""The values that every part speaks of: topics, ids, messages, snapshots.
+
+Two kinds of id, both plain bytes whose order as unsigned bytes is the topic's order::
+
+    row id      int64 timestamp ms | uint16 seq                              10 bytes, one row of one log
+    message id  row id of the message row | row id of the payload row        20 bytes, what consumers see
+
+The second half of a message id is zero for a message whose payload lies in its own row. Ids stay raw
+bytes everywhere, because comparing, slicing and concatenating bytes is the cheapest thing that Python
+does, and because a number would lose the fixed width that makes them sort. ``seq`` is unsigned.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker.errors import BadName, BadRequest
+
+RowId = bytes
+"""10 bytes: timestamp in ms, int64 big-endian; seq, uint16 big-endian."""
+MessageId = bytes
+"""20 bytes: the row id of the message row, then that of the payload row (zero if inline)."""
+
+ROW_ID_BYTES = 10
+MESSAGE_ID_BYTES = 20
+SEQ_MAX = 0xFFFF
+TIMESTAMP_MAX_MS = (1 << 63) - 1
+ROW_ID_MIN: RowId = bytes(ROW_ID_BYTES)
+ROW_ID_MAX: RowId = struct.pack(">qH", TIMESTAMP_MAX_MS, SEQ_MAX)
+POINTER_MAX = (1 << 63) - 1
+
+_ROW_ID = struct.Struct(">qH")
+_NAMESPACE = re.compile(r"[a-zA-Z0-9_]+")
+_TOPIC = re.compile(r"[a-zA-Z0-9_-]+")
+
+
+class TopicId(NamedTuple):
+    """The name of a topic. ``str()`` gives ``namespace:topic``, as error texts do."""
+
+    namespace: str
+    topic: str
+
+    def __str__(self) -> str:
+        """Give ``namespace:topic``."""
+        return f"{self.namespace}:{self.topic}"
+
+
+def check_namespace(namespace: str) -> str:
+    """Return ``namespace`` if it is a valid name, else raise BadName."""
+    if not _NAMESPACE.fullmatch(namespace):
+        raise BadName(
+            f"Invalid namespace {namespace!r}: only letters, digits and '_' are allowed."
+        )
+    return namespace
+
+
+def check_topic(namespace: str, topic: str) -> TopicId:
+    """Return the topic's id if both names are valid, else raise BadName."""
+    check_namespace(namespace)
+    if not _TOPIC.fullmatch(topic):
+        raise BadName(f"Invalid topic {topic!r}: only letters, digits, '_' and '-' are allowed.")
+    return TopicId(namespace, topic)
+
+
+def row_id(timestamp_ms: int, seq: int) -> RowId:
+    """Pack a row id. Raises struct.error if a part is out of range."""
+    return _ROW_ID.pack(timestamp_ms, seq)
+
+
+def unpack_row_id(row: RowId) -> tuple[int, int]:
+    """Return (timestamp in ms, seq) of a row id."""
+    timestamp_ms, seq = _ROW_ID.unpack(row)
+    return timestamp_ms, seq
+
+
+def timestamp_of(identifier: RowId | MessageId) -> int:
+    """Return the timestamp in ms with which a row id or a message id begins."""
+    return int.from_bytes(identifier[:8], "big")
+
+
+def row_before(row: RowId) -> RowId:
+    """Return the greatest row id below ``row``; the least row id stays what it is."""
+    number = int.from_bytes(row, "big")
+    return (number - 1 if number else 0).to_bytes(ROW_ID_BYTES, "big")
+
+
+def row_after(row: RowId) -> RowId:
+    """Return the least row id above ``row``; the greatest row id stays what it is."""
+    return ROW_ID_MAX if row >= ROW_ID_MAX else _next(row)
+
+
+def _next(row: RowId) -> RowId:
+    return (int.from_bytes(row, "big") + 1).to_bytes(ROW_ID_BYTES, "big")
+
+
+def first_row_at(timestamp_ms: int) -> RowId:
+    """Return the least row id of a millisecond, clamped to what an id can hold."""
+    return _ROW_ID.pack(min(max(timestamp_ms, 0), TIMESTAMP_MAX_MS), 0)
+
+
+def message_id_from_hex(text: str) -> MessageId:
+    """Parse the 40 hex digits of a message id. Raises BadRequest."""
+    try:
+        identifier = bytes.fromhex(text)
+    except ValueError:
+        identifier = b""
+    if len(text) != 2 * MESSAGE_ID_BYTES or len(identifier) != MESSAGE_ID_BYTES:
+        raise BadRequest(f"A message id has {2 * MESSAGE_ID_BYTES} hex digits, not {text!r}.")
+    return identifier
+
+
+class Message(NamedTuple):
+    """What a consumer receives."""
+
+    id: MessageId
+    payload: bytes
+
+    @property
+    def timestamp_ms(self) -> int:
+        """The publish time, ms since 1970."""
+        return timestamp_of(self.id)
+
+
+class TransactionUse(enum.StrEnum):
+    """The topic property ``transactions``: whether publishes carry a write pointer."""
+
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+    REFUSED = "refused"
+
+
+class Topic(NamedTuple):
+    """A topic as its record says it is.
+
+    ``properties`` are the flat strings that the interface shows, without ``generation``; ``ttl_s``
+    and ``transactions`` are parsed from them.
+    """
+
+    id: TopicId
+    generation: int
+    properties: dict[str, str]
+    ttl_s: int
+    transactions: TransactionUse
+
+    @property
+    def ttl_ms(self) -> int:
+        """How long a message lives, in ms from its publication."""
+        return self.ttl_s * 1000
+
+
+class PublishRequest(NamedTuple):
+    """A publish or a store. ``pointer`` is the transaction's write pointer, or None."""
+
+    pointer: int | None
+    payloads: Sequence[bytes]
+
+
+class RollbackRange(NamedTuple):
+    """The rows of one transactional publish, both ends included."""
+
+    pointer: int
+    first: RowId
+    last: RowId
+
+
+class Snapshot:
+    """What a transaction may see (Tephra's Transaction).
+
+    Lists are sorted. A pointer is *visible*, *skipped* (invalid), or *held*: the scan of a consumer
+    ends at a pointer whose fate is open, since order comes before latency.
+    """
+
+    __slots__ = (
+        "checkpoint_pointers",
+        "first_short_in_progress",
+        "in_progress",
+        "invalids",
+        "long",
+        "read_pointer",
+        "transaction_id",
+        "visibility",
+        "write_pointer",
+    )
+
+    class Visibility(enum.IntEnum):
+        """Whether a transaction sees its own writes."""
+
+        SNAPSHOT = 1
+        SNAPSHOT_EXCLUDE_CURRENT = 2
+        SNAPSHOT_ALL = 3
+
+    def __init__(
+        self,
+        *,
+        transaction_id: int,
+        read_pointer: int,
+        write_pointer: int | None = None,
+        invalids: Sequence[int] = (),
+        in_progress: Sequence[int] = (),
+        first_short_in_progress: int = POINTER_MAX,
+        long: bool = False,
+        checkpoint_pointers: Sequence[int] = (),
+        visibility: Snapshot.Visibility = Visibility.SNAPSHOT,
+    ) -> None:
+        """Sort and keep the parts; ``write_pointer`` is the transaction's id if not given."""
+        self.transaction_id = transaction_id
+        self.read_pointer = read_pointer
+        self.write_pointer = transaction_id if write_pointer is None else write_pointer
+        self.invalids = sorted(invalids)
+        self.in_progress = sorted(in_progress)
+        self.first_short_in_progress = first_short_in_progress
+        self.long = long
+        self.checkpoint_pointers = sorted(checkpoint_pointers)
+        self.visibility = visibility
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all parts."""
+        if not isinstance(other, Snapshot):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]  # Mutable lists inside: not a key.
+
+    def __repr__(self) -> str:
+        """Show all parts."""
+        parts = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"Snapshot({parts})"
+
+    def is_invalid(self, pointer: int) -> bool:
+        """Whether the pointer's transaction is known to be invalid."""
+        return _holds(self.invalids, pointer)
+
+    def is_own(self, pointer: int) -> bool:
+        """Whether the pointer is one of this transaction's own."""
+        return pointer in (self.write_pointer, self.transaction_id) or _holds(
+            self.checkpoint_pointers, pointer
+        )
+
+    def is_visible(self, pointer: int) -> bool:
+        """Whether rows written under ``pointer`` (positive) may be seen."""
+        if (
+            pointer <= self.read_pointer
+            and not _holds(self.in_progress, pointer)
+            and not _holds(self.invalids, pointer)
+        ):
+            return True
+        if not self.is_own(pointer):
+            return False
+        excluded = self.visibility is Snapshot.Visibility.SNAPSHOT_EXCLUDE_CURRENT
+        return not (excluded and pointer == self.write_pointer)
+
+
+def _holds(pointers: Sequence[int], pointer: int) -> bool:
+    index = bisect_left(pointers, pointer)
+    return index < len(pointers) and pointers[index] == pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """A consumer's request.
+
+    ``start`` is a message id (longer ones are cut to 20 bytes), a time in ms, or None for the oldest
+    message; ``inclusive`` matters for an id alone. ``limit`` None means no limit.
+    """
+
+    start: MessageId | int | None = None
+    inclusive: bool = True
+    limit: int | None = None
+    snapshot: Snapshot | None = None
