@@ -1,0 +1,368 @@
+"""The control row: who writes a log, in which epoch, and the last id that counts.
+
+A log is its rows *as its control row tells them*. Everything that decides whether a write counts is
+here, as pure functions from one control row to the next; the stores only apply them with a
+compare-and-set. An epoch is one hold on the log. The ranges say which epoch owns which ids::
+
+    ranges   (first, last, after)   (first, last, after)   …      pointer
+             owns ids in (after, next after]                      ids above it do not exist
+
+A row counts only if its own epoch lies in ``first..last`` of the entry that owns its id. Rows that a
+writer left above the pointer when it was fenced are therefore never seen: the next entry begins at
+that pointer, and only its epochs own what follows.
+
+Changes, each a compare-and-set from exactly the value that the writer last wrote, with a fresh token::
+
+    claimed      epoch + 1, a new owner        fences every earlier holder
+    committed    the pointer moves             an append
+    edited       edits + 1                     a rollback, an inversion
+    floor_raised the floor moves up            retention
+    sealed       a payload log takes no more   published, dropped: what becomes of it
+    released     epoch + 1, no owner           a handoff in good order: the last entry may be extended
+    tombstoned   epoch + 1, deleted            the topic's deletion; the row itself is for ever
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from broker import guards
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId
+
+NO_OWNER = ""
+TOKEN_BYTES = 16
+RANGES_MAX = 64
+"""Entries that a control row holds itself; the oldest over that move to a side row."""
+
+
+class State(enum.IntEnum):
+    """What may still be done to a log."""
+
+    OPEN = 0
+    SEALED = 1
+    """A payload log that takes no more rows; its reference is being published."""
+    PUBLISHED = 2
+    """A payload log whose reference is committed."""
+    DROPPED = 3
+    """A payload log whose rows are going."""
+    DELETED = 4
+    """A message log whose topic was deleted: the tombstone that outlives it."""
+
+
+class EpochRange(NamedTuple):
+    """Epochs ``first..last`` own the ids above ``after``, up to the next entry's ``after``."""
+
+    first: int
+    last: int
+    after: RowId
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A control row.
+
+    Invariants: ranges rise in epochs and never fall in ``after``; the last entry's last epoch is
+    ``epoch``, or one handoff, seal or tombstone below it; no ``after`` is above the pointer.
+    """
+
+    epoch: int
+    owner: str
+    generation: int
+    pointer: RowId = ROW_ID_MIN
+    ranges: tuple[EpochRange, ...] = ()
+    floor: RowId = ROW_ID_MIN
+    edits: int = 0
+    state: State = State.OPEN
+    sealed_at: RowId = ROW_ID_MIN
+    published: RowId = ROW_ID_MIN
+    older: tuple[bytes, ...] = ()
+    """Tokens that name the side rows with older entries, the oldest first."""
+    token: bytes = field(default=bytes(TOKEN_BYTES))
+
+    def check(self) -> None:
+        """Assert the invariants: a broken one is a bug, never an input."""
+        assert all(entry.first <= entry.last for entry in self.ranges)
+        for entry, following in zip(self.ranges, self.ranges[1:], strict=False):
+            assert entry.last < following.first
+            assert entry.after <= following.after
+        assert all(entry.after <= self.pointer for entry in self.ranges)
+
+    def has_committed(self) -> bool:
+        """Whether this generation's first commit has happened."""
+        first = self.ranges[0].after if self.ranges else ROW_ID_MIN
+        return bool(self.older) or self.pointer > first
+
+    def counts(self, row: RowId, epoch: int) -> bool:
+        """Whether a row with its own epoch ``epoch`` is part of the log (floor apart)."""
+        if row > self.pointer and guards.holds("commit-pointer"):
+            return False
+        if not guards.holds("epoch-tag"):
+            return True
+        return owns(self.ranges, row, epoch)
+
+
+def owns(ranges: tuple[EpochRange, ...], row: RowId, epoch: int) -> bool:
+    """Whether ``epoch`` lies in the entry that owns the id ``row``."""
+    for entry in reversed(ranges):
+        if row > entry.after:
+            return entry.first <= epoch <= entry.last
+    return False
+
+
+class StaleGeneration(Exception):
+    """The control row is of another generation than the caller believes: read the record again."""
+
+
+class Deleted(Exception):
+    """The control row is a tombstone of the caller's generation."""
+
+
+def claimed(
+    current: Control | None, *, owner: str, generation: int, token: bytes
+) -> Control:
+    """Return the control row of a claim over ``current``.
+
+    Raises:
+        StaleGeneration: ``generation`` is lower than the row's.
+        Deleted: the row is a tombstone of this generation: finish the delete.
+    """
+    if current is None:
+        first = EpochRange(1, 1, ROW_ID_MIN)
+        return Control(1, owner, generation, ranges=(first,), token=token)
+    if generation < current.generation:
+        raise StaleGeneration(f"control row has generation {current.generation}")
+    epoch = current.epoch + 1
+    if generation > current.generation:
+        return replace(
+            current,
+            epoch=epoch,
+            owner=owner,
+            generation=generation,
+            ranges=(EpochRange(epoch, epoch, current.pointer),),
+            older=(),
+            floor=current.pointer,
+            state=State.OPEN,
+            token=token,
+        )
+    if current.state is State.DELETED and guards.holds("tombstone"):
+        raise Deleted
+    ranges = _extended(current, epoch)
+    return replace(
+        current, epoch=epoch, owner=owner, ranges=ranges, state=State.OPEN, token=token
+    )
+
+
+def _extended(current: Control, epoch: int) -> tuple[EpochRange, ...]:
+    last = current.ranges[-1]
+    if current.owner == NO_OWNER:
+        return (*current.ranges[:-1], last._replace(last=epoch))
+    return _with_entry(current, epoch)
+
+
+def _with_entry(current: Control, epoch: int) -> tuple[EpochRange, ...]:
+    entry = EpochRange(epoch, epoch, current.pointer)
+    if current.ranges and current.ranges[-1].after == current.pointer:
+        return (*current.ranges[:-1], entry)
+    return (*current.ranges, entry)
+
+
+def adopted(current: Control | None, *, epoch: int, owner: str, generation: int) -> Control:
+    """Return a payload log's control row under its topic leader's epoch, before any commit.
+
+    A payload log has no claim of its own: the first compare-and-set under an epoch also sets it.
+    The caller has checked that ``current`` is not of a higher epoch.
+    """
+    if current is None:
+        return Control(epoch, owner, generation, ranges=(EpochRange(epoch, epoch, ROW_ID_MIN),))
+    if current.epoch == epoch:
+        return current
+    return replace(current, epoch=epoch, owner=owner, ranges=_with_entry(current, epoch))
+
+
+def committed(current: Control, last: RowId, token: bytes) -> Control:
+    """Return ``current`` with the pointer at ``last``, which must not be below it."""
+    assert last >= current.pointer, "the pointer never goes back"
+    return replace(current, pointer=last, token=token)
+
+
+def edited(current: Control, token: bytes) -> Control:
+    """Return ``current`` after a rollback: what was read before may have changed its marks."""
+    return replace(current, edits=current.edits + 1, token=token)
+
+
+def floor_raised(current: Control, floor: RowId, token: bytes) -> Control:
+    """Return ``current`` with the floor at ``floor`` or where it is, whichever is higher."""
+    return replace(current, floor=max(floor, current.floor), token=token)
+
+
+def sealed(current: Control, at: RowId, token: bytes) -> Control:
+    """Return a payload log's row sealed; ``at`` is the topic's last confirmed pointer."""
+    return replace(current, state=State.SEALED, sealed_at=at, token=token)
+
+
+def published(current: Control, reference: RowId, token: bytes) -> Control:
+    """Return a payload log's row with the row id of the reference that shows it."""
+    return replace(current, state=State.PUBLISHED, published=reference, token=token)
+
+
+def dropped(current: Control, token: bytes) -> Control:
+    """Return a payload log's row whose rows may go."""
+    return replace(current, state=State.DROPPED, token=token)
+
+
+def released(current: Control, token: bytes) -> Control:
+    """Return the row of a handoff: allowed only if every row ever sent is confirmed and counts."""
+    epoch = current.epoch + 1
+    ranges = (*current.ranges[:-1], current.ranges[-1]._replace(last=epoch))
+    return replace(current, epoch=epoch, owner=NO_OWNER, ranges=ranges, token=token)
+
+
+def tombstoned(current: Control | None, *, owner: str, generation: int, token: bytes) -> Control:
+    """Return the tombstone of a topic's generation; it is a claim too, so it fences."""
+    if current is None or generation > current.generation:
+        base = claimed(current, owner=owner, generation=generation, token=token)
+        return replace(base, state=State.DELETED)
+    if generation < current.generation:
+        raise StaleGeneration(f"control row has generation {current.generation}")
+    epoch = current.epoch + 1
+    return replace(
+        current,
+        epoch=epoch,
+        owner=owner,
+        ranges=_with_entry(current, epoch),
+        state=State.DELETED,
+        token=token,
+    )
+
+
+def pruned(current: Control, keep_after: RowId) -> Control:
+    """Return ``current`` without entries that nothing can ask about any more.
+
+    An entry goes when the next entry's ``after`` is below the floor and below ``keep_after``, the
+    start of the idempotency window. The newest entry always stays.
+    """
+    horizon = min(current.floor, keep_after)
+    ranges = current.ranges
+    while len(ranges) > 1 and ranges[1].after < horizon:
+        ranges = ranges[1:]
+    gone = ranges is not current.ranges
+    return replace(current, ranges=ranges, older=()) if gone else current
+
+
+def overflowing(current: Control) -> tuple[EpochRange, ...]:
+    """Return the oldest entries that must move to a side row before the next entry is added."""
+    surplus = len(current.ranges) - RANGES_MAX
+    return current.ranges[: RANGES_MAX // 2 + surplus] if surplus >= 0 else ()
+
+
+class Resolution(enum.Enum):
+    """What a control row, read after a False or an error, says of a compare-and-set."""
+
+    APPLIED = "applied"
+    NOT_YET = "not yet"
+    STOPPED = "stopped"
+    """The same epoch with a token that is not mine: another of my name; stop leading."""
+    FENCED = "fenced"
+
+
+def resolve(written: Control, previous_token: bytes | None, seen: Control | None) -> Resolution:
+    """Judge a compare-and-set that went from ``previous_token`` (None: no row) to ``written``."""
+    if seen is None:
+        return Resolution.NOT_YET if previous_token is None else Resolution.STOPPED
+    if seen.token == written.token:
+        return Resolution.APPLIED
+    if seen.token == previous_token:
+        return Resolution.NOT_YET
+    if seen.epoch > written.epoch or seen.generation != written.generation:
+        return Resolution.FENCED
+    return Resolution.STOPPED
+
+
+def batch_committed(
+    seen: Control, ranges: tuple[EpochRange, ...], *, epoch: int, generation: int, last: RowId
+) -> bool | None:
+    """Whether a batch of a fenced epoch counts: True, False, or None for nobody can say.
+
+    ``ranges`` are those of ``seen`` with the entries of its side rows in front. The batch is committed
+    exactly if its last id is not above the ``after`` of the first entry with a first epoch above its
+    own. If that entry may have been dropped since, only an id above what is left can be judged.
+    """
+    if seen.generation != generation:
+        return None
+    later = [entry for entry in ranges if entry.first > epoch]
+    if not later:
+        return last <= seen.pointer
+    if last > later[0].after:
+        return False
+    return True if ranges[0].first <= epoch else None
+
+
+_HEAD = struct.Struct(f">BBQiQ{ROW_ID_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s16sHHH")
+_RANGE = struct.Struct(f">QQ{ROW_ID_BYTES}s")
+_CRC = struct.Struct(">I")
+FORMAT = 1
+"""Raised with every change of the encoding below; tests keep rows of each older one."""
+
+
+def encode(control: Control) -> bytes:
+    """Encode a control row: head, owner, ranges, tokens of older ranges, CRC-32 of it all."""
+    owner = control.owner.encode()
+    head = _HEAD.pack(
+        FORMAT,
+        control.state,
+        control.epoch,
+        control.generation,
+        control.edits,
+        control.pointer,
+        control.floor,
+        control.sealed_at,
+        control.published,
+        control.token,
+        len(owner),
+        len(control.ranges),
+        len(control.older),
+    )
+    body = b"".join([head, owner, encode_ranges(control.ranges), *control.older])
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def decode(data: bytes) -> Control:
+    """Decode a control row. Raises StorageCorrupt."""
+    body, check = data[: -_CRC.size], data[-_CRC.size :]
+    if len(data) < _HEAD.size + _CRC.size or check != _CRC.pack(zlib.crc32(body)):
+        raise StorageCorrupt("a control row fails its checksum")
+    if body[0] != FORMAT:
+        raise StorageCorrupt(f"a control row has format {body[0]}; this release reads {FORMAT}")
+    head = _HEAD.unpack_from(body)
+    owner_end = _HEAD.size + head[10]
+    ranges_end = owner_end + head[11] * _RANGE.size
+    older = body[ranges_end:]
+    return Control(
+        state=State(head[1]),
+        epoch=head[2],
+        generation=head[3],
+        edits=head[4],
+        pointer=head[5],
+        floor=head[6],
+        sealed_at=head[7],
+        published=head[8],
+        token=head[9],
+        owner=body[_HEAD.size : owner_end].decode(),
+        ranges=decode_ranges(body[owner_end:ranges_end]),
+        older=tuple(older[i : i + TOKEN_BYTES] for i in range(0, len(older), TOKEN_BYTES)),
+    )
+
+
+def encode_ranges(ranges: tuple[EpochRange, ...]) -> bytes:
+    """Encode entries one behind the other: the value of an ``o`` row too."""
+    return b"".join(_RANGE.pack(*entry) for entry in ranges)
+
+
+def decode_ranges(data: bytes) -> tuple[EpochRange, ...]:
+    """Decode what encode_ranges made. Raises struct.error if it was cut."""
+    return tuple(EpochRange(*entry) for entry in _RANGE.iter_unpack(data))

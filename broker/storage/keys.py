@@ -1,0 +1,101 @@
+"""Row keys, byte for byte as the design documents of CDAP's messaging system have them.
+
+::
+
+    topic prefix   "ns:topic:"                                  (no valid name contains a colon)
+    message row    prefix | generation int32 | publish ts int64 | seq uint16
+    payload row    prefix | generation int32 | log number int64 | write ts int64 | seq uint16
+    generation 0   prefix | int32 0 | kind | rest               what is not a message:
+
+        c                                 control row of the message log, one per topic name
+        c | generation int32 | number     control row of a payload log            (payload table)
+        k | [number] | generation | sha256 of the key [16] | first id    idempotency
+        q | rest                          producer epochs
+        o | [generation | number] | token older epoch ranges
+
+All integers are big-endian two's complement. Log numbers are signed: negative ones (stages) sort after
+positive ones, which nothing depends on. A message and a payload row key of one topic can be equal in
+length and bytes only if they lie in different tables, which they do.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from broker.model import RowId, TopicId
+
+CONTROL = b"c"
+IDEMPOTENCY = b"k"
+PRODUCER = b"q"
+OLDER_RANGES = b"o"
+
+_INT32 = struct.Struct(">i")
+_INT64 = struct.Struct(">q")
+GENERATION_MAX = (1 << 31) - 1
+
+
+class LogId(NamedTuple):
+    """One log. ``number`` None is the topic's message log, else a payload log.
+
+    The message logs of all generations of a name share one control row; rows never share.
+    """
+
+    topic: TopicId
+    generation: int
+    number: int | None = None
+
+
+def topic_prefix(topic: TopicId) -> bytes:
+    """Return the prefix of every key of a topic, in both tables and in the records."""
+    return f"{topic.namespace}:{topic.topic}:".encode()
+
+
+def log_prefix(log: LogId) -> bytes:
+    """Return the prefix of a log's row keys; a row id follows it."""
+    prefix = topic_prefix(log.topic) + _INT32.pack(log.generation)
+    return prefix if log.number is None else prefix + _INT64.pack(log.number)
+
+
+def row_key(log: LogId, row: RowId) -> bytes:
+    """Return the key of one row."""
+    return log_prefix(log) + row
+
+
+def side_prefix(log: LogId, kind: bytes) -> bytes:
+    """Return the prefix of a log's side rows of one kind; the side key follows it."""
+    prefix = topic_prefix(log.topic) + _INT32.pack(0) + kind
+    if log.number is not None:
+        return prefix + _INT32.pack(log.generation) + _INT64.pack(log.number)
+    return prefix + _INT32.pack(log.generation)
+
+
+def control_key(log: LogId) -> bytes:
+    """Return the key of a log's control row."""
+    if log.number is None:
+        return topic_prefix(log.topic) + _INT32.pack(0) + CONTROL
+    return side_prefix(log, CONTROL)
+
+
+def payload_controls_prefix(topic: TopicId, generation: int | None = None) -> bytes:
+    """Return the prefix of the control rows of a topic's payload logs, of one generation or all."""
+    prefix = topic_prefix(topic) + _INT32.pack(0) + CONTROL
+    return prefix if generation is None else prefix + _INT32.pack(generation)
+
+
+def payload_log_of(topic: TopicId, key: bytes) -> LogId:
+    """Return the payload log whose control row has this key. Raises struct.error if none can."""
+    rest = key[len(payload_controls_prefix(topic)) :]
+    generation, number = struct.unpack(">iq", rest)
+    return LogId(topic, generation, number)
+
+
+def generation_prefix(topic: TopicId, generation: int) -> bytes:
+    """Return the prefix of all rows of one generation, of either table."""
+    return topic_prefix(topic) + _INT32.pack(generation)
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Return the least key above every key that begins with ``prefix``; b"" if there is none."""
+    trimmed = prefix.rstrip(b"\xff")
+    return trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b""
