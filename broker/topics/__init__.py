@@ -1,0 +1,1 @@
+"""Topics: ids, group commit, reading, caching, idempotency and retention."""

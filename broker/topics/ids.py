@@ -1,0 +1,117 @@
+"""Row ids: strictly rising per topic name, whatever the clock does.
+
+An id is a millisecond and a counter within it. A writer owns part of the counter::
+
+    standalone   0 … 65535                            one node owns all of it
+    cluster      instance id << 8 | 0 … 255           two writers never make the same key
+
+Each batch starts at the later of the clock and the last id's millisecond. A full millisecond spills
+into the next one *logically*, without waiting for the clock: ids may run ahead of it by a bound. Past
+the bound, id time advances no faster than the monotonic clock. What came from the log is always
+followed, however far ahead of this clock it lies, since order is worth more than the hour.
+
+Pure: time is an argument.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from broker import guards
+from broker.model import RowId
+
+_TIMESTAMP = struct.Struct(">q")
+_SEQS = [struct.pack(">H", seq) for seq in range(1 << 16)]
+
+
+class LeadExceeded(Exception):
+    """The ids asked for lie further ahead of the clock than allowed; ``wait_ms`` from now they won't."""
+
+    def __init__(self, wait_ms: float) -> None:
+        """Keep how long to wait."""
+        super().__init__(f"ids are ahead of the clock; wait {wait_ms:.0f} ms")
+        self.wait_ms = wait_ms
+
+
+class Position(NamedTuple):
+    """A place in the sequence: the millisecond and the next free counter in it."""
+
+    timestamp_ms: int
+    counter: int
+
+
+class RowIds:
+    """The ids of one log under one hold.
+
+    Invariant: every id given out is greater than every id given out before, and its timestamp is at
+    least ``first_ms``.
+    """
+
+    def __init__(
+        self, *, first_ms: int, monotonic_ms: float, lead_ms_max: int, instance: int | None = None
+    ) -> None:
+        """Start at ``first_ms``, which must be above every timestamp in the log.
+
+        ``instance`` None owns the whole counter, else 256 numbers of it.
+        """
+        self._base_ms = first_ms
+        self._base_monotonic_ms = monotonic_ms
+        self._lead_ms_max = lead_ms_max
+        self._offset = 0 if instance is None else instance << 8
+        self._per_ms = 1 << 16 if instance is None else 1 << 8
+        self._next = Position(first_ms, 0)
+
+    def ahead_ms(self, now_ms: int) -> int:
+        """Return how far the next id lies ahead of the clock; 0 if it does not."""
+        return max(0, self._next.timestamp_ms - now_ms)
+
+    def take(self, count: int, now_ms: int, monotonic_ms: float) -> list[RowId]:
+        """Return the next ``count`` ids, in order.
+
+        Raises:
+            LeadExceeded: nothing was taken.
+        """
+        start = self._start(now_ms)
+        end_counter = start.counter + count
+        last_ms = start.timestamp_ms + (end_counter - 1) // self._per_ms
+        wait_ms = last_ms - self._limit_ms(now_ms, monotonic_ms)
+        if wait_ms > 0:
+            raise LeadExceeded(wait_ms)
+        spilled_ms, counter = divmod(end_counter, self._per_ms)
+        self._next = Position(start.timestamp_ms + spilled_ms, counter)
+        if end_counter <= self._per_ms:
+            return self._run(start.timestamp_ms, start.counter, end_counter)
+        return self._runs(start, end_counter)
+
+    def _start(self, now_ms: int) -> Position:
+        if not guards.holds("ids-rise"):
+            return Position(now_ms, 0)
+        return Position(now_ms, 0) if now_ms > self._next.timestamp_ms else self._next
+
+    def _limit_ms(self, now_ms: int, monotonic_ms: float) -> float:
+        followed_ms = self._base_ms + (monotonic_ms - self._base_monotonic_ms)
+        return max(now_ms, followed_ms) + self._lead_ms_max
+
+    def _run(self, timestamp_ms: int, start: int, end: int) -> list[RowId]:
+        head = _TIMESTAMP.pack(timestamp_ms)
+        offset = self._offset
+        return [head + seq for seq in _SEQS[offset + start : offset + end]]
+
+    def _runs(self, start: Position, end_counter: int) -> list[RowId]:
+        ids: list[RowId] = []
+        timestamp_ms, counter = start
+        left = end_counter - counter
+        while left > 0:
+            end = min(self._per_ms, counter + left)
+            ids += self._run(timestamp_ms, counter, end)
+            left -= end - counter
+            timestamp_ms, counter = timestamp_ms + 1, 0
+        return ids
+
+
+def first_timestamp_ms(now_ms: int, pointer_ms: int) -> int:
+    """Return the first millisecond of a new epoch: above the clock and above the log's pointer."""
+    if not guards.holds("ids-rise"):
+        return now_ms
+    return max(now_ms, pointer_ms) + 1
