@@ -1,0 +1,296 @@
+"""The requests and the publish answer in Avro binary: raw datums of `schemas`.
+
+::
+
+    publish, no transaction, a and b     02                     no pointer
+                                         04  02 61  02 62  00   2 items; a; b; end of the array
+    publish under 1, nothing             00 02                  pointer 1
+                                         00                     end of the array
+
+Written by hand, on purpose. Four flat schemas need little, and what reads them faces strangers: the
+usual Avro decoders take a negative union branch for a valid one, let over-long numbers wrap around,
+believe any count of items before they have seen one, and can't read half a reply. This one refuses
+all that in a single walk, and is not slower (writing is several times faster). The tests compare it
+with an independent implementation, value by value.
+
+Readers raise BadRequest (TooManyMessages for a publish over its bound), always with the field's name,
+and ignore bytes after the datum. Replies to polls, which are streams, are in `blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from broker.errors import BadRequest, TooManyMessages
+from broker.model import (
+    MESSAGE_ID_BYTES,
+    SEQ_MAX,
+    MessageId,
+    Poll,
+    PublishRequest,
+    RollbackRange,
+    RowId,
+    Snapshot,
+    row_id,
+    unpack_row_id,
+)
+from broker.wire.blocks import END
+from broker.wire.transaction import decode_transaction, encode_transaction
+from broker.wire.varint import (
+    Malformed,
+    encode_bytes,
+    encode_long,
+    read_bytes,
+    read_int,
+    read_long,
+)
+
+CONTENT_TYPE: Final = "avro/binary"
+
+_Value = TypeVar("_Value")
+_Read = Callable[[bytes, int], tuple[_Value, int]]
+
+
+def encode_publish_request(request: PublishRequest) -> bytes:
+    """Return the body of a publish or a store."""
+    parts = [_encode_pointer(request.pointer)]
+    if request.payloads:
+        parts.append(encode_long(len(request.payloads)))
+        for payload in request.payloads:
+            parts += (encode_long(len(payload)), payload)
+    parts.append(END)
+    return b"".join(parts)
+
+
+def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
+    """Read the body of a publish or a store.
+
+    Raises:
+        BadRequest: the body is malformed, or its write pointer is negative.
+        TooManyMessages: it has more than ``messages_max`` messages; none beyond them was read.
+    """
+    pointer, at = _field("transactionWritePointer", _read_pointer, body, 0)
+    payloads: list[bytes] = []
+    try:
+        while True:
+            count, at = read_long(body, at)
+            if count == 0:
+                return PublishRequest(pointer, payloads)
+            if count < 0:
+                # The other legal form: -count, the block's size in bytes, which nobody needs.
+                count = -count
+                _, at = read_long(body, at)
+            if count > len(body) - at:
+                raise BadRequest("messages: the body is too short for its count of messages.")
+            if count > messages_max - len(payloads):
+                raise TooManyMessages(
+                    f"messages: a request may have {messages_max} messages, not more."
+                )
+            at = _read_payloads(body, at, count, payloads)
+    except IndexError:
+        raise _ends_in("messages") from None
+    except Malformed as error:
+        raise _malformed("messages", error) from None
+
+
+def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> int:
+    """Append ``count`` byte strings and return the place after them.
+
+    The hottest loop of publishing: lengths of one and two bytes are read in place. The sign of every
+    length is gathered in ``signs`` and looked at once; until then a negative length does no more harm
+    than the positive one with the same bits.
+    """
+    append = payloads.append
+    signs = 0
+    for _ in range(count):
+        low = body[at]
+        signs |= low
+        if low < 0x80:
+            at += 1
+            end = at + (low >> 1)
+        elif (high := body[at + 1]) < 0x80:
+            at += 2
+            end = at + (low >> 1) + (high << 6) - 0x40
+        else:
+            size, at = read_long(body, at)
+            end = at + size
+            if not at <= end <= len(body):
+                raise Malformed("a length is negative or goes beyond the body")
+        append(body[at:end])
+        at = end
+    if signs & 1:
+        raise Malformed("a length is negative")
+    if at > len(body):
+        raise IndexError
+    return at
+
+
+def encode_publish_response(rows: RollbackRange) -> bytes:
+    """Return the answer of a transactional publish, which is also the body of its rollback."""
+    first_ms, first_seq = unpack_row_id(rows.first)
+    last_ms, last_seq = unpack_row_id(rows.last)
+    return b"".join(
+        (
+            _encode_pointer(rows.pointer),
+            encode_long(first_ms),
+            encode_long(first_seq),
+            encode_long(last_ms),
+            encode_long(last_seq),
+        )
+    )
+
+
+def decode_publish_response(body: bytes) -> RollbackRange:
+    """Read the answer of a transactional publish. Raises BadRequest, also without a pointer."""
+    pointer, at = _field("transactionWritePointer", _read_pointer, body, 0)
+    if pointer is None:
+        raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
+    first, at = _read_row_id(body, at, "start")
+    last, _ = _read_row_id(body, at, "end")
+    return RollbackRange(pointer, first, last)
+
+
+def _read_row_id(body: bytes, at: int, end: str) -> tuple[RowId, int]:
+    timestamp_ms, at = _field(f"{end}Timestamp", read_long, body, at)
+    seq, at = _field(f"{end}SequenceId", read_int, body, at)
+    return checked_row_id(timestamp_ms, seq, end), at
+
+
+def checked_row_id(timestamp_ms: int, seq: int, end: str) -> RowId:
+    """Return one end of a rollback range as a row id. Raises BadRequest."""
+    if timestamp_ms < 0:
+        raise BadRequest(f"{end}Timestamp: a time can't be negative ({timestamp_ms}).")
+    if not 0 <= seq <= SEQ_MAX:
+        raise BadRequest(f"{end}SequenceId: not between 0 and {SEQ_MAX} ({seq}).")
+    return row_id(timestamp_ms, seq)
+
+
+def encode_poll(poll: Poll) -> bytes:
+    """Return the body of a poll."""
+    if poll.start is None:
+        start = b"\x04"
+    elif isinstance(poll.start, int):
+        start = b"\x02" + encode_long(poll.start)
+    else:
+        start = b"\x00" + encode_bytes(poll.start)
+    limit = b"\x02" if poll.limit is None else b"\x00" + encode_long(poll.limit)
+    if poll.snapshot is None:
+        transaction = b"\x02"
+    else:
+        transaction = b"\x00" + encode_bytes(encode_transaction(poll.snapshot))
+    return b"".join((start, b"\x01" if poll.inclusive else b"\x00", limit, transaction))
+
+
+def decode_poll(body: bytes) -> Poll:
+    """Read the body of a poll. Raises BadRequest."""
+    start, at = _field("startFrom", _read_start, body, 0)
+    inclusive, at = _field("inclusive", _read_boolean, body, at)
+    limit, at = _field("limit", _read_limit, body, at)
+    snapshot, _ = _field("transaction", _read_snapshot, body, at)
+    return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
+
+
+def _read_start(body: bytes, at: int) -> tuple[MessageId | int | None, int]:
+    branch, at = read_int(body, at)
+    if branch == 0:
+        identifier, at = read_bytes(body, at)
+        return checked_message_id(identifier), at
+    if branch == 1:
+        time_ms, at = read_long(body, at)
+        return checked_time(time_ms), at
+    _check_null(branch, 2)
+    return None, at
+
+
+def _read_boolean(body: bytes, at: int) -> tuple[bool, int]:
+    if body[at] > 1:
+        raise Malformed(f"a boolean is 0 or 1, not {body[at]}")
+    return body[at] == 1, at + 1
+
+
+def _read_limit(body: bytes, at: int) -> tuple[int | None, int]:
+    branch, at = read_int(body, at)
+    if branch == 0:
+        limit, at = read_int(body, at)
+        return checked_limit(limit), at
+    _check_null(branch, 1)
+    return None, at
+
+
+def _read_snapshot(body: bytes, at: int) -> tuple[Snapshot | None, int]:
+    branch, at = read_int(body, at)
+    if branch == 0:
+        transaction, at = read_bytes(body, at)
+        return decode_transaction(transaction), at
+    _check_null(branch, 1)
+    return None, at
+
+
+def _encode_pointer(pointer: int | None) -> bytes:
+    return b"\x02" if pointer is None else b"\x00" + encode_long(pointer)
+
+
+def _read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
+    branch, at = read_int(body, at)
+    if branch == 0:
+        pointer, at = read_long(body, at)
+        return checked_pointer(pointer), at
+    _check_null(branch, 1)
+    return None, at
+
+
+def _check_null(branch: int, null_branch: int) -> None:
+    if branch != null_branch:
+        raise Malformed(f"the union has no branch {branch}")
+
+
+def checked_pointer(pointer: int) -> int:
+    """Return a write pointer that is not negative. Raises BadRequest.
+
+    Rows carry the negated pointer after a rollback: a negative one would be published as rolled back.
+    """
+    if pointer < 0:
+        raise BadRequest(f"transactionWritePointer: can't be negative ({pointer}).")
+    return pointer
+
+
+def checked_message_id(identifier: bytes) -> MessageId:
+    """Return the first 20 bytes of an id, as the original does. Raises BadRequest."""
+    if len(identifier) < MESSAGE_ID_BYTES:
+        raise BadRequest(
+            f"startFrom: a message id has {MESSAGE_ID_BYTES} bytes, not {len(identifier)}."
+        )
+    return identifier[:MESSAGE_ID_BYTES]
+
+
+def checked_time(time_ms: int) -> int:
+    """Return a start time in ms that is not negative. Raises BadRequest."""
+    if time_ms < 0:
+        raise BadRequest(f"startFrom: a start time can't be negative ({time_ms}).")
+    return time_ms
+
+
+def checked_limit(limit: int) -> int:
+    """Return a limit of at least one message. Raises BadRequest."""
+    if limit <= 0:
+        raise BadRequest(f"limit: must be at least 1, not {limit}.")
+    return limit
+
+
+def _field(name: str, read: _Read[_Value], body: bytes, at: int) -> tuple[_Value, int]:
+    """Read a field. Raises BadRequest, with the field's name."""
+    try:
+        return read(body, at)
+    except IndexError:
+        raise _ends_in(name) from None
+    except Malformed as error:
+        raise _malformed(name, error) from None
+
+
+def _ends_in(name: str) -> BadRequest:
+    return BadRequest(f"{name}: the body ends in the middle of this field.")
+
+
+def _malformed(name: str, error: Malformed) -> BadRequest:
+    return BadRequest(f"{name}: {error}.")

@@ -1,0 +1,255 @@
+r"""The same four records in Avro's JSON encoding, for curl and for scripts.
+
+::
+
+    publish    {"transactionWritePointer": {"long": 1}, "messages": ["a", "b"]}
+    answer     {"transactionWritePointer": {"long": 1}, "rollbackRange": {
+                "startTimestamp": 1480000000000, "startSequenceId": 2,
+                "endTimestamp": 1480000000000, "endSequenceId": 3}}
+    poll       {"startFrom": {"long": 0}, "inclusive": true, "limit": {"int": 10},
+                "transaction": null}
+    reply      [{"id": "...", "payload": "a"}]
+
+A byte string is a string of the code points 0 to 255, one for each byte: text beyond ASCII has to be
+encoded first (the two bytes of e-acute in UTF-8 are ``"\u00c3\u00a9"``). What is written is the full
+form; what is read may leave out what can be null (and ``inclusive``), and may give the bare value
+instead of a union's object with the type's name. Unknown names are refused, because they are typing
+errors.
+
+Readers raise BadRequest with the field's name; TooManyMessages as the binary reader does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from broker.errors import BadRequest, TooManyMessages
+from broker.model import (
+    Message,
+    MessageId,
+    Poll,
+    PublishRequest,
+    RollbackRange,
+    Snapshot,
+    unpack_row_id,
+)
+from broker.wire.avro import (
+    checked_limit,
+    checked_message_id,
+    checked_pointer,
+    checked_row_id,
+    checked_time,
+)
+from broker.wire.jsontext import parse
+from broker.wire.transaction import decode_transaction, encode_transaction
+from broker.wire.varint import INT_MAX, LONG_MAX
+
+CONTENT_TYPE: Final = "application/json"
+
+_Value = TypeVar("_Value")
+
+
+def encode_publish_request(request: PublishRequest) -> bytes:
+    """Return the body of a publish or a store."""
+    return _dump(
+        {
+            "transactionWritePointer": _union("long", request.pointer),
+            "messages": [_text(payload) for payload in request.payloads],
+        }
+    )
+
+
+def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
+    """Read the body of a publish or a store. Raises BadRequest, TooManyMessages."""
+    record = _record(body, ("transactionWritePointer", "messages"))
+    pointer = _optional(record, "transactionWritePointer", {"long": _long})
+    messages = record.get("messages")
+    if not isinstance(messages, list):
+        raise BadRequest("messages: a list of strings is needed.")
+    if len(messages) > messages_max:
+        raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
+    return PublishRequest(
+        None if pointer is None else checked_pointer(pointer),
+        [_bytes("messages", message) for message in messages],
+    )
+
+
+def encode_publish_response(rows: RollbackRange) -> bytes:
+    """Return the answer of a transactional publish, which is also the body of its rollback."""
+    first_ms, first_seq = unpack_row_id(rows.first)
+    last_ms, last_seq = unpack_row_id(rows.last)
+    return _dump(
+        {
+            "transactionWritePointer": _union("long", rows.pointer),
+            "rollbackRange": {
+                "startTimestamp": first_ms,
+                "startSequenceId": first_seq,
+                "endTimestamp": last_ms,
+                "endSequenceId": last_seq,
+            },
+        }
+    )
+
+
+def decode_publish_response(body: bytes) -> RollbackRange:
+    """Read the answer of a transactional publish. Raises BadRequest, also without a pointer."""
+    record = _record(body, ("transactionWritePointer", "rollbackRange"))
+    pointer = _optional(record, "transactionWritePointer", {"long": _long})
+    if pointer is None:
+        raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
+    rows = record.get("rollbackRange")
+    names = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
+    if not isinstance(rows, dict):
+        raise BadRequest(f"rollbackRange: an object with {', '.join(names)} is needed.")
+    _refuse_unknown(rows, names)
+    ends = [
+        checked_row_id(
+            _long(f"{end}Timestamp", rows.get(f"{end}Timestamp")),
+            _int(f"{end}SequenceId", rows.get(f"{end}SequenceId")),
+            end,
+        )
+        for end in ("start", "end")
+    ]
+    return RollbackRange(checked_pointer(pointer), *ends)
+
+
+def encode_poll(poll: Poll) -> bytes:
+    """Return the body of a poll."""
+    if isinstance(poll.start, bytes):
+        start = _union("bytes", _text(poll.start))
+    else:
+        start = _union("long", poll.start)
+    snapshot = None if poll.snapshot is None else _text(encode_transaction(poll.snapshot))
+    return _dump(
+        {
+            "startFrom": start,
+            "inclusive": poll.inclusive,
+            "limit": _union("int", poll.limit),
+            "transaction": _union("bytes", snapshot),
+        }
+    )
+
+
+def decode_poll(body: bytes) -> Poll:
+    """Read the body of a poll. Raises BadRequest."""
+    record = _record(body, ("startFrom", "inclusive", "limit", "transaction"))
+    start = _optional(record, "startFrom", {"bytes": _start_id, "long": _start_time})
+    inclusive = record.get("inclusive", True)
+    if not isinstance(inclusive, bool):
+        raise BadRequest("inclusive: true or false is needed.")
+    limit = _optional(record, "limit", {"int": _int})
+    return Poll(
+        start=start,
+        inclusive=inclusive,
+        limit=None if limit is None else checked_limit(limit),
+        snapshot=_optional(record, "transaction", {"bytes": _snapshot}),
+    )
+
+
+def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> bytes:
+    """Return messages as JSON objects with commas between them.
+
+    A reply is ``[``, any number of these that are not empty with commas between them, and ``]``.
+    """
+    return b",".join(
+        _dump({"id": _text(identifier), "payload": _text(payload)})
+        for identifier, payload in zip(ids, payloads, strict=True)
+    )
+
+
+def encode_messages(messages: Sequence[Message]) -> bytes:
+    """Return the whole reply of a poll."""
+    items = encode_items([message.id for message in messages], [m.payload for m in messages])
+    return b"[" + items + b"]"
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode("ascii")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1")
+
+
+def _union(branch: str, value: object) -> object:
+    return None if value is None else {branch: value}
+
+
+def _record(body: bytes, names: Sequence[str]) -> dict[str, Any]:
+    record = parse(body)
+    if not isinstance(record, dict):
+        raise BadRequest(f"The body must be a JSON object with {', '.join(names)}.")
+    _refuse_unknown(record, names)
+    return record
+
+
+def _refuse_unknown(record: dict[str, Any], names: Sequence[str]) -> None:
+    for name in record:
+        if name not in names:
+            raise BadRequest(f"{name!a:.80}: there is no such field; there are {', '.join(names)}.")
+
+
+def _optional(
+    record: dict[str, Any], field: str, branches: Mapping[str, Callable[[str, Any], _Value]]
+) -> _Value | None:
+    """Read a union of null and ``branches``, wrapped in an object or bare.
+
+    A bare string can only be bytes and a bare number only a number, so that it picks the branch.
+    """
+    value = record.get(field)
+    if value is None:
+        return None
+    if isinstance(value, dict):
+        branch, bare = next(iter(value.items()), ("", None))
+        if len(value) != 1 or branch not in branches:
+            raise BadRequest(f"{field}: an object with one of {', '.join(branches)} is needed.")
+        return branches[branch](field, bare)
+    is_text = isinstance(value, str)
+    for branch, read in branches.items():
+        if is_text == (branch == "bytes"):
+            return read(field, value)
+    raise BadRequest(f"{field}: {' or '.join(branches)} or null is needed.")
+
+
+def _integer(field: str, value: object, value_max: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRequest(f"{field}: a whole number is needed.")
+    if not -value_max - 1 <= value <= value_max:
+        raise BadRequest(
+            f"{field}: the number does not fit into {value_max.bit_length() + 1} bits."
+        )
+    return value
+
+
+def _long(field: str, value: object) -> int:
+    return _integer(field, value, LONG_MAX)
+
+
+def _int(field: str, value: object) -> int:
+    return _integer(field, value, INT_MAX)
+
+
+def _bytes(field: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise BadRequest(f"{field}: a string is needed.")
+    try:
+        return value.encode("latin-1")
+    except UnicodeEncodeError:
+        raise BadRequest(
+            f"{field}: bytes are written as a string of the code points 0 to 255, one for each "
+            "byte; this one has others. Encode the text first, or use text/plain."
+        ) from None
+
+
+def _start_id(field: str, value: object) -> MessageId | int:
+    return checked_message_id(_bytes(field, value))
+
+
+def _start_time(field: str, value: object) -> MessageId | int:
+    return checked_time(_long(field, value))
+
+
+def _snapshot(field: str, value: object) -> Snapshot:
+    return decode_transaction(_bytes(field, value))

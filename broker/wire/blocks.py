@@ -1,0 +1,213 @@
+"""The reply of a poll: an Avro array of messages, written and read block by block.
+
+::
+
+    block    count | item | item | ...             count > 0
+             -count | size in bytes | item | ...   the other legal form; read, never written
+    item     28 | id (20 bytes) | length of the payload | payload
+    reply    block ... block 00                    an empty reply is 00 alone
+
+An array may be cut into blocks anywhere, which is why the rows of a topic are encoded once and any
+page of them is a count and a slice. A reply without the final zero was cut off: an error, never the
+end of the data.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+from broker.errors import OutcomeUnknown, Unavailable
+from broker.model import MESSAGE_ID_BYTES, Message, MessageId, RowId
+from broker.wire.varint import SHORT_LONGS, Malformed, encode_long, read_long
+
+END: Final = b"\x00"
+
+_ID_LENGTH = encode_long(MESSAGE_ID_BYTES)
+_ID_LENGTH_BYTE = _ID_LENGTH[0]
+_SHORT = len(SHORT_LONGS)
+# What stands between the row id of an inline message and its payload.
+_INLINE_TAILS = tuple(bytes(10) + length for length in SHORT_LONGS)
+
+
+def encode_block(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> bytes:
+    """Return messages as one block; no messages are no bytes, since a count of 0 ends the array."""
+    if not ids:
+        return b""
+    return encode_long(len(ids)) + b"".join(_items(ids, payloads))
+
+
+def _items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> list[bytes]:
+    lengths = _lengths(payloads)
+    return [
+        b"".join((_ID_LENGTH, identifier, length, payload))
+        for identifier, length, payload in zip(ids, lengths, payloads, strict=True)
+    ]
+
+
+def _lengths(payloads: Sequence[bytes]) -> list[bytes]:
+    return [
+        SHORT_LONGS[size] if size < _SHORT else encode_long(size) for size in map(len, payloads)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedItems:
+    """Consecutive messages, encoded, without a block's count.
+
+    Item i is ``data[offsets[i]:offsets[i + 1]]``; there is one offset more than there are items.
+    """
+
+    data: bytes
+    offsets: array[int]
+
+    @property
+    def count(self) -> int:
+        """How many messages there are."""
+        return len(self.offsets) - 1
+
+    def block(self, first: int = 0, stop: int | None = None) -> bytes:
+        """Return the items ``first`` to ``stop`` (exclusive) as one block, or no bytes if none."""
+        stop = self.count if stop is None else stop
+        if first >= stop:
+            return b""
+        start, end = self.offsets[first], self.offsets[stop]
+        return b"".join((encode_long(stop - first), memoryview(self.data)[start:end]))
+
+    def stop_within(self, first: int, bytes_max: int) -> int:
+        """Return the greatest ``stop`` so that ``first`` to ``stop`` take ``bytes_max`` at most.
+
+        At least one item is taken if there is one, so that a page always moves on.
+        """
+        stop = bisect_right(self.offsets, self.offsets[first] + bytes_max) - 1
+        return min(max(stop, first + 1), self.count)
+
+
+def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> EncodedItems:
+    """Encode messages of any kind, by their message ids."""
+    return _joined(_items(ids, payloads))
+
+
+def encode_inline_items(rows: Sequence[RowId], payloads: Sequence[bytes]) -> EncodedItems:
+    """Encode messages whose payloads lie in their own rows, by their row ids."""
+    tails = [
+        _INLINE_TAILS[size] if size < _SHORT else bytes(10) + encode_long(size)
+        for size in map(len, payloads)
+    ]
+    return _joined(
+        [
+            b"".join((_ID_LENGTH, row, tail, payload))
+            for row, tail, payload in zip(rows, tails, payloads, strict=True)
+        ]
+    )
+
+
+def _joined(items: list[bytes]) -> EncodedItems:
+    return EncodedItems(b"".join(items), array("Q", accumulate(map(len, items), initial=0)))
+
+
+class PollDecoder:
+    """Reads a poll's reply as it arrives, in pieces of any size.
+
+    Between calls it keeps only the beginning of an item that has not wholly arrived, and it looks at
+    that again only when all that is known to be missing is there: a large payload in many small
+    pieces is joined once.
+    """
+
+    __slots__ = ("_at", "_buffer", "_ended", "_left", "_missing", "_pieces")
+
+    def __init__(self) -> None:
+        """Start before the first block."""
+        self._buffer = b""
+        self._pieces: list[bytes] = []
+        self._missing = 1
+        self._at = 0
+        self._left = 0
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the final zero block was read. What comes after it is ignored."""
+        return self._ended
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take a piece of the reply and return the messages that it completes.
+
+        Raises:
+            OutcomeUnknown: these bytes are no reply of a poll.
+        """
+        if self._ended:
+            return []
+        self._pieces.append(data)
+        self._missing -= len(data)
+        if self._missing > 0:
+            return []
+        self._buffer = b"".join((self._buffer, *self._pieces))
+        self._pieces.clear()
+        messages: list[Message] = []
+        try:
+            self._read_all(messages)
+        except IndexError:
+            # The end of what has arrived. Unless a length told more, one byte more may be enough.
+            self._missing = max(self._missing, 1)
+        except Malformed as error:
+            raise OutcomeUnknown(f"The answer is no reply of a poll: {error}.") from None
+        self._buffer = self._buffer[self._at :]
+        self._at = 0
+        return messages
+
+    def finish(self) -> None:
+        """Say that nothing more comes.
+
+        Raises:
+            Unavailable: the reply was cut off. Reading has no effect, so repeating it is safe.
+        """
+        if not self._ended:
+            raise Unavailable("The reply of a poll was cut off before its end.")
+
+    def _read_all(self, messages: list[Message]) -> None:
+        """Read blocks until the final one. Raises IndexError at the end of what has arrived."""
+        self._missing = 0
+        while True:
+            self._read_items(messages)
+            count, at = read_long(self._buffer, self._at)
+            if count < 0:
+                _, at = read_long(self._buffer, at)
+            self._at = at
+            self._left = abs(count)
+            if count == 0:
+                self._ended = True
+                return
+
+    def _read_items(self, messages: list[Message]) -> None:
+        """Read what is left of a block. ``_at`` and ``_left`` always stand after a whole item."""
+        buffer, at, before, available = self._buffer, self._at, len(messages), len(self._buffer)
+        append, new = messages.append, tuple.__new__
+        try:
+            for _ in range(self._left):
+                if buffer[at] != _ID_LENGTH_BYTE:
+                    raise Malformed(f"a message id does not have {MESSAGE_ID_BYTES} bytes")
+                id_end = at + 1 + MESSAGE_ID_BYTES
+                low = buffer[id_end]
+                if low & 1:
+                    raise Malformed("the length of a payload is negative")
+                if low < 0x80:
+                    start = id_end + 1
+                    end = start + (low >> 1)
+                else:
+                    size, start = read_long(buffer, id_end)
+                    end = start + size
+                if end > available:
+                    self._missing = end - available
+                    break
+                append(new(Message, (buffer[at + 1 : id_end], buffer[start:end])))
+                at = end
+        finally:
+            self._at = at
+            self._left -= len(messages) - before
+        if self._left:
+            raise IndexError

@@ -1,0 +1,73 @@
+"""The four Avro schemas of the protocol, as data.
+
+They are what a client in another language needs, and what the tests give to an independent Avro
+implementation. The order of fields and of union branches is the wire format: it never changes.
+
+::
+
+    PublishRequest    transactionWritePointer  union 0=long 1=null
+                      messages                 array of bytes
+    PublishResponse   transactionWritePointer  union 0=long 1=null
+                      rollbackRange            long, int, long, int
+    ConsumeRequest    startFrom                union 0=bytes 1=long 2=null
+                      inclusive                boolean
+                      limit                    union 0=int 1=null
+                      transaction              union 0=bytes 1=null
+    ConsumeResponse   array of                 id bytes, payload bytes
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+Schema = dict[str, Any]
+
+PUBLISH_REQUEST: Final[Schema] = {
+    "type": "record",
+    "name": "PublishRequest",
+    "fields": [
+        {"name": "transactionWritePointer", "type": ["long", "null"]},
+        {"name": "messages", "type": {"type": "array", "items": "bytes"}},
+    ],
+}
+
+PUBLISH_RESPONSE: Final[Schema] = {
+    "type": "record",
+    "name": "PublishResponse",
+    "fields": [
+        {"name": "transactionWritePointer", "type": ["long", "null"]},
+        {
+            "name": "rollbackRange",
+            "type": {
+                "type": "record",
+                "name": "RollbackRange",
+                "fields": [
+                    {"name": "startTimestamp", "type": "long"},
+                    {"name": "startSequenceId", "type": "int"},
+                    {"name": "endTimestamp", "type": "long"},
+                    {"name": "endSequenceId", "type": "int"},
+                ],
+            },
+        },
+    ],
+}
+
+CONSUME_REQUEST: Final[Schema] = {
+    "type": "record",
+    "name": "ConsumeRequest",
+    "fields": [
+        {"name": "startFrom", "type": ["bytes", "long", "null"]},
+        {"name": "inclusive", "type": "boolean", "default": True},
+        {"name": "limit", "type": ["int", "null"]},
+        {"name": "transaction", "type": ["bytes", "null"]},
+    ],
+}
+
+CONSUME_RESPONSE: Final[Schema] = {
+    "type": "array",
+    "items": {
+        "type": "record",
+        "name": "Messages",
+        "fields": [{"name": "id", "type": "bytes"}, {"name": "payload", "type": "bytes"}],
+    },
+}

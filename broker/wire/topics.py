@@ -1,0 +1,114 @@
+"""A topic's properties and the listing of topics, as JSON.
+
+::
+
+    request   {"ttl": 3600, "owner": "me"}                       or nothing at all
+    answer    {"generation":"1","owner":"me","ttl":"3600"}       every value a string, names sorted
+    listing   ["a-b","a1","a","aa"]                              in the order of "name:"
+
+A request replaces all properties: what it leaves out gets its default. Numbers and booleans become
+the strings that they were written as. Keys that mean nothing to the broker are kept and given back.
+``generation`` belongs to the broker: one that is sent must be a number, and is then forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from broker.errors import BadRequest
+from broker.model import Topic, TopicId, TransactionUse
+from broker.wire.jsontext import parse
+
+TTL = "ttl"
+GENERATION = "generation"
+TRANSACTIONS = "transactions"
+TTL_MAX_S: Final = (1 << 31) - 1
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,11}")
+_INT32 = range(-(1 << 31), 1 << 31)
+
+
+def decode_properties(body: bytes, defaults: Mapping[str, str]) -> dict[str, str]:
+    """Read the body of a create or an update, over the defaults, without ``generation``.
+
+    Raises:
+        BadRequest: it is neither empty nor an object of plain values, or a property that the broker
+            knows has a wrong value, or there is no ttl even by default.
+    """
+    sent = _strings(parse(body, lists_max=0, number=str)) if body else {}
+    properties = {**defaults, **sent}
+    if int32(GENERATION, properties.pop(GENERATION, "1")) == 0:
+        raise BadRequest(f"{GENERATION}: can't be 0.")
+    ttl_of(properties)
+    transactions_of(properties)
+    return properties
+
+
+def make_topic(topic: TopicId, generation: int, properties: Mapping[str, str]) -> Topic:
+    """Return a topic, its properties parsed. Raises BadRequest for a wrong value."""
+    kept = {name: value for name, value in properties.items() if name != GENERATION}
+    return Topic(topic, generation, kept, ttl_of(kept), transactions_of(kept))
+
+
+def encode_properties(topic: Topic) -> bytes:
+    """Return all properties, ``generation`` among them, as the interface shows them."""
+    properties = {**topic.properties, GENERATION: str(topic.generation)}
+    return json.dumps(properties, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+def encode_names(names: Iterable[str]) -> bytes:
+    """Return the listing of a namespace: ordered as keys with a trailing colon sort."""
+    ordered = sorted(names, key=lambda name: f"{name}:")
+    return json.dumps(ordered, separators=(",", ":")).encode("ascii")
+
+
+def ttl_of(properties: Mapping[str, str]) -> int:
+    """Return how many seconds messages live. Raises BadRequest."""
+    if TTL not in properties:
+        raise BadRequest(f"{TTL}: is missing, and there is no default.")
+    ttl_s = int32(TTL, properties[TTL])
+    if ttl_s <= 0:
+        raise BadRequest(f"{TTL}: must be between 1 and {TTL_MAX_S} seconds, not {ttl_s}.")
+    return ttl_s
+
+
+def transactions_of(properties: Mapping[str, str]) -> TransactionUse:
+    """Return whether publishes carry a write pointer. Raises BadRequest."""
+    value = properties.get(TRANSACTIONS, TransactionUse.OPTIONAL.value)
+    try:
+        return TransactionUse(value)
+    except ValueError:
+        raise BadRequest(f"{TRANSACTIONS}: is one of {', '.join(TransactionUse)}.") from None
+
+
+def int32(name: str, text: str) -> int:
+    """Return the number that a property holds. Raises BadRequest."""
+    if not _INTEGER.fullmatch(text) or int(text) not in _INT32:
+        raise BadRequest(f"{name}: a whole number of 32 bits is needed, not {text!a:.80}.")
+    return int(text)
+
+
+def _strings(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object of properties, or empty.")
+    return {_sendable(name): _string(name, one) for name, one in value.items()}
+
+
+def _string(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, str):
+        raise BadRequest(f"{name!a:.80}: a property is a string, a number or a boolean.")
+    return _sendable(value)
+
+
+def _sendable(text: str) -> str:
+    """Return a text that can be written as UTF-8. Raises BadRequest for half a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadRequest("A property's name or value is no valid Unicode text.") from None
+    return text
