@@ -1,0 +1,46 @@
+"""Real servers for tests and benchmarks, started without containers.
+
+Each launcher is a context manager that starts one server on ports and in a folder of its own,
+returns when the server answers, and leaves no process behind, however its user ends::
+
+    with TmsServer() as tms:
+        requests_go_to(tms.url)
+
+What they run is fetched beforehand, once, by ``python -m broker.testing.servers fetch``; a launcher
+whose server is not there raises ``ServerMissing``, whose message is the command that mends it.
+
+    TmsServer        CDAP's own messaging server on LevelDB: the oracle, and a peer
+    JavaClient       CDAP's own client, unmodified, driven from Python
+    HBaseServer      ZooKeeper, HBase and both Thrift gateways in one JVM
+    ZooKeeperServer  one ZooKeeper
+    RedisServer, KafkaServer     peers of the benchmarks, set to acknowledge after a sync
+    ToxiproxyServer  a proxy whose connections can be made slow, silent or dead
+"""
+
+from broker.testing.servers.cache import ServerMissing
+from broker.testing.servers.hbase import HBaseServer, thrift2_idl
+from broker.testing.servers.javaclient import JavaClient, JavaError, JavaTopics, RollbackHandle
+from broker.testing.servers.kafka import KafkaServer
+from broker.testing.servers.process import Server, ServerFailed, free_ports
+from broker.testing.servers.redis import RedisServer
+from broker.testing.servers.tms import TmsServer
+from broker.testing.servers.toxiproxy import ToxiproxyServer
+from broker.testing.servers.zookeeper import ZooKeeperServer
+
+__all__ = [
+    "HBaseServer",
+    "JavaClient",
+    "JavaError",
+    "JavaTopics",
+    "KafkaServer",
+    "RedisServer",
+    "RollbackHandle",
+    "Server",
+    "ServerFailed",
+    "ServerMissing",
+    "TmsServer",
+    "ToxiproxyServer",
+    "ZooKeeperServer",
+    "free_ports",
+    "thrift2_idl",
+]

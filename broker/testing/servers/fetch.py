@@ -1,0 +1,187 @@
+"""Fetch servers into the cache: Maven for the Java ones, Go for Toxiproxy, apt for Redis.
+
+Every recipe is idempotent, needs no network once its result is cached, and tells in one line what
+is missing when it can't be followed. Maven is asked offline first: with its own store warm that
+takes seconds and no registry.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from broker.testing.servers import cache, toxiproxy
+from broker.testing.servers.cache import ServerMissing
+from broker.testing.servers.process import program
+
+Report = Callable[[str], None]
+
+_MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
+_TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
+_PROGRESS_S = 5.0
+
+
+def fetch(name: str, report: Report) -> None:
+    """Make the server ``name`` startable; a moment's look if it is already.
+
+    Args:
+        name: A key of ``RECIPES``.
+        report: Gets progress lines.
+
+    Raises:
+        ServerMissing: It can't be had here; the message says what is missing.
+    """
+    with cache.locked():
+        RECIPES[name](name, report)
+
+
+def _fetch_maven(name: str, report: Report) -> None:
+    project = cache.java_project(name)
+    target = cache.place(name, cache.key_of_files(project))
+    if target.is_dir():
+        report(f"{name}: cached")
+        return
+    for tool, package in (("java", "default-jdk-headless"), ("mvn", "maven")):
+        program(tool, package)
+    began = time.monotonic()
+
+    def make(folder: Path) -> None:
+        _copy_jars(name, project, folder, report)
+        _compile(name, project, folder, report)
+
+    cache.build(target, make)
+    count, size = _jars(target)
+    report(f"{name}: {count} jars, {size >> 20} MB, {time.monotonic() - began:.0f} s")
+
+
+def _copy_jars(name: str, project: Path, folder: Path, report: Report) -> None:
+    """Fill ``lib/`` with the project's jars and ``classpath`` with their names in Maven's order."""
+    paths = folder / "paths"
+    command = [
+        program("mvn", "maven"),
+        "--batch-mode",
+        f"--file={project / 'pom.xml'}",
+        f"{_MAVEN_PLUGIN}:copy-dependencies",
+        f"{_MAVEN_PLUGIN}:build-classpath",
+        "-DincludeScope=runtime",
+        f"-DoutputDirectory={folder / 'lib'}",
+        f"-Dmdep.outputFile={paths}",
+        "-Dmdep.pathSeparator=:",
+    ]
+    log = _log_of(name)
+    if _run([*command, "--offline"], log) != 0:
+        report(f"{name}: fetching with Maven (some 50-110 MB, once)")
+        if _run(command, log, lambda line: report(f"{name}: {line}")) != 0:
+            raise ServerMissing(
+                f"{name}: Maven could not fetch it (is there a network?); see {log}"
+            )
+    names = [Path(path).name for path in paths.read_text().strip().split(":")]
+    (folder / "classpath").write_text("\n".join(names) + "\n")
+    paths.unlink()
+
+
+def _compile(name: str, project: Path, folder: Path, report: Report) -> None:
+    """Fill ``classes/`` with the project's own classes and resources."""
+    classes = folder / "classes"
+    classes.mkdir()
+    resources = project / "src" / "main" / "resources"
+    if resources.is_dir():
+        shutil.copytree(resources, classes, dirs_exist_ok=True)
+    sources = sorted(str(path) for path in (project / "src").rglob("*.java"))
+    if not sources:
+        return
+    report(f"{name}: compiling {len(sources)} Java files")
+    jars = ":".join(str(folder / "lib" / jar) for jar in _names(folder))
+    # -proc:none: an annotation processor that some old jar brings is none of ours.
+    options = ["-nowarn", "-proc:none", "--release", "11", "-cp", jars, "-d", str(classes)]
+    log = _log_of(name)
+    if _run([program("javac", "default-jdk-headless"), *options, *sources], log) != 0:
+        raise ServerMissing(f"{name}: its Java sources do not compile; see {log}")
+
+
+def _fetch_toxiproxy(name: str, report: Report) -> None:
+    target = cache.place(name, toxiproxy.VERSION)
+    if target.is_dir():
+        report(f"{name}: cached")
+        return
+    go = program("go", "golang-go")
+    report(f"{name}: building with Go")
+    flags = f"-s -w -X {_TOXIPROXY}.Version={toxiproxy.VERSION}"
+    module = f"{_TOXIPROXY}/cmd/server@v{toxiproxy.VERSION}"
+
+    def make(folder: Path) -> None:
+        command = [go, "install", "-ldflags", flags, module]
+        log = _log_of(name)
+        if _run(command, log, environment={**os.environ, "GOBIN": str(folder)}) != 0:
+            raise ServerMissing(f"{name}: Go could not fetch or build it; see {log}")
+
+    cache.build(target, make)
+    report(f"{name}: {(target / 'server').stat().st_size >> 20} MB")
+
+
+def _fetch_redis(name: str, report: Report) -> None:
+    if shutil.which("redis-server"):
+        report(f"{name}: installed")
+        return
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        raise ServerMissing(f"{name}: redis-server is not installed: apt-get install redis-server")
+    report(f"{name}: installing Debian's redis-server")
+    # Level 1: the package's service is installed but not started beside ours.
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+    log = _log_of(name)
+    install = [apt, "install", "--yes", "--no-install-recommends", "redis-server"]
+    if _run(install, log, environment=environment) != 0 and (
+        _run([apt, "update"], log) != 0 or _run(install, log, environment=environment) != 0
+    ):
+        raise ServerMissing(f"{name}: apt-get install redis-server failed; see {log}")
+    report(f"{name}: installed")
+
+
+def _run(
+    command: Sequence[str],
+    log: Path,
+    progress: Report = lambda _: None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run a command into a log file; tell its progress now and then; return its exit code."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+        )
+    began = time.monotonic()
+    while True:
+        try:
+            return child.wait(_PROGRESS_S)
+        except subprocess.TimeoutExpired:
+            progress(f"{time.monotonic() - began:.0f} s")
+        except BaseException:
+            child.kill()
+            child.wait()
+            raise
+
+
+def _log_of(name: str) -> Path:
+    return cache.cache_folder() / f"{name}.log"
+
+
+def _names(folder: Path) -> list[str]:
+    return (folder / "classpath").read_text().split()
+
+
+def _jars(folder: Path) -> tuple[int, int]:
+    jars = list((folder / "lib").iterdir())
+    return len(jars), sum(jar.stat().st_size for jar in jars)
+
+
+RECIPES: Mapping[str, Callable[[str, Report], None]] = {
+    "tms": _fetch_maven,
+    "hbase": _fetch_maven,
+    "kafka": _fetch_maven,
+    "redis": _fetch_redis,
+    "toxiproxy": _fetch_toxiproxy,
+}
