@@ -1,0 +1,264 @@
+"""What can be set, with its default, its unit and its reason: the one place for all of it.
+
+A *key* is a field of one of the sections below. Key names are unique by themselves (a section only
+groups), carry their unit and bound last, and are the same word everywhere::
+
+    where            how a key looks                              wins over
+    default          the field below                              nothing
+    TOML file        [limits]  body_bytes_max = 1048576           defaults
+    environment      BROKER_LIMITS__BODY_BYTES_MAX=1048576        the file
+    flag             --body-bytes-max 1048576                     all
+
+Flags leave the unit of seconds away (``--request-deadline 30``), for that is what one expects. A key
+that nobody knows is an error that names the nearest one: a misspelt bound must not go unnoticed.
+How the sources are read stands in ``broker.settings``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+T = TypeVar("T")
+
+TTL_S_MAX = 2_147_483_647
+_MIB = 1024 * 1024
+
+
+class ConfigError(ValueError):
+    """The configuration can't be used; the text names each key and what is wrong with it."""
+
+
+class LogLevel(enum.StrEnum):
+    """What is worth a line."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(enum.StrEnum):
+    """How a line looks: for people, for machines, or as the place it goes to suggests."""
+
+    CONSOLE = "console"
+    JSON = "json"
+    AUTO = "auto"
+
+
+def key(default: T, doc: str, *, least: float | None = None) -> T:
+    """Declare a key. ``least`` is the smallest number that makes sense."""
+    metadata = {"doc": doc, "least": least}
+    if isinstance(default, Mapping):  # Read-only, but dataclasses take it for mutable.
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """Where a node listens, and how long it waits for whom."""
+
+    host: str = key(
+        "127.0.0.1", "Address to listen on; beyond loopback everyone may do everything."
+    )
+    port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0)
+    connections_max: int = key(16_384, "Open connections; further ones wait unaccepted.", least=1)
+    keep_alive_s: float = key(75.0, "How long an idle connection stays open.", least=0)
+    header_deadline_s: float = key(30.0, "How long a request's headers may take.", least=0.1)
+    body_stall_s: float = key(30.0, "How long a request's body may stand still.", least=0.1)
+    reply_stall_s: float = key(60.0, "How long a reader may take nothing of its reply.", least=0.1)
+    request_line_bytes_max: int = key(8_190, "Longest request line.", least=512)
+    header_bytes_max: int = key(8_190, "Longest header, name and value.", least=512)
+    headers_max: int = key(128, "Most headers of a request.", least=16)
+    request_deadline_s: float = key(
+        30.0, "After this a request is answered, done or not.", least=0.1
+    )
+    drain_s: float = key(10.0, "Longest wait for quiet after SIGTERM.", least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageConfig:
+    """Where messages lie."""
+
+    data_dir: Path = key(Path("data"), "Folder of the LevelDB database; made if it is missing.")
+    block_cache_bytes: int = key(32 * _MIB, "LevelDB's cache of uncompressed blocks.", least=0)
+    write_buffer_bytes: int = key(16 * _MIB, "LevelDB's table in memory.", least=65_536)
+    open_files_max: int = key(1_000, "Table files that LevelDB keeps open.", least=64)
+    probe_interval_s: float = key(
+        1.0, "After a failed write: how often a probe asks whether writing works again.", least=0.01
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsConfig:
+    """The bounds. Each is there so that no client can take the node from the others."""
+
+    body_bytes_max: int = key(64 * _MIB, "Largest request body on the wire; over it 413.", least=1)
+    body_inflated_bytes_max: int = key(
+        128 * _MIB, "Largest request body after gunzip; over it 413.", least=1
+    )
+    messages_per_request_max: int = key(100_000, "Messages in one request; over it 413.", least=1)
+    poll_messages_max: int | None = key(
+        None,
+        "Cap on a poll's limit; none, since some clients take a short page for the end.",
+        least=1,
+    )
+    poll_chunk_bytes: int = key(60_000, "About how much of a poll's reply goes at once.", least=1)
+    browse_messages_max: int = key(10_000, "Largest limit of a browse.", least=1)
+    wait_max_s: float = key(60.0, "Longest wait of a long poll.", least=0)
+    waiting_polls_max: int = key(10_000, "Long polls and event streams that wait.", least=1)
+    queued_requests_max: int = key(4_096, "Publishes that wait for the disk; over it 503.", least=1)
+    queued_bytes_max: int = key(256 * _MIB, "Their bodies together; over it 503.", least=1)
+    idempotency_keys_max: int = key(
+        100_000, "Idempotency keys kept in memory; older ones are looked up on disk.", least=1
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsConfig:
+    """How topics behave."""
+
+    topic_ttl_default_s: int = key(
+        604_800, "Lifetime of messages of a topic without a ttl.", least=1
+    )
+    topic_properties_default: Mapping[str, str] = key(
+        MappingProxyType({}),
+        "Properties of new topics that do not give them (name=value,...).",
+    )
+    cache_bytes_max: int = key(256 * _MIB, "Recent messages in memory, over all topics.", least=0)
+    idempotency_window_s: float = key(
+        600.0,
+        "How long an idempotency key is remembered; at least twice a request's deadline.",
+        least=1,
+    )
+    transaction_life_max_s: int = key(
+        90_000, "Longest life of a transaction; a publish of an older one is refused.", least=1
+    )
+    id_lead_ms_max: int = key(1_000, "How far message ids may run ahead of the clock.", least=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepConfig:
+    """How what is dead is removed."""
+
+    sweep_interval_s: float = key(300.0, "Time between two sweeps.", least=0.1)
+    sweep_margin_s: float = key(60.0, "How long dead rows stay, for clocks that differ.", least=0)
+    sweep_rest_s: float = key(180.0, "Rest after a start or a jump of the clock.", least=0)
+    sweep_rows_max: int = key(2_000, "Rows that one slice removes.", least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogsConfig:
+    """What the node says."""
+
+    log_level: LogLevel = key(LogLevel.INFO, "Least important level that is written.")
+    log_format: LogFormat = key(LogFormat.AUTO, "console, json, or auto: console on a terminal.")
+    log_lines_max: int = key(10_000, "Lines that wait for a slow sink; more are dropped.", least=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsConfig:
+    """What the node counts."""
+
+    metrics_topics: tuple[str, ...] = key(
+        (), "Topics (ns/topic,...) that get a label of their own."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All of it. Making one checks it: raises ConfigError that tells everything that is wrong."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    logs: LogsConfig = field(default_factory=LogsConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+
+    def __post_init__(self) -> None:
+        problems = [*_too_small(self), *_contradictions(self)]
+        if problems:
+            raise ConfigError("\n".join(problems))
+
+
+class Key(NamedTuple):
+    """What there is to know about a key, for flags, ``broker config`` and the documentation.
+
+    ``dotted`` is ``section.name``, ``type`` the field's annotation, ``least`` the smallest number.
+    """
+
+    dotted: str
+    flag: str
+    variable: str
+    type: Any
+    default: Any
+    doc: str
+    least: float | None
+
+    @property
+    def section(self) -> str:
+        """The section's name."""
+        return self.dotted.partition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The key's own name, unique over all sections."""
+        return self.dotted.partition(".")[2]
+
+
+def iter_keys() -> Iterator[Key]:
+    """Yield every key, in the order of this file."""
+    defaults = Config()
+    for section, section_type in get_type_hints(Config).items():
+        hints = get_type_hints(section_type)
+        for part in fields(section_type):
+            yield Key(
+                dotted=f"{section}.{part.name}",
+                flag="--" + part.name.removesuffix("_s").replace("_", "-"),
+                variable=f"BROKER_{section.upper()}__{part.name.upper()}",
+                type=hints[part.name],
+                default=getattr(getattr(defaults, section), part.name),
+                doc=part.metadata["doc"],
+                least=part.metadata["least"],
+            )
+
+
+def value_of(config: Config, dotted: str) -> Any:
+    """Return the value of the key ``section.name``."""
+    section, _, name = dotted.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _too_small(config: Config) -> Iterator[str]:
+    for section in fields(config):
+        values = getattr(config, section.name)
+        for part in fields(values):
+            least, value = part.metadata["least"], getattr(values, part.name)
+            if least is not None and value is not None and not value >= least:
+                yield f"{section.name}.{part.name} = {value} must be at least {least:g}"
+
+
+def _contradictions(config: Config) -> Iterator[str]:
+    server, limits, topics = config.server, config.limits, config.topics
+    if server.port > 65_535:
+        yield f"server.port = {server.port} must be at most 65535"
+    if topics.topic_ttl_default_s > TTL_S_MAX:
+        yield f"topics.topic_ttl_default_s must be at most {TTL_S_MAX}"
+    if topics.idempotency_window_s < 2 * server.request_deadline_s:
+        yield (
+            f"topics.idempotency_window_s = {topics.idempotency_window_s:g} must be at least twice "
+            f"server.request_deadline_s = {server.request_deadline_s:g}"
+        )
+    if limits.body_inflated_bytes_max < limits.body_bytes_max:
+        yield "limits.body_inflated_bytes_max must be at least limits.body_bytes_max"
+    if limits.queued_bytes_max < limits.body_inflated_bytes_max:
+        yield (
+            "limits.queued_bytes_max must be at least limits.body_inflated_bytes_max, "
+            "or the largest body could never be queued"
+        )

@@ -1,0 +1,217 @@
+"""Reading the configuration: defaults, then a TOML file, the environment, and flags.
+
+The result remembers where each value came from, so that ``broker config`` can say it. Text from the
+environment and from flags is turned into a key's type here and nowhere else; booleans, numbers and
+lists that can't be read are errors that name their source.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from broker.config import Config, ConfigError, Key, iter_keys, value_of
+
+DEFAULT = "default"
+_PREFIX = "BROKER_"
+_NONE = ("", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A checked configuration and, per dotted key, the name of the source that gave its value."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+    def lines(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (dotted key, value as text, where it came from) for every key."""
+        for known in iter_keys():
+            text = as_text(value_of(self.config, known.dotted))
+            yield known.dotted, text, self.origins[known.dotted]
+
+
+def load(
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, str | None] | None = None,
+) -> Settings:
+    """Resolve the configuration.
+
+    Args:
+        file: a TOML file whose tables are the sections.
+        environment: variables; those named BROKER_SECTION__KEY count, others are not looked at.
+        flags: texts by dotted key; None means that the flag was not given.
+
+    Raises:
+        ConfigError: unknown keys, unreadable values or files, keys that contradict each other.
+    """
+    keys = {known.dotted: known for known in iter_keys()}
+    values: dict[str, Any] = {}
+    origins = dict.fromkeys(keys, DEFAULT)
+    sources = (
+        _from_file(file, keys) if file is not None else (),
+        _from_environment(environment or {}, keys),
+        _from_flags(flags or {}, keys),
+    )
+    for source in sources:
+        for dotted, value, origin in source:
+            values[dotted] = value
+            origins[dotted] = origin
+    return Settings(config=_build(values), origins=MappingProxyType(origins))
+
+
+def as_text(value: Any) -> str:
+    """Write a value as an environment variable or a flag would give it."""
+    if value is None:
+        return "none"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={part}" for name, part in value.items())
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def parse(known: Key, text: str) -> Any:
+    """Turn the text of a variable or a flag into the key's type. Raises ValueError."""
+    wanted, optional = _plain_type(known.type)
+    if optional and text.lower() in _NONE:
+        return None
+    if wanted is bool:
+        return _parse_bool(text)
+    if typing.get_origin(wanted) is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if wanted not in (str, int, float, Path) and not _is_enum(wanted):
+        return _parse_pairs(text)
+    return wanted(text)
+
+
+def _plain_type(annotation: Any) -> tuple[Any, bool]:
+    """Return the type without ``| None``, and whether None was allowed."""
+    if not isinstance(annotation, types.UnionType):
+        return annotation, False
+    (wanted,) = (part for part in typing.get_args(annotation) if part is not type(None))
+    return wanted, True
+
+
+def _is_enum(wanted: Any) -> bool:
+    return isinstance(wanted, type) and issubclass(wanted, enum.Enum)
+
+
+def _parse_bool(text: str) -> bool:
+    try:
+        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError(f"{text!r} is neither true nor false") from None
+
+
+def _parse_pairs(text: str) -> Mapping[str, str]:
+    pairs = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} is not name=value")
+        pairs[name.strip()] = value.strip()
+    return MappingProxyType(pairs)
+
+
+def _from_file(file: Path, keys: Mapping[str, Key]) -> Iterator[tuple[str, Any, str]]:
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise _unknown(section, keys, str(file))
+        for name in table:
+            known = _find(f"{section}.{name}", keys, str(file))
+            yield known.dotted, _from_toml(known, table[name], str(file)), f"file {file}"
+
+
+def _from_toml(known: Key, value: Any, source: str) -> Any:
+    wanted, _ = _plain_type(known.type)
+    if isinstance(value, str):
+        return _parse_named(known, value, source)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if typing.get_origin(wanted) is tuple and _is_list_of_text(value):
+        return tuple(value)
+    if _is_mapping(wanted) and isinstance(value, dict):
+        return MappingProxyType({name: as_text(part) for name, part in value.items()})
+    if wanted in (bool, int, float) and type(value) is wanted:
+        return value
+    raise ConfigError(f"{source}: {known.dotted} = {json.dumps(value, default=str)}: wrong type")
+
+
+def _is_list_of_text(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(part, str) for part in value)
+
+
+def _is_mapping(wanted: Any) -> bool:
+    return typing.get_origin(wanted) is not None and typing.get_origin(wanted) is not tuple
+
+
+def _from_environment(
+    environment: Mapping[str, str], keys: Mapping[str, Key]
+) -> Iterator[tuple[str, Any, str]]:
+    for variable in sorted(environment):
+        text = environment[variable]
+        if not variable.startswith(_PREFIX) or "__" not in variable:
+            continue
+        dotted = variable.removeprefix(_PREFIX).lower().replace("__", ".", 1)
+        known = _find(dotted, keys, f"environment variable {variable}")
+        yield dotted, _parse_named(known, text, variable), f"environment {variable}"
+
+
+def _from_flags(
+    flags: Mapping[str, str | None], keys: Mapping[str, Key]
+) -> Iterator[tuple[str, Any, str]]:
+    for dotted, text in flags.items():
+        known = _find(dotted, keys, "flag")
+        if text is not None:
+            yield dotted, _parse_named(known, text, known.flag), f"flag {known.flag}"
+
+
+def _find(dotted: str, keys: Mapping[str, Key], source: str) -> Key:
+    try:
+        return keys[dotted]
+    except KeyError:
+        raise _unknown(dotted, keys, source) from None
+
+
+def _unknown(dotted: str, keys: Mapping[str, Key], source: str) -> ConfigError:
+    name = dotted.rpartition(".")[2]
+    names = {known.name: known.dotted for known in keys.values()}
+    near = difflib.get_close_matches(dotted, keys, n=1) or [
+        names[match] for match in difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    ]
+    return ConfigError(f"{source}: no key is called {dotted!r}; the nearest is {near[0]!r}")
+
+
+def _parse_named(known: Key, text: str, source: str) -> Any:
+    try:
+        return parse(known, text)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {known.dotted} = {text!r}: {error}") from error
+
+
+def _build(values: Mapping[str, Any]) -> Config:
+    """Make the tree from the values that differ from the defaults. Raises ConfigError."""
+    sections: dict[str, dict[str, Any]] = {}
+    for dotted, value in values.items():
+        section, _, name = dotted.partition(".")
+        sections.setdefault(section, {})[name] = value
+    hints = typing.get_type_hints(Config)
+    return Config(**{section: hints[section](**part) for section, part in sections.items()})

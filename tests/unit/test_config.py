@@ -1,0 +1,66 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.config import Config, ConfigError, LimitsConfig, ServerConfig, TopicsConfig, iter_keys
+from broker.settings import load
+
+
+def test_the_defaults_are_valid() -> None:
+    assert Config().server.host == "127.0.0.1"
+    assert Config().topics.topic_ttl_default_s == 604_800
+
+
+def test_key_names_and_flags_are_unique() -> None:
+    keys = list(iter_keys())
+    assert len({key.name for key in keys}) == len(keys)
+    assert len({key.flag for key in keys}) == len(keys)
+
+
+def test_flags_leave_the_unit_of_seconds_away() -> None:
+    flags = {key.name: key.flag for key in iter_keys()}
+    assert flags["transaction_life_max_s"] == "--transaction-life-max"
+    assert flags["data_dir"] == "--data-dir"
+    assert flags["id_lead_ms_max"] == "--id-lead-ms-max"
+
+
+@pytest.mark.parametrize("key", list(iter_keys()), ids=lambda key: key.dotted)
+def test_every_key_tells_what_it_is_in_one_line(key) -> None:
+    assert key.doc.endswith((".", ")."))
+    assert "\n" not in key.doc
+    assert len(key.doc) < 100
+
+
+@pytest.mark.parametrize("key", [key for key in iter_keys() if key.least], ids=lambda k: k.dotted)
+def test_a_number_below_its_least_is_refused_by_name(key) -> None:
+    whole = key.type is int or key.type == int | None
+    with pytest.raises(ConfigError, match=f"{key.dotted} = .* must be at least"):
+        load(flags={key.dotted: str(int(key.least) - 1 if whole else key.least / 2)})
+
+
+def test_a_window_is_never_shorter_than_two_deadlines() -> None:
+    with pytest.raises(ConfigError, match="idempotency_window_s = 59 must be at least twice"):
+        Config(topics=TopicsConfig(idempotency_window_s=59))
+    assert Config(topics=TopicsConfig(idempotency_window_s=60)).topics.idempotency_window_s == 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"server": ServerConfig(port=65_536)}, "server.port"),
+        ({"topics": TopicsConfig(topic_ttl_default_s=2**31)}, "topics.topic_ttl_default_s"),
+        ({"limits": LimitsConfig(body_inflated_bytes_max=1024)}, "limits.body_inflated_bytes_max"),
+        ({"limits": LimitsConfig(queued_bytes_max=1024)}, "limits.queued_bytes_max"),
+    ],
+)
+def test_a_contradiction_names_its_key(changes, named) -> None:
+    with pytest.raises(ConfigError, match=named):
+        replace(Config(), **changes)
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Config(server=ServerConfig(port=-1, headers_max=0))
+    assert "server.port" in str(raised.value)
+    assert "server.headers_max" in str(raised.value)
