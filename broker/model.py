@@ -54,9 +54,7 @@ class TopicId(NamedTuple):
 def check_namespace(namespace: str) -> str:
     """Return ``namespace`` if it is a valid name, else raise BadName."""
     if not _NAMESPACE.fullmatch(namespace):
-        raise BadName(
-            f"Invalid namespace {namespace!r}: only letters, digits and '_' are allowed."
-        )
+        raise BadName(f"Invalid namespace {namespace!r}: only letters, digits and '_' are allowed.")
     return namespace
 
 

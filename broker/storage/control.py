@@ -122,9 +122,7 @@ class Deleted(Exception):
     """The control row is a tombstone of the caller's generation."""
 
 
-def claimed(
-    current: Control | None, *, owner: str, generation: int, token: bytes
-) -> Control:
+def claimed(current: Control | None, *, owner: str, generation: int, token: bytes) -> Control:
     """Return the control row of a claim over ``current``.
 
     Raises:
@@ -152,9 +150,7 @@ def claimed(
     if current.state is State.DELETED and guards.holds("tombstone"):
         raise Deleted
     ranges = _extended(current, epoch)
-    return replace(
-        current, epoch=epoch, owner=owner, ranges=ranges, state=State.OPEN, token=token
-    )
+    return replace(current, epoch=epoch, owner=owner, ranges=ranges, state=State.OPEN, token=token)
 
 
 def _extended(current: Control, epoch: int) -> tuple[EpochRange, ...]:

@@ -1,0 +1,90 @@
+"""One log that takes requests under idempotency keys: a message log, or a payload log."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from broker import guards
+from broker.errors import IdempotencyKeyReused
+from broker.model import PublishRequest, timestamp_of
+from broker.storage.keys import IDEMPOTENCY
+from broker.topics.dedupe import Answer, check_same_body, decode_answer, key_hash
+from broker.topics.settings import Published, PublishOptions
+from broker.topics.surroundings import Surroundings
+from broker.topics.writer import LogWriter, Write
+
+
+class KeyedLog:
+    """Requests into one log, each key answered once while its window lasts."""
+
+    def __init__(self, around: Surroundings, writer: LogWriter) -> None:
+        """Begin with no key known."""
+        self.writer = writer
+        self._around = around
+        self._answered = around.answered_keys()
+        self._under_way: dict[bytes, tuple[bytes, asyncio.Task[Published]]] = {}
+
+    def write(self, write: Write) -> asyncio.Future[Published]:
+        """Queue a request without a key. Raises Overloaded."""
+        self.writer.check_room()
+        self.writer.submit(write)
+        return write.future
+
+    async def write_keyed(self, write: Write, key: str, body_hash: bytes) -> Published:
+        """Queue a request under a key, or give the answer that the key already has.
+
+        Whoever comes while the key is under way joins it. The work goes on if the caller is cancelled.
+
+        Raises:
+            IdempotencyKeyReused: the key came before, with another body.
+        """
+        if not guards.holds("dedupe"):
+            return await self.write(write)
+        hashed = key_hash(key)
+        joined = self._under_way.get(hashed)
+        if joined is not None:
+            if joined[0] != body_hash:
+                raise IdempotencyKeyReused("The Idempotency-Key is in use with another body.")
+            return (await asyncio.shield(joined[1]))._replace(replayed=True)
+        write.key = (hashed, body_hash)
+        task = asyncio.ensure_future(self._answer(write, hashed, body_hash))
+        self._under_way[hashed] = (body_hash, task)
+        task.add_done_callback(lambda done: self._finished(hashed, done))
+        return await asyncio.shield(task)
+
+    def _finished(self, hashed: bytes, done: asyncio.Task[Published]) -> None:
+        self._under_way.pop(hashed, None)
+        if not done.cancelled():
+            done.exception()
+
+    async def _answer(self, write: Write, hashed: bytes, body_hash: bytes) -> Published:
+        answer = await self._known(hashed)
+        if answer is not None:
+            check_same_body(answer, body_hash)
+            return Published(answer.first, answer.last, write.pointer, replayed=True)
+        published = await self.write(write)
+        answer = Answer(published.first, published.last, body_hash)
+        self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)
+        return published
+
+    async def _known(self, hashed: bytes) -> Answer | None:
+        monotonic_ms = self._around.clock.monotonic() * 1000
+        answer = self._answered.get(hashed, monotonic_ms)
+        if answer is not None or not self._answered.must_look_up(monotonic_ms):
+            return answer
+        found = await self._around.store.side(self.writer.hold.log, IDEMPOTENCY, hashed)
+        horizon_ms = self._around.clock.now_ms() - self._around.settings.idempotency_window_ms
+        for row in reversed(found):
+            if timestamp_of(row.row) >= horizon_ms:
+                return decode_answer(row.row, row.value)
+        return None
+
+
+def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:
+    """Return what two requests under one key must share: their meaning, whatever its encoding."""
+    digest = hashlib.sha256(f"{request.pointer} {options.ttl_s} ".encode())
+    for payload in request.payloads:
+        digest.update(len(payload).to_bytes(8, "big"))
+        digest.update(payload)
+    return digest.digest()

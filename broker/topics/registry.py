@@ -1,0 +1,178 @@
+"""The records of topics: what exists, in which generation, with which properties.
+
+A record outlives its topic, so that the next generation of the name is higher. Its value is JSON::
+
+    {"generation": 2, "deleted": false, "properties": {"ttl": "604800"}, "token": "…"}
+
+The token is fresh with every write: when the outcome of a write is unknown, reading tells whose it is.
+In a standalone node this process is the only writer, and what it has read once it need not read again.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from broker.errors import OutcomeUnknown, StorageCorrupt, TopicExists, TopicNotFound
+from broker.model import Topic, TopicId, TransactionUse
+from broker.storage.keys import GENERATION_MAX, topic_prefix
+from broker.storage.ports import RecordStore
+
+RECORD_PREFIX = b"topic/"
+PUT_TRIES_MAX = 8
+
+
+class TopicRecord(NamedTuple):
+    """A topic's record as stored."""
+
+    generation: int
+    deleted: bool
+    properties: dict[str, str]
+    token: str = ""
+
+    def topic(self, identifier: TopicId) -> Topic:
+        """Return the live topic. Raises TopicNotFound if it was deleted."""
+        if self.deleted:
+            raise not_found(identifier)
+        use = TransactionUse(self.properties.get("transactions", TransactionUse.OPTIONAL))
+        ttl_s = int(self.properties["ttl"])
+        return Topic(identifier, self.generation, self.properties, ttl_s, use)
+
+
+def not_found(topic: TopicId) -> TopicNotFound:
+    """Return the error for a topic that does not exist, in the original's words."""
+    return TopicNotFound(f"Topic '{topic}' was not found.")
+
+
+def _encode(record: TopicRecord) -> bytes:
+    return json.dumps(record._asdict(), sort_keys=True, separators=(",", ":")).encode()
+
+
+def _decode(key: bytes, value: bytes) -> TopicRecord:
+    try:
+        return TopicRecord(**json.loads(value))
+    except (ValueError, TypeError) as error:
+        raise StorageCorrupt(f"the record of topic {key!r} does not decode") from error
+
+
+def record_key(topic: TopicId) -> bytes:
+    """Return the key of a topic's record."""
+    return RECORD_PREFIX + topic_prefix(topic)
+
+
+class TopicRegistry:
+    """Topic records over a record store, cached."""
+
+    def __init__(self, records: RecordStore) -> None:
+        """Start with nothing cached."""
+        self._records = records
+        self._cached: dict[TopicId, TopicRecord] = {}
+
+    def cached(self, topic: TopicId) -> TopicRecord | None:
+        """Return what is remembered of a topic, without reading."""
+        return self._cached.get(topic)
+
+    async def read(self, topic: TopicId) -> TopicRecord | None:
+        """Return the topic's record, of a deleted topic too; None if the name was never used."""
+        record, _ = await self._fetch(topic)
+        return record
+
+    async def get(self, topic: TopicId) -> Topic:
+        """Return a live topic. Raises TopicNotFound."""
+        record = self._cached.get(topic) or await self.read(topic)
+        if record is None:
+            raise not_found(topic)
+        return record.topic(topic)
+
+    async def _fetch(self, topic: TopicId) -> tuple[TopicRecord | None, bytes | None]:
+        found = await self._records.get(record_key(topic))
+        if found is None:
+            return None, None
+        record = _decode(record_key(topic), found.value)
+        self._cached[topic] = record
+        return record, found.version
+
+    async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+        """Write the record of the name's next generation. Raises TopicExists."""
+        token = secrets.token_hex(8)
+        for _ in range(PUT_TRIES_MAX):
+            record, version = await self._fetch(topic)
+            if record is not None and not record.deleted:
+                if record.token == token:
+                    return record.topic(topic)
+                raise TopicExists(f"Topic '{topic}' already exists.")
+            generation = 1 if record is None else record.generation + 1
+            assert generation <= GENERATION_MAX
+            created = TopicRecord(generation, False, dict(properties), token)
+            if await self._put(topic, version, created):
+                return created.topic(topic)
+        raise OutcomeUnknown(f"Creating topic '{topic}' did not come to an end.")
+
+    async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+        """Replace the properties of a live topic. Raises TopicNotFound."""
+        return await self._change(topic, None, deleted=False, properties=dict(properties))
+
+    async def delete(self, topic: TopicId, generation: int) -> None:
+        """Mark one generation deleted; done already or superseded is fine too."""
+        try:
+            await self._change(topic, generation, deleted=True, properties=None)
+        except TopicNotFound:
+            return
+
+    async def _change(
+        self,
+        topic: TopicId,
+        generation: int | None,
+        *,
+        deleted: bool,
+        properties: dict[str, str] | None,
+    ) -> Topic:
+        token = secrets.token_hex(8)
+        for _ in range(PUT_TRIES_MAX):
+            record, version = await self._fetch(topic)
+            if record is not None and record.token == token:
+                return record._replace(deleted=False).topic(topic)
+            if record is None or record.deleted:
+                raise not_found(topic)
+            if generation is not None and record.generation != generation:
+                raise not_found(topic)
+            kept = record.properties if properties is None else properties
+            changed = TopicRecord(record.generation, deleted, kept, token)
+            if await self._put(topic, version, changed):
+                return changed._replace(deleted=False).topic(topic)
+        raise OutcomeUnknown(f"Changing topic '{topic}' did not come to an end.")
+
+    async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
+        try:
+            put = await self._records.put_if(record_key(topic), version, _encode(record))
+        except OutcomeUnknown:
+            # The caller reads again: its token there says that it was put.
+            self._cached.pop(topic, None)
+            return False
+        if put is None:
+            self._cached.pop(topic, None)
+            return False
+        self._cached[topic] = record
+        return True
+
+    async def names(self, namespace: str) -> list[str]:
+        """Return the live topics of a namespace, in the order of their row keys."""
+        prefix = RECORD_PREFIX + f"{namespace}:".encode()
+        found = await self._records.scan_prefix(prefix)
+        return [
+            key[len(prefix) : -1].decode()
+            for key, record in found
+            if not _decode(key, record.value).deleted
+        ]
+
+    async def all(self) -> list[tuple[TopicId, TopicRecord]]:
+        """Return all records, of deleted topics too, as stored now."""
+        found = await self._records.scan_prefix(RECORD_PREFIX)
+        return [(_topic_of(key), _decode(key, record.value)) for key, record in found]
+
+
+def _topic_of(key: bytes) -> TopicId:
+    namespace, topic, _ = key[len(RECORD_PREFIX) :].decode().split(":")
+    return TopicId(namespace, topic)

@@ -1,0 +1,60 @@
+"""What an operator may set about topics, and the values that pass between their parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from broker.model import RowId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSettings:
+    """Bounds and times. The node fills it from the configuration."""
+
+    transaction_life_max_s: int = 90_000
+    """How old a write pointer may be when something is published or stored under it."""
+    id_lead_ms_max: int = 1000
+    batch_bytes_max: int = 8 * 1024 * 1024
+    batch_rows_max: int = 20_000
+    queued_requests_max: int = 10_000
+    """Publishes of one log that wait for a commit."""
+    queued_bytes_max: int = 256 * 1024 * 1024
+    """Bytes of all publishes of the node that wait for a commit."""
+    idempotency_window_ms: int = 600_000
+    idempotency_keys_max: int = 100_000
+    """Keys that one topic keeps in memory."""
+    payload_logs_open_max: int = 1000
+    """Payload logs of one topic that are kept open for writing."""
+    poll_chunk_bytes: int = 60_000
+    poll_messages_max: int | None = None
+    page_rows_max: int = 5000
+    page_bytes_max: int = 4 * 1024 * 1024
+    waiting_polls_max: int = 20_000
+    cache_bytes_max: int = 128 * 1024 * 1024
+    sweep_margin_ms: int = 60_000
+    sweep_rows_max: int = 1000
+
+
+class PublishOptions(NamedTuple):
+    """What a publisher may say beside its messages.
+
+    ``ttl_s``: these messages live that long, if it is shorter than the topic's. ``key``: the
+    idempotency key. ``deadline``: monotonic seconds after which the request is refused.
+    """
+
+    ttl_s: int | None = None
+    key: str | None = None
+    deadline: float | None = None
+
+
+NO_OPTIONS = PublishOptions()
+
+
+class Published(NamedTuple):
+    """The rows of one publish, both ends included. ``replayed``: the key had this answer already."""
+
+    first: RowId
+    last: RowId
+    pointer: int | None = None
+    replayed: bool = False

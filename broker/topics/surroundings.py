@@ -1,0 +1,63 @@
+"""What all leaders of one node share: storage, clock, bounds, and who the node is."""
+
+from __future__ import annotations
+
+from broker.clock import Clock
+from broker.storage.ports import LogStore
+from broker.topics.cache import CacheBudget
+from broker.topics.dedupe import AnsweredKeys
+from broker.topics.ids import RowIds, first_timestamp_ms
+from broker.topics.settings import TopicSettings
+
+
+class QueueBudget:
+    """The bytes of all requests of a node that wait for a commit."""
+
+    __slots__ = ("bytes", "bytes_max")
+
+    def __init__(self, bytes_max: int) -> None:
+        """Start with nothing waiting."""
+        self.bytes_max = bytes_max
+        self.bytes = 0
+
+
+class Surroundings:
+    """What all leaders of a node share."""
+
+    __slots__ = ("cache", "clock", "instance", "owner", "queue", "settings", "store")
+
+    def __init__(
+        self,
+        store: LogStore,
+        clock: Clock,
+        settings: TopicSettings,
+        *,
+        owner: str,
+        instance: int | None = None,
+    ) -> None:
+        """``owner`` names this incarnation of this node; ``instance`` is None when standalone."""
+        self.store = store
+        self.clock = clock
+        self.settings = settings
+        self.owner = owner
+        self.instance = instance
+        self.cache = CacheBudget(settings.cache_bytes_max)
+        self.queue = QueueBudget(settings.queued_bytes_max)
+
+    def row_ids(self, pointer_ms: int) -> RowIds:
+        """Return the ids of a log whose pointer has this timestamp."""
+        first_ms = first_timestamp_ms(self.clock.now_ms(), pointer_ms)
+        return RowIds(
+            first_ms=first_ms,
+            monotonic_ms=self.clock.monotonic() * 1000,
+            lead_ms_max=self.settings.id_lead_ms_max,
+            instance=self.instance,
+        )
+
+    def answered_keys(self) -> AnsweredKeys:
+        """Return an empty memory of keys, beginning now."""
+        return AnsweredKeys(
+            claimed_ms=self.clock.monotonic() * 1000,
+            window_ms=self.settings.idempotency_window_ms,
+            keys_max=self.settings.idempotency_keys_max,
+        )
