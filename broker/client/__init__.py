@@ -1,0 +1,63 @@
+"""The client: what applications import.
+
+``Client`` for asyncio, ``SyncClient`` for everything else; both speak to this broker and to the
+original. Errors are those of ``broker.errors``, by name.
+"""
+
+from broker.client.aio import Client
+from broker.client.subscriber import TailOptions
+from broker.client.transaction import TransactionPublisher
+from broker.client.values import Browsed, BrowsePage, Published, Settings, TopicInfo
+from broker.errors import (
+    BadName,
+    BadRequest,
+    BodyTooLarge,
+    BrokerError,
+    Forbidden,
+    IdempotencyKeyReused,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    PayloadsSealed,
+    RequestError,
+    StorageFull,
+    TooManyMessages,
+    TopicExists,
+    TopicNotFound,
+    TransactionTooOld,
+    Unavailable,
+    UnavailableError,
+)
+from broker.model import Message, Snapshot, TopicId
+
+__all__ = [
+    "BadName",
+    "BadRequest",
+    "BodyTooLarge",
+    "BrokerError",
+    "BrowsePage",
+    "Browsed",
+    "Client",
+    "Forbidden",
+    "IdempotencyKeyReused",
+    "Message",
+    "NotFound",
+    "OutcomeUnknown",
+    "Overloaded",
+    "PayloadsSealed",
+    "Published",
+    "RequestError",
+    "Settings",
+    "Snapshot",
+    "StorageFull",
+    "TailOptions",
+    "TooManyMessages",
+    "TopicExists",
+    "TopicId",
+    "TopicInfo",
+    "TopicNotFound",
+    "TransactionPublisher",
+    "TransactionTooOld",
+    "Unavailable",
+    "UnavailableError",
+]

@@ -1,0 +1,444 @@
+"""The client for asyncio.
+
+::
+
+    async with Client("http://127.0.0.1:8080") as client:
+        await client.create_topic("audit/logins")
+        await client.publish("audit/logins", b"alice")
+        async for message in client.tail("audit/logins"):
+            print(message.id.hex(), message.payload)
+
+What may be relied on:
+
+* A publish that returns is stored and synced. One that raises says by ``error.outcome`` whether it was
+  certainly not stored (*refused*) or nobody knows (*unknown*).
+* Refusals that will pass are retried until ``deadline_s``. What may have happened already is retried
+  only if it carries an idempotency key: one of the caller's (``key=``), or the client's own
+  (``idempotent=True``). By default there is none: a key costs the broker a row for each request.
+* Publishes of one caller, each awaited before the next, keep their order. Publishes that are awaited at
+  the same time keep the order of their calls as long as none of them has to be retried.
+* Reading resumes after the last message that was seen, whatever happens to connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from broker.client import outcomes, protocol, subscriber
+from broker.client.lane import Lane
+from broker.client.later import Later, OnFull
+from broker.client.protocol import Reply, Request
+from broker.client.retrying import Retrier
+from broker.client.transaction import TransactionPublisher
+from broker.client.transport import HttpTransport, StreamedReply, Transport
+from broker.client.values import (
+    BrowsePage,
+    Payload,
+    Published,
+    Settings,
+    Start,
+    Stats,
+    TopicInfo,
+    TopicName,
+)
+from broker.errors import TopicExists
+from broker.model import Message, MessageId, Poll, Snapshot, TopicId
+from broker.wire.blocks import PollDecoder
+
+
+class Client:
+    """Publishes to a broker and reads from it; to be made and used in one event loop.
+
+    Args:
+        url: where the broker listens; overrides that of ``settings``.
+        settings: how the client behaves.
+        tls: the TLS context for https addresses; the system's trust otherwise.
+        transport: what carries requests, for tests.
+        options: single settings by name, over ``settings``.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        settings: Settings | None = None,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+        **options: Any,
+    ) -> None:
+        if url is not None:
+            options["url"] = url
+        self.settings = replace(settings or Settings(), **options)
+        self._transport = transport or HttpTransport(self.settings, tls)
+        self._retrier = Retrier(self.settings)
+        self._lanes: dict[TopicName, Lane] = {}
+        self._later: Later | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self, *, flush_s: float = 5.0) -> None:
+        """Close the client.
+
+        What was given to ``publish_later`` has ``flush_s`` seconds to be acknowledged; calls that are
+        awaited by others end at once: unsent ones refused, sent ones as unknown.
+        """
+        if self._later is not None:
+            await self._later.close(flush_s)
+        self._retrier.close()
+        lanes = set(self._lanes.values())
+        for lane in lanes:
+            lane.close()
+        for lane in lanes:
+            await lane.finished()
+        await self._transport.close()
+
+    # --- Topics -----------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        topic: TopicName,
+        properties: Mapping[str, str] | None = None,
+        *,
+        ttl_s: int | None = None,
+        if_exists: Literal["raise", "keep"] = "raise",
+    ) -> None:
+        """Create a topic.
+
+        Args:
+            topic: its name.
+            properties: its properties, strings; the broker adds its defaults.
+            ttl_s: the property ``ttl``: how many seconds a message lives.
+            if_exists: ``"keep"`` is content with a topic that exists, whatever its properties.
+
+        Raises:
+            TopicExists: there is one already, and ``if_exists`` is ``"raise"``.
+        """
+        wanted = dict(properties or {})
+        if ttl_s is not None:
+            wanted["ttl"] = str(ttl_s)
+        try:
+            await self._write(protocol.create_topic(self._topic(topic), wanted))
+        except TopicExists:
+            if if_exists == "raise":
+                raise
+
+    async def delete_topic(self, topic: TopicName) -> None:
+        """Delete a topic and all its messages. Raises TopicNotFound."""
+        await self._write(protocol.delete_topic(self._topic(topic)))
+
+    async def topic(self, topic: TopicName) -> TopicInfo:
+        """Return a topic's properties and generation. Raises TopicNotFound."""
+        identifier = self._topic(topic)
+        return protocol.topic_info(identifier, await self._read(protocol.show_topic(identifier)))
+
+    async def set_topic(self, topic: TopicName, properties: Mapping[str, str]) -> None:
+        """Replace all properties of a topic; what is left out gets the broker's default again.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        await self._write(protocol.set_properties(self._topic(topic), properties))
+
+    async def topics(self, namespace: str | None = None) -> list[str]:
+        """Return the names of the topics of a namespace, in the broker's order."""
+        request = protocol.list_topics(namespace or self.settings.namespace)
+        return protocol.topic_names(await self._read(request))
+
+    # --- Publishing -------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: TopicName,
+        messages: Payload | Sequence[Payload],
+        *,
+        pointer: int | None = None,
+        ttl_s: int | None = None,
+        key: str | None = None,
+        coalesce: bool | None = None,
+    ) -> Published:
+        """Publish one message, or several as one request that is stored whole or not at all.
+
+        Plain single messages that are awaited at the same time travel together (see ``lane``); those
+        with a pointer, a lifetime or a key of their own, and several messages, travel by themselves.
+
+        Args:
+            topic: where to.
+            messages: bytes or text, one or a sequence.
+            pointer: the write pointer of the transaction that the messages belong to.
+            ttl_s: how many seconds these messages live, if shorter than the topic's.
+            key: an idempotency key: within the broker's window the same key publishes once.
+            coalesce: False sends this message by itself; by default the client's setting.
+
+        Returns:
+            The acknowledgement, with what ``rollback`` needs if there was a pointer.
+
+        Raises:
+            BrokerError: by name; ``outcome`` says whether it may have been stored all the same.
+        """
+        if isinstance(messages, bytes | str):
+            if pointer is None and ttl_s is None and key is None and coalesce is not False:
+                lane = self._lanes.get(topic) or self._lane(topic)
+                if lane is not None:
+                    return await lane.add(protocol.payload_bytes(messages))
+            messages = [messages]
+        payloads = [protocol.payload_bytes(message) for message in messages]
+        identifier = self._topic(topic)
+        request = protocol.publish(
+            identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=self._key(key)
+        )
+        return protocol.published(await self._write(request))
+
+    async def publish_later(
+        self,
+        topic: TopicName,
+        message: Payload,
+        *,
+        on_full: OnFull | None = None,
+    ) -> asyncio.Future[Published]:
+        """Queue a message to be published in the background (see ``later``).
+
+        Returns:
+            A future with the acknowledgement; it may be ignored, ``later.counts`` tells the rest.
+
+        Raises:
+            Overloaded: the queue is full, and ``on_full`` is ``"raise"``.
+        """
+        return await self.later.put(self._topic(topic), protocol.payload_bytes(message), on_full)
+
+    @property
+    def later(self) -> Later:
+        """The queue of ``publish_later``: its counts, its bounds, ``flush``."""
+        if self._later is None:
+            self._later = Later(self.settings, self._retrier, self._publish_once)
+        return self._later
+
+    async def flush(self) -> None:
+        """Wait until everything given to ``publish_later`` so far is acknowledged or given up."""
+        if self._later is not None:
+            await self._later.flush()
+
+    async def store(
+        self,
+        topic: TopicName,
+        messages: Payload | Sequence[Payload],
+        *,
+        pointer: int,
+        ttl_s: int | None = None,
+        key: str | None = None,
+    ) -> None:
+        """Store messages under a write pointer; ``publish_stored`` publishes them all at once.
+
+        Raises:
+            PayloadsSealed: they were published already.
+        """
+        several = [messages] if isinstance(messages, bytes | str) else messages
+        payloads = [protocol.payload_bytes(message) for message in several]
+        identifier, key = self._topic(topic), self._key(key)
+        await self._write(
+            protocol.store(identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=key)
+        )
+
+    async def publish_stored(
+        self, topic: TopicName, *, pointer: int, key: str | None = None
+    ) -> Published:
+        """Publish, by one reference, everything that was stored under a write pointer."""
+        request = protocol.publish(self._topic(topic), [], pointer=pointer, key=self._key(key))
+        return protocol.published(await self._write(request))
+
+    async def rollback(self, topic: TopicName, published: Published) -> None:
+        """Undo a transactional publish: consumers in transactions skip its messages from now on.
+
+        Raises:
+            ValueError: it was not a transactional publish.
+        """
+        if published.rollback is None:
+            raise ValueError("Only a publish with a write pointer can be rolled back.")
+        await self._write(protocol.rollback(self._topic(topic), published.rollback))
+
+    def transaction(self, pointer: int, snapshot: Snapshot | None = None) -> TransactionPublisher:
+        """Return a publisher for one transaction, which remembers what it may have to undo."""
+        return TransactionPublisher(self, pointer, snapshot)
+
+    # --- Reading ----------------------------------------------------------------------------------
+
+    async def poll(
+        self,
+        topic: TopicName,
+        start: Start = None,
+        *,
+        inclusive: bool = True,
+        limit: int | None = None,
+        snapshot: Snapshot | None = None,
+        wait_s: float | None = None,
+    ) -> list[Message]:
+        """Return the messages from a place on.
+
+        Args:
+            topic: where from.
+            start: a message id, a time in ms, or None for the oldest message.
+            inclusive: whether the message of that id itself is wanted; a time is always inclusive.
+            limit: how many messages at most; all there are by default.
+            snapshot: what the consumer's transaction may see; without one, everything is seen.
+            wait_s: how long the broker may wait for a first message (up to 60).
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        poll = Poll(protocol.start_of(start), inclusive, limit, snapshot)
+        request = protocol.poll(self._topic(topic), poll, wait_s=wait_s)
+
+        async def attempt(left_s: float) -> list[Message]:
+            timeout_s = max(left_s, (wait_s or 0) + subscriber.SILENCE_S)
+            messages: list[Message] = []
+            async for page in self._pages(request, timeout_s):
+                messages += page
+            return messages
+
+        return await self._retrier.run(request, attempt)
+
+    def tail(
+        self,
+        topic: TopicName,
+        start: Start = None,
+        *,
+        inclusive: bool = True,
+        snapshot: Snapshot | None = None,
+        options: subscriber.TailOptions | None = None,
+    ) -> AsyncGenerator[Message]:
+        """Return all messages from a place on, and new ones as they come, without end.
+
+        Lost connections are resumed after the last message that was handed out; see ``subscriber``.
+        """
+        poll = Poll(protocol.start_of(start), inclusive, None, snapshot)
+        source = subscriber.Source(self._topic(topic), self._pages, self._retrier)
+        return subscriber.tail(source, poll, options or subscriber.TailOptions())
+
+    def events(
+        self,
+        topic: TopicName,
+        start: MessageId | str | None = None,
+    ) -> AsyncGenerator[Message]:
+        """Return messages from the broker's stream of server-sent events, without end.
+
+        Args:
+            topic: where from.
+            start: the id of the last message seen; ``"now"`` for new messages only; None for all.
+        """
+        source = subscriber.Source(self._topic(topic), self._pages, self._retrier)
+        return subscriber.events(source, self._stream, start)
+
+    async def browse(  # noqa: PLR0913 - These are the parameters of the endpoint.
+        self,
+        topic: TopicName,
+        *,
+        start: Start | datetime = None,
+        stop: Start | datetime = None,
+        limit: int | None = None,
+        descending: bool = False,
+        full: bool = False,
+        snapshot: Snapshot | None = None,
+    ) -> BrowsePage:
+        """Look at messages without consuming, also at those that consumers may not see yet.
+
+        Args:
+            topic: where.
+            start: the first id or time; inclusive. The oldest message by default.
+            stop: the id or time to stop before; exclusive.
+            limit: how many at most (100 by default, up to 10,000).
+            descending: newest first.
+            full: whole payloads instead of their first KiB.
+            snapshot: adds to each message whether a transaction with it could consume it.
+        """
+        bounds = protocol.browse_bounds(start, stop, limit, descending=descending, full=full)
+        request = protocol.browse(self._topic(topic), bounds=bounds, snapshot=snapshot)
+        return protocol.browse_page(await self._read(request))
+
+    async def stats(self, topic: TopicName) -> Stats:
+        """Return a topic's figures: messages, bytes, first and last, rates."""
+        return protocol.json_object(await self._read(protocol.stats(self._topic(topic))))
+
+    # --- Inside -----------------------------------------------------------------------------------
+
+    def _topic(self, name: TopicName) -> TopicId:
+        return protocol.topic_id(name, self.settings.namespace)
+
+    def _key(self, key: str | None) -> str | None:
+        return uuid.uuid4().hex if key is None and self.settings.idempotent else key
+
+    def _lane(self, topic: TopicName) -> Lane | None:
+        """Return the lane of a topic, made on its first use; None if publishes don't coalesce."""
+        if not self.settings.coalesce:
+            return None
+        identifier = self._topic(topic)
+        lane = self._lanes.get(identifier)
+        if lane is None:
+            before = asyncio.get_running_loop().time() - self.settings.idle_s_max
+            for other in set(self._lanes.values()):
+                other.close_if_idle(before)
+            lane = Lane(identifier, self.settings, self._transport, self._retrier)
+            self._lanes[identifier] = lane
+        self._lanes[topic] = lane
+        return lane
+
+    async def _write(self, request: Request) -> Reply:
+        async def attempt(left_s: float) -> Reply:
+            return _checked(request, await self._transport.send(request, left_s))
+
+        return await self._retrier.run(request, attempt)
+
+    async def _publish_once(self, request: Request, timeout_s: float) -> Published:
+        reply = await self._transport.send(request, timeout_s)
+        return protocol.published(_checked(request, reply))
+
+    async def _read(self, request: Request) -> Reply:
+        async def attempt(left_s: float) -> Reply:
+            async with self._stream(request, left_s) as reply:
+                return Reply(reply.status, reply.headers, await _whole(reply.chunks))
+
+        return await self._retrier.run(request, attempt)
+
+    @asynccontextmanager
+    async def _stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
+        """Send a read and give its answer piece by piece. Raises the error that it stands for."""
+        async with self._transport.stream(request, timeout_s) as reply:
+            if not 200 <= reply.status < 300:
+                body = await _whole(reply.chunks)
+                raise outcomes.error_of(request, Reply(reply.status, reply.headers, body))
+            yield reply
+
+    async def _pages(self, request: Request, timeout_s: float) -> AsyncGenerator[list[Message]]:
+        """Give the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
+        decoder = PollDecoder()
+        async with self._stream(request, timeout_s) as reply:
+            async for chunk in reply.chunks:
+                messages = decoder.feed(chunk)
+                if messages:
+                    yield messages
+        decoder.finish()
+
+
+def _checked(request: Request, reply: Reply) -> Reply:
+    if not outcomes.succeeded(reply):
+        raise outcomes.error_of(request, reply)
+    return reply
+
+
+async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
+    return b"".join([chunk async for chunk in chunks])

@@ -1,0 +1,202 @@
+"""Publishing in the background: the caller goes on, a bounded queue holds what waits.
+
+::
+
+    publish_later ──> [ queue of a topic ] ──> one request at a time, as full as its bounds allow
+         │                                          │ refused for now: again, up to attempts_max
+         └ full: wait | drop | raise                └ acknowledged, refused, unknown: the future
+
+One request of a topic is under way at a time, and the next leaves only when it is settled: the order of
+the calls is the order in the topic, also through retries. The bounds hold for all topics together.
+Nothing is lost in silence: what is dropped or given up is counted, its future has the error, and the
+first of a run of losses is logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from broker.client import outcomes, protocol
+from broker.client.protocol import Request
+from broker.client.retrying import Retrier
+from broker.client.values import Published, Settings
+from broker.errors import BrokerError, Overloaded
+from broker.model import TopicId
+
+log: Final = logging.getLogger(__name__)
+
+OnFull = Literal["wait", "drop", "raise"]
+Answer = asyncio.Future[Published]
+Send = Callable[[Request, float], Awaitable[Published]]
+_Batch = list[tuple[bytes, Answer]]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of the messages: every accepted one ends in one of the other three."""
+
+    accepted: int = 0
+    published: int = 0
+    refused: int = 0
+    unknown: int = 0
+    dropped: int = 0
+    """Not accepted, because the queue was full."""
+
+
+class Later:
+    """The queue of ``publish_later``."""
+
+    def __init__(self, settings: Settings, retrier: Retrier, send: Send) -> None:
+        self.counts = Counts()
+        self._settings = settings
+        self._retrier = retrier
+        self._send = send
+        self._queues: dict[TopicId, deque[tuple[bytes, Answer]]] = {}
+        self._workers: dict[TopicId, asyncio.Task[None]] = {}
+        self._unsettled: set[Answer] = set()
+        self._bytes = 0
+        self._room = asyncio.Event()
+        self._closed = False
+        self._losing = False
+
+    @property
+    def waiting(self) -> int:
+        """How many messages are not settled yet."""
+        return len(self._unsettled)
+
+    async def put(self, topic: TopicId, payload: bytes, on_full: OnFull | None = None) -> Answer:
+        """Queue a message. Raises Overloaded if there is no room and ``on_full`` is ``"raise"``."""
+        choice = on_full or self._settings.later_on_full
+        answer: Answer = asyncio.get_running_loop().create_future()
+        while not self._closed and not self._has_room(payload):
+            if choice == "wait":
+                self._room.clear()
+                await self._room.wait()
+                continue
+            error = Overloaded("The queue of messages to be published later is full.")
+            if choice == "raise":
+                raise error
+            self.counts.dropped += 1
+            self._lose(answer, error)
+            return answer
+        if self._closed:
+            raise outcomes.never_sent("the client was closed")
+        self._accept(topic, payload, answer)
+        return answer
+
+    async def flush(self) -> None:
+        """Wait until everything that was accepted so far is settled."""
+        if self._unsettled:
+            await asyncio.wait(set(self._unsettled))
+
+    async def close(self, timeout_s: float) -> None:
+        """Accept nothing more, give the rest so many seconds, then give it up."""
+        self._closed = True
+        self._room.set()
+        if self._unsettled:
+            await asyncio.wait(set(self._unsettled), timeout=timeout_s)
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+        for queue in self._queues.values():
+            self._settle_all(list(queue), outcomes.never_sent("the client was closed"))
+        self._queues.clear()
+
+    # --- Inside -----------------------------------------------------------------------------------
+
+    def _has_room(self, payload: bytes) -> bool:
+        """Whether one more fits; one message always fits in an empty queue."""
+        waiting, settings = len(self._unsettled), self._settings
+        return not waiting or (
+            waiting < settings.later_messages_max
+            and self._bytes + len(payload) <= settings.later_bytes_max
+        )
+
+    def _accept(self, topic: TopicId, payload: bytes, answer: Answer) -> None:
+        self.counts.accepted += 1
+        self._bytes += len(payload)
+        self._unsettled.add(answer)
+        self._queues.setdefault(topic, deque()).append((payload, answer))
+        if topic not in self._workers:
+            self._workers[topic] = asyncio.create_task(self._work(topic))
+
+    async def _work(self, topic: TopicId) -> None:
+        """Publish what waits for a topic, then end."""
+        batch: _Batch = []
+        try:
+            queue = self._queues[topic]
+            while queue:
+                batch = self._take(queue)
+                await self._publish(topic, batch)
+        finally:
+            self._settle_all(batch, outcomes.gave_up())  # Of these only a cancelled one is left.
+            del self._workers[topic]
+            if not self._queues.get(topic, True):
+                del self._queues[topic]
+
+    def _take(self, queue: deque[tuple[bytes, Answer]]) -> _Batch:
+        batch, size = [queue.popleft()], 0
+        while queue and len(batch) < self._settings.batch_messages_max:
+            size += len(batch[-1][0])
+            if size + len(queue[0][0]) > self._settings.batch_bytes_max:
+                break
+            batch.append(queue.popleft())
+        return batch
+
+    async def _publish(self, topic: TopicId, batch: _Batch) -> None:
+        key = uuid.uuid4().hex if self._settings.idempotent else None
+        request = protocol.publish(topic, [payload for payload, _ in batch], key=key)
+        try:
+            published = await self._retrier.run(
+                request,
+                lambda left_s: self._send(request, left_s),
+                attempts_max=self._settings.later_attempts_max,
+            )
+        except BrokerError as error:
+            if len(batch) > 1 and outcomes.concerns_one_message(error):
+                for single in batch:
+                    await self._publish(topic, [single])
+            else:
+                self._settle_all(batch, error)
+        else:
+            self._settle_all(batch, published)
+
+    def _settle_all(self, batch: _Batch, outcome: Published | BrokerError) -> None:
+        for payload, answer in batch:
+            if answer not in self._unsettled:
+                continue
+            self._unsettled.discard(answer)
+            self._bytes -= len(payload)
+            if isinstance(outcome, BrokerError):
+                self._count_loss(outcome)
+                self._lose(answer, outcome)
+            else:
+                self.counts.published += 1
+                self._losing = False
+                if not answer.done():
+                    answer.set_result(outcome)
+        self._room.set()
+
+    def _count_loss(self, error: BrokerError) -> None:
+        if error.outcome == "unknown":
+            self.counts.unknown += 1
+        else:
+            self.counts.refused += 1
+
+    def _lose(self, answer: Answer, error: BrokerError) -> None:
+        """Give a future its error, and log the first of a run of losses."""
+        if not answer.done():
+            answer.set_exception(error)
+            answer.exception()  # It is allowed to ignore the future; the counts tell.
+        if not self._losing:
+            self._losing = True
+            log.warning(
+                "messages to be published later are lost: %s %s", error.message, self.counts
+            )

@@ -1,0 +1,334 @@
+"""Requests to the broker and its answers, as values: no I/O, no clock, no state.
+
+Everything that the client knows of the wire is in this module and in ``outcomes``; the transports
+carry its requests, whatever they are. Paths are relative to the broker's address::
+
+    /v1/namespaces/{namespace}/topics/{topic}/{publish|store|rollback|poll|…}
+
+What a request does decides what may be done when its answer is lost. *Reading* has no effect at all.
+A *repeatable* write has the same effect twice as once (a publish under an idempotency key, a
+rollback): it may be sent again, but until an answer comes its outcome is unknown. Any other write
+must not be sent again unless the broker said that it was refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from broker.client.values import (
+    Browsed,
+    BrowsePage,
+    Payload,
+    Published,
+    Start,
+    TopicInfo,
+    TopicName,
+)
+from broker.errors import BadRequest
+from broker.model import (
+    MESSAGE_ID_BYTES,
+    MessageId,
+    Poll,
+    PublishRequest,
+    Snapshot,
+    TopicId,
+    check_namespace,
+    check_topic,
+    message_id_from_hex,
+)
+from broker.wire import avro
+from broker.wire.transaction import encode_transaction
+
+AVRO = avro.CONTENT_TYPE
+JSON = "application/json"
+NOTHING_RETURNED = Published()
+"""The answer to every plain publish; one value for all, because there are so many of them."""
+
+
+class Request(NamedTuple):
+    """One HTTP request; ``topic`` is what it is about, the top of this page explains the rest."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+    topic: TopicId | None = None
+    reading: bool = False
+    repeatable: bool = False
+
+
+class Reply(NamedTuple):
+    """One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def _read(
+    method: str,
+    path: str,
+    headers: Mapping[str, str] = MappingProxyType({}),
+    body: bytes = b"",
+    topic: TopicId | None = None,
+) -> Request:
+    return Request(method, path, headers, body, topic, reading=True, repeatable=True)
+
+
+# --- Names and values of callers -----------------------------------------------------------------
+
+
+def topic_id(name: TopicName, namespace: str) -> TopicId:
+    """Return the topic that a caller names. Raises BadName."""
+    if isinstance(name, str):
+        first, slash, rest = name.partition("/")
+        return check_topic(first, rest) if slash else check_topic(namespace, first)
+    return check_topic(*name)
+
+
+def payload_bytes(payload: Payload) -> bytes:
+    """Return the bytes of a payload; text travels as UTF-8."""
+    return payload.encode() if isinstance(payload, str) else payload
+
+
+def start_of(start: Start) -> MessageId | int | None:
+    """Return where a poll starts as the wire says it. Raises BadRequest."""
+    if isinstance(start, str):
+        return message_id_from_hex(start)
+    if isinstance(start, bytes) and len(start) != MESSAGE_ID_BYTES:
+        raise BadRequest(f"A message id has {MESSAGE_ID_BYTES} bytes, not {len(start)}.")
+    return start
+
+
+# --- Topics --------------------------------------------------------------------------------------
+
+
+def _topics_path(namespace: str) -> str:
+    return f"/v1/namespaces/{check_namespace(namespace)}/topics"
+
+
+def _topic_path(topic: TopicId) -> str:
+    return f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}"
+
+
+def _properties_body(properties: Mapping[str, str]) -> bytes:
+    return json.dumps(dict(properties)).encode()
+
+
+def create_topic(topic: TopicId, properties: Mapping[str, str]) -> Request:
+    """Ask for a new topic."""
+    headers = {"Content-Type": JSON}
+    return Request("PUT", _topic_path(topic), headers, _properties_body(properties), topic)
+
+
+def set_properties(topic: TopicId, properties: Mapping[str, str]) -> Request:
+    """Replace all properties of a topic. Doing so twice is as good as once."""
+    path = f"{_topic_path(topic)}/properties"
+    headers = {"Content-Type": JSON}
+    return Request("PUT", path, headers, _properties_body(properties), topic, repeatable=True)
+
+
+def delete_topic(topic: TopicId) -> Request:
+    """Ask for a topic's deletion."""
+    return Request("DELETE", _topic_path(topic), topic=topic)
+
+
+def show_topic(topic: TopicId) -> Request:
+    """Ask for a topic's properties."""
+    return _read("GET", _topic_path(topic), topic=topic)
+
+
+def list_topics(namespace: str) -> Request:
+    """Ask for the names of a namespace's topics. Raises BadName."""
+    return _read("GET", _topics_path(namespace))
+
+
+def topic_info(topic: TopicId, reply: Reply) -> TopicInfo:
+    """Read the answer to ``show_topic``."""
+    properties: dict[str, str] = json.loads(reply.body)
+    generation, ttl_s = int(properties["generation"]), int(properties["ttl"])
+    return TopicInfo(topic, generation, ttl_s, properties)
+
+
+def topic_names(reply: Reply) -> list[str]:
+    """Read the answer to ``list_topics``."""
+    names: list[str] = json.loads(reply.body)
+    return names
+
+
+# --- Publishing ----------------------------------------------------------------------------------
+
+
+def _write(
+    action: str,
+    topic: TopicId,
+    request: PublishRequest,
+    ttl_s: int | None,
+    key: str | None,
+) -> Request:
+    path = f"{_topic_path(topic)}/{action}"
+    if ttl_s is not None:
+        path = f"{path}?ttl={ttl_s}"
+    headers = {"Content-Type": AVRO}
+    if key is not None:
+        headers["Idempotency-Key"] = key
+    body = avro.encode_publish_request(request)
+    return Request("POST", path, headers, body, topic, repeatable=key is not None)
+
+
+def publish(
+    topic: TopicId,
+    payloads: Sequence[bytes],
+    *,
+    pointer: int | None = None,
+    ttl_s: int | None = None,
+    key: str | None = None,
+) -> Request:
+    """Publish messages; with a write pointer and no messages, publish what was stored under it."""
+    return _write("publish", topic, PublishRequest(pointer, payloads), ttl_s, key)
+
+
+def store(
+    topic: TopicId,
+    payloads: Sequence[bytes],
+    *,
+    pointer: int,
+    ttl_s: int | None = None,
+    key: str | None = None,
+) -> Request:
+    """Store messages under a write pointer, to be published later by a reference."""
+    return _write("store", topic, PublishRequest(pointer, payloads), ttl_s, key)
+
+
+def published(reply: Reply) -> Published:
+    """Read the answer to ``publish``."""
+    if not reply.body and "idempotency-replayed" not in reply.headers:
+        return NOTHING_RETURNED
+    replayed = reply.headers.get("idempotency-replayed") == "true"
+    return Published(reply.body or None, replayed)
+
+
+def rollback(topic: TopicId, rollback_body: bytes) -> Request:
+    """Undo a transactional publish; the broker gets its own answer back. Twice is as once."""
+    path = f"{_topic_path(topic)}/rollback"
+    return Request("POST", path, {"Content-Type": AVRO}, rollback_body, topic, repeatable=True)
+
+
+# --- Reading -------------------------------------------------------------------------------------
+
+
+def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> Request:
+    """Ask for messages as a consumer."""
+    path = f"{_topic_path(topic)}/poll"
+    if wait_s:
+        path = f"{path}?wait={wait_s:g}"
+    body = avro.encode_poll(request)
+    return _read("POST", path, {"Content-Type": AVRO}, body, topic)
+
+
+def browse(
+    topic: TopicId,
+    *,
+    bounds: Mapping[str, str],
+    snapshot: Snapshot | None = None,
+) -> Request:
+    """Ask to see messages without consuming; ``bounds`` are the query's from, to and so on."""
+    query = urlencode(bounds, quote_via=quote)
+    path = f"{_topic_path(topic)}/messages" + (f"?{query}" if query else "")
+    if snapshot is None:
+        return _read("GET", path, {"Accept": JSON}, topic=topic)
+    body = json.dumps({"snapshot": encode_transaction(snapshot).hex()}).encode()
+    headers = {"Accept": JSON, "Content-Type": JSON}
+    return _read("POST", path, headers, body, topic)
+
+
+def browse_bounds(
+    start: Start | datetime,
+    stop: Start | datetime,
+    limit: int | None,
+    *,
+    descending: bool,
+    full: bool,
+) -> dict[str, str]:
+    """Return the query of ``browse``; what is left out is the broker's default. Raises BadRequest."""
+    bounds = {
+        "from": _bound(start),
+        "to": _bound(stop),
+        "limit": None if limit is None else str(limit),
+        "order": "desc" if descending else None,
+        "payload": "full" if full else None,
+    }
+    return {name: value for name, value in bounds.items() if value is not None}
+
+
+def _bound(bound: Start | datetime) -> str | None:
+    if bound is None:
+        return None
+    if isinstance(bound, datetime):
+        return str(int(bound.timestamp() * 1000))
+    place = start_of(bound)
+    return place.hex() if isinstance(place, bytes) else str(place)
+
+
+def browse_page(reply: Reply) -> BrowsePage:
+    """Read the answer to ``browse``."""
+    page = json.loads(reply.body)
+    following = page.get("next")
+    return BrowsePage(
+        [_browsed(row) for row in page["messages"]],
+        None if following is None else bytes.fromhex(following),
+    )
+
+
+def _browsed(row: Mapping[str, Any]) -> Browsed:
+    return Browsed(
+        id=bytes.fromhex(row["id"]),
+        timestamp_ms=row["timestamp_ms"],
+        size=row["size"],
+        expires_at=row.get("expires_at"),
+        kind=row["kind"],
+        tx_state=row["tx_state"],
+        write_pointer=row.get("write_pointer"),
+        payload=_text_or_base64(row),
+        truncated=row.get("truncated", False),
+        consumable=row.get("consumable"),
+    )
+
+
+def _text_or_base64(row: Mapping[str, Any]) -> bytes | None:
+    payload = row.get("payload")
+    if payload is None:
+        return None
+    return base64.b64decode(payload) if row.get("encoding") == "base64" else payload.encode()
+
+
+def stats(topic: TopicId) -> Request:
+    """Ask for a topic's figures."""
+    return _read("GET", f"{_topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
+
+
+def json_object(reply: Reply) -> dict[str, Any]:
+    """Read an answer that is a JSON object."""
+    value: dict[str, Any] = json.loads(reply.body)
+    return value
+
+
+def events(topic: TopicId, *, start: str | None, last_event_id: str | None) -> Request:
+    """Ask for the topic as server-sent events."""
+    path = f"{_topic_path(topic)}/events" + (f"?from={start}" if start else "")
+    headers = {"Accept": "text/event-stream"}
+    if last_event_id is not None:
+        headers["Last-Event-ID"] = last_event_id
+    return _read("GET", path, headers, topic=topic)
+
+
+def event_message(data: str) -> tuple[MessageId, bytes]:
+    """Read the ``data`` of one event of ``events``: the message's id and payload."""
+    row = json.loads(data)
+    return bytes.fromhex(row["id"]), _text_or_base64(row) or b""

@@ -1,0 +1,85 @@
+"""Carry out one request within a deadline, trying again where ``outcomes`` says that it is right."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from broker.client import outcomes
+from broker.client.protocol import Request
+from broker.client.values import Settings
+from broker.errors import BrokerError
+
+T = TypeVar("T")
+
+
+class Retrier:
+    """The client's patience: how long, how often, and until it is closed."""
+
+    def __init__(self, settings: Settings, rng: random.Random | None = None) -> None:
+        self._settings = settings
+        self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
+        self._closed = asyncio.Event()
+
+    def close(self) -> None:
+        """End all waiting: from now on the first failure is the last."""
+        self._closed.set()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the client was closed."""
+        return self._closed.is_set()
+
+    async def run(
+        self,
+        request: Request,
+        attempt: Callable[[float], Awaitable[T]],
+        *,
+        attempts_max: int | None = None,
+    ) -> T:
+        """Call ``attempt`` with the seconds left until it succeeds or trying again makes no sense.
+
+        With ``attempts_max`` it is the number of attempts that is bounded, not the time of all.
+
+        Raises:
+            BrokerError: what the last attempt raised; OutcomeUnknown if an earlier attempt of a
+                write got no answer and no later one told what became of it.
+        """
+        now = asyncio.get_running_loop().time
+        deadline = now() + self._settings.deadline_s
+        attempts, unknown = 0, False
+        while True:
+            attempts += 1
+            try:
+                return await attempt(
+                    self._settings.deadline_s if attempts_max else deadline - now()
+                )
+            except BrokerError as error:
+                unknown = unknown or (error.outcome == "unknown" and not request.reading)
+                pause_s = self.pause_s(error, attempts)
+                last = attempts >= attempts_max if attempts_max else now() + pause_s >= deadline
+                if last or self.closed or not outcomes.worth_retrying(request, error):
+                    if unknown and error.outcome == "refused":
+                        raise outcomes.never_confirmed(error) from error
+                    raise
+                await self.pause(pause_s)
+
+    def pause_s(self, error: BrokerError, attempts: int) -> float:
+        """Return how long to wait after so many attempts."""
+        return outcomes.delay_s(
+            error,
+            attempts,
+            self._settings.retry_delay_min_s,
+            self._settings.retry_delay_max_s,
+            self._rng,
+        )
+
+    async def pause(self, seconds: float) -> None:
+        """Wait; a close ends the waiting."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._closed.wait()
+        except TimeoutError:
+            return

@@ -1,0 +1,164 @@
+"""Reading without end: long polls that resume, and the stream of events.
+
+The subscriber's whole state is the id of the last message that it handed out. Whatever happens, the
+next poll starts after it, so that nothing is lost, repeated or reordered::
+
+    poll after the last id, wait up to wait_s ──> messages: hand them out, keep the last id ──┐
+         ^                                    ──> none, after the whole wait ─────────────────┤
+         │                                    ──> none, at once: pause idle_delay_s ──────────┤
+         │                                    ──> connection lost: pause, longer each time ───┤
+         └────────────────────────────────────────────────────────────────────────────────────┘
+
+An empty answer long before the wait is over comes from a server that doesn't know waiting (the
+original), or from one that is shutting down; both must not be asked again at once.
+
+Messages are handed out while the answer still arrives: a slow consumer slows the connection down and
+keeps nothing in memory. An answer that ends without its final zero block was cut off, which is a lost
+connection, never the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from broker.client import protocol
+from broker.client.protocol import Request
+from broker.client.retrying import Retrier
+from broker.client.transport import StreamedReply
+from broker.errors import BrokerError, UnavailableError
+from broker.model import Message, MessageId, Poll, TopicId, message_id_from_hex
+
+SILENCE_S: Final = 30.0
+"""How long a reply may be silent, beyond the wait that was asked for, before it is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailOptions:
+    """How ``tail`` asks.
+
+    Attributes:
+        wait_s: how long one poll may wait for new messages (0 to 60).
+        page_messages_max: how many messages one poll may return.
+        idle_delay_s: the pause after an empty answer that came at once.
+        follow: False ends the tail when it has caught up.
+        give_up_after_s: raise when the broker could not be reached for so long; never by default.
+    """
+
+    wait_s: float = 30.0
+    page_messages_max: int = 1000
+    idle_delay_s: float = 0.5
+    follow: bool = True
+    give_up_after_s: float | None = None
+
+
+class Source(NamedTuple):
+    """Where a tail reads: its topic, how to send a poll, how patient to be."""
+
+    topic: TopicId
+    pages: Callable[[Request, float], AsyncGenerator[list[Message]]]
+    retrier: Retrier
+
+
+class _Patience:
+    """Counts failures in a row and waits longer after each."""
+
+    def __init__(self, retrier: Retrier, give_up_after_s: float | None) -> None:
+        self._retrier = retrier
+        self._give_up_after_s = give_up_after_s
+        self._failures = 0
+        self._since = 0.0
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    async def failed(self, error: BrokerError) -> None:
+        """Wait before the next attempt. Raises the error if it has lasted for too long."""
+        now = asyncio.get_running_loop().time()
+        if not self._failures:
+            self._since = now
+        self._failures += 1
+        lasted_s = now - self._since
+        if self._give_up_after_s is not None and lasted_s >= self._give_up_after_s:
+            raise error
+        await self._retrier.pause(self._retrier.pause_s(error, self._failures))
+        if self._retrier.closed:
+            raise error
+
+
+async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerator[Message]:
+    """Give all messages from the poll's place on, without end unless ``follow`` is False.
+
+    Raises:
+        RequestError: the broker refused the poll for good, such as TopicNotFound.
+    """
+    patience = _Patience(source.retrier, options.give_up_after_s)
+    loop = asyncio.get_running_loop()
+    wait_s = options.wait_s if options.follow else 0
+    poll = replace(poll, limit=options.page_messages_max)
+    while True:
+        asked, empty = loop.time(), True
+        request = protocol.poll(source.topic, poll, wait_s=wait_s)
+        try:
+            async with aclosing(source.pages(request, wait_s + SILENCE_S)) as pages:
+                async for page in pages:
+                    empty = False
+                    for message in page:
+                        poll = replace(poll, start=message.id, inclusive=False)
+                        yield message
+        except UnavailableError as error:
+            await patience.failed(error)
+            continue
+        patience.succeeded()
+        if empty and not options.follow:
+            return
+        if empty and loop.time() - asked < wait_s / 2:
+            await source.retrier.pause(options.idle_delay_s)
+
+
+Stream = Callable[[Request, float], AbstractAsyncContextManager[StreamedReply]]
+
+
+async def events(
+    source: Source, stream: Stream, start: MessageId | str | None
+) -> AsyncGenerator[Message]:
+    """Give messages from the broker's stream of events, resumed by ``Last-Event-ID``."""
+    patience = _Patience(source.retrier, None)
+    place, last = _event_start(start), None
+    while True:
+        request = protocol.events(source.topic, start=place, last_event_id=last)
+        try:
+            async with stream(request, SILENCE_S) as reply:
+                async for data in _event_data(reply.chunks):
+                    message = Message(*protocol.event_message(data))
+                    last, place = message.id.hex(), None
+                    patience.succeeded()
+                    yield message
+        except UnavailableError as error:
+            await patience.failed(error)
+        else:
+            await source.retrier.pause(source.retrier.pause_s(UnavailableError(""), 1))
+
+
+def _event_start(start: MessageId | str | None) -> str | None:
+    if isinstance(start, bytes):
+        return start.hex()
+    if start is None or start == "now":
+        return start
+    return message_id_from_hex(start).hex()
+
+
+async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Give the data of each whole event; comments and a last incomplete event are left out."""
+    rest, data = b"", b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+            elif not line.strip() and data:
+                yield data.decode()
+                data = b""

@@ -1,0 +1,158 @@
+"""What one transaction publishes, and how to undo it.
+
+The broker can roll back only what it is told: each transactional publish answers with the range of
+its rows, and this object keeps these answers. Its last word decides how the transaction may end:
+
+    rollback() -> True     everything is undone: the transaction may be aborted
+    rollback() -> False    a publish or a rollback has an unknown outcome: the transaction must be
+                           *invalidated*. Aborted, its write pointer would become visible, and with it
+                           a message of which the publisher never heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+from broker.client.values import Payload, Published, Start, TopicName
+from broker.errors import BrokerError
+from broker.model import Message, Snapshot
+
+
+class _Client(Protocol):
+    """What is needed of a client."""
+
+    async def publish(
+        self,
+        topic: TopicName,
+        messages: Payload | Sequence[Payload],
+        *,
+        pointer: int | None = None,
+        ttl_s: int | None = None,
+        key: str | None = None,
+    ) -> Published: ...
+
+    async def store(
+        self,
+        topic: TopicName,
+        messages: Payload | Sequence[Payload],
+        *,
+        pointer: int,
+        ttl_s: int | None = None,
+        key: str | None = None,
+    ) -> None: ...
+
+    async def publish_stored(
+        self, topic: TopicName, *, pointer: int, key: str | None = None
+    ) -> Published: ...
+
+    async def rollback(self, topic: TopicName, published: Published) -> None: ...
+
+    async def poll(
+        self,
+        topic: TopicName,
+        start: Start = None,
+        *,
+        inclusive: bool = True,
+        limit: int | None = None,
+        snapshot: Snapshot | None = None,
+        wait_s: float | None = None,
+    ) -> list[Message]: ...
+
+
+class TransactionPublisher:
+    """Publishes under one write pointer and keeps what a rollback needs."""
+
+    def __init__(self, client: _Client, pointer: int, snapshot: Snapshot | None = None) -> None:
+        self.pointer = pointer
+        self.snapshot = snapshot
+        self._client = client
+        self._published: list[tuple[TopicName, Published]] = []
+        self._unknown = False
+
+    async def publish(
+        self,
+        topic: TopicName,
+        messages: Payload | Sequence[Payload],
+        *,
+        ttl_s: int | None = None,
+        key: str | None = None,
+    ) -> Published:
+        """Publish within the transaction. Raises as ``Client.publish``."""
+        return await self._keep(
+            topic,
+            self._client.publish(topic, messages, pointer=self.pointer, ttl_s=ttl_s, key=key),
+        )
+
+    async def store(
+        self,
+        topic: TopicName,
+        messages: Payload | Sequence[Payload],
+        *,
+        ttl_s: int | None = None,
+        key: str | None = None,
+    ) -> None:
+        """Store within the transaction. Nothing of it is seen before ``publish_stored``."""
+        await self._client.store(topic, messages, pointer=self.pointer, ttl_s=ttl_s, key=key)
+
+    async def publish_stored(self, topic: TopicName, *, key: str | None = None) -> Published:
+        """Publish what was stored in that topic. Raises as ``Client.publish``."""
+        return await self._keep(
+            topic, self._client.publish_stored(topic, pointer=self.pointer, key=key)
+        )
+
+    async def poll(
+        self,
+        topic: TopicName,
+        start: Start = None,
+        *,
+        inclusive: bool = True,
+        limit: int | None = None,
+        wait_s: float | None = None,
+    ) -> list[Message]:
+        """Poll with the transaction's snapshot. Raises ValueError if it has none."""
+        if self.snapshot is None:
+            raise ValueError("This transaction was made without a snapshot.")
+        return await self._client.poll(
+            topic,
+            start,
+            inclusive=inclusive,
+            limit=limit,
+            snapshot=self.snapshot,
+            wait_s=wait_s,
+        )
+
+    async def rollback(self) -> bool:
+        """Undo every publish of the transaction, the last one first.
+
+        All are tried, also after an error.
+
+        Returns:
+            Whether all is undone for certain; if not, the transaction must be invalidated.
+        """
+        complete = not self._unknown
+        kept: list[tuple[TopicName, Published]] = []
+        for topic, published in reversed(self._published):
+            try:
+                await self._client.rollback(topic, published)
+            except BrokerError:
+                complete = False
+                kept.append((topic, published))
+        self._published = kept[::-1]
+        return complete
+
+    async def _keep(
+        self, topic: TopicName, publishing: Coroutine[Any, Any, Published]
+    ) -> Published:
+        """Await a publish and keep its answer, or that it has none."""
+        try:
+            published = await publishing
+        except BrokerError as error:
+            self._unknown = self._unknown or error.outcome == "unknown"
+            raise
+        except asyncio.CancelledError:
+            self._unknown = True
+            raise
+        self._published.append((topic, published))
+        return published

@@ -1,0 +1,117 @@
+"""The values that the client takes and gives, beside those of ``broker.model``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from broker.model import MessageId, TopicId
+
+TopicName = str | TopicId | tuple[str, str]
+"""How callers name a topic: ``"namespace/topic"``, ``"topic"`` in the client's own namespace, or
+a pair."""
+
+Payload = bytes | str
+"""What callers publish: bytes, or text, which travels as UTF-8."""
+
+Start = MessageId | str | int | None
+"""Where reading starts: a message id (20 bytes, or its 40 hex digits), a time in ms since 1970, or
+None for the oldest message."""
+
+
+class Published(NamedTuple):
+    """The acknowledgement of one publish: the message is stored and synced.
+
+    ``rollback`` is what undoes a transactional publish, as the broker sent it, else None.
+    ``replayed`` tells that the broker had acknowledged the same idempotency key before.
+    """
+
+    rollback: bytes | None = None
+    replayed: bool = False
+
+
+class TopicInfo(NamedTuple):
+    """A topic as the broker describes it; ``properties`` are the strings as they are stored."""
+
+    id: TopicId
+    generation: int
+    ttl_s: int
+    properties: Mapping[str, str]
+
+
+class Browsed(NamedTuple):
+    """A message as browsing shows it.
+
+    ``payload`` is None for a reference row, and the first KiB only if ``truncated``. ``consumable``
+    is known only if a snapshot was given.
+    """
+
+    id: MessageId
+    timestamp_ms: int
+    size: int
+    expires_at: str | None
+    kind: Literal["inline", "stored", "reference"]
+    tx_state: Literal["none", "published", "rolled_back"]
+    write_pointer: int | None
+    payload: bytes | None
+    truncated: bool
+    consumable: bool | None
+
+
+class BrowsePage(NamedTuple):
+    """Some messages, and the id at which the next page starts (None: there is no more)."""
+
+    messages: Sequence[Browsed]
+    next: MessageId | None
+
+
+Stats = Mapping[str, Any]
+"""What ``GET …/stats`` answers, as it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a client behaves. It can be pickled, so that jobs on other machines can take it along.
+
+    Attributes:
+        url: where the broker listens.
+        namespace: the namespace of topics that are named without one.
+        headers: sent with every request.
+        deadline_s: how long a call may take in all, its retries included.
+        connect_timeout_s: how long one attempt to connect may take.
+        retry_delay_min_s: the first pause before a retry; it doubles up to ``retry_delay_max_s``
+            and is jittered. What the broker asks for (``Retry-After``) comes first.
+        retry_delay_max_s: the longest pause before a retry.
+        coalesce: whether awaited publishes of one topic travel together.
+        batch_messages_max: how many messages travel in one request.
+        batch_bytes_max: how many bytes of payload; one message may always travel.
+        requests_in_flight_max: how many coalesced requests of a topic are under way at a time.
+        idempotent: whether each publish carries an idempotency key made by the client, so that it
+            is retried also when its outcome is unknown. It costs the broker one side row a request.
+        connections_max: connections for everything but coalesced publishes.
+        idle_s_max: a connection that was idle for longer is not used again.
+        later_messages_max: how many messages ``publish_later`` holds, over all topics.
+        later_bytes_max: how many bytes of them.
+        later_on_full: what it does then: ``"wait"``, ``"drop"`` the new one, or ``"raise"``.
+        later_attempts_max: how often it tries; pauses between attempts as above.
+    """
+
+    url: str = "http://127.0.0.1:8080"
+    namespace: str = "default"
+    headers: tuple[tuple[str, str], ...] = ()
+    deadline_s: float = 30.0
+    connect_timeout_s: float = 10.0
+    retry_delay_min_s: float = 0.05
+    retry_delay_max_s: float = 5.0
+    coalesce: bool = True
+    batch_messages_max: int = 10_000
+    batch_bytes_max: int = 1 << 20
+    requests_in_flight_max: int = 2
+    idempotent: bool = False
+    connections_max: int = 100
+    idle_s_max: float = 10.0
+    later_messages_max: int = 10_000
+    later_bytes_max: int = 64 << 20
+    later_on_full: Literal["wait", "drop", "raise"] = "wait"
+    later_attempts_max: int = 10
