@@ -1,0 +1,232 @@
+"""Log lines: one per event in the life of a node, a topic's leadership or the storage; none per message.
+
+A line is a short lower-case fact and its fields: ``log.info("topic claimed", topic=..., epoch=...)``.
+Whoever reads the node's standard error must never be able to stop it: a pipe that nobody empties, a
+closed one, a full disk. So a line is put into a bounded queue, and one daemon thread writes::
+
+    any thread --line--> [ bounded queue ] --thread--> file descriptor
+                 |                             |
+                 full: dropped, counted        fails: dropped, counted
+                                               blocks: only this thread waits
+
+Dropped lines are told in a line of their own as soon as one can be written again.
+
+structlog is imported here and nowhere else; modules call ``logs.get_logger()``. What other packages
+say through the standard library's logging is written the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import cast
+
+import structlog
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+from typing_extensions import override
+
+from broker.config import LogFormat, LogsConfig
+
+Logger = FilteringBoundLogger
+
+NOTICE = "log lines dropped lines=%d"
+NOTICE_JSON = '{"event": "log lines dropped", "level": "warning", "lines": %d}'
+
+_BATCH_BYTES_MAX = 65_536
+
+
+def get_logger(**fields: object) -> Logger:
+    """Return a logger that adds ``fields`` to each of its lines."""
+    return cast("Logger", structlog.get_logger(**fields))
+
+
+class Sink:
+    """Writes lines to a file descriptor from a thread of its own. Never blocks or fails a caller."""
+
+    def __init__(self, descriptor: int, lines_max: int, notice: str = NOTICE) -> None:
+        """Start the thread. At most ``lines_max`` lines wait; ``notice`` tells of dropped ones."""
+        self.dropped = 0
+        """Lines that were never written, since the start."""
+        self._descriptor = _own(descriptor)
+        self._notice = notice
+        self._lines: queue.Queue[str | None] = queue.Queue(lines_max)
+        self._dropped_told = 0
+        self._counting = threading.Lock()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="log sink", daemon=True)
+        self._thread.start()
+
+    def write(self, line: str) -> None:
+        """Queue a line, or drop and count it."""
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self._drop(1)
+
+    def close(self, deadline_s: float) -> bool:
+        """Write what waits, for at most so long. Returns whether all of it was dealt with."""
+        self._closing = True
+        # If it is full, the thread isn't waiting for a line and sees the mark by itself.
+        with suppress(queue.Full):
+            self._lines.put_nowait(None)
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    def release(self) -> None:
+        """Give the descriptor back, unless the thread is stuck in it. Only after ``close``."""
+        if not self._thread.is_alive() and self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _drop(self, lines: int) -> None:
+        with self._counting:
+            self.dropped += lines
+
+    def _run(self) -> None:
+        while not (self._closing and self._lines.empty()):
+            lines = self._take()
+            try:
+                self._write_whole("".join(f"{line}\n" for line in lines))
+            except OSError:  # Closed, or no space: nobody is left to tell but the counter.
+                self._drop(len(lines))
+
+    def _take(self) -> list[str]:
+        """Wait for a line, and take what else is there."""
+        taken: list[str] = []
+        size = 0
+        line = self._lines.get()
+        while True:
+            if line is not None:
+                taken.append(line)
+                size += len(line)
+            if size >= _BATCH_BYTES_MAX or self._lines.empty():
+                return taken
+            line = self._lines.get()
+
+    def _write_whole(self, text: str) -> None:
+        missing = self.dropped - self._dropped_told
+        if missing:
+            text = f"{self._notice % missing}\n{text}"
+        rest = memoryview(text.encode("utf-8", "backslashreplace"))
+        while rest:
+            rest = rest[self._write_some(rest) :]
+        self._dropped_told += missing
+
+    def _write_some(self, rest: memoryview) -> int:
+        try:
+            return os.write(self._descriptor, rest)
+        except BlockingIOError:  # Standard error may be shared with someone who wants it so.
+            select.select([], [self._descriptor], [], 1.0)
+            return 0
+
+
+def _own(descriptor: int) -> int:
+    """Return a descriptor of our own: a closed one's number may soon be that of another file."""
+    try:
+        return os.dup(descriptor)
+    except OSError:  # Closed from the start; then every line is dropped and counted.
+        return -1
+
+
+class _SinkLogger:
+    """What structlog calls with a finished line."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def msg(self, message: str) -> None:
+        """Queue the line."""
+        self._sink.write(message)
+
+    debug = info = warning = error = critical = msg
+
+
+class _Forward(logging.Handler):
+    """Hands the standard library's warnings and errors to structlog."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__()
+        self._sink = sink
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            log = get_logger(library=record.name)
+            tell = log.error if record.levelno >= logging.ERROR else log.warning
+            tell(record.getMessage(), exc_info=record.exc_info)
+        except Exception as error:  # noqa: BLE001  # A bad record never stops whoever made it.
+            self._sink.write(f"a log record could not be written: {error!r}")
+
+
+def _no_raise(render: Processor) -> Processor:
+    """Make a renderer whose failure becomes a line instead of an exception."""
+
+    def safely(logger: WrappedLogger, name: str, event: EventDict) -> str:
+        try:
+            return str(render(logger, name, event))
+        except Exception as error:  # noqa: BLE001  # Logging never stops what it tells about.
+            return f"a log line could not be written: {error!r}"
+
+    return safely
+
+
+def _processors(*, as_json: bool, colors: bool) -> list[Processor]:
+    render: list[Processor]
+    if as_json:
+        render = [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=repr),
+        ]
+    else:
+        plain = structlog.dev.plain_traceback
+        render = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)]
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        *render[:-1],
+        _no_raise(render[-1]),
+    ]
+
+
+@contextmanager
+def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[Sink]:
+    """Send all lines of this process to a file descriptor, standard error by default."""
+    terminal = os.isatty(descriptor)
+    as_json = config.log_format is LogFormat.JSON or (
+        config.log_format is LogFormat.AUTO and not terminal
+    )
+    level = logging.getLevelNamesMapping()[config.log_level.upper()]
+    sink = Sink(descriptor, config.log_lines_max, NOTICE_JSON if as_json else NOTICE)
+    structlog.configure(
+        processors=_processors(as_json=as_json, colors=terminal),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=lambda *_: _SinkLogger(sink),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        with _standard_library(level, sink):
+            yield sink
+    finally:
+        structlog.reset_defaults()
+        sink.close(deadline_s=1.0)
+        sink.release()
+
+
+@contextmanager
+def _standard_library(level: int, sink: Sink) -> Iterator[None]:
+    """Forward the standard library's warnings and errors for a while."""
+    forward, root = _Forward(sink), logging.getLogger()
+    level_before = root.level
+    root.addHandler(forward)
+    root.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        root.removeHandler(forward)
+        root.setLevel(level_before)

@@ -1,0 +1,197 @@
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from broker import logs
+from broker.config import LogFormat, LogLevel, LogsConfig
+
+CLOSE_DEADLINE_S = 10.0
+
+
+@contextmanager
+def into(file: Path, **keys) -> Iterator[logs.Sink]:
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        with logs.writing(LogsConfig(**keys), descriptor) as sink:
+            yield sink
+            assert sink.close(CLOSE_DEADLINE_S)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "log"
+
+
+def test_a_json_line_has_event_level_time_and_fields(file: Path) -> None:
+    with into(file, log_format=LogFormat.JSON):
+        logs.get_logger(node="a").info("topic claimed", epoch=3, key=b"\x00")
+    line = json.loads(file.read_text())
+    assert line["event"] == "topic claimed"
+    assert (line["level"], line["node"], line["epoch"], line["key"]) == ("info", "a", 3, "b'\\x00'")
+    assert line["time"].endswith("Z")
+
+
+def test_auto_is_json_where_no_terminal_reads(file: Path) -> None:
+    with into(file):
+        logs.get_logger().info("x")
+    assert json.loads(file.read_text())["event"] == "x"
+
+
+def test_a_console_line_is_for_people(file: Path) -> None:
+    with into(file, log_format=LogFormat.CONSOLE):
+        logs.get_logger().warning("disk full", free_bytes=0)
+    assert "disk full" in file.read_text()
+    assert "free_bytes=0" in file.read_text()
+
+
+def test_a_level_below_is_not_written(file: Path) -> None:
+    with into(file, log_level=LogLevel.WARNING):
+        logs.get_logger().info("quiet")
+        logs.get_logger().error("loud")
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["loud"]
+
+
+def test_the_standard_librarys_warnings_are_lines_too(file: Path) -> None:
+    with into(file):
+        logging.getLogger("some.library").warning("odd %s", "thing")
+        logging.getLogger("some.library").info("chatter")
+    line = json.loads(file.read_text())
+    assert (line["event"], line["library"], line["level"]) == (
+        "odd thing",
+        "some.library",
+        "warning",
+    )
+
+
+def test_a_bad_record_of_a_library_stops_nobody(file: Path) -> None:
+    with into(file) as sink:  # Called directly, since pytest's own handler raises on such records.
+        logs._Forward(sink).emit(
+            logging.makeLogRecord({"levelno": 30, "msg": "%s %s", "args": "x"})
+        )
+        logging.getLogger("some.library").log(35, "100 %")
+    first, second = file.read_text().splitlines()
+    assert "could not be written" in first
+    assert json.loads(second)["event"] == "100 %"
+
+
+def test_an_exception_is_one_line(file: Path) -> None:
+    with into(file):
+        try:
+            {}["k"]
+        except KeyError:
+            logs.get_logger().exception("failed")
+    line = json.loads(file.read_text())
+    assert "KeyError: 'k'" in line["exception"]
+
+
+def test_a_value_that_can_not_be_shown_does_not_raise(file: Path) -> None:
+    class Nasty:
+        def __repr__(self) -> str:
+            raise RuntimeError("no")
+
+    with into(file):
+        logs.get_logger().info("x", value=Nasty())
+    assert "could not be written" in file.read_text()
+
+
+def fill(descriptor: int) -> int:
+    """Write to a pipe until it takes no more; return how much it took."""
+    os.set_blocking(descriptor, False)
+    filled = 0
+    with suppress(BlockingIOError):
+        while True:
+            filled += os.write(descriptor, bytes(4096))
+    os.set_blocking(descriptor, True)
+    return filled
+
+
+def test_a_stuck_reader_stops_nobody_and_drops_are_counted_and_told() -> None:
+    reading, writing = os.pipe()
+    filled = fill(writing)
+    sink = logs.Sink(writing, lines_max=10)
+    for _ in range(500):
+        sink.write("line")
+    assert sink.dropped >= 480  # At most one batch is with the thread, and one waits.
+    assert not sink.close(deadline_s=0)
+
+    received: list[bytes] = []
+
+    def read() -> None:
+        while part := os.read(reading, 65_536):
+            received.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert sink.close(CLOSE_DEADLINE_S), "the sink did not end after the reader came back"
+    os.close(writing)
+    sink.release()
+    reader.join(CLOSE_DEADLINE_S)
+    os.close(reading)
+    text = b"".join(received)[filled:].decode()
+    assert f"log lines dropped lines={sink.dropped}\n" in text
+    assert text.count("line\n") == 500 - sink.dropped
+
+
+def test_a_closed_sink_drops_and_counts() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    sink = logs.Sink(writing, lines_max=10)
+    sink.write("a")
+    assert sink.close(CLOSE_DEADLINE_S)
+    os.close(writing)
+    assert sink.dropped == 1
+
+
+def test_a_full_device_drops_and_counts() -> None:
+    with Path("/dev/full").open("wb") as full:
+        sink = logs.Sink(full.fileno(), lines_max=10)
+        sink.write("a")
+        sink.write("b")
+        assert sink.close(CLOSE_DEADLINE_S)
+    assert sink.dropped == 2
+
+
+def test_a_descriptor_closed_from_the_start_stops_nobody() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.close(writing)
+    sink = logs.Sink(writing, lines_max=10)
+    sink.write("a")
+    assert sink.close(CLOSE_DEADLINE_S)
+    assert sink.dropped == 1
+
+
+def test_a_descriptor_whose_number_is_given_to_another_file_is_not_written_to(file: Path) -> None:
+    reading, writing = os.pipe()
+    sink = logs.Sink(writing, lines_max=10)
+    os.close(writing)
+    other = os.open(file, os.O_WRONLY | os.O_CREAT)
+    assert other == writing
+    sink.write("a")
+    assert sink.close(CLOSE_DEADLINE_S)
+    os.close(other)
+    os.close(reading)
+    assert file.read_text() == ""
+
+
+def test_a_nonblocking_descriptor_gets_every_line() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    sink = logs.Sink(writing, lines_max=1000)
+    for number in range(200):
+        sink.write(f"{number} " + "x" * 1000)
+    received: list[bytes] = []
+    while b"199 x" not in b"".join(received[-3:]):
+        received.append(os.read(reading, 65_536))
+    assert sink.close(CLOSE_DEADLINE_S)
+    assert sink.dropped == 0
+    os.close(reading)
+    os.close(writing)
