@@ -42,7 +42,7 @@ def _fetch_all(names: list[str]) -> list[str]:
             fetch.fetch(name, _say)
         except ServerMissing as error:
             missing.append(name)
-            _say(f"MISSING {error}")
+            _say(f"MISSING {name}: {error}")
     return missing
 
 

@@ -42,7 +42,7 @@ def java_project(name: str) -> Path:
     """
     project = _CHECKOUT / "tests" / "java" / name
     if not (project / "pom.xml").is_file():
-        message = f"{name}: its Maven project {project} is not here; run from a source checkout"
+        message = f"the Maven project {project} is not here; run from a source checkout"
         raise ServerMissing(message)
     return project
 

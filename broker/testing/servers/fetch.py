@@ -13,8 +13,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from broker.testing.servers import cache, toxiproxy
+from broker.testing.servers import cache, jvm, toxiproxy
 from broker.testing.servers.cache import ServerMissing
 from broker.testing.servers.process import program
 
@@ -36,7 +37,16 @@ def fetch(name: str, report: Report) -> None:
         ServerMissing: It can't be had here; the message says what is missing.
     """
     with cache.locked():
-        RECIPES[name](name, report)
+        RECIPES[name].fetch(name, report)
+
+
+def check(name: str) -> None:
+    """See that the server ``name`` can be started; nothing is fetched.
+
+    Raises:
+        ServerMissing: It can't; the message says what to do.
+    """
+    RECIPES[name].check(name)
 
 
 def _fetch_maven(name: str, report: Report) -> None:
@@ -100,7 +110,7 @@ def _compile(name: str, project: Path, folder: Path, report: Report) -> None:
     options = ["-nowarn", "-proc:none", "--release", "11", "-cp", jars, "-d", str(classes)]
     log = _log_of(name)
     if _run([program("javac", "default-jdk-headless"), *options, *sources], log) != 0:
-        raise ServerMissing(f"{name}: its Java sources do not compile; see {log}")
+        raise ServerMissing(f"its Java sources do not compile; see {log}")
 
 
 def _fetch_toxiproxy(name: str, report: Report) -> None:
@@ -117,7 +127,7 @@ def _fetch_toxiproxy(name: str, report: Report) -> None:
         command = [go, "install", "-ldflags", flags, module]
         log = _log_of(name)
         if _run(command, log, environment={**os.environ, "GOBIN": str(folder)}) != 0:
-            raise ServerMissing(f"{name}: Go could not fetch or build it; see {log}")
+            raise ServerMissing(f"Go could not fetch or build it; see {log}")
 
     cache.build(target, make)
     report(f"{name}: {(target / 'server').stat().st_size >> 20} MB")
@@ -129,7 +139,7 @@ def _fetch_redis(name: str, report: Report) -> None:
         return
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
-        raise ServerMissing(f"{name}: redis-server is not installed: apt-get install redis-server")
+        raise ServerMissing("redis-server is not installed: apt-get install redis-server")
     report(f"{name}: installing Debian's redis-server")
     # Level 1: the package's service is installed but not started beside ours.
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
@@ -138,7 +148,7 @@ def _fetch_redis(name: str, report: Report) -> None:
     if _run(install, log, environment=environment) != 0 and (
         _run([apt, "update"], log) != 0 or _run(install, log, environment=environment) != 0
     ):
-        raise ServerMissing(f"{name}: apt-get install redis-server failed; see {log}")
+        raise ServerMissing(f"apt-get install redis-server failed; see {log}")
     report(f"{name}: installed")
 
 
@@ -178,10 +188,32 @@ def _jars(folder: Path) -> tuple[int, int]:
     return len(jars), sum(jar.stat().st_size for jar in jars)
 
 
-RECIPES: Mapping[str, Callable[[str, Report], None]] = {
-    "tms": _fetch_maven,
-    "hbase": _fetch_maven,
-    "kafka": _fetch_maven,
-    "redis": _fetch_redis,
-    "toxiproxy": _fetch_toxiproxy,
+def _check_maven(name: str) -> None:
+    jvm.java()
+    jvm.installed(name)
+
+
+def _check_toxiproxy(name: str) -> None:
+    toxiproxy.binary()
+
+
+def _check_redis(name: str) -> None:
+    program("redis-server", "redis-server")
+
+
+class Recipe(NamedTuple):
+    """How one server is fetched, and how it is seen that it is there (else ServerMissing)."""
+
+    fetch: Callable[[str, Report], None]
+    check: Callable[[str], None]
+
+
+_MAVEN = Recipe(_fetch_maven, _check_maven)
+
+RECIPES: Mapping[str, Recipe] = {
+    "tms": _MAVEN,
+    "hbase": _MAVEN,
+    "kafka": _MAVEN,
+    "redis": Recipe(_fetch_redis, _check_redis),
+    "toxiproxy": Recipe(_fetch_toxiproxy, _check_toxiproxy),
 }

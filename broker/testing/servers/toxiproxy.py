@@ -15,6 +15,19 @@ from broker.testing.servers.process import HOST, Server, free_ports
 VERSION = "2.12.0"
 
 
+def binary() -> Path:
+    """The fetched program.
+
+    Raises:
+        ServerMissing: It was not fetched.
+    """
+    found = place("toxiproxy", VERSION) / "server"
+    if not found.is_file():
+        message = "toxiproxy is not fetched: python -m broker.testing.servers fetch toxiproxy"
+        raise ServerMissing(message)
+    return found
+
+
 class ToxiproxyServer(Server):
     """The proxy's process; ``url`` is its control interface.
 
@@ -37,11 +50,7 @@ class ToxiproxyServer(Server):
 
     @override
     def command(self) -> Sequence[str]:
-        binary = place(self.name, VERSION) / "server"
-        if not binary.is_file():
-            message = "toxiproxy is not fetched: python -m broker.testing.servers fetch toxiproxy"
-            raise ServerMissing(message)
-        return [str(binary), "-host", HOST, "-port", str(self.port), "-seed", str(self._seed)]
+        return [str(binary()), "-host", HOST, "-port", str(self.port), "-seed", str(self._seed)]
 
     @override
     def answers(self) -> bool:

@@ -1,0 +1,3 @@
+"""What all tests share: the plugins; fixtures stand with what they are about."""
+
+pytest_plugins = ["broker.testing.fixtures"]
