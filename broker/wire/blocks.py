@@ -78,6 +78,11 @@ class EncodedItems:
         start, end = self.offsets[first], self.offsets[stop]
         return b"".join((encode_long(stop - first), memoryview(self.data)[start:end]))
 
+    def payload(self, index: int) -> bytes:
+        """Return one message's payload."""
+        _, start = read_long(self.data, self.offsets[index] + 1 + MESSAGE_ID_BYTES)
+        return self.data[start : self.offsets[index + 1]]
+
     def stop_within(self, first: int, bytes_max: int) -> int:
         """Return the greatest ``stop`` so that ``first`` to ``stop`` take ``bytes_max`` at most.
 

@@ -94,21 +94,23 @@ def int32(name: str, text: str) -> int:
 def _strings(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
         raise BadRequest("The body must be a JSON object of properties, or empty.")
-    return {_sendable(name): _string(name, one) for name, one in value.items()}
+    for name, one in value.items():
+        _check_text(name, name)
+        if not isinstance(one, str | bool):
+            raise BadRequest(f"{name}: a property is a string, a number or a boolean.")
+    return {name: _string(name, one) for name, one in value.items()}
 
 
-def _string(name: str, value: object) -> str:
+def _string(name: str, value: str | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if not isinstance(value, str):
-        raise BadRequest(f"{name!a:.80}: a property is a string, a number or a boolean.")
-    return _sendable(value)
+    _check_text(name, value)
+    return value
 
 
-def _sendable(text: str) -> str:
-    """Return a text that can be written as UTF-8. Raises BadRequest for half a surrogate pair."""
+def _check_text(name: str, text: str) -> None:
+    """Refuse what can't be written as UTF-8: half of a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRequest("A property's name or value is no valid Unicode text.") from None
-    return text
+        raise BadRequest(f"{name!a:.80}: is no valid Unicode text.") from None

@@ -1,0 +1,92 @@
+"""A snapshot inside a JSON body, in whichever of three forms is at hand.
+
+::
+
+    "0a0001…"                              the bytes of `transaction`, in hex
+    "CgAB…"                                the same bytes, in base64
+    {"transaction_id": 5, "read_pointer": 3, "in_progress": [4], …}      the parts, by name
+
+Bytes of a snapshot begin with a field's type, so their base64 is never all hex digits. Of the parts,
+``transaction_id`` and ``read_pointer`` are needed; ``visibility`` is a level's name.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+from broker.errors import BadRequest
+from broker.model import Snapshot
+from broker.wire.transaction import POINTERS_MAX, decode_transaction
+from broker.wire.varint import LONG_MAX
+
+_NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
+_LISTS = ("invalids", "in_progress", "checkpoint_pointers")
+_NAMES = (*_NUMBERS, *_LISTS, "long", "visibility")
+
+
+def decode_snapshot(value: object) -> Snapshot:
+    """Return the snapshot that a parsed JSON value says. Raises BadRequest."""
+    if isinstance(value, str):
+        return decode_transaction(_bytes(value))
+    if isinstance(value, dict):
+        return _from_parts(value)
+    raise BadRequest("snapshot: hex, base64 or an object is needed.")
+
+
+def encode_snapshot(snapshot: Snapshot) -> dict[str, object]:
+    """Return a snapshot's parts by name."""
+    parts: dict[str, object] = {name: getattr(snapshot, name) for name in (*_NUMBERS, *_LISTS)}
+    return {**parts, "long": snapshot.long, "visibility": snapshot.visibility.name}
+
+
+def _bytes(text: str) -> bytes:
+    for decode in (bytes.fromhex, _base64):
+        try:
+            return decode(text)
+        except ValueError:
+            continue
+    raise BadRequest("snapshot: this string is neither hex nor base64.")
+
+
+def _base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _from_parts(parts: dict[str, Any]) -> Snapshot:
+    for name in parts:
+        if name not in _NAMES:
+            raise BadRequest(f"snapshot: {name!a:.80} is none of {', '.join(_NAMES)}.")
+    for name in _NUMBERS[:2]:
+        if name not in parts:
+            raise BadRequest(f"snapshot: {name} is missing.")
+    known: dict[str, Any] = {name: _number(name, parts[name]) for name in _NUMBERS if name in parts}
+    known |= {name: _pointers(name, parts[name]) for name in _LISTS if name in parts}
+    return Snapshot(**known, long=_flag(parts), visibility=_level(parts))
+
+
+def _number(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LONG_MAX:
+        raise BadRequest(f"snapshot: {name} must be a whole number of 64 bits.")
+    return value
+
+
+def _pointers(name: str, value: object) -> list[int]:
+    if not isinstance(value, list) or len(value) > POINTERS_MAX:
+        raise BadRequest(f"snapshot: {name} must be a list of at most {POINTERS_MAX} numbers.")
+    return [_number(name, pointer) for pointer in value]
+
+
+def _flag(parts: dict[str, Any]) -> bool:
+    long = parts.get("long", False)
+    if not isinstance(long, bool):
+        raise BadRequest("snapshot: long must be true or false.")
+    return long
+
+
+def _level(parts: dict[str, Any]) -> Snapshot.Visibility:
+    levels = {level.name: level for level in Snapshot.Visibility}
+    level = parts.get("visibility", Snapshot.Visibility.SNAPSHOT.name)
+    if not isinstance(level, str) or level not in levels:
+        raise BadRequest(f"snapshot: visibility is one of {', '.join(levels)}.")
+    return levels[level]
