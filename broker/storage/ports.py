@@ -217,9 +217,19 @@ class LogStore(Protocol):
     ) -> list[tuple[LogId, Control]]:
         """Return the payload logs that a topic has control rows for (of one generation, or all)."""
 
-    async def sweep_log(self, hold: Hold, expired_before_ms: int, rows_max: int) -> Swept:
-        """Remove one slice of a held message log: rows strictly below the floor, then rows at or
-        below the pointer whose own lifetime ended before ``expired_before_ms``, then old side rows.
+    async def sweep_log(
+        self,
+        hold: Hold,
+        expired_before_ms: int,
+        rows_max: int,
+        *,
+        side_before: RowId = ROW_ID_MIN,
+    ) -> Swept:
+        """Remove one slice of a held message log: rows strictly below the floor, then rows below the
+        pointer whose own lifetime ended before ``expired_before_ms``, then old side rows.
+
+        The row *at* the pointer always stays. ``side_before`` is the start of the idempotency window:
+        a side row is old if its id is below that and not above the pointer.
         """
 
     async def sweep_payloads(self, topic_hold: Hold, number: int, rows_max: int) -> Swept:
