@@ -6,6 +6,7 @@ original. Errors are those of ``broker.errors``, by name.
 
 from broker.client.aio import Client
 from broker.client.subscriber import TailOptions
+from broker.client.sync import SyncClient
 from broker.client.transaction import TransactionPublisher
 from broker.client.values import Browsed, BrowsePage, Published, Settings, TopicInfo
 from broker.errors import (
@@ -50,6 +51,7 @@ __all__ = [
     "Settings",
     "Snapshot",
     "StorageFull",
+    "SyncClient",
     "TailOptions",
     "TooManyMessages",
     "TopicExists",

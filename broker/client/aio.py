@@ -26,7 +26,7 @@ import asyncio
 import ssl
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -313,7 +313,7 @@ class Client:
 
         return await self._retrier.run(request, attempt)
 
-    def tail(
+    async def tail(
         self,
         topic: TopicName,
         start: Start = None,
@@ -322,10 +322,28 @@ class Client:
         snapshot: Snapshot | None = None,
         options: subscriber.TailOptions | None = None,
     ) -> AsyncGenerator[Message]:
-        """Return all messages from a place on, and new ones as they come, without end.
+        """Give all messages from a place on, and new ones as they come, without end.
 
         Lost connections are resumed after the last message that was handed out; see ``subscriber``.
         """
+        pages = self.tail_pages(
+            topic, start, inclusive=inclusive, snapshot=snapshot, options=options
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                for message in page:
+                    yield message
+
+    def tail_pages(
+        self,
+        topic: TopicName,
+        start: Start = None,
+        *,
+        inclusive: bool = True,
+        snapshot: Snapshot | None = None,
+        options: subscriber.TailOptions | None = None,
+    ) -> AsyncGenerator[list[Message]]:
+        """Give what ``tail`` gives, in the lists in which it arrives."""
         poll = Poll(protocol.start_of(start), inclusive, None, snapshot)
         source = subscriber.Source(self._topic(topic), self._pages, self._retrier)
         return subscriber.tail(source, poll, options or subscriber.TailOptions())

@@ -1,8 +1,8 @@
 """What an answer, or the lack of one, means: an error by its name, and whether to try again.
 
 This broker says in headers what happened (``Broker-Error``, ``Broker-Outcome``, ``Retry-After``).
-The original says it with the status alone; the table at the end of this page reads that. Anything
-that neither explains is *unknown*: the client never claims that something failed when it can't tell.
+The original says it with the status and a text, which two tables here read. Anything that neither
+explains is *unknown*: the client never claims that something failed when it can't tell.
 
 A request is tried again only if that is safe and useful: the broker refused it for now, or nobody
 knows and the request is repeatable.
@@ -86,11 +86,11 @@ def succeeded(reply: Reply) -> bool:
 def error_of(request: Request, reply: Reply) -> BrokerError:
     """Return the error that a reply other than a success stands for."""
     message = _message(reply) or f"The broker answered with status {reply.status}."
-    code = reply.headers.get("broker-error")
-    kind = _BY_CODE.get(code) if code else None
+    kind = _BY_CODE.get(reply.headers.get("broker-error", ""))
     if kind is NotFound and reply.status == 405:
         kind = MethodNotAllowed
-    error = (kind or _kind_by_status(request, reply.status))(message)
+    kind = kind or _kind_by_text(message) or _kind_by_status(request, reply.status)
+    error = kind(message)
     outcome = reply.headers.get("broker-outcome")
     if outcome == "unknown":
         error.outcome, error.retriable = "unknown", False
@@ -115,6 +115,15 @@ def _seconds(text: str | None) -> float | None:
         return float(text) if text is not None else None
     except ValueError:  # A date is allowed there too; the client's own delays serve as well.
         return None
+
+
+def _kind_by_text(message: str) -> type[BrokerError] | None:
+    """Read the texts of the original where its status says less than they do."""
+    if message.startswith("Problem accessing: "):  # 404 of a path, not of a topic.
+        return NotFound
+    if "has exceeded max lifetime" in message:  # 500, though nothing was done.
+        return TransactionTooOld
+    return None
 
 
 def _kind_by_status(request: Request, status: int) -> type[BrokerError]:

@@ -89,8 +89,10 @@ class _Patience:
             raise error
 
 
-async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerator[Message]:
+async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerator[list[Message]]:
     """Give all messages from the poll's place on, without end unless ``follow`` is False.
+
+    They come in the pieces in which they arrive, none of them empty.
 
     Raises:
         RequestError: the broker refused the poll for good, such as TopicNotFound.
@@ -106,9 +108,8 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
             async with aclosing(source.pages(request, wait_s + SILENCE_S)) as pages:
                 async for page in pages:
                     empty = False
-                    for message in page:
-                        poll = replace(poll, start=message.id, inclusive=False)
-                        yield message
+                    poll = replace(poll, start=page[-1].id, inclusive=False)
+                    yield page
         except UnavailableError as error:
             await patience.failed(error)
             continue
