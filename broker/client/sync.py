@@ -21,6 +21,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -320,9 +321,10 @@ class SyncClient:
         try:
             while (item := self._wait(anext(source, None))) is not None:
                 yield item
-        finally:
-            if not self._closed:  # A closed client has ended what it was reading.
+        except GeneratorExit:  # Other errors come out of the source, which has ended by them.
+            if not self._closed:
                 self._wait(source.aclose())
+            raise
 
 
 async def _outcome(work: Awaitable[T]) -> T:
