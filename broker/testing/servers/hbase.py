@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape
 from typing_extensions import override
 
 from broker.testing.servers import jvm
-from broker.testing.servers.process import HOST, Server, free_ports
+from broker.testing.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports
 
 _IDL = "org/apache/hadoop/hbase/thrift2/hbase.thrift"
 
@@ -198,7 +198,7 @@ def _text_field(number: int, value: bytes) -> bytes:
 def _replies(port: int, method: bytes, arguments: bytes) -> bool:
     """Whether a Thrift server answers this call with a result, not with an exception."""
     call = struct.pack(">Ii", 0x8001_0001, len(method)) + method + struct.pack(">i", 1)
-    with socket.create_connection((HOST, port), timeout=10) as connection:
+    with socket.create_connection((HOST, port), timeout=2 * ASK_TIMEOUT_S) as connection:
         connection.sendall(call + arguments + b"\0")
         with connection.makefile("rb") as stream:
             head = stream.read(8 + len(method) + 4)

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from broker.testing.servers import jvm
 from broker.testing.servers.process import (
+    ASK_TIMEOUT_S,
     HOST,
     Server,
     ServerFailed,
@@ -113,7 +114,7 @@ class KafkaServer(Server):
     @override
     def answers(self) -> bool:
         request = struct.pack(">hhih", 18, 0, 7, -1)
-        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+        with socket.create_connection((HOST, self.port), timeout=ASK_TIMEOUT_S) as connection:
             connection.sendall(struct.pack(">i", len(request)) + request)
             with connection.makefile("rb") as stream:
                 answer = stream.read(10)

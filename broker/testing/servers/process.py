@@ -35,6 +35,9 @@ from broker.testing.servers.cache import ServerMissing
 
 HOST = "127.0.0.1"
 
+# How long one question may wait: a server that has just opened its port may never answer the first.
+ASK_TIMEOUT_S = 1.0
+
 _POLL_S = 0.02
 _LOG_TAIL_LINES = 30
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from broker.testing.servers.process import HOST, Server, free_ports, program
+from broker.testing.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports, program
 
 
 class RedisServer(Server):
@@ -36,6 +36,6 @@ class RedisServer(Server):
 
     @override
     def answers(self) -> bool:
-        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+        with socket.create_connection((HOST, self.port), timeout=ASK_TIMEOUT_S) as connection:
             connection.sendall(b"PING\r\n")
             return connection.recv(16) == b"+PONG\r\n"

@@ -16,7 +16,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.testing.servers import jvm
-from broker.testing.servers.process import HOST, Server
+from broker.testing.servers.process import ASK_TIMEOUT_S, HOST, Server
 
 # Guice's cglib needs java.lang; LevelDB's unmapping needs sun.nio.ch; Netty's buffers the rest.
 _ACCESS = (
@@ -83,7 +83,7 @@ class TmsServer(Server):
 
     @override
     def answers(self) -> bool:
-        connection = HTTPConnection(HOST, self.port, timeout=5)
+        connection = HTTPConnection(HOST, self.port, timeout=ASK_TIMEOUT_S)
         try:
             connection.request("GET", "/v1/namespaces/system/topics")
             reply = connection.getresponse()

@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.testing.servers.cache import ServerMissing, place
-from broker.testing.servers.process import HOST, Server, free_ports
+from broker.testing.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports
 
 VERSION = "2.12.0"
 
@@ -54,7 +54,7 @@ class ToxiproxyServer(Server):
 
     @override
     def answers(self) -> bool:
-        connection = HTTPConnection(HOST, self.port, timeout=5)
+        connection = HTTPConnection(HOST, self.port, timeout=ASK_TIMEOUT_S)
         try:
             connection.request("GET", "/version")
             return connection.getresponse().status == 200

@@ -15,7 +15,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.testing.servers import jvm
-from broker.testing.servers.process import HOST, Server, free_ports
+from broker.testing.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports
 
 _CONFIGURATION = """\
 tickTime=500
@@ -87,7 +87,7 @@ class ZooKeeperServer(Server):
         Raises:
             OSError: Nothing listens.
         """
-        with socket.create_connection((HOST, self.port), timeout=5) as connection:
+        with socket.create_connection((HOST, self.port), timeout=ASK_TIMEOUT_S) as connection:
             connection.sendall(word.encode())
             with connection.makefile("rb") as stream:
                 return stream.read().decode()
