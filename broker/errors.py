@@ -31,7 +31,7 @@ class BrokerError(Exception):
     """The root. ``code`` is stable and part of the interface."""
 
     code: ClassVar[str] = "internal"
-    http_status: ClassVar[int] = 500
+    http_status: int = 500
     retriable: bool = False
     outcome: Outcome = "unknown"
 
@@ -192,6 +192,13 @@ class OutcomeUnknown(BrokerError):
 
     code = "outcome_unknown"
     http_status = 500
+
+    def under_key(self) -> OutcomeUnknown:
+        """Return the same error for a client that sent a key: it may repeat the request under it."""
+        error = OutcomeUnknown(self.message, retry_after_s=self.retry_after_s)
+        error.http_status = 503
+        error.retriable = True
+        return error
 
 
 class StorageCorrupt(BrokerError):

@@ -54,6 +54,7 @@ class TopicLeader:
         self.topic = topic
         self.hold = hold
         self.ended: BrokerError | None = None
+        self.loop = asyncio.get_running_loop()
         self._around = around
         self._notify = committed
         self._lost = lost
@@ -114,7 +115,7 @@ class TopicLeader:
         elif guards.holds("seal-first"):
             await self._seal(hold)
         if found is None:
-            future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Published] = self.loop.create_future()
             write = Write(future, None, number, lifetime_ms=lifetime_ms)
             found = (await self.messages.write(write)).first
         self._mark_later(hold, found)
@@ -179,7 +180,7 @@ class TopicLeader:
                 f"The payloads of transaction {number} were published: nothing can be added. "
                 "Store before you publish, or publish the rest as messages of the transaction."
             )
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Published] = self.loop.create_future()
         lifetime_ms = None if options.ttl_s is None else options.ttl_s * 1000
         write = Write(future, request.payloads, lifetime_ms=lifetime_ms, deadline=options.deadline)
         if options.key is None:

@@ -48,7 +48,7 @@ class Write:
         "size",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - A value; its parts are named by its callers.
         self,
         future: asyncio.Future[Published],
         payloads: Sequence[bytes] | None,

@@ -1,0 +1,1 @@
+"""Holding a log: claims, and giving them up."""

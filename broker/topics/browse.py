@@ -1,0 +1,260 @@
+"""Looking at a topic without the rules of consuming: what is there, not what may be consumed.
+
+Browsing shows every row that has not expired: rolled back, of open transactions, references
+themselves, and behind each reference the payloads that it shows. Entries are ordered by message id, a
+reference (whose second half is zero) before its payloads.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from broker.model import (
+    MESSAGE_ID_BYTES,
+    ROW_ID_BYTES,
+    ROW_ID_MAX,
+    ROW_ID_MIN,
+    MessageId,
+    RowId,
+    Snapshot,
+    Topic,
+    first_row_at,
+    row_before,
+)
+from broker.storage.keys import LogId
+from broker.storage.ports import Row
+from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_live
+from broker.topics.reading import scan_payloads, shorter
+from broker.topics.surroundings import Surroundings
+
+PAGE_BYTES_MAX = 32 * 1024 * 1024
+_ID_MAX = b"\xff" * MESSAGE_ID_BYTES
+
+
+class Kind(enum.StrEnum):
+    """Where a message's payload lies."""
+
+    INLINE = "inline"
+    STORED = "stored"
+    REFERENCE = "reference"
+
+
+class TransactionState(enum.StrEnum):
+    """What the log itself knows of a message's transaction."""
+
+    NONE = "none"
+    PUBLISHED = "published"
+    ROLLED_BACK = "rolled_back"
+
+
+class BrowseQuery(NamedTuple):
+    """Which messages: ``start`` inclusive, ``end`` exclusive; ids, times in ms, or None for open."""
+
+    start: MessageId | int | None = None
+    end: MessageId | int | None = None
+    limit: int = 100
+    descending: bool = False
+    snapshot: Snapshot | None = None
+
+
+class BrowseEntry(NamedTuple):
+    """One message as it lies there. ``consumable`` is None without a snapshot."""
+
+    id: MessageId
+    payload: bytes | None
+    kind: Kind
+    tx_state: TransactionState
+    pointer: int | None
+    expires_at_ms: int
+    consumable: bool | None
+
+
+class BrowsePage(NamedTuple):
+    """Entries in the order asked for.
+
+    ``next`` goes on where the page ends: as ``start`` when ascending, as ``end`` when descending;
+    None at the end.
+    """
+
+    entries: list[BrowseEntry]
+    next: MessageId | None
+
+
+async def browse(around: Surroundings, topic: Topic, query: BrowseQuery) -> BrowsePage:
+    """Return one page. Raises Unavailable if storage answers stale and stays so."""
+    bound = oldest_live(around.clock.now_ms(), topic.ttl_ms) + ROW_ID_MIN
+    low = max(_message_id(query.start, bytes(MESSAGE_ID_BYTES)), bound)
+    high = _message_id(query.end, _ID_MAX)
+    browser = _Browser(around, topic, query, low, high)
+    entries: list[BrowseEntry] = []
+    size = 0
+    async for entry in browser.entries():
+        if len(entries) >= query.limit or size > PAGE_BYTES_MAX:
+            return BrowsePage(entries, entries[-1].id if query.descending else entry.id)
+        entries.append(entry)
+        size += len(entry.payload or b"")
+    return BrowsePage(entries, None)
+
+
+def _message_id(value: MessageId | int | None, absent: MessageId) -> MessageId:
+    if value is None:
+        return absent
+    return first_row_at(value) + ROW_ID_MIN if isinstance(value, int) else value
+
+
+class _Browser:
+    """The rows of one query, as entries."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        topic: Topic,
+        query: BrowseQuery,
+        low: MessageId,
+        high: MessageId,
+    ) -> None:
+        self._around = around
+        self._topic = topic
+        self._query = query
+        self._low = low
+        self._high = high
+        self._held_at: RowId | None = None
+
+    async def entries(self) -> AsyncIterator[BrowseEntry]:
+        """Yield what lies in ``[low, high)``, in the order asked for."""
+        if self._low >= self._high:
+            return
+        if self._query.snapshot is not None:
+            self._held_at = await self._first_held(self._query.snapshot)
+        first, last = self._low[:ROW_ID_BYTES], min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
+        async for row in self._rows(row_before(first), last):
+            async for entry in self._expand(row):
+                if self._low <= entry.id < self._high:
+                    yield entry
+
+    async def _rows(self, after: RowId, through: RowId) -> AsyncIterator[Row]:
+        settings = self._around.settings
+        reverse = self._query.descending
+        while True:
+            page = await self._around.store.scan(
+                LogId(self._topic.id, self._topic.generation),
+                after,
+                through,
+                rows_max=min(settings.page_rows_max, self._query.limit + 1),
+                bytes_max=settings.page_bytes_max,
+                reverse=reverse,
+            )
+            for row in page.rows:
+                yield row
+            if not page.more:
+                return
+            if reverse:
+                through = row_before(page.seen)
+            else:
+                after = page.seen
+
+    async def _expand(self, row: Row) -> AsyncIterator[BrowseEntry]:
+        """Yield the entries of one row: itself, and what it refers to."""
+        own = self._entry(row, ROW_ID_MIN, row.payload, row.lifetime_ms)
+        if row.payload is not None:
+            if own is not None:
+                yield own
+            return
+        if own is not None and not self._query.descending:
+            yield own
+        async for entry in self._stored(row):
+            yield entry
+        if own is not None and self._query.descending:
+            yield own
+
+    async def _stored(self, reference: Row) -> AsyncIterator[BrowseEntry]:
+        number = reference.payload_log
+        assert number is not None
+        after, through = self._payload_bounds(reference.id)
+        reverse = self._query.descending
+        while True:
+            page = await scan_payloads(
+                self._around,
+                self._topic,
+                number,
+                after,
+                self._query.limit + 1,
+                through=through,
+                reverse=reverse,
+            )
+            for row in page.rows:
+                life_ms = shorter(reference.lifetime_ms, row.lifetime_ms)
+                entry = self._entry(reference, row.id, row.payload, life_ms)
+                if entry is not None:
+                    yield entry
+            if not page.more:
+                return
+            if reverse:
+                through = row_before(page.seen)
+            else:
+                after = page.seen
+
+    def _payload_bounds(self, row: RowId) -> tuple[RowId, RowId]:
+        after, through = ROW_ID_MIN, ROW_ID_MAX
+        if row == self._low[:ROW_ID_BYTES]:
+            after = row_before(self._low[ROW_ID_BYTES:])
+        if row == self._high[:ROW_ID_BYTES]:
+            through = row_before(self._high[ROW_ID_BYTES:])
+        return after, through
+
+    def _entry(
+        self, row: Row, payload_row: RowId, payload: bytes | None, lifetime_ms: int | None
+    ) -> BrowseEntry | None:
+        ttl_ms = self._topic.ttl_ms
+        if not lives(row.id, lifetime_ms, self._around.clock.now_ms(), ttl_ms):
+            return None
+        return BrowseEntry(
+            row.id + payload_row,
+            payload,
+            _kind(payload_row, payload),
+            _transaction_state(row.pointer),
+            None if row.pointer is None else abs(row.pointer),
+            expires_at_ms(row.id, lifetime_ms, ttl_ms),
+            self._consumable(row),
+        )
+
+    def _consumable(self, row: Row) -> bool | None:
+        snapshot = self._query.snapshot
+        if snapshot is None:
+            return None
+        held = self._held_at is not None and row.id >= self._held_at
+        return not held and judge(row.pointer, snapshot) is Verdict.TAKE
+
+    async def _first_held(self, snapshot: Snapshot) -> RowId | None:
+        """Return the row at which a consumer with this snapshot is held, if there is one.
+
+        A consumer is held by the first open transaction from its own beginning on, so the search
+        begins at the oldest message that lives, wherever the page lies.
+        """
+        bound = oldest_live(self._around.clock.now_ms(), self._topic.ttl_ms)
+        browser = _Browser(
+            self._around,
+            self._topic,
+            BrowseQuery(limit=self._around.settings.page_rows_max),
+            bound + ROW_ID_MIN,
+            self._high,
+        )
+        last = min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
+        async for row in browser._rows(row_before(bound), last):
+            if judge(row.pointer, snapshot) is Verdict.HOLD:
+                return row.id
+        return None
+
+
+def _kind(payload_row: RowId, payload: bytes | None) -> Kind:
+    if payload is None:
+        return Kind.REFERENCE
+    return Kind.INLINE if payload_row == ROW_ID_MIN else Kind.STORED
+
+
+def _transaction_state(pointer: int | None) -> TransactionState:
+    if pointer is None:
+        return TransactionState.NONE
+    return TransactionState.PUBLISHED if pointer >= 0 else TransactionState.ROLLED_BACK

@@ -1,0 +1,311 @@
+"""Reading a topic as a consumer: pages of a poll's reply, from the cache or from storage.
+
+One Reading is one poll. It goes through the message log row by row, and into the payload log of each
+reference that its consumer may see, until its limit, the pointer at its beginning, or a row that holds
+it. Where the cache covers what comes next, whole slices of it are taken as they are, ready for the
+wire; a row is looked at one by one only where something must be decided.
+
+A committed reference whose payload log shows no seal is impossible in a store that answers truly. So
+it is never skipped: the read is repeated, and refused if it stays so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterable
+from typing import NamedTuple, Protocol
+
+from broker import guards
+from broker.errors import Unavailable
+from broker.model import (
+    ROW_ID_MAX,
+    ROW_ID_MIN,
+    Message,
+    MessageId,
+    Poll,
+    RowId,
+    Topic,
+)
+from broker.storage.control import State
+from broker.storage.keys import LogId
+from broker.storage.ports import Row, Rows
+from broker.topics.cache import PlainEntry, TopicCache
+from broker.topics.fetch import Verdict, judge, lives, oldest_live, start_of
+from broker.topics.surroundings import Surroundings
+from broker.wire.blocks import PollDecoder, encode_block
+
+STALE_READS_MAX = 5
+STALE_READ_PAUSE_S = 0.02
+NO_LIMIT = 1 << 62
+_SEALED = frozenset({State.SEALED, State.PUBLISHED, State.DROPPED})
+
+
+class _Reference(NamedTuple):
+    """A reference that is being read: the next payloads lie above ``after``."""
+
+    row: RowId
+    number: int
+    lifetime_ms: int | None
+    after: RowId
+
+
+class Reading:
+    """The state of one poll. ``blocked_by`` is the write pointer at which its scan ended, if one did."""
+
+    def __init__(self, around: Surroundings, topic: Topic, poll: Poll) -> None:
+        """Begin where the poll asks, or at the oldest message that lives."""
+        self.blocked_by: int | None = None
+        self.messages = 0
+        self.ended = False
+        self._around = around
+        self._topic = topic
+        self._log = LogId(topic.id, topic.generation)
+        self._snapshot = poll.snapshot
+        self._start = start_of(poll, oldest_live(around.clock.now_ms(), topic.ttl_ms))
+        self._after = self._start.after
+        self._through: RowId | None = None
+        limits = (poll.limit, around.settings.poll_messages_max)
+        self._left = min(NO_LIMIT, *(limit for limit in limits if limit is not None))
+        self._reference: _Reference | None = None
+        self._ids: list[MessageId] = []
+        self._payloads: list[bytes] = []
+        self._blocks: list[bytes] = []
+        self._bytes = 0
+
+    def go_on(self) -> None:
+        """Read further after the end of what was committed: something new may be there."""
+        if self.blocked_by is None and self._left > 0:
+            self.ended = False
+            self._through = None
+
+    async def page(self, cache: TopicCache | None, bytes_max: int) -> bytes:
+        """Return the next messages as blocks for the wire; no bytes means the end.
+
+        ``cache`` is that of the topic's leader here, if there is one. It is asked for on every page,
+        since leaders come and go while a long reply is being read.
+
+        Raises:
+            Unavailable: what storage answers is stale, and stayed so.
+        """
+        self._bytes = 0
+        while not self.ended and self._bytes < bytes_max:
+            if self._reference is not None:
+                await self._read_payloads(self._reference, bytes_max)
+            elif cache is not None and cache.covers(self._after):
+                await self._read_cache(cache, bytes_max)
+            else:
+                await self._read_storage(bytes_max)
+            if self._left <= 0:
+                self.ended = True
+        self._flush()
+        blocks, self._blocks = self._blocks, []
+        return b"".join(blocks) if len(blocks) != 1 else blocks[0]
+
+    # The message log.
+
+    async def _read_cache(self, cache: TopicCache, bytes_max: int) -> None:
+        through = self._through = self._through or cache.pointer
+        for entry, first, stop in cache.runs(self._after, through):
+            if isinstance(entry, PlainEntry):
+                self._take_run(entry, first, stop)
+                if self._left <= 0 or self._bytes >= bytes_max:
+                    return
+            else:
+                # Judging may wait for storage, during which entries may go: begin again after it.
+                await self._take_rows(entry.rows(first, stop), bytes_max)
+                return
+        self._after = max(self._after, through)
+        self.ended = True
+
+    def _take_run(self, entry: PlainEntry, first: int, stop: int) -> None:
+        ids = entry.ids
+        bound = oldest_live(self._around.clock.now_ms(), self._topic.ttl_ms)
+        if ids[first] == self._start.row and not self._start.inline:
+            first += 1
+        first = max(first, bisect_left(ids, bound, 0, stop) if ids[0] < bound else first)
+        self._after = ids[stop - 1]
+        if first >= stop:
+            return
+        stop = min(stop, first + self._left)
+        self._flush()
+        block = entry.block(first, stop)
+        self._blocks.append(block)
+        self._bytes += len(block)
+        self._count(stop - first)
+        self._after = ids[stop - 1]
+
+    async def _read_storage(self, bytes_max: int) -> None:
+        settings = self._around.settings
+        page = await self._around.store.scan(
+            self._log,
+            self._after,
+            self._through or ROW_ID_MAX,
+            rows_max=min(settings.page_rows_max, max(self._left, 16)),
+            bytes_max=min(settings.page_bytes_max, bytes_max),
+        )
+        if self._through is None:
+            self._through = page.control.pointer if page.control is not None else ROW_ID_MIN
+        if await self._take_rows(page.rows, bytes_max):
+            self._after = max(self._after, page.seen)
+            self.ended = self.ended or not page.more
+
+    async def _take_rows(self, rows: Iterable[Row], bytes_max: int) -> bool:
+        """Take rows in order; False if it stopped before the last of them."""
+        now_ms = self._around.clock.now_ms()
+        for row in rows:
+            verdict = judge(row.pointer, self._snapshot)
+            if verdict is Verdict.HOLD:
+                self.blocked_by = row.pointer
+                self.ended = True
+                return False
+            self._after = row.id
+            if verdict is Verdict.SKIP or not lives(
+                row.id, row.lifetime_ms, now_ms, self._topic.ttl_ms
+            ):
+                continue
+            if row.payload is not None:
+                if row.id != self._start.row or self._start.inline:
+                    self._emit(row.id + ROW_ID_MIN, row.payload)
+            else:
+                await self._enter(row, bytes_max)
+            if self._left <= 0 or self._reference is not None or self._bytes >= bytes_max:
+                return False
+        return True
+
+    # Payload logs.
+
+    async def _enter(self, row: Row, bytes_max: int) -> None:
+        number = row.payload_log
+        assert number is not None
+        after = self._start.payload_after if row.id == self._start.row else ROW_ID_MIN
+        reference = _Reference(row.id, number, row.lifetime_ms, after)
+        await self._read_payloads(reference, bytes_max)
+
+    async def _read_payloads(self, reference: _Reference, bytes_max: int) -> None:
+        """Read what fits of a reference's payloads; what is left is ``self._reference``."""
+        self._reference = reference
+        while self._left > 0 and self._bytes < bytes_max:
+            page = await scan_payloads(
+                self._around, self._topic, reference.number, reference.after, self._left
+            )
+            self._take_payloads(reference, page.rows)
+            reference = reference._replace(after=page.seen)
+            if not page.more:
+                self._reference = None
+                return
+            self._reference = reference
+
+    def _take_payloads(self, reference: _Reference, rows: list[Row]) -> None:
+        now_ms = self._around.clock.now_ms()
+        for row in rows:
+            life_ms = shorter(reference.lifetime_ms, row.lifetime_ms)
+            if lives(reference.row, life_ms, now_ms, self._topic.ttl_ms):
+                self._emit(reference.row + row.id, row.payload or b"")
+
+    # What goes out.
+
+    def _emit(self, identifier: MessageId, payload: bytes) -> None:
+        self._ids.append(identifier)
+        self._payloads.append(payload)
+        self._bytes += len(payload) + len(identifier)
+        self._count(1)
+
+    def _count(self, count: int) -> None:
+        self._left -= count
+        self.messages += count
+
+    def _flush(self) -> None:
+        if self._ids:
+            self._blocks.append(encode_block(self._ids, self._payloads))
+            self._ids, self._payloads = [], []
+
+
+def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
+    """Return the shorter of two lives, None being the topic's."""
+    if one_ms is None or other_ms is None:
+        return other_ms if one_ms is None else one_ms
+    return min(one_ms, other_ms)
+
+
+async def scan_payloads(  # noqa: PLR0913 - Each is named by its callers.
+    around: Surroundings,
+    topic: Topic,
+    number: int,
+    after: RowId,
+    rows_max: int,
+    *,
+    through: RowId = ROW_ID_MAX,
+    reverse: bool = False,
+) -> Rows:
+    """Return a page of a payload log whose reference is committed.
+
+    Raises:
+        Unavailable: the log shows no seal, so what answered is stale, and stayed so.
+    """
+    settings = around.settings
+    for _ in range(STALE_READS_MAX):
+        page = await around.store.scan(
+            LogId(topic.id, topic.generation, number),
+            after,
+            through,
+            rows_max=min(settings.page_rows_max, rows_max),
+            bytes_max=settings.page_bytes_max,
+            reverse=reverse,
+        )
+        sealed = page.control is not None and page.control.state in _SEALED
+        if sealed or not guards.holds("seal-first"):
+            return page
+        await around.clock.sleep(STALE_READ_PAUSE_S)
+    raise Unavailable(f"The payloads of transaction {number} can't be read just now. Try again.")
+
+
+class PollStream:
+    """A poll's reply. Its first page is read already; the others are read as they are asked for."""
+
+    def __init__(self, reading: Reading, first: bytes, source: PageSource) -> None:
+        """Keep the reading and its first page."""
+        self._reading = reading
+        self._first = first
+        self._source = source
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no message."""
+        return not self._first
+
+    @property
+    def ended(self) -> bool:
+        """Whether all that there is has been read."""
+        return self._reading.ended
+
+    @property
+    def blocked_by(self) -> int | None:
+        """The write pointer of the open transaction at which the reply ends, if it ends at one."""
+        return self._reading.blocked_by
+
+    @property
+    def first(self) -> bytes:
+        """The first page; the whole reply if ``ended``."""
+        return self._first
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """Yield blocks for the wire, without the final zero block."""
+        if self._first:
+            yield self._first
+        while not self._reading.ended:
+            page = await self._source.next_page(self._reading)
+            if page:
+                yield page
+
+    async def messages(self) -> AsyncIterator[list[Message]]:
+        """Yield the messages."""
+        decoder = PollDecoder()
+        async for block in self.blocks():
+            yield decoder.feed(block)
+
+
+class PageSource(Protocol):
+    """Where a stream gets its next page: the topic's cache of the moment, or storage."""
+
+    async def next_page(self, reading: Reading) -> bytes:
+        """Return the next page of a reading."""

@@ -1,0 +1,124 @@
+"""What is known of a topic: sizes, ends, rates. Estimates say that they are."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.clock import Clock
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, MessageId, Topic, TopicId, row_before
+from broker.storage.control import State
+from broker.storage.keys import LogId
+from broker.topics.fetch import oldest_live
+from broker.topics.surroundings import Surroundings
+
+RATE_WINDOW_S = 60.0
+
+
+class Rate:
+    """Events a second over the last minute, in two windows of which the older one fades."""
+
+    __slots__ = ("_began", "_clock", "_current", "_previous")
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin with none."""
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._previous = 0
+        self._current = 0
+
+    def add(self, count: int) -> None:
+        """Count events that happened now."""
+        self._roll()
+        self._current += count
+
+    def per_s(self) -> float:
+        """Return events a second."""
+        age = self._roll()
+        faded = self._previous * (1 - age / RATE_WINDOW_S)
+        return (faded + self._current) / RATE_WINDOW_S
+
+    def _roll(self) -> float:
+        age = self._clock.monotonic() - self._began
+        if age >= RATE_WINDOW_S:
+            self._previous = self._current if age < 2 * RATE_WINDOW_S else 0
+            self._current = 0
+            self._began += age - age % RATE_WINDOW_S
+            age %= RATE_WINDOW_S
+        return age
+
+
+class Rates:
+    """How much is published to a topic and polled from it, in messages."""
+
+    __slots__ = ("_polled", "_published")
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin with none."""
+        self._published = Rate(clock)
+        self._polled = Rate(clock)
+
+    def published(self, count: int) -> None:
+        """Count messages that were published."""
+        self._published.add(count)
+
+    def polled(self, count: int) -> None:
+        """Count messages that were given to consumers."""
+        self._polled.add(count)
+
+    @property
+    def published_per_s(self) -> float:
+        """Messages published a second."""
+        return self._published.per_s()
+
+    @property
+    def polled_per_s(self) -> float:
+        """Messages given out a second."""
+        return self._polled.per_s()
+
+
+class TopicStats(NamedTuple):
+    """A topic in numbers; ``first`` and ``last`` are rows of the message log, as message ids."""
+
+    topic: TopicId
+    generation: int
+    messages: int
+    messages_exact: bool
+    bytes: int
+    bytes_exact: bool
+    first: MessageId | None
+    last: MessageId | None
+    publish_per_s: float
+    poll_per_s: float
+    open_payload_logs: int
+    ids_ahead_ms: int
+
+
+async def topic_stats(
+    around: Surroundings, topic: Topic, rates: Rates, ahead_ms: int
+) -> TopicStats:
+    """Collect a topic's numbers. A page of rows is counted; more than that is estimated."""
+    log = LogId(topic.id, topic.generation)
+    bound = row_before(oldest_live(around.clock.now_ms(), topic.ttl_ms))
+    page_rows = around.settings.page_rows_max
+    page = await around.store.scan(
+        log, bound, ROW_ID_MAX, rows_max=page_rows, bytes_max=around.settings.page_bytes_max
+    )
+    newest = await around.store.scan(log, bound, ROW_ID_MAX, rows_max=1, bytes_max=1, reverse=True)
+    exact = not page.more
+    estimate = await around.store.estimate(log)
+    counted = sum(len(row.payload or b"") for row in page.rows)
+    payload_logs = await around.store.payload_logs(topic.id, topic.generation)
+    return TopicStats(
+        topic.id,
+        topic.generation,
+        len(page.rows) if exact else max(estimate.rows, len(page.rows)),
+        exact,
+        counted if exact else max(estimate.bytes, counted),
+        exact,
+        page.rows[0].id + ROW_ID_MIN if page.rows else None,
+        newest.rows[0].id + ROW_ID_MIN if newest.rows else None,
+        rates.published_per_s,
+        rates.polled_per_s,
+        sum(control.state is State.OPEN for _, control in payload_logs),
+        ahead_ms,
+    )
