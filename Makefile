@@ -1,0 +1,82 @@
+# Everything that a person or a machine runs here is a target; `make` alone lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# What the targets hand on: INPUT and STAY to the demo, ARGS to the broker, the tests or the benchmarks.
+INPUT ?=
+STAY  ?=
+ARGS  ?=
+export INPUT STAY
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup setup-dev demo serve test test-all test-servers bench lint format docs clean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.server ## Make .venv with what a standalone broker needs, and no more.
+
+demo: setup ## Publish a real log, tail it, compare, restart, read again (INPUT=file, STAY=yes).
+	@$(BIN)/python scripts/demo.py
+
+serve: setup ## Serve on port 8080 with the data in ./data until Ctrl-C.
+	@exec $(BIN)/broker serve $(ARGS)
+
+test: setup-dev test-servers lint ## Set up all that tests need, and run all that fit the time budget.
+	@$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+
+test-all: setup-dev test-servers lint ## Run every test, also those of an hour.
+	@$(BIN)/python -m pytest --timeout=3600 $(ARGS)
+
+test-servers: setup-dev
+	@$(BIN)/python -m broker.testing.servers fetch --if-possible
+
+bench: setup-dev ## Measure us and our peers side by side.
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+lint: setup-dev ## Check format, style and types.
+	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy --no-error-summary
+
+format: setup-dev ## Format the code and sort its imports.
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+
+docs: setup-dev ## Write the pages that are made from the code.
+	@$(BIN)/python scripts/gen_docs.py
+
+clean: ## Remove .venv, caches and build products; data and fetched servers stay.
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find broker tests scripts examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+setup-dev: $(VENV)/.dev
+
+# The stamps are as old as the installation; a change of pyproject.toml makes it anew.
+
+$(VENV)/.server: pyproject.toml | $(VENV)/bin/python
+	@echo "installing the broker into $(VENV)"
+	@$(PIP) install --editable '.[server]' || { \
+	  echo "The packages in pyproject.toml could not be installed; pip's reason stands above."; \
+	  echo "It needs a package index that it can reach (see: $(BIN)/pip config list)."; exit 1; }
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.server
+	@echo "installing what the tests need into $(VENV)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "Python 3.11 or newer is needed (Debian: apt-get install python3 python3-venv)."; \
+	  echo "If it has another name: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1)."; \
+	  echo "Name another: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "Python's venv module is missing (Debian: apt-get install python3-venv)."; exit 1; }
+	@$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,87 @@
+"""A skipped test checks nothing: where CI=true, each skip and expected failure must be accounted for.
+
+``tests/expected_skips.toml`` (the ini value ``expected_skips``) lists them::
+
+    [[expected]]
+    test = "tests/integration/test_x.py::test_y"    # a node id, or the start of some up to :: or [
+    reason = "why nothing is lost by it"
+
+Elsewhere than in CI a missing server may skip; there the run fails, with the list of what was missing.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+INI = "expected_skips"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the ini value."""
+    parser.addini(INI, "File that lists expected skips.", default="tests/expected_skips.toml")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start counting."""
+    file = config.rootpath / str(config.getini(INI))
+    enforced = os.environ.get("CI") == "true"
+    config.pluginmanager.register(ExpectedSkips(read(file), enforced=enforced), "expected-skips")
+
+
+def read(file: Path) -> dict[str, str]:
+    """Return reasons by node id. Raises UsageError for an entry without a reason."""
+    entries = tomllib.loads(file.read_text()).get("expected", []) if file.exists() else []
+    for entry in entries:
+        if set(entry) != {"test", "reason"} or not entry["reason"].strip():
+            raise pytest.UsageError(f"{file}: an entry has a test and a reason, not {entry}")
+    return {entry["test"]: entry["reason"] for entry in entries}
+
+
+class ExpectedSkips:
+    """Collects what was skipped, and fails the run for what nobody expected."""
+
+    def __init__(self, expected: dict[str, str], *, enforced: bool) -> None:
+        """Keep the reasons by node id."""
+        self._expected = expected
+        self._enforced = enforced
+        self._unexpected: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Look at one phase of a test."""
+        if report.skipped:
+            kind = "expected failure" if hasattr(report, "wasxfail") else "skip"
+            self._note(kind, report.nodeid, getattr(report, "wasxfail", "") or _reason(report))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Look at a module, which may skip as a whole."""
+        if report.skipped:
+            self._note("skip", report.nodeid, _reason(report))
+
+    def _note(self, kind: str, nodeid: str, reason: str) -> None:
+        if not any(_covers(test, nodeid) for test in self._expected):
+            self._unexpected.append(f"{kind}: {nodeid}: {reason}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Make a good run a bad one if something is unaccounted for."""
+        if self._enforced and self._unexpected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Name what is unaccounted for."""
+        if self._enforced and self._unexpected:
+            terminalreporter.section("not in the list of expected skips", red=True)
+            for line in self._unexpected:
+                terminalreporter.line(line)
+
+
+def _covers(test: str, nodeid: str) -> bool:
+    return nodeid == test or nodeid.startswith((f"{test}::", f"{test}["))
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    return str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else str(report.longrepr)
