@@ -73,11 +73,13 @@ def locked() -> Iterator[None]:
 def build(target: Path, make: Callable[[Path], None]) -> None:
     """Let ``make`` fill a new folder, then put it at ``target`` in one step.
 
-    A fetch that is interrupted leaves nothing at ``target``; folders of older keys of the same
-    name go once the new one is there.
+    A fetch that is interrupted leaves nothing at ``target``, and what a killed one left beside it
+    goes now (the caller holds the lock); folders of older keys of the same name go at the end.
     """
     name = target.name.rpartition("-")[0]
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=target.parent))
+    for left in target.parent.glob(f".{name}--*"):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{name}--", dir=target.parent))
     try:
         make(unfinished)
         unfinished.chmod(0o755)

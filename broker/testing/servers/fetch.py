@@ -86,9 +86,7 @@ def _copy_jars(name: str, project: Path, folder: Path, report: Report) -> None:
     if _run([*command, "--offline"], log) != 0:
         report(f"{name}: fetching with Maven (some 50-110 MB, once)")
         if _run(command, log, lambda line: report(f"{name}: {line}")) != 0:
-            raise ServerMissing(
-                f"{name}: Maven could not fetch it (is there a network?); see {log}"
-            )
+            raise ServerMissing(f"Maven could not fetch it (is there a network?); see {log}")
     names = [Path(path).name for path in paths.read_text().strip().split(":")]
     (folder / "classpath").write_text("\n".join(names) + "\n")
     paths.unlink()
