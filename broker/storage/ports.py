@@ -225,10 +225,10 @@ class LogStore(Protocol):
         *,
         side_before: RowId = ROW_ID_MIN,
     ) -> Swept:
-        """Remove one slice of a held message log: rows strictly below the floor, then rows below the
-        pointer whose own lifetime ended before ``expired_before_ms``, then old side rows.
+        """Remove one slice of a held message log.
 
-        The row *at* the pointer always stays. ``side_before`` is the start of the idempotency window:
+        First rows strictly below the floor, then rows below the pointer whose own lifetime ended
+        before ``expired_before_ms``, then old side rows. The row *at* the pointer always stays. ``side_before`` is the start of the idempotency window:
         a side row is old if its id is below that and not above the pointer.
         """
 

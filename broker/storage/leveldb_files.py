@@ -1,0 +1,219 @@
+"""The directory of a LevelDB store: what lies in it, who may open it, what can be told before opening.
+
+::
+
+    DIR/LOCK        held (flock) by the process that has the store open; holds its process id
+    DIR/IDENTITY    JSON: format, store id, whether the database was completely made once
+    DIR/CLEAN       JSON: the sizes of all files in db/ after the last clean close; gone while open
+    DIR/probe       being written and synced now, to see whether the disk takes writes again
+    DIR/db/         LevelDB's own files
+
+LevelDB makes a new, empty database where CURRENT is missing, and takes a log whose end is gone for the
+log of a writer that died. So whether a database *should* be here is written beside it, and a clean close
+leaves the sizes of its files. Only after a crash can a cut log not be told from a write that was never
+finished; a flipped bit can, by LevelDB's checksums.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.errors import StorageCorrupt, Unavailable
+
+FORMAT = 1
+"""The version of the whole layout of a store. A newer one is refused."""
+
+DATABASE = "db"
+_IDENTITY, _CLEAN, _LOCK, _PROBE = "IDENTITY", "CLEAN", "LOCK", "probe"
+_PROBE_CHUNK = bytes(1 << 20)
+_NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"})
+
+
+class Identity(NamedTuple):
+    """Who a store is."""
+
+    format: int
+    store_id: str
+    complete: bool
+
+
+def corrupt(directory: Path, what: str) -> StorageCorrupt:
+    """Return the error for a damaged store, which says what to do about it."""
+    return StorageCorrupt(
+        f"the store in {directory} is damaged: {what}. Nothing was changed. "
+        f"See what is wrong with: broker storage check {directory}"
+    )
+
+
+class DirectoryLock:
+    """The right to open a store, held until closed."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take the lock. Raises Unavailable if another process has it."""
+        self._fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise Unavailable(
+                f"the store in {directory} is in use by another process (pid {holder})"
+            ) from error
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let another process open the store."""
+        os.close(self._fd)
+
+
+def prepare(directory: Path) -> Identity:
+    """Check what can be checked before opening, under the lock; give a new store its identity.
+
+    Raises:
+        StorageCorrupt: something is missing or not as it was left, or a newer release wrote it.
+    """
+    identity = _read_identity(directory)
+    database = directory / DATABASE
+    files = sorted(path.name for path in database.iterdir()) if database.is_dir() else []
+    if identity is None:
+        if files:
+            raise corrupt(directory, f"{_IDENTITY} is missing beside {DATABASE}/")
+        identity = Identity(FORMAT, secrets.token_hex(16), complete=False)
+        write_identity(directory, identity)
+    if identity.complete:
+        _check_database(directory, files)
+        _check_sizes(directory)
+    return identity
+
+
+def _read_identity(directory: Path) -> Identity | None:
+    try:
+        text = (directory / _IDENTITY).read_text()
+    except FileNotFoundError:
+        return None
+    try:
+        identity = Identity(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise corrupt(directory, f"{_IDENTITY} can't be read") from error
+    if identity.format > FORMAT:
+        raise StorageCorrupt(
+            f"the store in {directory} has format {identity.format}, written by a newer release; "
+            f"this one reads up to {FORMAT}"
+        )
+    return identity
+
+
+def _check_database(directory: Path, files: list[str]) -> None:
+    database = directory / DATABASE
+    if not files:
+        raise corrupt(directory, f"{DATABASE}/ is missing or empty")
+    try:
+        manifest = (database / "CURRENT").read_text()
+    except FileNotFoundError as error:
+        raise corrupt(directory, f"{DATABASE}/CURRENT is missing") from error
+    except ValueError as error:
+        raise corrupt(directory, f"{DATABASE}/CURRENT can't be read") from error
+    name = manifest.removesuffix("\n")
+    if name == manifest or not name.startswith("MANIFEST-"):
+        raise corrupt(directory, f"{DATABASE}/CURRENT names no manifest")
+    if name not in files:
+        raise corrupt(directory, f"{DATABASE}/{name}, which CURRENT names, is missing")
+
+
+def _check_sizes(directory: Path) -> None:
+    try:
+        text = (directory / _CLEAN).read_text()
+    except FileNotFoundError:
+        return
+    try:
+        expected: dict[str, int] = json.loads(text)
+    except ValueError as error:
+        raise corrupt(directory, f"{_CLEAN} can't be read") from error
+    found = _sizes(directory)
+    for name, size in expected.items():
+        if found.get(name) != size:
+            what = "is missing" if name not in found else f"has {found[name]} bytes"
+            raise corrupt(directory, f"{DATABASE}/{name} {what}; it was closed with {size}")
+
+
+def _sizes(directory: Path) -> dict[str, int]:
+    """Return the sizes of the files that hold data; LevelDB's own notes and lock don't."""
+    return {
+        path.name: path.stat().st_size
+        for path in (directory / DATABASE).iterdir()
+        if not path.name.startswith("LO")
+    }
+
+
+def write_identity(directory: Path, identity: Identity) -> None:
+    """Write IDENTITY durably."""
+    _replace(directory, _IDENTITY, json.dumps(identity._asdict()))
+
+
+def mark_closed(directory: Path) -> None:
+    """Leave the sizes of all files, after the database was closed."""
+    _replace(directory, _CLEAN, json.dumps(_sizes(directory)))
+
+
+def mark_open(directory: Path) -> None:
+    """Remove what the last clean close left, before the first write."""
+    (directory / _CLEAN).unlink(missing_ok=True)
+    _sync_directory(directory)
+
+
+def _replace(directory: Path, name: str, text: str) -> None:
+    temporary = directory / f"{name}.new"
+    with temporary.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / name)
+    _sync_directory(directory)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def recovery_bytes(directory: Path) -> int:
+    """Return how much room opening again needs: LevelDB writes its logs out as tables."""
+    return sum(path.stat().st_size for path in (directory / DATABASE).glob("*.log"))
+
+
+def probe(directory: Path, size: int) -> None:
+    """Write and sync ``size`` bytes beside the database, then remove them. Raises OSError."""
+    path = directory / _PROBE
+    try:
+        with path.open("wb") as file:
+            for start in range(0, size, len(_PROBE_CHUNK)):
+                file.write(_PROBE_CHUNK[: size - start])
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def refuse_network_file_system(directory: Path) -> None:
+    """Refuse a directory whose lock or syncs may mean nothing. Raises Unavailable."""
+    where = str(directory.resolve())
+    best, kind = "", ""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, file_system, *_ = line.split(" ")
+        inside = where == mount or where.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, file_system
+    if kind in _NETWORK_FILE_SYSTEMS:
+        raise Unavailable(
+            f"{directory} lies on {kind}: a store needs a local disk, where a lock keeps a second "
+            "process out and a sync reaches the disk"
+        )
