@@ -81,7 +81,11 @@ class SystemClock:
 
     def __init__(self) -> None:
         """Take the first reading."""
-        self._guard = WallGuard(time.time() * 1000, self._boot_ms())
+        self._guard = WallGuard(self._wall_ms(), self._boot_ms())
+
+    @staticmethod
+    def _wall_ms() -> float:
+        return time.time() * 1000  # noqa: TID251  # The one place that asks.
 
     @staticmethod
     def _boot_ms() -> float:
@@ -89,7 +93,7 @@ class SystemClock:
 
     def now_ms(self) -> int:
         """Return the guarded wall clock, ms since 1970."""
-        return self._guard.now_ms(time.time() * 1000, self._boot_ms())
+        return self._guard.now_ms(self._wall_ms(), self._boot_ms())
 
     def monotonic(self) -> float:
         """Return seconds of the boot clock: it counts a suspend, as other machines do."""

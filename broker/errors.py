@@ -136,7 +136,7 @@ class UnavailableError(BrokerError):
     code = "overloaded"
     http_status = 503
     retriable = True
-    outcome = "refused"
+    outcome: Outcome = "refused"
 
 
 class Unavailable(UnavailableError):

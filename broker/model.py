@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from broker.errors import BadName, BadRequest
 
 RowId = bytes
@@ -46,6 +48,7 @@ class TopicId(NamedTuple):
     namespace: str
     topic: str
 
+    @override
     def __str__(self) -> str:
         """Give ``namespace:topic``."""
         return f"{self.namespace}:{self.topic}"
@@ -193,7 +196,7 @@ class Snapshot:
         SNAPSHOT_EXCLUDE_CURRENT = 2
         SNAPSHOT_ALL = 3
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # As many as the original has, all by name.
         self,
         *,
         transaction_id: int,
@@ -217,6 +220,7 @@ class Snapshot:
         self.checkpoint_pointers = sorted(checkpoint_pointers)
         self.visibility = visibility
 
+    @override
     def __eq__(self, other: object) -> bool:
         """Compare all parts."""
         if not isinstance(other, Snapshot):
@@ -225,6 +229,7 @@ class Snapshot:
 
     __hash__ = None  # type: ignore[assignment]  # Mutable lists inside: not a key.
 
+    @override
     def __repr__(self) -> str:
         """Show all parts."""
         parts = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
