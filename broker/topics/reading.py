@@ -64,8 +64,8 @@ class Reading:
         self._start = start_of(poll, oldest_live(around.clock.now_ms(), topic.ttl_ms))
         self._after = self._start.after
         self._through: RowId | None = None
-        limits = (poll.limit, around.settings.poll_messages_max)
-        self._left = min(NO_LIMIT, *(limit for limit in limits if limit is not None))
+        limits = (NO_LIMIT, poll.limit, around.settings.poll_messages_max)
+        self._left = min(limit for limit in limits if limit is not None)
         self._reference: _Reference | None = None
         self._ids: list[MessageId] = []
         self._payloads: list[bytes] = []
