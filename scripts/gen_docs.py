@@ -1,0 +1,103 @@
+"""Write the pages that are made from the code: ``make docs``. A test checks that they are current."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+from broker.config import Config, Key, iter_keys
+from broker.errors import BrokerError, registry
+from broker.settings import as_text
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE = "<!-- Made by scripts/gen_docs.py (make docs): change the code, not this page. -->\n"
+
+_CONFIG_HEAD = """
+# Configuration
+
+A value comes from, later ones winning: the default, a TOML file (`broker serve --config FILE`; a table
+per section), the environment, a flag. Unknown keys are errors. `broker config` prints what is in force
+and where each value came from.
+
+```toml
+[server]
+port = 9090
+
+[limits]
+body_bytes_max = 1048576
+```
+"""
+
+_ERRORS_HEAD = """
+# Errors
+
+A request that names `application/json` in `Accept`, or is of that type, gets errors as
+`{"code", "message", "retriable", "outcome"}`; all others get the message as plain text. *Refused* means
+that the request has had no effect and never will; *unknown* that nobody can say. *Retriable* means that
+the same request, sent again unchanged, is both safe and useful.
+
+| code | status | outcome | retriable | meaning |
+|---|---|---|---|---|
+"""
+
+
+def config_page() -> str:
+    """Return ``docs/reference/config.md``."""
+    parts = [MADE, _CONFIG_HEAD]
+    for section, keys in groupby(iter_keys(), key=lambda known: known.section):
+        parts.append(_section(section, keys))
+    return "".join(parts)
+
+
+def errors_page() -> str:
+    """Return ``docs/reference/errors.md``."""
+    return MADE + _ERRORS_HEAD + "".join(_error_row(error) for error in answered_errors())
+
+
+def answered_errors() -> list[type[BrokerError]]:
+    """Return the leaves of the tree: what a request can be answered with."""
+    own = [error for error in registry() if error.__module__ == BrokerError.__module__]
+    return [error for error in own if not set(error.__subclasses__()) & set(own)]
+
+
+def _section(section: str, keys: Iterator[Key]) -> str:
+    doc = _first_line(type(getattr(Config(), section)))
+    head = f"\n## {section}\n\n{doc}\n\n| key | flag | default | meaning |\n|---|---|---|---|\n"
+    return head + "".join(
+        f"| `{known.name}` | `{known.flag}` | {_code(as_text(known.default))} | {known.doc} |\n"
+        for known in keys
+    )
+
+
+def _error_row(error: type[BrokerError]) -> str:
+    retriable = "yes" if error.retriable else "no"
+    meaning = _first_line(error)
+    return f"| `{error.code}` | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
+
+
+def _first_line(documented: type) -> str:
+    return (documented.__doc__ or "").strip().partition("\n")[0].replace("``", "`")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/reference/config.md": config_page,
+    "docs/reference/errors.md": errors_page,
+}
+
+
+def main() -> int:
+    """Write every page."""
+    for name, page in PAGES.items():
+        (ROOT / name).write_text(page(), encoding="utf-8")
+        print(f"wrote {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+import pytest
+
+from broker.config import iter_keys
+from broker.errors import registry
+from scripts import gen_docs
+
+
+@pytest.mark.parametrize("name", gen_docs.PAGES)
+def test_a_page_made_from_the_code_is_current(name: str) -> None:
+    written = (gen_docs.ROOT / name).read_text(encoding="utf-8")
+    assert written == gen_docs.PAGES[name](), "run: make docs"
+
+
+def test_every_key_is_documented() -> None:
+    page = gen_docs.config_page()
+    assert [
+        key.dotted for key in iter_keys() if f"| `{key.name}` | `{key.flag}` |" not in page
+    ] == []
+
+
+def test_every_error_that_can_be_answered_is_documented() -> None:
+    page = gen_docs.errors_page()
+    codes = {error.code for error in registry() if error.__module__ == "broker.errors"}
+    assert {code for code in codes if f"| `{code}` |" not in page} == {"internal"}
