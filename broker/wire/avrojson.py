@@ -48,6 +48,7 @@ from broker.wire.varint import INT_MAX, LONG_MAX
 
 CONTENT_TYPE: Final = "application/json"
 
+_COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")
 
 
@@ -153,10 +154,12 @@ def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> bytes:
 
     A reply is ``[``, any number of these that are not empty with commas between them, and ``]``.
     """
-    return b",".join(
-        _dump({"id": _text(identifier), "payload": _text(payload)})
-        for identifier, payload in zip(ids, payloads, strict=True)
-    )
+    return _dump(
+        [
+            {"id": _text(identifier), "payload": _text(payload)}
+            for identifier, payload in zip(ids, payloads, strict=True)
+        ]
+    )[1:-1]
 
 
 def encode_messages(messages: Sequence[Message]) -> bytes:
@@ -166,7 +169,7 @@ def encode_messages(messages: Sequence[Message]) -> bytes:
 
 
 def _dump(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    return _COMPACT.encode(value).encode("ascii")
 
 
 def _text(value: bytes) -> str:

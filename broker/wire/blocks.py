@@ -203,6 +203,9 @@ class PollDecoder:
                 if low < 0x80:
                     start = id_end + 1
                     end = start + (low >> 1)
+                elif (high := buffer[id_end + 1]) < 0x80:
+                    start = id_end + 2
+                    end = start + (high << 6) + (low >> 1) - 0x40
                 else:
                     size, start = read_long(buffer, id_end)
                     end = start + size

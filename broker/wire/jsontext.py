@@ -2,8 +2,8 @@
 
 Python's parser is fast, but three things must not pass: names given twice (which one counts?),
 numbers that JSON does not have (NaN), and small texts that become large values. An empty list takes
-two bytes of text and sixty of memory: the requests here have at most one list and a few objects, and
-whatever has more is refused before, or while, it is read.
+two bytes of text and sixty of memory: the requests here have at most three lists and a few objects, and
+whatever has many more is refused before, or while, it is read.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any, Final
 from broker.errors import BadRequest
 
 OBJECTS_MAX: Final = 64
-"""Objects that any request has at most; all that are defined have fewer than ten."""
+LISTS_MAX: Final = 16
+"""What a request may have, with room for typing errors that deserve a better message."""
 
 # A string (so that brackets inside it are not seen), or the beginning of a list.
-_STRING_OR_LIST = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+|\[', re.DOTALL)
+_STRING_OR_LIST = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|\[', re.DOTALL)
 _LIST = b"["[0]
 
 
 def parse(
-    body: bytes, *, lists_max: int = 1, number: Callable[[str], object] | None = None
+    body: bytes, *, lists_max: int = LISTS_MAX, number: Callable[[str], object] | None = None
 ) -> object:
     """Return the value that a JSON text says.
 

@@ -38,7 +38,7 @@ def decode_properties(body: bytes, defaults: Mapping[str, str]) -> dict[str, str
         BadRequest: it is neither empty nor an object of plain values, or a property that the broker
             knows has a wrong value, or there is no ttl even by default.
     """
-    sent = _strings(parse(body, lists_max=0, number=str)) if body else {}
+    sent = _strings(parse(body, number=str)) if body else {}
     properties = {**defaults, **sent}
     if int32(GENERATION, properties.pop(GENERATION, "1")) == 0:
         raise BadRequest(f"{GENERATION}: can't be 0.")

@@ -1,0 +1,117 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import BadRequest
+from broker.model import Topic, TopicId, TransactionUse
+from broker.wire.topics import (
+    decode_properties,
+    encode_names,
+    encode_properties,
+    make_topic,
+)
+
+DEFAULTS = {"ttl": "604800"}
+NAME = TopicId("ns", "t")
+
+
+def decode(value: object) -> dict[str, str]:
+    return decode_properties(json.dumps(value).encode(), DEFAULTS)
+
+
+def test_nothing_sent_is_all_defaults():
+    assert decode_properties(b"", DEFAULTS) == DEFAULTS
+    assert decode_properties(b"{}", DEFAULTS) == DEFAULTS
+
+
+def test_plain_values_become_the_strings_that_they_were_written_as():
+    body = b'{"ttl":7,"x":true,"y":1.50,"z":1e3,"n":-0,"own":"key"}'
+    assert decode_properties(body, DEFAULTS) == {
+        "ttl": "7",
+        "x": "true",
+        "y": "1.50",
+        "z": "1e3",
+        "n": "-0",
+        "own": "key",
+    }
+
+
+def test_a_sent_generation_is_checked_and_forgotten():
+    assert decode({"generation": "5"}) == DEFAULTS
+    assert decode({"generation": -5}) == DEFAULTS
+
+
+@pytest.mark.parametrize("ttl", ["1", "2147483647", "+7", "007"])
+def test_a_ttl_is_kept_as_it_was_sent(ttl):
+    properties = decode({"ttl": ttl})
+    assert properties == {"ttl": ttl}
+    assert make_topic(NAME, 1, properties).ttl_s == int(ttl)
+
+
+@pytest.mark.parametrize("use", TransactionUse)
+def test_the_use_of_transactions(use):
+    topic = make_topic(NAME, 1, decode({"transactions": use.value}))
+    assert topic.transactions is use
+    assert make_topic(NAME, 1, DEFAULTS).transactions is TransactionUse.OPTIONAL
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        *(
+            ({"ttl": ttl}, "ttl")
+            for ttl in (0, -1, 1 << 31, "", "x", "7.0", 1.5, " 7", "\u0667", True)
+        ),
+        ({"ttl": 10**40}, "ttl"),
+        *(({"generation": generation}, "generation") for generation in (0, "", "x", 1 << 31, 1.5)),
+        ({"transactions": "sometimes"}, "transactions"),
+        ({"transactions": True}, "transactions"),
+        ({"a": {}}, "a"),
+        ({"a": None}, "a"),
+        ({"a": "\ud800"}, "'a'"),
+        ({"\ud800": "a"}, r"'\\ud800'"),
+    ],
+)
+def test_wrong_values_name_the_property(value, name):
+    with pytest.raises(BadRequest, match=f"^{name}: "):
+        decode(value)
+
+
+@pytest.mark.parametrize("body", [b"null", b"[]", b"1", b'"a"', b"{", b'{"a":[]}', b" ", b"\xff"])
+def test_what_is_no_object_of_plain_values_is_refused(body):
+    with pytest.raises(BadRequest):
+        decode_properties(body, DEFAULTS)
+
+
+def test_a_ttl_there_must_be():
+    with pytest.raises(BadRequest, match=r"^ttl: "):
+        decode_properties(b"", {})
+
+
+def test_properties_are_compact_sorted_strings():
+    topic = make_topic(NAME, 1, DEFAULTS)
+    assert encode_properties(topic) == b'{"generation":"1","ttl":"604800"}'
+    assert topic == Topic(NAME, 1, DEFAULTS, 604800, TransactionUse.OPTIONAL)
+
+
+def test_the_generation_shown_is_the_topic_s():
+    topic = make_topic(NAME, 3, {**DEFAULTS, "generation": "1"})
+    assert json.loads(encode_properties(topic)) == {**DEFAULTS, "generation": "3"}
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_every_property_is_given_back(properties):
+    sent = {**properties, "ttl": "5", "transactions": "required", "generation": "1"}
+    try:
+        body = json.dumps(sent, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return
+    topic = make_topic(NAME, 2, decode_properties(body, DEFAULTS))
+    assert json.loads(encode_properties(topic)) == {**sent, "generation": "2"}
+
+
+def test_names_are_listed_in_the_order_of_keys():
+    assert encode_names(["aa", "a", "a1", "a-b", "a_"]) == b'["a-b","a1","a","a_","aa"]'
+    assert encode_names([]) == b"[]"

@@ -1,0 +1,159 @@
+import struct
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import BadRequest
+from broker.model import Snapshot
+from broker.wire import transaction
+from broker.wire.transaction import decode_transaction, encode_transaction
+
+STOP = b"\x00"
+I64_MAX = (1 << 63) - 1
+
+longs = st.integers(-I64_MAX - 1, I64_MAX)
+pointers = st.lists(longs, max_size=10)
+snapshots = st.builds(
+    Snapshot,
+    transaction_id=longs,
+    read_pointer=longs,
+    write_pointer=longs,
+    invalids=pointers,
+    in_progress=pointers,
+    first_short_in_progress=longs,
+    long=st.booleans(),
+    checkpoint_pointers=pointers,
+    visibility=st.sampled_from(Snapshot.Visibility),
+)
+
+
+def i64(number: int, value: int) -> bytes:
+    return struct.pack(">bhq", 10, number, value)
+
+
+def i32(number: int, value: int) -> bytes:
+    return struct.pack(">bhi", 8, number, value)
+
+
+def a_list(number: int, values: list[int]) -> bytes:
+    return struct.pack(">bhbi", 15, number, 10, len(values)) + struct.pack(
+        f">{len(values)}q", *values
+    )
+
+
+@given(snapshots, st.binary(max_size=3))
+def test_a_snapshot_comes_back(snapshot, rest):
+    body = encode_transaction(snapshot)
+    lists = (snapshot.invalids, snapshot.in_progress, snapshot.checkpoint_pointers)
+    assert len(body) == 83 + 8 * sum(map(len, lists))
+    assert decode_transaction(body + rest) == snapshot
+
+
+@given(snapshots, st.data())
+def test_a_snapshot_that_ends_early_is_refused(snapshot, data):
+    body = encode_transaction(snapshot)
+    cut = body[: data.draw(st.integers(0, len(body) - 1))]
+    with pytest.raises(BadRequest, match=r"^transaction: "):
+        decode_transaction(cut)
+
+
+def test_what_is_missing_has_the_original_s_defaults():
+    assert decode_transaction(STOP) == Snapshot(
+        transaction_id=0, read_pointer=0, write_pointer=0, first_short_in_progress=0, long=True
+    )
+
+
+@pytest.mark.parametrize(("kind", "long"), [(1, False), (2, True), (0, True), (7, True)])
+def test_any_type_but_short_is_long(kind, long):
+    assert decode_transaction(i32(6, kind) + STOP).long is long
+
+
+@pytest.mark.parametrize(("level", "name"), [(2, "SNAPSHOT_EXCLUDE_CURRENT"), (9, "SNAPSHOT")])
+def test_an_unknown_level_is_snapshot(level, name):
+    assert decode_transaction(i32(9, level) + STOP).visibility.name == name
+
+
+def test_fields_come_in_any_order_and_the_last_one_counts():
+    body = a_list(4, [9]) + i64(2, 5) + i64(1, 7) + i64(2, 6) + a_list(4, [3, 2]) + STOP
+    snapshot = decode_transaction(body)
+    assert (snapshot.transaction_id, snapshot.read_pointer) == (7, 6)
+    assert snapshot.in_progress == [2, 3]
+
+
+UNKNOWN = {
+    "bool": b"\x02\x00\x14\x01",
+    "byte": b"\x03\x00\x14\x01",
+    "double": b"\x04\x00\x14" + bytes(8),
+    "i16": b"\x06\x00\x14\x01\x01",
+    "string": b"\x0b\x00\x14\x00\x00\x00\x03abc",
+    "struct": b"\x0c\x00\x14" + i64(1, 1) + b"\x0c\x00\x02" + STOP + STOP,
+    "map": b"\x0d\x00\x14\x0b\x0a\x00\x00\x00\x01" + b"\x00\x00\x00\x01k" + bytes(8),
+    "fixed map": b"\x0d\x00\x14\x08\x02\x00\x00\x00\x02" + bytes(10),
+    "empty map": b"\x0d\x00\x14\x00\x00\x00\x00\x00\x00",
+    "set": b"\x0e\x00\x14\x0c\x00\x00\x00\x02" + STOP + STOP,
+    "list of lists": b"\x0f\x00\x14\x0f\x00\x00\x00\x01" + b"\x06\x00\x00\x00\x02" + bytes(4),
+    "negative number": b"\x0a\xff\xff" + bytes(8),
+    "known number, other type": i32(2, 77),
+    "known list, other type": i64(3, 77),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_unknown_fields_are_skipped(name):
+    body = i64(1, 7) + UNKNOWN[name] + i64(2, 5) + STOP
+    assert decode_transaction(body) == decode_transaction(i64(1, 7) + i64(2, 5) + STOP)
+
+
+def nested(levels: int) -> bytes:
+    return b"\x0c\x00\x14" * levels + STOP * levels + STOP
+
+
+@pytest.mark.parametrize(
+    "body",
+    {
+        "empty": b"",
+        "no stop": i64(1, 7),
+        "unknown type": b"\x01\x00\x14\x00",
+        "negative type": b"\xff\x00\x14\x00",
+        "negative count": b"\x0f\x00\x03\x0a\xff\xff\xff\xff" + STOP,
+        "negative string": b"\x0b\x00\x14\xff\xff\xff\xff" + STOP,
+        "negative set": b"\x0e\x00\x14\x0b\xff\xff\xff\xff" + STOP,
+        "list of strings": b"\x0f\x00\x03\x0b\x00\x00\x00\x01\x00\x00\x00\x00" + STOP,
+        "list too short": b"\x0f\x00\x03\x0a\x00\x00\x00\x02" + bytes(8) + STOP,
+        "string too short": b"\x0b\x00\x14\x7f\xff\xff\xff" + STOP,
+        "endless list of strings": b"\x0f\x00\x14\x0b\x7f\xff\xff\xff" + bytes(400),
+        "endless map of nothing": b"\x0d\x00\x14\x00\x00\x7f\xff\xff\xff" + bytes(40),
+        "endless list": b"\x0f\x00\x03\x0a\x7f\xff\xff\xff" + bytes(40),
+        "nested too deeply": nested(40),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_malformed_transactions_are_refused_in_bounded_memory(body):
+    tracemalloc.start()
+    with pytest.raises(BadRequest, match=r"^transaction: "):
+        decode_transaction(body[1])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_structs_may_be_nested_a_little():
+    assert decode_transaction(nested(10)).long
+
+
+def test_a_list_of_pointers_has_a_bound(monkeypatch):
+    monkeypatch.setattr(transaction, "POINTERS_MAX", 3)
+    assert decode_transaction(a_list(3, [1, 2, 3]) + STOP).invalids == [1, 2, 3]
+    with pytest.raises(BadRequest, match="4 pointers"):
+        decode_transaction(a_list(3, [1, 2, 3, 4]) + STOP)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_snapshot_or_a_bad_request(body):
+    try:
+        snapshot = decode_transaction(body)
+    except BadRequest:
+        return
+    assert decode_transaction(encode_transaction(snapshot)) == snapshot
