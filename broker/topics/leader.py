@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from broker import guards
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, PayloadsSealed, TransactionTooOld
@@ -113,20 +113,13 @@ class TopicLeader:
         if control.state is State.SEALED:
             found = await self._find_reference(number, control.sealed_at)
         elif guards.holds("seal-first"):
-            await self._seal(hold)
+            await self.guarded(self._around.store.seal(hold, self.hold.control.pointer))
         if found is None:
             future: asyncio.Future[Published] = self.loop.create_future()
             write = Write(future, None, number, lifetime_ms=lifetime_ms)
             found = (await self.messages.write(write)).first
         self._mark_later(hold, found)
         return Published(found, found, number)
-
-    async def _seal(self, hold: Hold) -> None:
-        try:
-            await self._around.store.seal(hold, self.hold.control.pointer)
-        except BrokerError as error:
-            self.end(error)
-            raise
 
     async def _find_reference(self, number: int, at: RowId) -> RowId | None:
         """Look behind ``at`` for a reference that a crash left without its mark."""
@@ -252,6 +245,26 @@ class TopicLeader:
         self.cache.negate(first, last, pointer)
         self._notify()
         return count
+
+    async def drop_payloads(self, number: int) -> None:
+        """Declare that a payload log's rows may go, unless it is written to or published just now."""
+        payloads = await self._payload_log(number)
+        if payloads.writer.busy or number in self._references:
+            return
+        await self.guarded(self._around.store.drop(payloads.writer.hold))
+
+    async def forget_payloads(self, number: int) -> None:
+        """Remove the control row of a dropped payload log whose rows are gone."""
+        self._payloads.pop(number, None)
+        await self.guarded(self._around.store.forget_payloads(self.hold, number))
+
+    async def guarded(self, change: Awaitable[None]) -> None:
+        """Make a change under this hold; one that ends badly ends the hold."""
+        try:
+            await change
+        except BrokerError as error:
+            self.end(error)
+            raise
 
     def end(self, error: BrokerError) -> None:
         """Stop leading: the hold is done, or about to be given up."""
