@@ -48,6 +48,8 @@ from broker.wire.varint import INT_MAX, LONG_MAX
 
 CONTENT_TYPE: Final = "application/json"
 
+# What a publish may have beside its messages, with room for errors that deserve a better message.
+_OTHER_VALUES = 16
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")
 
@@ -64,7 +66,8 @@ def encode_publish_request(request: PublishRequest) -> bytes:
 
 def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
     """Read the body of a publish or a store. Raises BadRequest, TooManyMessages."""
-    record = _record(body, ("transactionWritePointer", "messages"))
+    value = parse(body, values_max=messages_max + _OTHER_VALUES, too_many=TooManyMessages)
+    record = _check_record(value, ("transactionWritePointer", "messages"))
     pointer = _optional(record, "transactionWritePointer", {"long": _long})
     messages = record.get("messages")
     if not isinstance(messages, list):
@@ -181,7 +184,10 @@ def _union(branch: str, value: object) -> object:
 
 
 def _record(body: bytes, names: Sequence[str]) -> dict[str, Any]:
-    record = parse(body)
+    return _check_record(parse(body), names)
+
+
+def _check_record(record: object, names: Sequence[str]) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise BadRequest(f"The body must be a JSON object with {', '.join(names)}.")
     _refuse_unknown(record, names)

@@ -1,9 +1,11 @@
 """JSON of strangers, read strictly and in bounded memory.
 
 Python's parser is fast, but three things must not pass: names given twice (which one counts?),
-numbers that JSON does not have (NaN), and small texts that become large values. An empty list takes
-two bytes of text and sixty of memory: the requests here have at most three lists and a few objects, and
-whatever has many more is refused before, or while, it is read.
+numbers that JSON does not have (NaN), and small texts that become large values: an empty list takes
+three bytes of text and sixty of memory, a short string not much less.
+
+Every value is the first of an object or a list, or stands behind a comma. So the brackets that open
+and the commas outside of strings are at least as many as the values, and are counted before any is made.
 """
 
 from __future__ import annotations
@@ -13,36 +15,41 @@ import re
 from collections.abc import Callable
 from typing import Any, Final
 
-from broker.errors import BadRequest
+from broker.errors import BadRequest, RequestError
 
-OBJECTS_MAX: Final = 64
-LISTS_MAX: Final = 16
-"""What a request may have, with room for typing errors that deserve a better message."""
+VALUES_MAX: Final = 100_000
+"""How many values a text may have where nothing else is said."""
 
-# A string (so that brackets inside it are not seen), or the beginning of a list.
-_STRING_OR_LIST = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|\[', re.DOTALL)
-_LIST = b"["[0]
+# A string, so that nothing inside it is seen, or what a further value needs.
+_STRING_OR_VALUE = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]', re.DOTALL)
+_QUOTE = b'"'[0]
 
 
 def parse(
-    body: bytes, *, lists_max: int = LISTS_MAX, number: Callable[[str], object] | None = None
+    body: bytes,
+    *,
+    values_max: int = VALUES_MAX,
+    too_many: type[RequestError] = BadRequest,
+    number: Callable[[str], object] | None = None,
 ) -> object:
     """Return the value that a JSON text says.
 
     Args:
         body: the text, UTF-8.
-        lists_max: how many lists it may have.
+        values_max: how many values it may have, those inside of others counted too, and each list
+            and object twice.
+        too_many: what is raised if it has more.
         number: makes a value of the text of a number; else they become int and float.
 
     Raises:
-        BadRequest: it is no JSON, or has more lists or objects than allowed.
+        BadRequest: it is no JSON.
     """
-    _check_lists(body, lists_max)
+    if _has_more_values(body, values_max):
+        raise too_many(f"The body has more than {values_max} JSON values.")
     try:
-        text = body.decode("utf-8")
         return json.loads(
-            text,
-            object_pairs_hook=_Objects(),
+            body.decode("utf-8"),
+            object_pairs_hook=_make_object,
             parse_constant=_refuse_constant,
             parse_int=number,
             parse_float=number,
@@ -53,33 +60,23 @@ def parse(
         raise BadRequest(f"The body is not valid JSON: {error}.") from None
 
 
-class _Objects:
-    """Makes objects, up to a bound, without names that come twice."""
+def _has_more_values(body: bytes, values_max: int) -> bool:
+    if sum(map(body.count, (b"[", b"{", b","))) < values_max:
+        return False
+    values = 1
+    for match in _STRING_OR_VALUE.finditer(body):
+        values += body[match.start()] != _QUOTE
+        if values > values_max:
+            return True
+    return False
 
-    __slots__ = ("_left",)
 
-    def __init__(self) -> None:
-        self._left = OBJECTS_MAX
-
-    def __call__(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        self._left -= 1
-        if self._left < 0:
-            raise BadRequest(f"The body has more than {OBJECTS_MAX} JSON objects.")
-        made = dict(pairs)
-        if len(made) < len(pairs):
-            raise BadRequest("The body has an object in which a name comes twice.")
-        return made
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise BadRequest("The body has an object in which a name comes twice.")
+    return made
 
 
 def _refuse_constant(name: str) -> object:
     raise BadRequest(f"The body is not valid JSON: {name} is no JSON value.")
-
-
-def _check_lists(body: bytes, lists_max: int) -> None:
-    if body.count(b"[") <= lists_max:
-        return
-    lists = 0
-    for match in _STRING_OR_LIST.finditer(body):
-        lists += body[match.start()] == _LIST
-        if lists > lists_max:
-            raise BadRequest(f"The body has more JSON lists than can be ({lists_max}).")

@@ -95,6 +95,8 @@ def test_too_many_messages():
     assert len(decode({"messages": [""] * 5}, messages_max=5).payloads) == 5
     with pytest.raises(TooManyMessages, match=r"^messages: "):
         decode({"messages": [""] * 6}, messages_max=5)
+    with pytest.raises(TooManyMessages):
+        decode({"messages": [""] * 600}, messages_max=5)
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.errors import BadRequest
-from broker.wire.jsontext import OBJECTS_MAX, parse
+from broker.errors import BadRequest, TooManyMessages
+from broker.wire.jsontext import parse
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -22,19 +22,46 @@ def test_json_is_read(value, ascii_only):
         body = json.dumps(value, ensure_ascii=ascii_only, allow_nan=False).encode("utf-8")
     except (ValueError, UnicodeEncodeError):
         return
-    assert parse(body, lists_max=100) == value
+    assert parse(body) == value
 
 
-@given(st.lists(st.text(alphabet='[]"\\ a{}', max_size=8), max_size=8))
-def test_brackets_in_strings_are_no_lists(texts):
-    assert parse(json.dumps(texts).encode()) == texts
+@given(st.lists(st.text(alphabet='[]"\\ a{},:', max_size=8), max_size=8))
+def test_what_stands_in_strings_is_no_value(texts):
+    body = json.dumps(texts).encode()
+    assert parse(body, values_max=len(texts) + 2) == texts
 
 
-@pytest.mark.parametrize("body", [b"[[]]", b'{"a":[],"b":[]}', b'["\\"[",[]]', b'["\\\\",[]]'])
-def test_lists_are_counted(body):
-    assert parse(body, lists_max=2)
-    with pytest.raises(BadRequest, match="lists"):
-        parse(body, lists_max=1)
+@given(values)
+def test_a_value_passes_if_there_are_not_more(value):
+    body = json.dumps(value).encode()
+    if b"\\ud" not in body:
+        assert parse(body, values_max=_count(value) + _count_containers(value)) == value
+
+
+def _count(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + sum(map(_count, inner))
+
+
+def _count_containers(value: object) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return isinstance(value, dict | list) + sum(map(_count_containers, inner))
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (b"[[]]", 3),
+        (b'{"a":[],"b":[]}', 5),
+        (b'["\\"[",[]]', 4),
+        (b'["\\\\",[]]', 4),
+        (b"[1,2]", 3),
+    ],
+)
+def test_values_are_counted(body, count):
+    assert parse(body, values_max=count)
+    with pytest.raises(TooManyMessages, match=f"more than {count - 1} "):
+        parse(body, values_max=count - 1, too_many=TooManyMessages)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +92,13 @@ def test_what_is_no_json_is_refused(body):
 
 
 @pytest.mark.parametrize(
-    "body", [b"[" + b"[]," * 300_000 + b"[]]", b"[" + b"{}," * 300_000 + b"{}]"]
+    "body",
+    [
+        b"[" + b"[]," * 300_000 + b"[]]",
+        b"[" + b"{}," * 300_000 + b"{}]",
+        b"[" + b'"ab",' * 300_000 + b"1]",
+        b"[" + (b"[" * 500 + b"]" * 500 + b",") * 300 + b"1]",
+    ],
 )
 def test_many_small_values_take_no_memory(body):
     tracemalloc.start()
@@ -74,13 +107,6 @@ def test_many_small_values_take_no_memory(body):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * len(body)
-
-
-def test_objects_are_counted():
-    body = b"[" + b"{}," * (OBJECTS_MAX - 1) + b"{}]"
-    assert parse(body) == [{}] * OBJECTS_MAX
-    with pytest.raises(BadRequest, match="objects"):
-        parse(body.replace(b"[", b"[{},"))
 
 
 def test_numbers_can_be_kept_as_they_were_written():
