@@ -151,12 +151,13 @@ def mark_published(hold: HeldLog, reference: RowId) -> Apply:
 
 
 def raise_floor(hold: HeldLog, floor: RowId) -> Apply:
-    """Raise the floor of a log."""
+    """Raise the floor of a log, not above its pointer: the row there stays."""
 
     def apply(round_: Round) -> None:
         current = round_.of(hold)
-        if floor > current.floor:
-            round_.change(hold, controls.floor_raised(current, floor, round_.token))
+        reachable = min(floor, current.pointer)
+        if reachable > current.floor:
+            round_.change(hold, controls.floor_raised(current, reachable, round_.token))
 
     return apply
 
@@ -175,11 +176,10 @@ def drop(hold: HeldLog) -> Apply:
 def release(hold: HeldLog) -> Apply:
     """Hand a log off. What was appended before is in this round or confirmed."""
 
-    def apply(round_: Round) -> bool:
+    def apply(round_: Round) -> None:
         current = round_.of(hold)
         round_.change_unheld(hold.key, controls.released(current, round_.token))
         round_.holds.let_go(hold.key)
-        return True
 
     return apply
 

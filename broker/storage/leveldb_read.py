@@ -151,8 +151,8 @@ class Negatable(NamedTuple):
     rows: list[tuple[bytes, bytes]]
     """Database keys and values to write; those negated before need none."""
     found: int
-    next_first: RowId
-    """Where the next slice begins; above the asked-for end when there is none."""
+    next_first: RowId | None
+    """Where the next slice begins; None when there is none."""
 
 
 class Reader:
@@ -224,7 +224,7 @@ class Reader:
                         rows.append((hold.prefix + row, with_pointer(value, -pointer)))
                 if looked_at == NEGATE_ROWS_MAX:
                     return Negatable(rows, found, row_after(row))
-        return Negatable(rows, found, row_after(window[1]))
+        return Negatable(rows, found, None)
 
     def side(self, log: LogId, kind: bytes, key: bytes) -> list[SideRow]:
         """Return the counting side rows of one kind and key, the oldest first."""

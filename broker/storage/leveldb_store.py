@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from broker.errors import Fenced
+from broker.errors import Fenced, UnavailableError
 from broker.model import ROW_ID_MIN, RowId, TopicId
 from broker.storage import leveldb_changes as changes
 from broker.storage import leveldb_files as files
@@ -158,8 +158,9 @@ class LevelDBStore:
         held = _held(hold)
         # Appends that were asked for before this must be there to be found.
         await self._write(lambda round_: round_.of(held), synced=False)
-        found, next_first = 0, first
-        while next_first <= last:
+        found = 0
+        next_first: RowId | None = first
+        while next_first is not None:
             find = partial(self._reader.negatable, held, (next_first, last), pointer)
             slice_ = await self._read(find)
             if slice_.found:
@@ -185,9 +186,12 @@ class LevelDBStore:
         await self._write(changes.drop(_held(hold)))
 
     async def release(self, hold: Hold) -> bool:
-        """Hand a message log off; everything sent is confirmed by then."""
-        released: bool = await self._write(changes.release(_held(hold)))
-        return released
+        """Hand a message log off; one that is not held any more, or can't be, is just let go."""
+        try:
+            await self._write(changes.release(_held(hold)))
+        except UnavailableError:
+            return False
+        return True
 
     async def tombstone(self, log: LogId, owner: str) -> None:
         """Mark the topic's generation deleted; fences every holder. Idempotent."""

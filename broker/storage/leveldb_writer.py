@@ -84,7 +84,7 @@ class Round:
         self.get = database.get
         self.token = secrets.token_bytes(TOKEN_BYTES)
         self._controls: dict[bytes, Control] = {}
-        self._changed: list[HeldLog] = []
+        self._confirmed: dict[HeldLog, Control] = {}
         self._versions: dict[bytes, bytes] = {}
 
     def of(self, hold: HeldLog) -> Control:
@@ -106,7 +106,7 @@ class Round:
     def change(self, hold: HeldLog, control: Control) -> None:
         """Let ``control`` be the log's control row after this round."""
         self._controls[hold.key] = control
-        self._changed.append(hold)
+        self._confirmed[hold] = control
 
     def change_unheld(self, key: bytes, control: Control) -> None:
         """Let ``control`` be a control row that nobody holds after this round."""
@@ -134,8 +134,8 @@ class Round:
 
     def confirm(self) -> None:
         """Tell the holds what they may rely on from now on."""
-        for hold in self._changed:
-            hold.confirm(self._controls[hold.key])
+        for hold, control in self._confirmed.items():
+            hold.confirm(control)
 
 
 def version_bytes(number: int) -> bytes:
