@@ -1,0 +1,46 @@
+"""Which types a body may have, and the error that tells what to add.
+
+The original takes exactly ``avro/binary``, no parameters, no other case. Its word stands for that type;
+ours are the common ones, read as the world reads them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from broker.api.replies import AVRO, JSON
+from broker.errors import BadRequest
+
+
+class BodyType(enum.Enum):
+    """How a body is to be read."""
+
+    AVRO = AVRO
+    JSON = JSON
+    RAW = "text/plain"
+
+
+_RAW = ("text/plain", "application/octet-stream")
+
+
+def body_type(headers: Mapping[str, str], *, raw: bool = False) -> BodyType:
+    """Return how to read the body. Raises BadRequest for a type that is not read.
+
+    Args:
+        headers: the request's.
+        raw: whether a body may be one message as it is.
+    """
+    sent = headers.get("Content-Type", "")
+    if sent == AVRO:
+        return BodyType.AVRO
+    media_type = sent.partition(";")[0].strip().lower()
+    if media_type == JSON:
+        return BodyType.JSON
+    if raw and media_type in _RAW:
+        return BodyType.RAW
+    also = f" {JSON} is read, too" + (f", and {' or '.join(_RAW)} as one message." if raw else ".")
+    raise BadRequest(
+        f"Only {AVRO} content type is supported, not {sent!a:.80}. "
+        f'Add the header "Content-Type: {AVRO}".{also}'
+    )

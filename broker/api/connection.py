@@ -1,0 +1,236 @@
+"""One client's connection, and the listener that knows them all: what aiohttp's server lacks for us.
+
+aiohttp parses and frames; this adds bounds over *all* connections, and what draining needs to know::
+
+    idle ---first byte---> head ---last byte of the head---> busy ---reply sent---> idle
+      |                      |                                 |
+      closed by a drain      answered, or cut after a          answered
+                             deadline or a bound
+
+Heads that never end are bounded for each connection by the parser, and for all together here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from aiohttp import web
+from typing_extensions import override
+
+from broker import logs
+from broker.api.replies import Reply, error_reply
+from broker.config import ServerConfig
+from broker.errors import BadRequest, Overloaded
+
+HEAD_BYTES_MAX = 64 * 1024 * 1024
+"""Bytes of unfinished request heads, over all connections."""
+WRITE_BUFFER_BYTES = 64 * 1024
+CLOSE_LINE = b"Connection: close\r\n\r\n"
+
+log = logs.get_logger()
+
+
+class Sent(web.StreamResponse):
+    """Tells aiohttp that the reply was sent, and whether the connection stays open."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        """Keep the one thing that matters; there is one object of each kind."""
+        super().__init__()
+        self._stays_open = keep_alive
+
+    @property
+    @override
+    def keep_alive(self) -> bool:
+        return self._stays_open
+
+    @override
+    async def prepare(self, request: web.BaseRequest) -> None:
+        return None
+
+    @override
+    async def write_eof(self, data: bytes = b"") -> None:
+        return None
+
+
+class Connection(web.RequestHandler):
+    """One connection. ``busy`` from the end of a request's head until its reply is sent."""
+
+    __slots__ = ("busy", "gone", "head_bytes", "listener")
+
+    def __init__(self, listener: Listener, **kwargs: Any) -> None:
+        """Belong to a listener; the rest is aiohttp's."""
+        super().__init__(listener, **kwargs)
+        self.listener = listener
+        self.busy = False
+        self.gone: asyncio.Future[None] | None = None
+        self.head_bytes = 0
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if not self.listener.admit(self):
+            cast("asyncio.Transport", transport).write(self.listener.refusal)
+            transport.close()
+            return
+        super().connection_made(transport)
+        cast("asyncio.Transport", transport).set_write_buffer_limits(WRITE_BUFFER_BYTES)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if not self.busy and not self.listener.head_grew(self, len(data)):
+            return
+        super().data_received(data)
+
+    @override
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.listener.left(self)
+        self.abandon()
+        super().connection_lost(exc)
+
+    def abandoned(self) -> asyncio.Future[None]:
+        """Return a future that is done once the client is gone or the node drains."""
+        if self.gone is None:
+            self.gone = asyncio.get_running_loop().create_future()
+            if self.transport is None or self.listener.draining:
+                self.gone.set_result(None)
+        return self.gone
+
+    def abandon(self) -> None:
+        """Tell whoever waits on behalf of this client that there is no use in it."""
+        if self.gone is not None and not self.gone.done():
+            self.gone.set_result(None)
+
+    @override
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer what could not be parsed, and end the connection."""
+        return self.listener.answer_unparsed(self, message or repr(exc))
+
+
+class Listener(web.Server):
+    """All connections of a node, and what they use together."""
+
+    def __init__(
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        config: ServerConfig,
+    ) -> None:
+        """Serve with ``handler``. Must be made in the event loop."""
+        super().__init__(handler)
+        self._options: dict[str, Any] = {
+            "access_log": None,
+            "auto_decompress": False,
+            "keepalive_timeout": config.keep_alive_s,
+            "max_line_size": config.request_line_bytes_max,
+            "max_field_size": config.header_bytes_max,
+            "max_headers": config.headers_max,
+        }
+        self._event_loop = asyncio.get_running_loop()
+        self._connections_max = config.connections_max
+        self._head_deadline_s = config.header_deadline_s
+        self.draining = False
+        self.open: set[Connection] = set()
+        self.heads: dict[Connection, float] = {}
+        """Connections with an unfinished head, oldest first, and when it began."""
+        self.busy = 0
+        self.head_bytes = 0
+        self._quiet: asyncio.Future[None] = self._event_loop.create_future()
+        self.refused = 0
+        full = error_reply(Overloaded("This node has as many connections as it may have."), {})
+        self.refusal = full.head + CLOSE_LINE + full.body
+
+    @override
+    def __call__(self) -> Connection:
+        return Connection(self, loop=self._event_loop, **self._options)
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a new connection, unless there are too many."""
+        if len(self.open) >= self._connections_max:
+            self.refused += 1
+            return False
+        self.open.add(connection)
+        return True
+
+    def left(self, connection: Connection) -> None:
+        """Forget a connection."""
+        self.open.discard(connection)
+        self._head_ended(connection)
+        self._check_quiet()
+
+    def head_grew(self, connection: Connection, size: int) -> bool:
+        """Count bytes of a head; False, and the connection is cut, if all together are too many."""
+        if not connection.head_bytes:
+            self.heads[connection] = self._event_loop.time()
+        connection.head_bytes += size
+        self.head_bytes += size
+        if self.head_bytes <= HEAD_BYTES_MAX:
+            return True
+        log.warning("connection cut", reason="too many bytes of unfinished request heads")
+        self.left(connection)
+        connection.force_close()
+        return False
+
+    def _head_ended(self, connection: Connection) -> None:
+        if connection.head_bytes:
+            self.head_bytes -= connection.head_bytes
+            connection.head_bytes = 0
+            del self.heads[connection]
+
+    def request_began(self, connection: Connection) -> None:
+        """Note that a whole head was read: from here on it is a request that gets an answer."""
+        self._head_ended(connection)
+        connection.busy = True
+        self.busy += 1
+
+    def request_ended(self, connection: Connection) -> None:
+        """Note that the reply was sent, or can't be."""
+        connection.busy = False
+        self.busy -= 1
+        if self.draining:
+            self._check_quiet()
+
+    async def wait_quiet(self) -> None:
+        """Return once no request is under way or has begun to arrive."""
+        while self.busy or self.heads:
+            self._quiet = self._event_loop.create_future()
+            await self._quiet
+
+    def _check_quiet(self) -> None:
+        if self.draining and not self.busy and not self.heads and not self._quiet.done():
+            self._quiet.set_result(None)
+
+    def cut_slow_heads(self) -> None:
+        """Cut connections whose request's head takes too long."""
+        oldest = self._event_loop.time() - self._head_deadline_s
+        for connection, began in list(self.heads.items()):
+            if began > oldest:
+                return
+            if not connection.busy:
+                connection.force_close()
+
+    def begin_drain(self) -> None:
+        """Close what is idle, and tell those who wait to answer now."""
+        self.draining = True
+        for connection in list(self.open):
+            connection.abandon()
+            if not connection.busy and not connection.head_bytes:
+                connection.force_close()
+
+    def answer_unparsed(self, connection: Connection, message: str) -> Sent:
+        """Answer what is no HTTP, as far as the client can still be told."""
+        reply: Reply = error_reply(BadRequest(f"This is no HTTP request: {message[:200]!a}"), {})
+        self._head_ended(connection)
+        transport = connection.transport
+        if transport is not None and not transport.is_closing():
+            transport.write(reply.head + CLOSE_LINE + reply.body)
+        return SENT_LAST
+
+
+SENT = Sent(keep_alive=True)
+SENT_LAST = Sent(keep_alive=False)

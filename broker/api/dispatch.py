@@ -1,0 +1,103 @@
+"""The way of a request from its route to an answer: authorize, handle, turn errors into replies.
+
+There is one place for this, so that no handler can be reached without being authorized and no error
+leaves without a code. What nobody foresaw is *unknown*: it is logged once, with the request's id, and
+answered so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from broker import logs
+from broker.api.access import Authorize, allow_all
+from broker.api.replies import Answer, Headers, Reply, error_reply, unexpected_reply
+from broker.api.request import Request, never
+from broker.api.router import Found, Router
+from broker.errors import BrokerError, MethodNotAllowed, StorageCorrupt
+from broker.metrics import OK, Metrics
+
+UNKNOWN_ROUTE = "unknown"
+INTERNAL = BrokerError.code
+
+log = logs.get_logger()
+monotonic: Callable[[], float] = time.perf_counter
+"""Measures how long answers take; nothing is decided by it."""
+
+
+class Dispatch:
+    """The interface without a socket: request values in, answers out."""
+
+    def __init__(
+        self, router: Router, metrics: Metrics, *, authorize: Authorize = allow_all
+    ) -> None:
+        """Keep the table of routes, who is allowed what, and where answers are counted."""
+        self.router = router
+        self._metrics = metrics
+        self._authorize = authorize
+
+    async def answer(self, found: Found, request: Request) -> Answer:
+        """Return the handler's answer, or the reply that tells its error."""
+        started = monotonic()
+        route = found.route
+        code = OK
+        try:
+            self._authorize(request.principal, route.action, request.names)
+            return await route.handler(request)
+        except BrokerError as error:
+            code = error.code
+            return self.failure(error, request.headers, request.id)
+        except Exception as error:  # noqa: BLE001 - The last resort: nothing ends in silence.
+            code = INTERNAL
+            return self.failure(error, request.headers, request.id)
+        finally:
+            self._metrics.answered(route.name, code, monotonic() - started)
+
+    @staticmethod
+    def failure(error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
+        """Return the reply that tells an error, and log those that nobody should get."""
+        if not isinstance(error, BrokerError):
+            log.error("unexpected error", request_id=request_id, exc_info=error)
+            return unexpected_reply(headers, request_id)
+        if isinstance(error, StorageCorrupt):
+            log.error("storage corrupt", request_id=request_id, error=error.message)
+        return error_reply(error, headers)
+
+    def refuse(self, error: BrokerError, path: str, headers: Mapping[str, str]) -> Reply:
+        """Return the reply to a request that reaches no handler; the connection ends with it."""
+        self._metrics.answered(UNKNOWN_ROUTE, error.code, 0.0)
+        allow: Headers = ()
+        if isinstance(error, MethodNotAllowed):
+            allow = (("Allow", ", ".join(self.router.methods(path))),)
+        return error_reply(error, headers, allow, close=True)
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        deadline: float | None = None,
+    ) -> Answer:
+        """Answer a request that comes from this very process, as if it had come by HTTP.
+
+        ``target`` is a raw path and query; ``headers`` must be case-insensitive.
+        """
+        path, _, query_string = target.partition("?")
+        try:
+            found = self.router.find(method, path)
+        except BrokerError as error:
+            return self.refuse(error, path, headers)
+        request = Request(
+            method,
+            path,
+            query_string,
+            headers,
+            body,
+            names=found.names,
+            deadline=deadline,
+            abandoned=never,
+        )
+        return await self.answer(found, request)

@@ -1,0 +1,118 @@
+"""Server-sent events: a topic as a stream that a browser can follow.
+
+::
+
+    id: 0000019aa4…                    one event is one message; its id is the message's, so that a
+    data: {"id":"…","payload":"…"}     client that comes back with Last-Event-ID goes on exactly
+                                       behind it
+    : keep-alive                       a comment, when there was nothing for a while
+
+A stream reads as a consumer without a transaction does, page after page, each from the last id sent.
+It ends after a whole event: when the client goes, when the node drains, when the topic is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import orjson
+
+from broker.api.payloads import shown
+from broker.api.replies import EVENTS, Answer, Stream
+from broker.api.request import Request
+from broker.api.times import parse_place
+from broker.api.waiting import unless_abandoned
+from broker.errors import TopicNotFound
+from broker.model import Message, Poll, TopicId, message_id_from_hex
+from broker.topics.browse import BrowseQuery
+from broker.topics.service import Topics
+
+KEEP_ALIVE_S = 15.0
+PAGE_MESSAGES = 500
+CHUNK_BYTES = 64 * 1024
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Events:
+    """The handler of event streams."""
+
+    def __init__(self, topics: Topics, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+        """Keep the service, and how long a stream may be silent."""
+        self._topics = topics
+        self._keep_alive_s = keep_alive_s
+
+    async def stream(self, request: Request) -> Answer:
+        """Answer a stream of events that goes on until somebody ends it."""
+        await self._topics.get(request.topic)
+        poll = await self._start(request)
+        chunks = self._chunks(request.topic, poll, request.abandoned())
+        return Stream(chunks, EVENTS, (("Cache-Control", "no-store"),), compressible=False)
+
+    async def _start(self, request: Request) -> Poll:
+        last = request.headers.get("Last-Event-ID")
+        if last:
+            return Poll(message_id_from_hex(last), inclusive=False, limit=PAGE_MESSAGES)
+        start = request.query.get("from")
+        if start is None:
+            return Poll(limit=PAGE_MESSAGES)
+        if start == "now":
+            return await self._from_now(request.topic)
+        place = parse_place("from", start)
+        return Poll(place, inclusive=isinstance(place, int), limit=PAGE_MESSAGES)
+
+    async def _from_now(self, topic: TopicId) -> Poll:
+        newest = await self._topics.browse(topic, BrowseQuery(None, None, 1, True, None))
+        if not newest.entries:
+            return Poll(limit=PAGE_MESSAGES)
+        return Poll(newest.entries[0].id, inclusive=False, limit=PAGE_MESSAGES)
+
+    async def _chunks(
+        self, topic: TopicId, poll: Poll, abandoned: asyncio.Future[None]
+    ) -> AsyncGenerator[bytes, None]:
+        yield f": {topic}\n\n".encode("ascii")
+        while not abandoned.done():
+            waiting = self._topics.poll(topic, poll, wait_s=self._keep_alive_s)
+            try:
+                page = await unless_abandoned(waiting, abandoned)
+            except TopicNotFound:
+                return
+            if page is None:
+                return
+            if page.empty:
+                yield _KEEP_ALIVE
+            async for messages in page.messages():
+                for chunk in _event_chunks(messages):
+                    yield chunk
+                    if abandoned.done():
+                        return
+                if messages:
+                    poll = Poll(messages[-1].id, inclusive=False, limit=PAGE_MESSAGES)
+
+
+def _event_chunks(messages: list[Message]) -> list[bytes]:
+    """Return whole events, joined up to about CHUNK_BYTES."""
+    chunks: list[bytes] = []
+    chunk = bytearray()
+    for message in messages:
+        chunk += _event(message)
+        if len(chunk) >= CHUNK_BYTES:
+            chunks.append(bytes(chunk))
+            chunk.clear()
+    if chunk:
+        chunks.append(bytes(chunk))
+    return chunks
+
+
+def _event(message: Message) -> bytes:
+    identifier = message.id.hex()
+    payload = shown(message.payload)
+    data = orjson.dumps(
+        {
+            "id": identifier,
+            "timestamp_ms": message.timestamp_ms,
+            "encoding": payload.encoding,
+            "payload": payload.text,
+        }
+    )
+    return b"id: " + identifier.encode("ascii") + b"\ndata: " + data + b"\n\n"

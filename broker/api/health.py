@@ -1,0 +1,61 @@
+"""What machines ask a node: is it alive, may it get requests, what does it count, what can it do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker import guards
+from broker.api.replies import JSON, PLAIN, Answer, Reply, json_reply
+from broker.api.request import Request
+from broker.errors import Unavailable
+from broker.metrics import CONTENT_TYPE
+
+_PONG = Reply(200, b"OK.\n", PLAIN)
+_READY = Reply(200, b'{"status":"ready"}', JSON)
+_STATUS_OK = Reply(200, b'{"status":"OK"}', JSON)
+
+
+class Health:
+    """The handlers about the node itself."""
+
+    def __init__(
+        self,
+        *,
+        version: str,
+        not_ready: Callable[[], str | None],
+        metrics: Callable[[], bytes],
+        openapi: Callable[[], bytes],
+    ) -> None:
+        """Keep where the answers come from; ``not_ready`` gives the reason, or None."""
+        self._version = version
+        self._not_ready = not_ready
+        self._metrics = metrics
+        self._openapi = openapi
+
+    async def ping(self, _: Request) -> Answer:
+        """Answer as the original does."""
+        return _PONG
+
+    async def service_status(self, _: Request) -> Answer:
+        """Answer as the original does, whatever service is asked for."""
+        return _STATUS_OK
+
+    async def healthz(self, _: Request) -> Answer:
+        """Answer that the process lives, and which guards tests have taken away."""
+        off = sorted(guards.switched_off())
+        return json_reply({"status": "ok", "version": self._version, "guards_off": off})
+
+    async def readyz(self, _: Request) -> Answer:
+        """Answer that requests may be sent here. Raises Unavailable if they should not."""
+        reason = self._not_ready()
+        if reason is not None:
+            raise Unavailable(f"This node is not ready: {reason}")
+        return _READY
+
+    async def metrics(self, _: Request) -> Answer:
+        """Answer all counts in Prometheus' text format."""
+        return Reply(200, self._metrics(), CONTENT_TYPE)
+
+    async def openapi(self, _: Request) -> Answer:
+        """Answer the description of this interface."""
+        return Reply(200, self._openapi(), JSON)

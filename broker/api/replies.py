@@ -1,0 +1,191 @@
+r"""Replies as values, and the one place that turns an error into one.
+
+A reply's head is put together once and kept: the common answers are constants, so that answering a
+publish copies bytes and formats nothing::
+
+    HTTP/1.1 200 OK\r\n  headers…  Content-Length: 0\r\n      <- Reply.head, kept
+    X-Request-Id: …\r\n  Date: …\r\n  [Connection: …]\r\n    <- the shell's, per request
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncGenerator, Mapping
+from http import HTTPStatus
+
+import orjson
+
+from broker.errors import BrokerError, UnavailableError
+
+AVRO = "avro/binary"
+JSON = "application/json"
+PLAIN = "text/plain; charset=utf-8"
+EVENTS = "text/event-stream"
+
+RETRY_AFTER_S = 1.0
+TEXT_CHARACTERS_MAX = 2000
+
+CHUNKED = ("Transfer-Encoding", "chunked")
+LAST_CHUNK = b"0\r\n\r\n"
+
+Headers = tuple[tuple[str, str], ...]
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus}
+
+
+class Reply:
+    """A whole answer. ``content_type`` empty means that the header is absent."""
+
+    __slots__ = ("_head", "body", "chunked", "close", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        status: int = 200,
+        body: bytes = b"",
+        content_type: str = "",
+        headers: Headers = (),
+        *,
+        close: bool = False,
+        chunked: bool = False,
+    ) -> None:
+        """Keep the parts.
+
+        ``close`` ends the connection after the answer; ``chunked`` sends the body, which must not be
+        empty, as one HTTP chunk, where consumers expect chunks.
+        """
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
+        self.close = close
+        self.chunked = chunked
+        self._head: bytes | None = None
+
+    @property
+    def head(self) -> bytes:
+        """The status line and the headers that depend on this reply alone, framing included."""
+        if self._head is None:
+            framing = CHUNKED if self.chunked else ("Content-Length", str(len(self.body)))
+            self._head = _head(self.status, self.content_type, (*self.headers, framing))
+        return self._head
+
+    @property
+    def framed(self) -> bytes:
+        """The body as it goes out."""
+        return chunk_of(self.body) + LAST_CHUNK if self.chunked else self.body
+
+    def with_body(self, body: bytes, *headers: tuple[str, str], chunked: bool) -> Reply:
+        """Return this reply with another body, more headers, and perhaps another framing."""
+        return Reply(
+            self.status,
+            body,
+            self.content_type,
+            (*self.headers, *headers),
+            close=self.close,
+            chunked=chunked,
+        )
+
+
+class Stream:
+    """An answer whose body is made while it is sent; each item, none empty, becomes one HTTP chunk.
+
+    ``compressible`` bodies are gzipped if the client asks for it. That the reader has gone is told to
+    the maker of the chunks by ``aclose``.
+    """
+
+    __slots__ = ("chunks", "compressible", "content_type", "headers", "status")
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        content_type: str,
+        headers: Headers = (),
+        *,
+        compressible: bool = True,
+    ) -> None:
+        """Keep the parts. A stream's status is 200: what fails before it begins is no stream."""
+        self.status = 200
+        self.chunks = chunks
+        self.content_type = content_type
+        self.headers = headers
+        self.compressible = compressible
+
+    def head(self, *headers: tuple[str, str]) -> bytes:
+        """Return the status line and the headers, with ``headers``, which frame the body."""
+        return _head(self.status, self.content_type, (*self.headers, *headers))
+
+
+Answer = Reply | Stream
+
+EMPTY = Reply()
+EMPTY_REPLAYED = Reply(headers=(("Idempotency-Replayed", "true"),))
+
+
+def chunk_of(data: bytes) -> bytes:
+    """Return one HTTP chunk; ``data`` must not be empty, for an empty chunk is the last."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _head(status: int, content_type: str, headers: Headers) -> bytes:
+    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
+    if content_type:
+        lines.append(f"Content-Type: {content_type}")
+    lines += [f"{name}: {value}" for name, value in headers]
+    head = "\r\n".join(lines)
+    assert head.count("\n") == len(lines) - 1, f"a line break in a header: {head!r}"
+    return head.encode("latin-1") + b"\r\n"
+
+
+def json_reply(value: object, status: int = 200, headers: Headers = ()) -> Reply:
+    """Answer with a value as JSON."""
+    return Reply(status, orjson.dumps(value), JSON, headers)
+
+
+def text_reply(text: str, status: int = 200, headers: Headers = ()) -> Reply:
+    """Answer with plain text."""
+    return Reply(status, text.encode("utf-8", "replace"), PLAIN, headers)
+
+
+def names_json(headers: Mapping[str, str]) -> bool:
+    """Whether an error shall be JSON: the client names it in Accept or sent it."""
+    return JSON in headers.get("Accept", "").lower() or (
+        headers.get("Content-Type", "").partition(";")[0].strip().lower() == JSON
+    )
+
+
+def retry_after_s(error: BrokerError) -> int:
+    """Return the whole seconds for Retry-After, at least one."""
+    return max(1, math.ceil(error.retry_after_s or RETRY_AFTER_S))
+
+
+def error_reply(
+    error: BrokerError, headers: Mapping[str, str], more: Headers = (), *, close: bool = False
+) -> Reply:
+    """Answer a refusal or a failure; ``headers`` are the request's, ``more`` the reply's."""
+    reply_headers: list[tuple[str, str]] = [
+        *more,
+        ("Broker-Error", error.code),
+        ("Broker-Outcome", error.outcome),
+    ]
+    if error.http_status == 503 or (isinstance(error, UnavailableError) and error.retriable):
+        reply_headers.append(("Retry-After", str(retry_after_s(error))))
+    message = error.message[:TEXT_CHARACTERS_MAX]
+    if names_json(headers):
+        body = orjson.dumps(
+            {
+                "code": error.code,
+                "message": message.encode("utf-8", "replace").decode(),
+                "retriable": error.retriable,
+                "outcome": error.outcome,
+            }
+        )
+        content_type = JSON
+    else:
+        body, content_type = message.encode("utf-8", "replace"), PLAIN
+    return Reply(error.http_status, body, content_type, tuple(reply_headers), close=close)
+
+
+def unexpected_reply(headers: Mapping[str, str], request_id: str) -> Reply:
+    """Answer an exception that nobody foresaw: its outcome is unknown."""
+    error = BrokerError(f"Internal error; the log has the cause under request {request_id}.")
+    return error_reply(error, headers)

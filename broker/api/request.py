@@ -1,0 +1,141 @@
+"""The request as handlers see it: a value, cheap to make and parsed no further than asked.
+
+One of these is made per HTTP request, so it has slots, keeps the header mapping that the parser made,
+and splits its query only when a handler looks at it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from urllib.parse import parse_qsl
+
+from broker.errors import BadRequest
+from broker.model import TopicId
+
+QUERY_FIELDS_MAX = 50
+_NO_QUERY: Mapping[str, str] = {}
+
+
+class Names:
+    """What the path names: a namespace and, under it, a topic."""
+
+    __slots__ = ("namespace", "topic")
+
+    def __init__(self, namespace: str = "", topic: TopicId | None = None) -> None:
+        """Keep names that have been checked; empty where the path names nothing."""
+        self.namespace = namespace
+        self.topic = topic
+
+
+NO_NAMES = Names()
+
+
+def never() -> asyncio.Future[None]:
+    """Return a future that nobody resolves: callers within the process do not go away."""
+    return asyncio.get_running_loop().create_future()
+
+
+class Request:
+    """One request.
+
+    ``headers`` is case-insensitive. ``body`` is whole and inflated. ``deadline`` is in seconds of the
+    monotonic clock. ``forwarded`` says that a node, not a client, sent it. ``abandoned`` gives a future
+    that is done once the caller is gone or this node drains; handlers that wait race against it.
+    """
+
+    __slots__ = (
+        "_query",
+        "abandoned",
+        "body",
+        "deadline",
+        "forwarded",
+        "headers",
+        "id",
+        "method",
+        "names",
+        "path",
+        "principal",
+        "query_string",
+    )
+
+    def __init__(  # noqa: PLR0913 - A value; every part is named by its callers.
+        self,
+        method: str,
+        path: str,
+        query_string: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        *,
+        identifier: str = "",
+        names: Names = NO_NAMES,
+        principal: str | None = None,
+        deadline: float | None = None,
+        forwarded: bool = False,
+        abandoned: Callable[[], asyncio.Future[None]] = never,
+    ) -> None:
+        """Keep the parts."""
+        self.method = method
+        self.path = path
+        self.query_string = query_string
+        self.headers = headers
+        self.body = body
+        self.id = identifier
+        self.names = names
+        self.principal = principal
+        self.deadline = deadline
+        self.forwarded = forwarded
+        self.abandoned = abandoned
+        self._query: Mapping[str, str] | None = None
+
+    @property
+    def topic(self) -> TopicId:
+        """The topic that the path names; a bug if the route has none."""
+        topic = self.names.topic
+        assert topic is not None, f"{self.path} names no topic"
+        return topic
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The query's parameters; the first of several of one name counts. Raises BadRequest."""
+        if self._query is None:
+            self._query = _parse_query(self.query_string) if self.query_string else _NO_QUERY
+        return self._query
+
+
+def _parse_query(text: str) -> Mapping[str, str]:
+    try:
+        pairs = parse_qsl(
+            text, keep_blank_values=True, errors="strict", max_num_fields=QUERY_FIELDS_MAX
+        )
+    except (UnicodeDecodeError, ValueError) as error:
+        raise BadRequest(f"The query can't be read: {error}") from error
+    query: dict[str, str] = {}
+    for name, value in pairs:
+        query.setdefault(name, value)
+    return query
+
+
+# --- What several handlers read from a query or a header ------------------------------------------
+
+
+def whole_number(
+    query: Mapping[str, str], name: str, *, least: int, most: int, default: int
+) -> int:
+    """Return a whole number of the query, or ``default`` if absent. Raises BadRequest."""
+    text = query.get(name)
+    if text is None:
+        return default
+    # More digits than any bound has are refused before int() spends time on them.
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 19 else -1
+    if not least <= number <= most:
+        raise BadRequest(f"{name} must be a whole number from {least} to {most}, not {text!r}.")
+    return number
+
+
+def one_of(query: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
+    """Return one of ``choices``, the first if the parameter is absent. Raises BadRequest."""
+    text = query.get(name, choices[0])
+    if text not in choices:
+        raise BadRequest(f"{name} must be one of {', '.join(choices)}, not {text!r}.")
+    return text

@@ -1,0 +1,129 @@
+"""From a method and a path to a route and the names in the path.
+
+Paths are few in form and few in number, while requests are many: what was found for a path is kept, so
+that a known path costs one look-up. The memory is emptied when it is full, so that inventing paths
+costs no more than the look-up was worth.
+
+A path is cut at its slashes first and percent-decoded piece by piece, so that ``%2F`` can't make a
+topic's name look like two segments. One slash at the end is ignored, as the original does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from broker.api.access import Action
+from broker.api.replies import Answer
+from broker.api.request import NO_NAMES, Names, Request
+from broker.errors import BadRequest, MethodNotAllowed, NotFound
+from broker.model import check_namespace, check_topic
+
+PATHS_KEPT_MAX = 20_000
+KEPT_PATH_CHARACTERS_MAX = 500
+SEGMENTS_MAX = 12
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Route(NamedTuple):
+    """One operation of the interface; ``name`` is its entry in the OpenAPI document."""
+
+    name: str
+    method: str
+    template: str
+    action: Action
+    handler: Handler
+
+
+class Found(NamedTuple):
+    """A route and the names that the path gave."""
+
+    route: Route
+    names: Names
+
+
+class Router:
+    """The table of routes."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        """Keep the routes by the shape of their paths."""
+        self.routes: Sequence[Route] = tuple(routes)
+        self._shapes: list[tuple[tuple[str, ...], dict[str, Route]]] = []
+        self._kept: dict[str, Found] = {}
+        shapes: dict[tuple[str, ...], dict[str, Route]] = {}
+        for route in self.routes:
+            shape = tuple(route.template.split("/"))
+            methods = shapes.setdefault(shape, {})
+            assert route.method not in methods, f"two routes for {route.method} {route.template}"
+            methods[route.method] = route
+        # Literal segments sort before parameters, so that the more exact template wins.
+        self._shapes = sorted(
+            shapes.items(), key=lambda item: [part[:1] == "{" for part in item[0]]
+        )
+
+    def find(self, method: str, path: str) -> Found:
+        """Return the route of a raw path, without its query.
+
+        Raises:
+            NotFound: no template fits.
+            MethodNotAllowed: a template fits, but not this method.
+            BadRequest, BadName: a piece of the path is not UTF-8 or not a valid name.
+        """
+        key = f"{method} {path}"
+        found = self._kept.get(key)
+        if found is None:
+            found = self._find(method, path)
+            if len(self._kept) >= PATHS_KEPT_MAX:
+                self._kept.clear()
+            if len(key) <= KEPT_PATH_CHARACTERS_MAX:
+                self._kept[key] = found
+        return found
+
+    def methods(self, path: str) -> list[str]:
+        """Return the methods that a path has, for the header Allow."""
+        segments = _segments(path)
+        return sorted({m for shape, by in self._shapes if _fits(shape, segments) for m in by})
+
+    def _find(self, method: str, path: str) -> Found:
+        segments = _segments(path)
+        path_known = False
+        for shape, methods in self._shapes:
+            if _fits(shape, segments):
+                path_known = True
+                if method in methods:
+                    return Found(methods[method], _names(shape, segments))
+        if path_known:
+            raise MethodNotAllowed(f"Problem accessing: {path}. Reason: Method Not Allowed")
+        raise NotFound(f"Problem accessing: {path}. Reason: Not Found")
+
+
+def _segments(path: str) -> list[str]:
+    if len(path) > 1 and path.endswith("/"):
+        path = path[:-1]
+    segments = path.split("/", SEGMENTS_MAX)
+    if "%" not in path:
+        return segments
+    try:
+        return [unquote(segment, errors="strict") for segment in segments]
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"The path is not UTF-8: {error}") from error
+
+
+def _fits(shape: tuple[str, ...], segments: list[str]) -> bool:
+    return len(shape) == len(segments) and all(
+        part == segment or (part[:1] == "{" and segment != "")
+        for part, segment in zip(shape, segments, strict=True)
+    )
+
+
+def _names(shape: tuple[str, ...], segments: list[str]) -> Names:
+    given = dict(zip(shape, segments, strict=True))
+    namespace = given.get("{namespace}")
+    if namespace is None:
+        return NO_NAMES
+    topic = given.get("{topic}")
+    if topic is None:
+        return Names(check_namespace(namespace))
+    return Names(namespace, check_topic(namespace, topic))

@@ -1,0 +1,219 @@
+"""The socket side of the interface: aiohttp's low-level server around request and reply values.
+
+For one request: find its route by the path, read its body, hand a Request to ``Dispatch``, send the
+answer. No middleware, no application object: this is the path of every published message.
+
+Draining, in this order: whoever waits is answered, what is idle is closed, requests of which a byte was
+read get their answer with ``Connection: close``, new connections too; the listener is closed last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import secrets
+from email.utils import formatdate
+
+from aiohttp import HttpVersion11, web
+
+from broker import logs
+from broker.api.connection import SENT, SENT_LAST, Connection, Listener
+from broker.api.dispatch import Dispatch
+from broker.api.incoming import BodyReader
+from broker.api.outgoing import Outgoing
+from broker.api.replies import Answer, Reply
+from broker.api.request import Request
+from broker.clock import Clock
+from broker.config import Config
+from broker.errors import BrokerError
+
+REQUEST_ID = "X-Request-Id"
+SLOW_HEADS_EVERY_S = 1.0
+_GIVEN_ID = re.compile(r"[!-~]{1,128}")
+
+log = logs.get_logger()
+
+
+class Shell:
+    """Serves a Dispatch on a TCP port."""
+
+    def __init__(self, dispatch: Dispatch, config: Config, clock: Clock) -> None:
+        """Keep what is to be served; nothing listens before ``start``."""
+        self._dispatch = dispatch
+        self._config = config
+        self._clock = clock
+        self._bodies = BodyReader(config)
+        self._ids = itertools.count(1)
+        self._id_prefix = secrets.token_hex(4)
+        self._deadline_s = config.server.request_deadline_s
+        self._stall_s = config.server.reply_stall_s
+        self._date_of_s = 0
+        self._date = ""
+        self._loop: asyncio.AbstractEventLoop
+        self._listener: Listener | None = None
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> None:
+        """Listen. Port 0 takes a free one. Raises OSError if the address can't be had."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = Listener(self._serve, self._config.server)
+        self._server = await self._loop.create_server(self._listener, host, port, backlog=1024)
+        self._sweeper = asyncio.create_task(self._cut_slow_heads(self._listener))
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on."""
+        assert self._server is not None, "not started"
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._listener.open) if self._listener is not None else 0
+
+    @property
+    def busy(self) -> int:
+        """How many requests are under way."""
+        return self._listener.busy if self._listener is not None else 0
+
+    @property
+    def body_bytes(self) -> int:
+        """Bytes of bodies that are held for requests under way."""
+        return self._bodies.budget.held
+
+    def begin_drain(self) -> None:
+        """Answer those who wait, close what is idle, and let every further reply be its last."""
+        if self._listener is not None and not self._listener.draining:
+            self._listener.begin_drain()
+
+    async def quiet(self) -> None:
+        """Return once no request is under way or has begun to arrive."""
+        if self._listener is not None:
+            await self._listener.wait_quiet()
+
+    async def close(self) -> None:
+        """Drain, wait for quiet at most the configured time, and close the listener and the rest."""
+        listener, server = self._listener, self._server
+        if listener is None or server is None:
+            return
+        self.begin_drain()
+        try:
+            async with asyncio.timeout(self._config.server.drain_s):
+                await listener.wait_quiet()
+        except TimeoutError:
+            log.warning("drain ended before all was answered", requests=listener.busy)
+        server.close()
+        await listener.shutdown(0)
+        for connection in list(listener.open):
+            connection.force_close()
+        await server.wait_closed()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        self._listener = self._server = None
+
+    async def _cut_slow_heads(self, listener: Listener) -> None:
+        while True:
+            await asyncio.sleep(SLOW_HEADS_EVERY_S)
+            listener.cut_slow_heads()
+
+    # One request.
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, Connection), "a listener makes its connections itself"
+        listener = connection.listener
+        listener.request_began(connection)
+        try:
+            return await self._answer(request, connection)
+        finally:
+            listener.request_ended(connection)
+
+    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
+        headers, content = request.headers, request.content
+        path, query_string = _target(request)
+        identifier = headers.get(REQUEST_ID)
+        if identifier is None or not _GIVEN_ID.fullmatch(identifier):
+            identifier = f"{self._id_prefix}-{next(self._ids)}"
+        answer: Answer
+        try:
+            found = self._dispatch.router.find(request.method, path)
+            body = self._bodies.ready(content, headers)
+            if body is None:
+                self._say_continue(request)
+                body = await self._bodies.read(content, headers)
+        except BrokerError as error:
+            answer = self._dispatch.refuse(error, path, headers)
+        else:
+            values = Request(
+                request.method,
+                path,
+                query_string,
+                headers,
+                body,
+                identifier=identifier,
+                names=found.names,
+                deadline=self._clock.monotonic() + self._deadline_s,
+                abandoned=connection.abandoned,
+            )
+            try:
+                answer = await self._dispatch.answer(found, values)
+            finally:
+                self._bodies.budget.held -= len(body)
+        return await self._send(request, answer, identifier, connection.listener)
+
+    async def _send(
+        self, request: web.BaseRequest, answer: Answer, identifier: str, listener: Listener
+    ) -> web.StreamResponse:
+        if isinstance(answer, Reply):
+            may_stay = not answer.close
+        else:
+            may_stay = request.version >= HttpVersion11
+        stays_open = (
+            may_stay and request.keep_alive and not listener.draining and request.content.is_eof()
+        )
+        out = Outgoing(request, self._tail(request, identifier, stays_open), self._stall_s)
+        try:
+            await out.send(answer)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - The maker of a stream may raise anything.
+            if not out.began:
+                await out.send(self._dispatch.failure(error, request.headers, identifier))
+                return SENT_LAST
+            # The status is out. The missing end tells the reader that this is not all.
+            self._dispatch.failure(error, request.headers, identifier)
+            return SENT_LAST
+        return SENT if stays_open else SENT_LAST
+
+    def _tail(self, request: web.BaseRequest, identifier: str, stays_open: bool) -> bytes:
+        """Return the end of a reply's head: what differs from request to request."""
+        now_s = int(self._loop.time())
+        if now_s != self._date_of_s:
+            self._date_of_s = now_s
+            self._date = f"Date: {formatdate(self._clock.now_ms() / 1000, usegmt=True)}\r\n"
+        if not stays_open:
+            connection = "Connection: close\r\n\r\n"
+        elif request.version >= HttpVersion11:
+            connection = "\r\n"
+        else:
+            connection = "Connection: keep-alive\r\n\r\n"
+        return f"{REQUEST_ID}: {identifier}\r\n{self._date}{connection}".encode("ascii")
+
+    @staticmethod
+    def _say_continue(request: web.BaseRequest) -> None:
+        """Tell a client that waits for it that its body may come."""
+        expected = request.headers.get("Expect", "").lower()
+        if expected == "100-continue" and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _target(request: web.BaseRequest) -> tuple[str, str]:
+    """Return a request's raw path and its raw query; a proxy's form of them is understood."""
+    target = request.raw_path
+    if target[:1] != "/":
+        target = request.rel_url.raw_path_qs
+    path, _, query_string = target.partition("?")
+    return path, query_string

@@ -1,0 +1,72 @@
+"""Moments as people write them: RFC 3339, in both directions."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from broker.errors import BadRequest
+from broker.model import (
+    MESSAGE_ID_BYTES,
+    TIMESTAMP_MAX_MS,
+    MessageId,
+    message_id_from_hex,
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS_MAX = int((datetime.max.replace(tzinfo=UTC) - _EPOCH) / timedelta(milliseconds=1))
+_MOMENT = re.compile(
+    # A "+" that nobody escaped arrives as a space.
+    r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+ -])(\d\d:\d\d))",
+    re.ASCII,
+)
+_HEX_DIGITS = 2 * MESSAGE_ID_BYTES
+
+
+def rfc3339(time_ms: int) -> str:
+    """Return a moment in UTC with milliseconds; what no calendar has becomes the last that has."""
+    moment = _EPOCH + timedelta(milliseconds=min(max(time_ms, 0), _MS_MAX))
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def rfc3339_or_none(time_ms: int) -> str | None:
+    """Return a moment in UTC, or None if it lies beyond the calendar."""
+    return rfc3339(time_ms) if 0 <= time_ms <= _MS_MAX else None
+
+
+def parse_moment(text: str) -> int:
+    """Return the ms since 1970 of an RFC 3339 moment. Raises BadRequest."""
+    match = _MOMENT.fullmatch(text)
+    if match:
+        date, time, fraction, zulu, sign, offset = match.groups()
+        zone = "+00:00" if zulu else ("-" if sign == "-" else "+") + offset
+        micros = (fraction or "")[:6].ljust(6, "0")
+        try:
+            moment = datetime.fromisoformat(f"{date}T{time}.{micros}{zone}")
+        except ValueError:
+            pass
+        else:
+            return (moment - _EPOCH) // timedelta(milliseconds=1)
+    raise BadRequest(f"{text!a:.80} is no moment, such as 2026-11-20T12:34:56.789Z.")
+
+
+def parse_place(name: str, text: str) -> MessageId | int:
+    """Return a place in a topic: a message id, or ms since 1970.
+
+    40 hex digits are an id, a whole number is ms, and anything else must be a moment. Raises
+    BadRequest, with the parameter's name.
+    """
+    try:
+        if len(text) == _HEX_DIGITS:
+            return message_id_from_hex(text)
+        if text.isascii() and text.isdecimal():
+            return _checked_ms(int(text) if len(text) <= 19 else TIMESTAMP_MAX_MS + 1)
+        return max(0, parse_moment(text))
+    except BadRequest as error:
+        raise BadRequest(f"{name}: {error.message}") from error
+
+
+def _checked_ms(time_ms: int) -> int:
+    if time_ms > TIMESTAMP_MAX_MS:
+        raise BadRequest("does not fit into 64 bits.")
+    return time_ms
