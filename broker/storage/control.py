@@ -36,6 +36,8 @@ from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId
 
 NO_OWNER = ""
 TOKEN_BYTES = 16
+HOLD_NONCE_BYTES = 8
+"""A token begins with its hold's own random bytes; a count of the hold's writes follows."""
 RANGES_MAX = 64
 """Entries that a control row holds itself; the oldest over that move to a side row."""
 
@@ -182,8 +184,8 @@ def adopted(current: Control | None, *, epoch: int, owner: str, generation: int)
 
 def committed(current: Control, last: RowId, token: bytes) -> Control:
     """Return ``current`` with the pointer at ``last``, which must not be below it."""
-    assert last >= current.pointer, "the pointer never goes back"
-    return replace(current, pointer=last, token=token)
+    assert last >= current.pointer or not guards.holds("ids-rise"), "the pointer never goes back"
+    return replace(current, pointer=max(last, current.pointer), token=token)
 
 
 def edited(current: Control, token: bytes) -> Control:
@@ -192,8 +194,11 @@ def edited(current: Control, token: bytes) -> Control:
 
 
 def floor_raised(current: Control, floor: RowId, token: bytes) -> Control:
-    """Return ``current`` with the floor at ``floor`` or where it is, whichever is higher."""
-    return replace(current, floor=max(floor, current.floor), token=token)
+    """Return ``current`` with the floor at ``floor`` or where it is, whichever is higher.
+
+    Never above the pointer: the row at the pointer stays, as a scan must meet it.
+    """
+    return replace(current, floor=max(min(floor, current.pointer), current.floor), token=token)
 
 
 def sealed(current: Control, at: RowId, token: bytes) -> Control:
@@ -246,8 +251,9 @@ def pruned(current: Control, keep_after: RowId) -> Control:
     ranges = current.ranges
     while len(ranges) > 1 and ranges[1].after < horizon:
         ranges = ranges[1:]
-    gone = ranges is not current.ranges
-    return replace(current, ranges=ranges, older=()) if gone else current
+    # All that the older entries own lies at or below the first entry's ``after``.
+    older = () if ranges and ranges[0].after < horizon else current.older
+    return replace(current, ranges=ranges, older=older)
 
 
 def overflowing(current: Control) -> tuple[EpochRange, ...]:
@@ -256,27 +262,58 @@ def overflowing(current: Control) -> tuple[EpochRange, ...]:
     return current.ranges[: RANGES_MAX // 2 + surplus] if surplus >= 0 else ()
 
 
+def spilled(current: Control, token: bytes) -> Control:
+    """Return ``current`` with its overflowing entries in the side row that ``token`` names."""
+    moved = overflowing(current)
+    if not moved:
+        return current
+    return replace(current, ranges=current.ranges[len(moved) :], older=(*current.older, token))
+
+
+def confirmed(current: Control, token: bytes) -> Control:
+    """Return ``current`` unchanged but for the token: writing it proves that its writer leads."""
+    return replace(current, token=token)
+
+
 class Resolution(enum.Enum):
     """What a control row, read after a False or an error, says of a compare-and-set."""
 
     APPLIED = "applied"
     NOT_YET = "not yet"
+    BEHIND = "behind"
+    """It is of an earlier time, or a lower epoch moved it in between: mine was not applied then."""
     STOPPED = "stopped"
     """The same epoch with a token that is not mine: another of my name; stop leading."""
     FENCED = "fenced"
 
 
 def resolve(written: Control, previous_token: bytes | None, seen: Control | None) -> Resolution:
-    """Judge a compare-and-set that went from ``previous_token`` (None: no row) to ``written``."""
+    """Judge a compare-and-set that went from ``previous_token`` (None: no row) to ``written``.
+
+    What was read may be old, but it was there once: seeing my token or a higher epoch is proof, not
+    seeing my token is none.
+    """
     if seen is None:
-        return Resolution.NOT_YET if previous_token is None else Resolution.STOPPED
+        return Resolution.NOT_YET if previous_token is None else Resolution.BEHIND
     if seen.token == written.token:
         return Resolution.APPLIED
     if seen.token == previous_token:
         return Resolution.NOT_YET
-    if seen.epoch > written.epoch or seen.generation != written.generation:
+    if seen.epoch > written.epoch:
         return Resolution.FENCED
+    if seen.epoch < written.epoch or is_of_same_hold(seen.token, written.token):
+        return Resolution.BEHIND
     return Resolution.STOPPED
+
+
+def token_of(hold_nonce: bytes, count: int) -> bytes:
+    """Return the token of a hold's ``count``-th write: which hold wrote, and in which order."""
+    return hold_nonce + count.to_bytes(TOKEN_BYTES - HOLD_NONCE_BYTES, "big")
+
+
+def is_of_same_hold(token: bytes, other: bytes) -> bool:
+    """Whether two tokens come from one hold."""
+    return token[:HOLD_NONCE_BYTES] == other[:HOLD_NONCE_BYTES]
 
 
 def batch_committed(

@@ -1,0 +1,190 @@
+"""The chain of changes of one control row under one hold.
+
+Every change starts from the value that was last *confirmed*, and the next is built only when it is
+resolved: applied, or the end of the hold. So at most one compare-and-set is under way, and a late or
+repeated one can only find a value that is no longer there::
+
+    confirmed ──▶ build ──▶ compare-and-set ── True ─────────────────────────▶ confirmed
+                                  │
+                         False, error: read the row
+                                  │
+             my token: applied ───┼─── the one before: not yet, repeat it byte for byte
+                                  │
+             higher epoch: fenced ┴─── same epoch, foreign token: stopped    ──▶ the chain ends
+
+False is no answer by itself: a gateway whose first try was applied and whose answer was lost tries again
+and then says False.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from broker import guards
+from broker.errors import Fenced
+from broker.storage import control
+from broker.storage.cells import CONTROL_COLUMN, Cells, CellsError, Table
+from broker.storage.control import TOKEN_BYTES, Control, Resolution
+from broker.storage.retrying import Pauses, Retrying
+
+Build = Callable[[Control | None, bytes], Control]
+"""(current value, token) -> next value."""
+Prepare = Callable[[Control | None, bytes], Awaitable[None]]
+"""Writes what must be there before the value that names it."""
+
+
+class Tokens:
+    """Gives tokens that tell which hold wrote, and in which order."""
+
+    def __init__(self, nonce: bytes) -> None:
+        """Begin a hold's tokens; ``nonce`` is random."""
+        self.nonce = nonce
+        self._count = 0
+
+    def fresh(self) -> bytes:
+        """Return a token that was never used."""
+        self._count += 1
+        if not guards.holds("token"):
+            return bytes(TOKEN_BYTES)
+        return control.token_of(self.nonce, self._count)
+
+    def are_mine(self, token: bytes) -> bool:
+        """Whether this hold made the token."""
+        return control.is_of_same_hold(token, control.token_of(self.nonce, 0))
+
+
+class Lost(Exception):
+    """The row shows that another holds the log. ``seen`` says what of mine was applied before."""
+
+    def __init__(self, resolution: Resolution, seen: Control) -> None:
+        """Keep the judgement and the row by which it was made."""
+        super().__init__(f"{resolution.value}: the control row has epoch {seen.epoch}")
+        self.resolution = resolution
+        self.seen = seen
+
+
+async def read_control(cells: Cells, table: Table, key: bytes) -> Control | None:
+    """Read a control row. Raises CellsError, StorageCorrupt."""
+    columns = await cells.get(table, key)
+    if columns is None or CONTROL_COLUMN not in columns:
+        return None
+    return control.decode(columns[CONTROL_COLUMN].value)
+
+
+class Chain:
+    """Changes one control row, one compare-and-set at a time, in the order of the calls."""
+
+    def __init__(
+        self, cells: Cells, table: Table, key: bytes, tokens: Tokens, retrying: Retrying
+    ) -> None:
+        """Begin with no value known; ``learn`` reads it."""
+        self.confirmed: Control | None = None
+        self.ended = False
+        self.guard = "confirm-cas"
+        self._cells = cells
+        self._table = table
+        self._key = key
+        self._tokens = tokens
+        self._retrying = retrying
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change is under way."""
+        return self._lock.locked()
+
+    def end(self) -> None:
+        """Refuse every further change."""
+        self.ended = True
+
+    async def learn(self) -> Control | None:
+        """Read the row and start from it. Raises Unavailable, StorageCorrupt."""
+        self.confirmed = await self._retrying.read(
+            lambda: read_control(self._cells, self._table, self._key)
+        )
+        return self.confirmed
+
+    async def change(self, build: Build, prepare: Prepare | None = None) -> Control:
+        """Apply one change, after those that were asked for earlier.
+
+        What ``build`` raises goes to the caller and leaves the chain as it was.
+
+        Raises:
+            Fenced: the chain has ended; nothing was sent.
+            Lost: another holds the log; the chain has ended.
+            OutcomeUnknown: it may be applied, or be applied yet; the chain has ended.
+        """
+        async with self._lock:
+            if self.ended:
+                raise Fenced("the hold is over")
+            return await self._resolved(build, prepare)
+
+    async def _resolved(self, build: Build, prepare: Prepare | None) -> Control:
+        attempts: dict[bytes, Control] = {}
+        pauses = self._retrying.pauses(self._retrying.deadline())
+        current = self.confirmed
+        while True:
+            token = self._tokens.fresh()
+            if prepare is not None:
+                await prepare(current, token)
+            written = build(current, token)
+            written.check()
+            attempts[token] = written
+            try:
+                current = await self._settled(current, written, pauses)
+            except BaseException:
+                self.end()
+                raise
+            if current.token in attempts:
+                self.confirmed = attempts[current.token]
+                return self.confirmed
+
+    async def _settled(self, current: Control | None, written: Control, pauses: Pauses) -> Control:
+        """Write until it is known how that ended; return ``written``, or what was there before it.
+
+        The latter can be only before this hold's first write: a lower epoch moved the row after it
+        was read, and the change must be built upon that.
+        """
+        value = control.encode(written)
+        expected = None if current is None else control.encode(current)
+        while True:
+            if await self._attempt(expected, value):
+                return written
+            if not guards.holds("resolve-false"):
+                raise Fenced("the compare-and-set said False")
+            seen = await self._seen(pauses)
+            resolution = control.resolve(written, None if current is None else current.token, seen)
+            if resolution is Resolution.APPLIED:
+                return written
+            if resolution in {Resolution.FENCED, Resolution.STOPPED}:
+                assert seen is not None
+                raise Lost(resolution, seen)
+            await pauses.next("the control row's compare-and-set is unresolved")
+            if resolution is Resolution.BEHIND and _moved(current, written, seen):
+                assert seen is not None
+                return seen
+
+    async def _attempt(self, expected: bytes | None, value: bytes) -> bool:
+        """Try once; False stands for every answer that is none."""
+        try:
+            if not guards.holds(self.guard):
+                columns = await self._cells.get(self._table, self._key)
+                expected = columns[CONTROL_COLUMN].value if columns else None
+            return await self._cells.check_and_put(self._table, self._key, expected, value)
+        except CellsError:
+            return False
+
+    async def _seen(self, pauses: Pauses) -> Control | None:
+        while True:
+            try:
+                return await read_control(self._cells, self._table, self._key)
+            except CellsError:
+                await pauses.next("the control row can't be read")
+
+
+def _moved(current: Control | None, written: Control, seen: Control | None) -> bool:
+    """Whether ``seen`` came after ``current``, neither of which is of the writer's epoch."""
+    if seen is None or seen.epoch == written.epoch:
+        return False
+    return current is None or current.epoch <= seen.epoch < written.epoch

@@ -1,0 +1,268 @@
+"""Reading a log from tables: the control row first, then rows, judged by it.
+
+What answers may be old: a server that lost the region and does not know it yet. Old rows under a newer
+control row would be a hole, so an answer must prove itself. Batches are confirmed in order (holds.py), so a
+state of the table that holds a counting row holds all that count below it. Hence the rule:
+
+    **an answer is complete up to the last counting row in it, and no further.**
+
+A scan therefore reads on until it meets a counting row at or above the end of what it was asked for, at
+the latest the row at the pointer, which is never removed. If it does not meet that, what answered is old:
+the control row is read again, and the rows. Backwards a scan begins at such a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from broker import guards
+from broker.errors import OutcomeUnknown, Unavailable
+from broker.model import ROW_ID_BYTES, RowId, row_after
+from broker.storage.cells import Cells, CellsError, RowCells, Table
+from broker.storage.chain import read_control
+from broker.storage.control import Control, EpochRange, State, decode_ranges
+from broker.storage.keys import (
+    OLDER_RANGES,
+    LogId,
+    control_key,
+    prefix_end,
+    row_key,
+    side_prefix,
+)
+from broker.storage.ports import Row, Rows, SideRow
+from broker.storage.retrying import Retrying
+from broker.storage.visibility import VALUE, judged, judged_side
+
+SCAN_ROWS_MAX = 1024
+"""Rows asked for at once, unless all of them turn out not to count."""
+
+
+def table_of(log: LogId) -> Table:
+    """Return the table of a log's rows, side rows and control row."""
+    return Table.MESSAGES if log.number is None else Table.PAYLOADS
+
+
+class Stale(CellsError):
+    """What answered shows an earlier state than the control row: read again."""
+
+
+class Limits(NamedTuple):
+    """The bounds of one page."""
+
+    rows_max: int
+    bytes_max: int
+
+
+class LogReader:
+    """Reads logs; needs no hold."""
+
+    def __init__(self, cells: Cells, retrying: Retrying) -> None:
+        """Read from ``cells``."""
+        self._cells = cells
+        self._retrying = retrying
+        self.stale_answers = 0
+        """How many answers were refused as old."""
+
+    async def head(self, log: LogId) -> Control | None:
+        """Return the log's control row. Raises Unavailable, StorageCorrupt."""
+        return await self._retrying.read(
+            lambda: read_control(self._cells, table_of(log), control_key(log))
+        )
+
+    async def whole(self, log: LogId, control: Control) -> Control:
+        """Return ``control`` with the entries of its side rows in front of its own."""
+        if not control.older:
+            return control
+        return await self._retrying.read(lambda: self._whole(log, control))
+
+    async def _whole(self, log: LogId, control: Control) -> Control:
+        entries: list[EpochRange] = []
+        for token in control.older:
+            key = side_prefix(log, OLDER_RANGES) + token
+            columns = await self._cells.get(table_of(log), key)
+            if columns is None:
+                self.stale_answers += 1
+                raise Stale("a side row that the control row names is not there")
+            entries.extend(decode_ranges(columns[VALUE].value))
+        return replace(control, ranges=(*entries, *control.ranges))
+
+    async def page(
+        self, log: LogId, after: RowId, through: RowId, limits: Limits, *, reverse: bool
+    ) -> Rows:
+        """Return a page, as LogStore.scan does."""
+        pauses = self._retrying.pauses(self._retrying.deadline())
+        while True:
+            try:
+                control = await read_control(self._cells, table_of(log), control_key(log))
+                return await self.page_by(control, log, after, through, limits, reverse=reverse)
+            except CellsError as error:
+                try:
+                    await pauses.next(str(error))
+                except OutcomeUnknown as unknown:
+                    raise Unavailable(unknown.message) from error
+
+    async def page_by(
+        self,
+        control: Control | None,
+        log: LogId,
+        after: RowId,
+        through: RowId,
+        limits: Limits,
+        *,
+        reverse: bool = False,
+    ) -> Rows:
+        """Return a page as ``control`` tells it. Raises Stale, CellsError."""
+        if (
+            control is None
+            or control.generation != log.generation
+            or control.state is State.DELETED
+            or not control.has_committed()
+        ):
+            return Rows([], control, more=False, seen=after)
+        last = min(through, control.pointer) if guards.holds("commit-pointer") else through
+        first = max(row_after(after), control.floor)
+        if first > last or after >= last:
+            return Rows([], control, more=False, seen=max(after, min(through, control.pointer)))
+        scan = _Scan(self._cells, log, await self.whole(log, control), first, last)
+        try:
+            if reverse:
+                rows, seen = await scan.backward(limits)
+                return Rows(rows, control, more=seen > first, seen=seen)
+            rows, seen = await scan.forward(limits)
+            return Rows(rows, control, more=seen < last, seen=seen)
+        except Stale:
+            self.stale_answers += 1
+            raise
+
+    async def side(self, log: LogId, kind: bytes, key: bytes) -> list[SideRow]:
+        """Return the counting side rows of one kind and key."""
+        control = await self.head(log)
+        if control is None or control.generation != log.generation:
+            return []
+        whole = await self.whole(log, control)
+        prefix = side_prefix(log, kind) + key
+        found = await self._retrying.read(lambda: self._all(table_of(log), prefix))
+        judgements = (
+            judged_side(whole, log, kind, row)
+            for row in found
+            if len(row.key) == len(prefix) + ROW_ID_BYTES
+        )
+        return [side for side in judgements if side is not None]
+
+    async def _all(self, table: Table, prefix: bytes) -> list[RowCells]:
+        found: list[RowCells] = []
+        start, stop = prefix, prefix_end(prefix)
+        while True:
+            rows = await self._cells.scan(table, start, stop, rows_max=SCAN_ROWS_MAX)
+            found += rows
+            if len(rows) < SCAN_ROWS_MAX:
+                return found
+            start = rows[-1].key + b"\0"
+
+    async def prefixed(self, table: Table, prefix: bytes) -> list[RowCells]:
+        """Return all rows whose key begins with ``prefix``. Raises Unavailable."""
+        return await self._retrying.read(lambda: self._all(table, prefix))
+
+
+class _Scan:
+    """One page of ids in ``first..last``, by a control row with all its ranges."""
+
+    def __init__(
+        self, cells: Cells, log: LogId, control: Control, first: RowId, last: RowId
+    ) -> None:
+        self._cells = cells
+        self._log = log
+        self._control = control
+        self._first = first
+        self._last = last
+        self._end = max(last, control.pointer)
+
+    async def forward(self, limits: Limits) -> tuple[list[Row], RowId]:
+        """Return rows in order, and the last id that was looked at."""
+        page = _Page(limits)
+        start = row_key(self._log, self._first)
+        size = min(limits.rows_max + 1, SCAN_ROWS_MAX)
+        while True:
+            answer = await self._scan(start, row_key(self._log, self._end) + b"\0", size)
+            counting = list(self._counting(answer))
+            if len(answer) < size and start <= row_key(self._log, self._control.pointer):
+                self._demand(counting, self._control.pointer)
+            for row in counting:
+                if row.id > self._last:
+                    return page.rows, self._last
+                if not page.takes(row):
+                    return page.rows, page.rows[-1].id
+                page.add(row)
+            if len(answer) < size or (counting and counting[-1].id == self._last):
+                return page.rows, self._last
+            if counting:
+                start = row_key(self._log, counting[-1].id) + b"\0"
+            size = size if counting else 4 * size
+
+    async def backward(self, limits: Limits) -> tuple[list[Row], RowId]:
+        """Return rows in reverse order, and the least id that was looked at."""
+        page = _Page(limits)
+        witness = await self._witness()
+        start = row_key(self._log, self._first)
+        size = min(limits.rows_max + 2, SCAN_ROWS_MAX)
+        while True:
+            stop = row_key(self._log, witness) + b"\0"
+            answer = await self._scan(start, stop, size, reverse=True)
+            counting = list(self._counting(answer))
+            self._demand(counting[:1], witness)
+            for row in counting:
+                if row.id > self._last or (page.rows and row.id >= page.rows[-1].id):
+                    continue
+                if not page.takes(row):
+                    return page.rows, page.rows[-1].id
+                page.add(row)
+            if len(answer) < size:
+                return page.rows, self._first
+            size = size if len(counting) > 1 else 4 * size
+            witness = counting[-1].id
+
+    async def _witness(self) -> RowId:
+        """Return the first counting row at or above the end: with it an answer is complete."""
+        if self._last >= self._control.pointer:
+            return self._control.pointer
+        above = _Scan(self._cells, self._log, self._control, self._last, self._control.pointer)
+        rows, _ = await above.forward(Limits(1, 1))
+        return rows[0].id
+
+    async def _scan(
+        self, start: bytes, stop: bytes, size: int, *, reverse: bool = False
+    ) -> list[RowCells]:
+        table = table_of(self._log)
+        return await self._cells.scan(table, start, stop, rows_max=size, reverse=reverse)
+
+    def _counting(self, answer: list[RowCells]) -> Iterator[Row]:
+        for key, columns in answer:
+            row = judged(self._control, key[-ROW_ID_BYTES:], columns)
+            if row is not None:
+                yield row
+
+    def _demand(self, rows: list[Row], wanted: RowId) -> None:
+        if not any(row.id == wanted for row in rows):
+            raise Stale("storage answers from an earlier state: a committed row is not there")
+
+
+class _Page:
+    """Rows up to the limits, one at least."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.rows: list[Row] = []
+        self._limits = limits
+        self._bytes = 0
+
+    def takes(self, row: Row) -> bool:
+        if not self.rows:
+            return True
+        size = len(row.payload or b"")
+        fits = self._bytes + size <= self._limits.bytes_max
+        return fits and len(self.rows) < self._limits.rows_max
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self._bytes += len(row.payload or b"")

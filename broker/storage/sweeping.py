@@ -1,0 +1,153 @@
+"""Removing rows from tables, in slices.
+
+Only what no reader can be shown any more goes: rows strictly below a *confirmed* floor, rows below the
+pointer whose own life is over, what belongs to payload logs that were declared dropped, and to older
+generations. A slice that was answered from an old state finds less to remove, never something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.model import ROW_ID_BYTES, RowId, TopicId, timestamp_of
+from broker.storage.cells import Cells, RowCells, Table
+from broker.storage.control import State
+from broker.storage.holds import TableHold
+from broker.storage.keys import (
+    IDEMPOTENCY,
+    OLDER_RANGES,
+    PRODUCER,
+    LogId,
+    control_key,
+    generation_prefix,
+    log_prefix,
+    payload_controls_prefix,
+    prefix_end,
+    row_key,
+    side_prefix,
+)
+from broker.storage.ports import Swept
+from broker.storage.reading import LogReader
+from broker.storage.retrying import Retrying
+from broker.storage.visibility import judged
+
+
+class LogSweeper:
+    """Removes what is over."""
+
+    def __init__(self, cells: Cells, retrying: Retrying, reader: LogReader) -> None:
+        """Remove from ``cells``."""
+        self._cells = cells
+        self._retrying = retrying
+        self._reader = reader
+
+    async def log(
+        self, hold: TableHold, expired_before_ms: int, rows_max: int, side_before: RowId
+    ) -> Swept:
+        """Remove a slice of a message log, as LogStore.sweep_log does."""
+        hold.check()
+        below = await self._range(
+            Table.MESSAGES, log_prefix(hold.log), row_key(hold.log, hold.control.floor), rows_max
+        )
+        if below.more or below.rows:
+            return below._replace(more=True)
+        swept, finished = await self._short_lived(hold, expired_before_ms, rows_max)
+        if not finished:
+            return Swept(swept, more=True)
+        sides = await self._side_rows(hold, rows_max - swept, side_before)
+        if not sides.more:
+            hold.swept_to = b""
+        return Swept(swept + sides.rows, sides.more)
+
+    async def _short_lived(
+        self, hold: TableHold, expired_before_ms: int, rows_max: int
+    ) -> tuple[int, bool]:
+        """Look at one stretch of the log; return how many went, and whether the end was reached."""
+        control = await self._reader.whole(hold.log, hold.control)
+        start = max(hold.swept_to, row_key(hold.log, control.floor))
+        stop = row_key(hold.log, control.pointer)
+        looked = await self._scan(Table.MESSAGES, start, stop, max(rows_max, 1))
+        keys = []
+        for key, columns in looked:
+            row = judged(control, key[-ROW_ID_BYTES:], columns)
+            if row is None or row.lifetime_ms is None:
+                continue
+            if timestamp_of(row.id) + row.lifetime_ms < expired_before_ms:
+                keys.append(key)
+        await self._delete(Table.MESSAGES, keys)
+        finished = len(looked) < max(rows_max, 1)
+        hold.swept_to = stop if finished else looked[-1].key + b"\0"
+        return len(keys), finished
+
+    async def _side_rows(self, hold: TableHold, rows_max: int, before: RowId) -> Swept:
+        before = min(before, hold.control.pointer)
+        prefix = side_prefix(hold.log, IDEMPOTENCY)
+        rows = await self._reader.prefixed(Table.MESSAGES, prefix)
+        old = [row.key for row in rows if row.key[-ROW_ID_BYTES:] < before]
+        await self._delete(Table.MESSAGES, old[:rows_max])
+        return Swept(len(old[:rows_max]), more=len(old) > rows_max)
+
+    async def payloads(self, topic_hold: TableHold, log: LogId, rows_max: int) -> Swept:
+        """Remove a slice of a dropped payload log, its side rows at the end."""
+        topic_hold.check()
+        control = await self._reader.head(log)
+        if control is None or control.state is not State.DROPPED:
+            return Swept(0, more=False)
+        prefixes = [log_prefix(log), side_prefix(log, IDEMPOTENCY)]
+        return await self._prefixes(Table.PAYLOADS, prefixes, rows_max)
+
+    async def forget(self, topic_hold: TableHold, log: LogId) -> None:
+        """Remove the control row of a dropped payload log without rows."""
+        topic_hold.check()
+        control = await self._reader.head(log)
+        if control is None or control.state is not State.DROPPED:
+            return
+        rows = await self._scan(Table.PAYLOADS, log_prefix(log), prefix_end(log_prefix(log)), 1)
+        if not rows:
+            await self._delete(Table.PAYLOADS, [control_key(log)])
+
+    async def generations(self, topic: TopicId, below: int, rows_max: int) -> Swept:
+        """Remove a slice of the generations 1 to ``below`` - 1, as LogStore.sweep_generations."""
+        ranges = [(Table.MESSAGES, generation_prefix(topic, 1), generation_prefix(topic, below))]
+        ranges.append((Table.PAYLOADS, *ranges[0][1:]))
+        for table in Table:
+            for kind in (IDEMPOTENCY, OLDER_RANGES, PRODUCER):
+                oldest = side_prefix(LogId(topic, 0), kind)
+                newest = side_prefix(LogId(topic, below), kind)
+                ranges.append((table, oldest, newest))
+        controls = payload_controls_prefix(topic, 0), payload_controls_prefix(topic, below)
+        ranges.append((Table.PAYLOADS, *controls))
+        swept = 0
+        for table, start, stop in ranges:
+            if start >= stop:
+                continue
+            piece = await self._range(table, start, stop, rows_max - swept)
+            swept += piece.rows
+            if piece.more or swept >= rows_max:
+                return Swept(swept, more=True)
+        return Swept(swept, more=False)
+
+    async def _prefixes(self, table: Table, prefixes: Sequence[bytes], rows_max: int) -> Swept:
+        swept = 0
+        for prefix in prefixes:
+            piece = await self._range(table, prefix, prefix_end(prefix), rows_max - swept)
+            swept += piece.rows
+            if piece.more or swept >= rows_max:
+                return Swept(swept, more=True)
+        return Swept(swept, more=False)
+
+    async def _range(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> Swept:
+        rows = await self._scan(table, start, stop, rows_max + 1)
+        keys = [row.key for row in rows[:rows_max]]
+        await self._delete(table, keys)
+        return Swept(len(keys), more=len(rows) > rows_max)
+
+    async def _scan(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> list[RowCells]:
+        return await self._retrying.read(
+            lambda: self._cells.scan(table, start, stop, rows_max=rows_max)
+        )
+
+    async def _delete(self, table: Table, keys: Sequence[bytes]) -> None:
+        # A delete that failed half-way is found again by the next slice, so repeating it is enough.
+        if keys:
+            await self._retrying.read(lambda: self._cells.delete(table, keys))
