@@ -67,7 +67,9 @@ class TopicState:
         """Return the next page of a reading, counting what it gives out."""
         before = reading.messages
         page = await reading.page(self.cache, PAGE_BYTES)
-        self.rates.polled(reading.messages - before)
+        count = reading.messages - before
+        self.rates.polled(count)
+        self.around.metrics.moved("poll", "/".join(self.id), count, len(page))
         return page
 
 

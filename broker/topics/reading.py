@@ -104,6 +104,7 @@ class Reading:
     # The message log.
 
     async def _read_cache(self, cache: TopicCache, bytes_max: int) -> None:
+        self._around.metrics.cache_read(hit=True)
         through = self._through = self._through or cache.pointer
         for entry, first, stop in cache.runs(self._after, through):
             if isinstance(entry, PlainEntry):
@@ -136,6 +137,7 @@ class Reading:
 
     async def _read_storage(self, bytes_max: int) -> None:
         settings = self._around.settings
+        self._around.metrics.cache_read(hit=False)
         page = await self._around.store.scan(
             self._log,
             self._after,

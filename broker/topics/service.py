@@ -45,8 +45,8 @@ class Topics:
         """Serve what the stores hold. ``seed`` makes the jitter of back-off repeatable."""
         self.registry = TopicRegistry(records)
         self.around = around
-        self._leaders = Leaders(around, self.registry, seed=seed)
-        self._states = self._leaders.states
+        self.leaders = Leaders(around, self.registry, seed=seed)
+        self._states = self.leaders.states
         self._waiting = 0
         self._draining = False
 
@@ -54,7 +54,7 @@ class Topics:
 
     async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         """Create a topic, or the next generation of a deleted one. Raises TopicExists."""
-        state = self._leaders.state(topic)
+        state = self.leaders.state(topic)
         async with state.lock:
             state.topic = await self.registry.create(topic, properties)
             return state.topic
@@ -62,7 +62,7 @@ class Topics:
     async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         """Replace a topic's properties. Raises TopicNotFound."""
         await self.get(topic)
-        state = self._leaders.state(topic)
+        state = self.leaders.state(topic)
         async with state.lock:
             state.topic = await self.registry.update(topic, properties)
             if state.leader is not None:
@@ -75,7 +75,7 @@ class Topics:
         if state is not None and state.topic is not None:
             return state.topic
         found = await self.registry.get(topic)
-        self._leaders.state(topic).topic = found
+        self.leaders.state(topic).topic = found
         return found
 
     async def list(self, namespace: str) -> list[str]:
@@ -85,7 +85,7 @@ class Topics:
     async def delete(self, topic: TopicId) -> None:
         """Delete a topic: first its log is fenced, then its record says so. Raises TopicNotFound."""
         await self.get(topic)
-        state = self._leaders.state(topic)
+        state = self.leaders.state(topic)
         async with state.lock:
             found = await self.registry.get(topic)
             log = LogId(topic, found.generation)
@@ -151,8 +151,8 @@ class Topics:
             body_hash = request_hash(request, options)
             return await leader.messages.write_keyed(write, options.key, body_hash)
 
-        published = await self._leaders.led(topic, attempt, options)
-        self._leaders.state(topic).rates.published(len(request.payloads))
+        published = await self.leaders.led(topic, attempt, options)
+        self.leaders.state(topic).rates.published(len(request.payloads))
         return published
 
     async def store(
@@ -165,14 +165,12 @@ class Topics:
                 "A store needs a transaction's write pointer and at least one message."
             )
         self._check(found, request, options)
-        return await self._leaders.led(
-            topic, lambda leader: leader.store(request, options), options
-        )
+        return await self.leaders.led(topic, lambda leader: leader.store(request, options), options)
 
     async def rollback(self, topic: TopicId, rollback: RollbackRange) -> int:
         """Mark a transaction's rows as rolled back; return how many there were."""
         await self.get(topic)
-        return await self._leaders.led(topic, lambda leader: leader.rollback(rollback), NO_OPTIONS)
+        return await self.leaders.led(topic, lambda leader: leader.rollback(rollback), NO_OPTIONS)
 
     def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
         if topic.transactions is TransactionUse.REQUIRED and request.pointer is None:
@@ -205,7 +203,7 @@ class Topics:
             TopicNotFound, Overloaded, Unavailable: see there.
         """
         found = await self.get(topic)
-        state = self._leaders.state(topic)
+        state = self.leaders.state(topic)
         reading = Reading(self.around, found, poll)
         seen = state.changes
         first = await state.next_page(reading)
@@ -259,7 +257,7 @@ class Topics:
     async def stats(self, topic: TopicId) -> TopicStats:
         """Return what is known of a topic, estimates among it."""
         found = await self.get(topic)
-        state = self._leaders.state(topic)
+        state = self.leaders.state(topic)
         ahead_ms = state.leader.ahead_ms() if state.leader is not None else 0
         return await topic_stats(self.around, found, state.rates, ahead_ms)
 
@@ -274,7 +272,7 @@ class Topics:
     async def close(self) -> None:
         """Finish what is under way and hand every log off."""
         self.begin_drain()
-        await self._leaders.close()
+        await self.leaders.close()
 
 
 def _lifetime_ms(options: PublishOptions) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from broker.clock import Clock
+from broker.metrics import Metrics
 from broker.storage.ports import LogStore
 from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys
@@ -24,7 +25,7 @@ class QueueBudget:
 class Surroundings:
     """What all leaders of a node share."""
 
-    __slots__ = ("cache", "clock", "instance", "owner", "queue", "settings", "store")
+    __slots__ = ("cache", "clock", "instance", "metrics", "owner", "queue", "settings", "store")
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Surroundings:
         *,
         owner: str,
         instance: int | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """``owner`` names this incarnation of this node; ``instance`` is None when standalone."""
         self.store = store
@@ -41,6 +43,7 @@ class Surroundings:
         self.settings = settings
         self.owner = owner
         self.instance = instance
+        self.metrics = metrics or Metrics(owner)
         self.cache = CacheBudget(settings.cache_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
 

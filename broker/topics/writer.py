@@ -113,6 +113,9 @@ class LogWriter:
         self._clock = around.clock
         self._settings = around.settings
         self._budget = around.queue
+        self._metrics = around.metrics
+        self._topic_label = "/".join(hold.log.topic)
+        self._kind = "publish" if hold.log.number is None else "store"
         self._committed = committed
         self._lost = lost
         self._confirm = confirm
@@ -218,6 +221,12 @@ class LogWriter:
             rows += write.rows
         return writes
 
+    def _count(self, writes: list[Write], batch: Batch) -> None:
+        rows = sum(len(segment.ids) for segment in batch.segments)
+        payload_bytes = sum(write.size for write in writes) - rows * ROW_OVERHEAD_BYTES
+        self._metrics.batched(len(writes), rows)
+        self._metrics.moved(self._kind, self._topic_label, rows, payload_bytes)
+
     async def _commit(self, batch: Batch, writes: list[Write]) -> None:
         try:
             await self._store.append(self.hold, batch)
@@ -242,6 +251,7 @@ class LogWriter:
         else:
             self._committed(batch)
             _answer(writes, batch)
+            self._count(writes, batch)
         finally:
             if self._queue and not self._scheduled:
                 self._scheduled = True
