@@ -36,8 +36,8 @@ def parse(
 
     Args:
         body: the text, UTF-8.
-        values_max: how many values it may have, those inside of others counted too, and each list
-            and object twice.
+        values_max: how many values it may have, those inside of others counted too, and each empty
+            list or object as two.
         too_many: what is raised if it has more.
         number: makes a value of the text of a number; else they become int and float.
 

@@ -84,6 +84,7 @@ def test_values_are_counted(body, count):
         b"[1,]",
         b"1" * 5000,
         b'{"a":' * 100_000,
+        b"[" * 5000,
     ],
 )
 def test_what_is_no_json_is_refused(body):
