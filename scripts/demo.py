@@ -1,0 +1,234 @@
+"""The main job, shown on real input: publish a log, tail it meanwhile, compare, browse, restart, read again.
+
+Every line of a log of this machine becomes a message, byte for byte. Exits 0 if what came back is what
+went in, each time; 1 otherwise. ``INPUT=file`` takes another file, ``STAY=yes`` leaves the broker up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from broker.client import Client, TopicId
+
+INPUT_DEFAULT = Path("/var/log/dpkg.log")
+TOPIC = TopicId("demo", "lines")
+NAME = f"{TOPIC.namespace}/{TOPIC.topic}"
+BATCH_LINES = 200
+READY = "broker ready at "
+STOP_S = 20.0
+TAIL_S = 120.0
+
+
+class DemoError(Exception):
+    """The demonstration can't go on; the text says why and what to do."""
+
+
+def read_lines() -> tuple[Path, list[bytes]]:
+    """Return the input and its lines, without their line ends."""
+    path = Path(os.environ.get("INPUT") or INPUT_DEFAULT)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DemoError(
+            f"can't read {path}: {error.strerror}. Name a file: make demo INPUT=file"
+        ) from None
+    if not content:
+        raise DemoError(f"{path} is empty. Name a file with lines: make demo INPUT=file")
+    lines = content.split(b"\n")
+    return path, lines[:-1] if content.endswith(b"\n") else lines
+
+
+class Broker:
+    """A standalone broker as a process of its own."""
+
+    def __init__(self, data_dir: Path) -> None:
+        """Keep where its data lies."""
+        self.data_dir = data_dir
+        self.url = ""
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, port: int = 0) -> None:
+        """Start it and wait for the line that says that it serves."""
+        command = [sys.executable, "-m", "broker.cli", "serve"]
+        options = ["--port", str(port), "--data-dir", str(self.data_dir / "data")]
+        with (self.data_dir / "broker.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, *options],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith(READY):
+            told = (self.data_dir / "broker.log").read_text()
+            raise DemoError(f"the broker did not start:\n{line}{told}")
+        self.url = line.removeprefix(READY).strip()
+
+    def stop(self) -> None:
+        """Ask it to stop, and see that it did so in good order."""
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(STOP_S)
+        self.process = None
+        if code != 0:
+            raise DemoError(f"the broker stopped with {code}, not 0")
+
+
+def say(text: str) -> None:
+    """Tell what was done."""
+    print(text, flush=True)
+
+
+def check(what: str, expected: list[bytes], found: list[bytes]) -> None:
+    """Compare byte for byte."""
+    if found == expected:
+        return
+    place = next(
+        (i for i, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
+        min(len(expected), len(found)),
+    )
+    raise DemoError(
+        f"{what}: differs from the input at line {place + 1} "
+        f"({len(expected)} lines went in, {len(found)} came back)"
+    )
+
+
+async def publish(client: Client, lines: list[bytes]) -> float:
+    """Publish all lines, in order; return the seconds that it took."""
+    began = time.perf_counter()
+    for start in range(0, len(lines), BATCH_LINES):
+        await client.publish(TOPIC, lines[start : start + BATCH_LINES])
+    return time.perf_counter() - began
+
+
+async def tail(url: str, count: int, started: asyncio.Event) -> list[bytes]:
+    """Follow the topic from its beginning until ``count`` messages have come."""
+    found: list[bytes] = []
+    async with Client(url) as client, asyncio.timeout(TAIL_S):
+        started.set()
+        async for page in client.tail_pages(TOPIC):
+            found += [message.payload for message in page]
+            if len(found) >= count:
+                return found
+    return found
+
+
+async def publish_and_tail(url: str, lines: list[bytes]) -> None:
+    """Publish while a second consumer follows, and compare what it saw."""
+    async with Client(url) as client:
+        await client.create_topic(TOPIC)
+        following = asyncio.Event()
+        tailing = asyncio.create_task(tail(url, len(lines), following))
+        await following.wait()
+        took_s = await publish(client, lines)
+        found = await tailing
+    check("the second consumer", lines, found)
+    size = sum(map(len, lines))
+    say(
+        f"published {len(lines):,} lines ({size:,} bytes) in {took_s:.2f} s, "
+        f"{len(lines) / took_s:,.0f} a second, each batch on disk before its OK"
+    )
+    say("a second consumer tailed them meanwhile: every byte is the same")
+
+
+async def read_back(url: str, lines: list[bytes], when: str) -> None:
+    """Poll everything from the beginning, and compare."""
+    async with Client(url) as client:
+        began = time.perf_counter()
+        found = [message.payload for message in await client.poll(TOPIC)]
+        took_s = time.perf_counter() - began
+    check(f"reading {when}", lines, found)
+    rate = len(lines) / took_s
+    say(f"read back {when}: {len(lines):,} messages, {rate:,.0f} a second, every byte the same")
+
+
+async def browse_by_time(url: str, lines: list[bytes]) -> None:
+    """Ask for the messages from one moment on, and compare with what must be there."""
+    async with Client(url) as client:
+        messages = await client.poll(TOPIC)
+        middle = messages[len(messages) // 2]
+        expected = [m.payload for m in messages if m.timestamp_ms >= middle.timestamp_ms]
+        found = [m.payload for m in await client.poll(TOPIC, start=middle.timestamp_ms)]
+        check("polling by time", expected, found)
+        page = await client.browse(TOPIC, start=middle.timestamp_ms, limit=100, full=True)
+    check("browsing by time", expected[:100], [entry.payload or b"" for entry in page.messages])
+    say(f"polled and browsed by time: {len(found):,} messages from the middle one's millisecond on")
+
+
+@asynccontextmanager
+async def running(broker: Broker, port: int = 0) -> AsyncIterator[str]:
+    """Give the address of a broker that runs meanwhile."""
+    broker.start(port)
+    try:
+        yield broker.url
+    finally:
+        broker.stop()
+
+
+async def demonstrate(broker: Broker) -> None:
+    """Do the whole job."""
+    path, lines = read_lines()
+    say(f"input: {path}, {len(lines):,} lines")
+    async with running(broker) as url:
+        say(f"a broker runs at {url}, with its data in {broker.data_dir}")
+        await publish_and_tail(url, lines)
+        await browse_by_time(url, lines)
+        await read_back(url, lines, "before the restart")
+    async with running(broker) as url:
+        await read_back(url, lines, "after a restart of the broker")
+
+
+def farewell(broker: Broker, *, stays: bool) -> None:
+    """Say what to try next."""
+    url, data_dir = broker.url, broker.data_dir
+    pid = broker.process.pid if broker.process is not None else None
+    if stays:
+        say(f"the broker stays up at {url} with its data in {data_dir}; stop it: kill {pid}")
+    else:
+        say("start a broker of your own: make serve   (http://127.0.0.1:8080)   and try:")
+    option = f" --url {url}" if stays else ""
+    say(f"  .venv/bin/broker publish {NAME}{option} 'hello'")
+    say(f"  .venv/bin/broker tail {NAME}{option} --no-follow")
+    address = url if stays else "http://127.0.0.1:8080"
+    say(f"  curl '{address}/v1/namespaces/{TOPIC.namespace}/topics/{TOPIC.topic}/messages?limit=3'")
+
+
+def main() -> int:
+    """Run the demonstration; return the exit code."""
+    stays = os.environ.get("STAY", "") == "yes"
+    folder = Path(tempfile.mkdtemp(prefix="broker-demo-"))
+    try:
+        return run(Broker(folder), stays=stays)
+    finally:
+        if not stays:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(broker: Broker, *, stays: bool) -> int:
+    """Run everything with one broker; return the exit code."""
+    try:
+        asyncio.run(demonstrate(broker))
+        if stays:
+            broker.start(8080)
+    except DemoError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    farewell(broker, stays=stays)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
