@@ -1,0 +1,271 @@
+"""The OpenAPI document of this interface, made from the table of routes.
+
+Each route has one entry in OPERATIONS, by its name; a missing or a superfluous one is an error when the
+document is made, so that it can't drift from what is served.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any, Final
+
+import orjson
+
+from broker import __version__
+from broker.api.replies import AVRO, EVENTS, JSON
+from broker.api.routes import SHAPES, Shape
+from broker.api.schemas import (
+    BYTES,
+    INTEGER,
+    RESPONSES,
+    SCHEMAS,
+    STRING,
+    Spec,
+    of,
+)
+from broker.metrics import CONTENT_TYPE
+from broker.wire.topics import TTL_MAX_S
+
+_PARAMETER = re.compile(r"\{(\w+)\}")
+_ALWAYS = ("400", "403", "405", "413", "500", "503")
+_NAMES = {
+    "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]+$"},
+    "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},
+    "service": {"type": "string", "pattern": "^[a-zA-Z0-9._-]+$"},
+}
+
+
+def _query(name: str, text: str, schema: Spec) -> Spec:
+    return {"name": name, "in": "query", "description": text, "schema": schema}
+
+
+def _header(name: str, text: str, schema: Spec) -> Spec:
+    return {"name": name, "in": "header", "description": text, "schema": schema}
+
+
+def _ok(text: str, *content: tuple[str, Spec], headers: Spec | None = None) -> Spec:
+    reply: Spec = {
+        "description": text,
+        "headers": {"X-Request-Id": {"required": True, "schema": STRING}, **(headers or {})},
+    }
+    if content:
+        reply["content"] = {media: {"schema": schema} for media, schema in content}
+    return reply
+
+
+def _body(*content: tuple[str, Spec], required: bool = True) -> Spec:
+    return {
+        "required": required,
+        "content": {media: {"schema": schema} for media, schema in content},
+    }
+
+
+_KEY = _header(
+    "Idempotency-Key",
+    "Repeating a request under its key has no further effect.",
+    {"type": "string", "pattern": "^[!-~]{1,255}$"},
+)
+_TTL = _query(
+    "ttl",
+    "Seconds that these messages live; at most the topic's.",
+    {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
+)
+_REPLAYED = {
+    "Idempotency-Replayed": {
+        "description": "This is the answer of an earlier request under the same key.",
+        "schema": {"const": "true"},
+    }
+}
+_PLACE = "40 hex digits of a message id, milliseconds since 1970, or a moment of RFC 3339"
+_BROWSE_QUERY = [
+    _query("from", f"{_PLACE}; inclusive.", STRING),
+    _query("to", f"{_PLACE}; exclusive.", STRING),
+    _query(
+        "limit", "Messages.", {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100}
+    ),
+    _query("order", "By message id.", {"enum": ["asc", "desc"], "default": "asc"}),
+    _query(
+        "payload",
+        "The first 1024 bytes, or all.",
+        {"enum": ["preview", "full"], "default": "preview"},
+    ),
+]
+_DONE = _ok("Done.")
+
+OPERATIONS: Final[dict[str, Spec]] = {
+    "create_topic": {
+        "summary": "Create a topic.",
+        "requestBody": _body((JSON, of("PropertiesSent")), required=False),
+        "responses": {"200": _DONE},
+        "errors": ("409",),
+    },
+    "update_topic": {
+        "summary": "Replace all properties of a topic.",
+        "requestBody": _body((JSON, of("PropertiesSent")), required=False),
+        "responses": {"200": _DONE},
+        "errors": ("404",),
+    },
+    "show_topic": {
+        "summary": "Show a topic's properties.",
+        "responses": {"200": _ok("All properties, as strings.", (JSON, of("Properties")))},
+        "errors": ("404",),
+    },
+    "list_topics": {
+        "summary": "List the topics of a namespace.",
+        "responses": {"200": _ok("Their names, as keys sort.", (JSON, of("Names")))},
+    },
+    "delete_topic": {
+        "summary": "Delete a topic.",
+        "responses": {"200": _DONE},
+        "errors": ("404",),
+    },
+    "publish": {
+        "summary": "Publish messages, or the reference to what a transaction stored.",
+        "parameters": [_KEY, _TTL],
+        "requestBody": _body(
+            (AVRO, BYTES),
+            (JSON, of("PublishRequest")),
+            ("text/plain", STRING),
+            ("application/octet-stream", BYTES),
+        ),
+        "responses": {
+            "200": _ok(
+                "Published. Empty without a transaction, else what a rollback needs.",
+                (AVRO, BYTES),
+                (JSON, of("PublishResponse")),
+                headers=_REPLAYED,
+            )
+        },
+        "errors": ("404", "409", "422", "507"),
+    },
+    "store": {
+        "summary": "Store messages of a transaction, to be published by reference.",
+        "parameters": [_KEY, _TTL],
+        "requestBody": _body((AVRO, BYTES), (JSON, of("PublishRequest"))),
+        "responses": {"200": _ok("Stored.", headers=_REPLAYED)},
+        "errors": ("404", "409", "422", "507"),
+    },
+    "rollback": {
+        "summary": "Roll a transactional publish back.",
+        "requestBody": _body((AVRO, BYTES), (JSON, of("PublishResponse"))),
+        "responses": {"200": _ok("Rolled back, also if there was nothing.")},
+        "errors": ("404", "507"),
+    },
+    "poll": {
+        "summary": "Read messages as a consumer.",
+        "parameters": [
+            _query(
+                "wait",
+                "Seconds to wait for a message.",
+                {"type": "number", "minimum": 0, "maximum": 60},
+            )
+        ],
+        "requestBody": _body((AVRO, BYTES), (JSON, of("ConsumeRequest"))),
+        "responses": {
+            "200": _ok(
+                "Messages, chunk by chunk; an Avro array ends with a zero block, or was cut.",
+                (AVRO, BYTES),
+                (JSON, of("ConsumeResponse")),
+                headers={
+                    "Broker-Blocked-By": {
+                        "description": "The write pointer of the open transaction that holds the "
+                        "consumer, if there is nothing for it.",
+                        "schema": INTEGER,
+                    }
+                },
+            )
+        },
+        "errors": ("404",),
+    },
+    "browse": {
+        "summary": "Look at messages without consuming.",
+        "parameters": _BROWSE_QUERY,
+        "responses": {"200": _ok("A page.", (JSON, of("BrowsePage")))},
+        "errors": ("404",),
+    },
+    "browse_as": {
+        "summary": "Look at messages, and whether a transaction could consume them.",
+        "parameters": _BROWSE_QUERY,
+        "requestBody": _body((JSON, of("Snapshot"))),
+        "responses": {"200": _ok("A page.", (JSON, of("BrowsePageAs")))},
+        "errors": ("404",),
+    },
+    "stats": {
+        "summary": "Show what a topic holds.",
+        "responses": {"200": _ok("Figures; estimates say so.", (JSON, of("Stats")))},
+        "errors": ("404",),
+    },
+    "events": {
+        "summary": "Follow a topic as server-sent events.",
+        "parameters": [
+            _query("from", f"{_PLACE}; an id is exclusive. Or `now`. Absent: the oldest.", STRING),
+            _header("Last-Event-ID", "Resume behind this message; wins over `from`.", STRING),
+        ],
+        "responses": {"200": _ok("Events whose data is an Event.", (EVENTS, STRING))},
+        "errors": ("404",),
+    },
+    "ping": {
+        "summary": "Ask whether anybody is there.",
+        "responses": {"200": _ok("Yes.", ("text/plain", STRING))},
+    },
+    "service_status": {
+        "summary": "Ask for the status of a service.",
+        "responses": {"200": _ok("It runs.", (JSON, of("ServiceStatus")))},
+    },
+    "healthz": {
+        "summary": "Ask whether the process lives.",
+        "responses": {"200": _ok("It lives.", (JSON, of("Health")))},
+    },
+    "readyz": {
+        "summary": "Ask whether requests may be sent here.",
+        "responses": {"200": _ok("They may.", (JSON, of("Ready")))},
+    },
+    "metrics": {
+        "summary": "Show all counts for Prometheus.",
+        "responses": {"200": _ok("Text format.", (CONTENT_TYPE, STRING))},
+    },
+    "openapi": {
+        "summary": "Show this document.",
+        "responses": {"200": _ok("OpenAPI 3.1.", (JSON, {"type": "object"}))},
+    },
+}
+
+
+@functools.cache
+def document() -> bytes:
+    """Return the document as JSON."""
+    return orjson.dumps(make_document())
+
+
+def make_document() -> dict[str, Any]:
+    """Return the document as a value."""
+    names = {shape.name for shape in SHAPES}
+    assert names == set(OPERATIONS), f"routes without or without a route: {names ^ set(OPERATIONS)}"
+    paths: dict[str, Spec] = {}
+    for shape in SHAPES:
+        paths.setdefault(shape.template, {})[shape.method.lower()] = _operation(shape)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Broker", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": SCHEMAS, "responses": RESPONSES},
+    }
+
+
+def _operation(shape: Shape) -> Spec:
+    described = dict(OPERATIONS[shape.name])
+    errors = {*_ALWAYS, *described.pop("errors", ())}
+    responses = dict(described["responses"])
+    for status in sorted(errors):
+        responses[status] = {"$ref": f"#/components/responses/{status}"}
+    in_path = [
+        {"name": name, "in": "path", "required": True, "schema": _NAMES[name]}
+        for name in _PARAMETER.findall(shape.template)
+    ]
+    return {
+        **described,
+        "operationId": shape.name,
+        "parameters": [*in_path, *described.get("parameters", ())],
+        "responses": responses,
+    }

@@ -1,0 +1,230 @@
+"""The JSON values of the interface, as schemas, and the replies that many operations share."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from broker.api.replies import JSON
+from broker.errors import registry
+
+Spec = dict[str, Any]
+
+STRING: Final[Spec] = {"type": "string"}
+INTEGER: Final[Spec] = {"type": "integer"}
+NUMBER: Final[Spec] = {"type": "number"}
+BOOLEAN: Final[Spec] = {"type": "boolean"}
+BYTES: Final[Spec] = {"type": "string", "format": "binary"}
+MESSAGE_ID: Final[Spec] = {"type": "string", "pattern": "^[0-9a-f]{40}$"}
+MOMENT: Final[Spec] = {
+    "type": "string",
+    "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$",
+}
+INT64: Final[Spec] = {"type": "integer", "minimum": -(1 << 63), "maximum": (1 << 63) - 1}
+CODE_POINTS: Final[Spec] = {
+    "type": "string",
+    "pattern": "^[\\u0000-\\u00ff]*$",
+    "description": "Bytes, each as the code point of its value.",
+}
+
+
+def nullable(schema: Spec) -> Spec:
+    """Allow null, too."""
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def record(**properties: Spec) -> Spec:
+    """Return an object with exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def array(items: Spec) -> Spec:
+    """Return a list of such items."""
+    return {"type": "array", "items": items}
+
+
+def _union(branch: str, schema: Spec) -> Spec:
+    """Return a union of null and one branch, wrapped as Avro does or bare."""
+    return {"anyOf": [record(**{branch: schema}), schema, {"type": "null"}]}
+
+
+_COUNT = record(value=INTEGER, estimate=BOOLEAN)
+_END = nullable(record(id=MESSAGE_ID, time=MOMENT))
+_BROWSED = record(
+    id=MESSAGE_ID,
+    time=MOMENT,
+    timestamp_ms=INTEGER,
+    size=INTEGER,
+    expires_at=nullable(MOMENT),
+    kind={"enum": ["inline", "stored", "reference"]},
+    tx_state={"enum": ["none", "published", "rolled_back"]},
+    write_pointer=nullable(INTEGER),
+    encoding={"enum": ["text", "base64"]},
+    payload=nullable(STRING),
+    truncated=BOOLEAN,
+)
+
+SCHEMAS: Final[dict[str, Spec]] = {
+    "Error": record(
+        code={"enum": sorted({error.code for error in registry()})},
+        message=STRING,
+        retriable=BOOLEAN,
+        outcome={"enum": ["refused", "unknown"]},
+    ),
+    "PropertiesSent": {
+        "type": "object",
+        "description": "All properties; what is left out gets its default.",
+        "properties": {
+            "ttl": {
+                "anyOf": [
+                    {"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1},
+                    {"type": "string", "pattern": "^[1-9][0-9]{0,8}$"},
+                ],
+                "description": "Seconds that messages live.",
+            },
+            "transactions": {"enum": ["optional", "required", "refused"]},
+        },
+        "additionalProperties": {"type": ["string", "integer", "boolean"]},
+    },
+    "Properties": {
+        "type": "object",
+        "properties": {"ttl": STRING, "generation": STRING},
+        "required": ["ttl", "generation"],
+        "additionalProperties": STRING,
+    },
+    "Names": array(STRING),
+    "PublishRequest": {
+        "type": "object",
+        "properties": {
+            "transactionWritePointer": _union("long", INT64),
+            "messages": array(CODE_POINTS),
+        },
+        "required": ["messages"],
+        "additionalProperties": False,
+    },
+    "PublishResponse": record(
+        transactionWritePointer=record(long=INT64),
+        rollbackRange=record(
+            startTimestamp=INT64, startSequenceId=INTEGER, endTimestamp=INT64, endSequenceId=INTEGER
+        ),
+    ),
+    "ConsumeRequest": {
+        "type": "object",
+        "properties": {
+            "startFrom": {
+                "anyOf": [
+                    record(bytes=CODE_POINTS),
+                    record(long=INT64),
+                    CODE_POINTS,
+                    INT64,
+                    {"type": "null"},
+                ]
+            },
+            "inclusive": BOOLEAN,
+            "limit": _union("int", {"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1}),
+            "transaction": _union("bytes", CODE_POINTS),
+        },
+        "additionalProperties": False,
+    },
+    "ConsumeResponse": array(record(id=CODE_POINTS, payload=CODE_POINTS)),
+    "BrowsePage": record(messages=array(_BROWSED), next=nullable(MESSAGE_ID)),
+    "BrowsePageAs": record(
+        messages=array(
+            {
+                **_BROWSED,
+                "properties": {**_BROWSED["properties"], "consumable": BOOLEAN},
+                "required": [*_BROWSED["required"], "consumable"],
+            }
+        ),
+        next=nullable(MESSAGE_ID),
+    ),
+    "Snapshot": record(
+        snapshot={
+            "anyOf": [
+                {"type": "string", "description": "A TTransaction, in hex or base64."},
+                {
+                    "type": "object",
+                    "properties": {
+                        "transaction_id": INT64,
+                        "read_pointer": INT64,
+                        "write_pointer": INT64,
+                        "first_short_in_progress": INT64,
+                        "invalids": array(INT64),
+                        "in_progress": array(INT64),
+                        "checkpoint_pointers": array(INT64),
+                        "long": BOOLEAN,
+                        "visibility": {
+                            "enum": ["SNAPSHOT", "SNAPSHOT_EXCLUDE_CURRENT", "SNAPSHOT_ALL"]
+                        },
+                    },
+                    "required": ["transaction_id", "read_pointer"],
+                    "additionalProperties": False,
+                },
+            ]
+        }
+    ),
+    "Stats": record(
+        topic=STRING,
+        generation=INTEGER,
+        messages=_COUNT,
+        bytes=_COUNT,
+        first=_END,
+        last=_END,
+        rates=record(publish_per_s=NUMBER, poll_per_s=NUMBER),
+        open_payload_logs=INTEGER,
+        ids_ahead_ms=INTEGER,
+    ),
+    "Event": record(
+        id=MESSAGE_ID,
+        timestamp_ms=INTEGER,
+        encoding={"enum": ["text", "base64"]},
+        payload=STRING,
+    ),
+    "Health": record(status={"const": "ok"}, version=STRING, guards_off=array(STRING)),
+    "Ready": record(status={"const": "ready"}),
+    "ServiceStatus": record(status={"const": "OK"}),
+}
+
+
+def of(name: str) -> Spec:
+    """Return a reference to one of SCHEMAS."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _error(text: str) -> Spec:
+    return {
+        "description": text,
+        "headers": {
+            "X-Request-Id": {"required": True, "schema": STRING},
+            "Broker-Error": {
+                "description": "The error's code.",
+                "required": True,
+                "schema": STRING,
+            },
+            "Broker-Outcome": {
+                "description": "Whether it certainly had no effect.",
+                "required": True,
+                "schema": {"enum": ["refused", "unknown"]},
+            },
+            "Retry-After": {"description": "Seconds.", "schema": INTEGER},
+        },
+        "content": {JSON: {"schema": of("Error")}, "text/plain": {"schema": STRING}},
+    }
+
+
+RESPONSES: Final[dict[str, Spec]] = {
+    "400": _error("The request is malformed, or a name is not valid."),
+    "403": _error("The caller may not do this."),
+    "404": _error("There is no such topic, or no such path."),
+    "405": _error("The path has no such method; the header Allow names those it has."),
+    "409": _error("It exists already, or is sealed."),
+    "413": _error("The body, one message or their number is over a bound."),
+    "422": _error("The transaction is too old, or the idempotency key had another body."),
+    "500": _error("What became of the request is unknown."),
+    "503": _error("Not done; try again later."),
+    "507": _error("The disk is full."),
+}
