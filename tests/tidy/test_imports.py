@@ -1,0 +1,75 @@
+"""Imports go downward only, and the contracts that say so can fail."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.sources import ROOT, text, tracked
+
+LINTER = Path(sys.executable).with_name("lint-imports")
+CLIENT_RESTS_ON = {"wire", "model", "errors", "clock", "net", "client"}
+REST_ON_CLIENT = {"spark", "streams", "rowlog", "console", "cli"}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package and its contracts."""
+    shutil.copytree(
+        ROOT / "broker", tmp_path / "broker", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copyfile(ROOT / "pyproject.toml", tmp_path / "pyproject.toml")
+    return tmp_path
+
+
+def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    command = [LINTER, "--no-cache", "--no-logo"]
+    return subprocess.run(
+        command, cwd=folder, env=environment, check=False, capture_output=True, text=True
+    )
+
+
+def test_the_contracts_hold(copy: Path) -> None:
+    result = lint(copy)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "contract"),
+    [
+        ("wire/__init__.py", "import broker.topics.ids", "Layers"),
+        ("model.py", "def late():\n    import broker.topics.ids", "Layers"),
+        ("client/__init__.py", "import broker.storage.keys", "The client rests on"),
+        ("topics/ids.py", "import broker.testing", "The test kit"),
+        ("topics/ids.py", "import time", "Pure modules"),
+    ],
+)
+def test_a_forbidden_import_is_found(copy: Path, module: str, line: str, contract: str) -> None:
+    changed = copy / "broker" / module
+    changed.write_text(changed.read_text() + "\n" + line + "\n")
+    result = lint(copy)
+    broken = [found for found in result.stdout.splitlines() if " BROKEN" in found]
+    assert result.returncode == 1, result.stdout
+    assert [found for found in broken if found.startswith(contract)]
+
+
+def test_every_part_is_allowed_or_forbidden_to_the_client() -> None:
+    contracts = tomllib.loads(text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (contract,) = [one for one in contracts if one.get("source_modules") == ["broker.client"]]
+    parts = {Path(name).parts[1].removesuffix(".py") for name in tracked("broker/*.py")}
+    forbidden = {name.removeprefix("broker.") for name in contract["forbidden_modules"]}
+    assert parts - CLIENT_RESTS_ON - REST_ON_CLIENT - forbidden - {"__init__"} == set()
+
+
+def test_every_part_has_a_layer() -> None:
+    contracts = tomllib.loads(text("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (contract,) = [one for one in contracts if one["type"] == "layers"]
+    layered = set("".join(" ".join(contract["layers"]).translate({40: 32, 41: 32})).split())
+    parts = {Path(name).parts[1].removesuffix(".py") for name in tracked("broker/*.py")}
+    aside = {"__init__", "client", "testing", "console", "spark", "streams", "rowlog"}
+    assert parts - layered - aside == set()

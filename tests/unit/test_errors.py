@@ -1,0 +1,57 @@
+import pytest
+
+from broker import errors
+from broker.errors import BrokerError, OutcomeUnknown, RequestError, StorageFull, UnavailableError
+
+ERRORS = [error for error in errors.registry() if error.__module__ == "broker.errors"]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_an_error_says_what_it_means(error: type[BrokerError]) -> None:
+    assert error.__doc__
+    assert error("text").message == "text"
+    assert 400 <= error.http_status < 600
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_the_branches_keep_their_promise(error: type[BrokerError]) -> None:
+    raised = error("text")
+    if isinstance(raised, RequestError):
+        assert (raised.outcome, raised.retriable) == ("refused", False)
+        assert 400 <= raised.http_status < 500
+    elif isinstance(raised, UnavailableError):
+        assert (raised.outcome, raised.retriable) == ("refused", True)
+        assert raised.http_status in (421, 503, 507)
+    else:
+        assert (raised.outcome, raised.retriable) == ("unknown", False)
+        assert raised.http_status == 500
+
+
+def test_what_is_not_classified_is_unknown() -> None:
+    assert BrokerError.outcome == "unknown"
+    assert not BrokerError.retriable
+
+
+def test_only_a_definite_refusal_is_503() -> None:
+    assert {error.outcome for error in ERRORS if error.http_status == 503} == {"refused"}
+    assert OutcomeUnknown.http_status == 500
+
+
+def test_a_full_disk_may_leave_a_request_unknown() -> None:
+    assert (StorageFull("x").outcome, StorageFull("x").retriable) == ("refused", True)
+    under_way = StorageFull("x", outcome="unknown")
+    assert (under_way.outcome, under_way.retriable) == ("unknown", False)
+
+
+def test_the_stable_codes_are_all_there() -> None:
+    promised = (
+        "bad_request bad_name topic_not_found topic_exists not_found payloads_sealed "
+        "transaction_too_old idempotency_key_reused body_too_large too_many_messages overloaded "
+        "no_leader outcome_unknown clock_skew storage_full storage_corrupt forbidden not_leader"
+    )
+    assert {error.code for error in ERRORS} == {*promised.split(), "internal"}
+
+
+def test_a_retry_can_be_told_when() -> None:
+    assert errors.Overloaded("x", retry_after_s=1.5).retry_after_s == 1.5
+    assert errors.Overloaded("x").retry_after_s is None
