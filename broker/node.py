@@ -26,6 +26,7 @@ from pathlib import Path
 from broker import __version__, guards, logs
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
+from broker.api.openapi import document
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.api.shell import Shell
@@ -100,7 +101,7 @@ class Node:
             version=__version__,
             not_ready=self._not_ready,
             metrics=self.metrics.render,
-            openapi=lambda: b"{}",
+            openapi=document,
         )
         router = Router(make_routes(self._topics, config, health))
         self._shell = Shell(Dispatch(router, self.metrics), config, self.clock)
