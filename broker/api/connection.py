@@ -57,13 +57,14 @@ class Sent(web.StreamResponse):
 class Connection(web.RequestHandler):
     """One connection. ``busy`` from the end of a request's head until its reply is sent."""
 
-    __slots__ = ("busy", "gone", "head_bytes", "listener")
+    __slots__ = ("body_paused", "busy", "gone", "head_bytes", "listener")
 
     def __init__(self, listener: Listener, **kwargs: Any) -> None:
         """Belong to a listener; the rest is aiohttp's."""
         super().__init__(listener, **kwargs)
         self.listener = listener
         self.busy = False
+        self.body_paused = False
         self.gone: asyncio.Future[None] | None = None
         self.head_bytes = 0
 
@@ -81,6 +82,20 @@ class Connection(web.RequestHandler):
         if not self.busy and not self.listener.head_grew(self, len(data)):
             return
         super().data_received(data)
+
+    # Reading a body resumes the transport every time, also if nothing had paused it, and each time the
+    # parser is run over no bytes. That is a tenth of the cost of a small request.
+
+    @override
+    def pause_reading(self) -> None:
+        self.body_paused = True
+        super().pause_reading()
+
+    @override
+    def resume_reading(self, *args: Any, **kwargs: Any) -> None:
+        if self.body_paused:
+            self.body_paused = False
+            super().resume_reading(*args, **kwargs)
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -57,6 +57,25 @@ class Outgoing:
         self.began = False
         """Whether something was sent: then no other answer can be."""
 
+    def send_at_once(self, reply: Reply) -> bool:
+        """Send a small reply that needs no work; False, and nothing is sent, if it is another.
+
+        Most replies are such; what makes sending difficult begins with ``send``.
+        """
+        request = self._request
+        transport = request.transport
+        if (
+            len(reply.body) >= GZIP_BYTES_MIN
+            or reply.chunked
+            or transport is None
+            or transport.is_closing()
+            or request.protocol.writing_paused
+            or request.method == "HEAD"
+        ):
+            return False
+        transport.write(reply.head + self._tail + reply.body)
+        return True
+
     async def send(self, answer: Answer) -> None:
         """Send an answer whole.
 

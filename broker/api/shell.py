@@ -174,7 +174,10 @@ class Shell:
         stays_open = (
             may_stay and request.keep_alive and not listener.draining and request.content.is_eof()
         )
-        out = Outgoing(request, self._tail(request, identifier, stays_open), self._stall_s)
+        tail = self._tail(request, identifier, stays_open)
+        out = Outgoing(request, tail, self._stall_s)
+        if isinstance(answer, Reply) and out.send_at_once(answer):
+            return SENT if stays_open else SENT_LAST
         try:
             await out.send(answer)
         except ConnectionError:
