@@ -146,7 +146,9 @@ def _read_errors(request: Request) -> Generator[None]:
     """Translate aiohttp's errors at the border."""
     try:
         yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+    except aiohttp.ClientConnectorError as error:
+        raise outcomes.never_sent(error.os_error) from error
+    except aiohttp.ConnectionTimeoutError as error:
         raise outcomes.never_sent(error) from error
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
         raise outcomes.no_answer(request, str(error) or type(error).__name__) from error

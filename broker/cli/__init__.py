@@ -1,0 +1,23 @@
+"""The command line: ``broker topics|publish|tail|poll|browse|stats|serve|config|storage``.
+
+One module per group of commands; ``app`` gathers them. Commands only translate: words of the command
+line into calls of the client (or of the node), answers into text or JSON, errors into exit codes.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line in this process, and exit."""
+    try:
+        from broker.cli.app import run  # noqa: PLC0415 - The extra may be missing.
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("broker"):
+            raise
+        sys.exit(
+            f"broker: the command line needs the package {error.name!r}, which the extra 'server' "
+            "brings: pip install 'tms-broker[server]'"
+        )
+    run()

@@ -1,0 +1,95 @@
+"""``broker serve`` and ``broker config``: flags are made from the keys of the configuration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from broker import settings as resolution
+from broker.cli.options import json_option
+from broker.cli.output import write_json, write_table
+from broker.config import Key, iter_keys
+from broker.errors import BrokerError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _flag(known: Key) -> Callable[[Command], Command]:
+    default = resolution.as_text(known.default)
+    return click.option(
+        known.flag,
+        known.dotted.replace(".", "__"),
+        metavar=known.name.upper(),
+        help=f"{known.doc}  [default: {default or 'empty'}; {known.variable}]",
+    )
+
+
+def configured(command: Command) -> Command:
+    """Add ``--config`` and a flag for every key."""
+    for known in reversed(list(iter_keys())):
+        command = _flag(known)(command)
+    return click.option(
+        "--config",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar="BROKER_CONFIG",
+        show_envvar=True,
+        help="A TOML file with the sections of the configuration.",
+    )(command)
+
+
+def _resolved(file: Path | None, flags: dict[str, str | None]) -> resolution.Settings:
+    dotted = {name.replace("__", ".", 1): text for name, text in flags.items()}
+    return resolution.load(file=file, environment=os.environ, flags=dotted)
+
+
+@click.command()
+@configured
+def serve(file: Path | None, **flags: str | None) -> None:
+    """Serve topics until SIGTERM or Ctrl-C; exit 0 after finishing what was acknowledged.
+
+    Defaults are overridden by the file, that by the environment, that by flags. See what is in force
+    with: broker config
+
+    \b
+    broker serve
+    broker serve --port 9000 --data-dir /var/lib/broker
+    broker serve --config broker.toml
+    """  # noqa: D301
+    config = _resolved(file, flags).config
+    try:
+        from broker import node  # noqa: PLC0415 - Only this command needs the server.
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"serving needs the package {error.name!r}: pip install 'tms-broker[server]'"
+        ) from error
+    try:
+        node.serve(config)
+    except BrokerError:
+        raise
+    except OSError as error:
+        where = f"{config.server.host}:{config.server.port}"
+        raise click.ClickException(f"can't serve on {where}: {error.strerror or error}") from error
+
+
+@click.command()
+@configured
+@json_option
+def config(file: Path | None, as_json: bool, **flags: str | None) -> None:
+    """Print the configuration in force, and where each value came from.
+
+    \b
+    broker config
+    broker config --config broker.toml --port 9000
+    BROKER_SERVER__PORT=9000 broker config --json
+    """  # noqa: D301
+    settings = _resolved(file, flags)
+    lines = list(settings.lines())
+    if as_json:
+        write_json({key: {"value": value, "source": source} for key, value, source in lines})
+    else:
+        write_table(("KEY", "VALUE", "FROM"), lines)

@@ -1,0 +1,81 @@
+"""Answers as text for people or JSON for machines."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from broker.client import Browsed
+from broker.model import Message
+
+
+def time_text(timestamp_ms: int) -> str:
+    """Return a time as RFC 3339 with milliseconds, in UTC; digits if no calendar reaches it."""
+    try:
+        moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(timestamp_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def payload_json(payload: bytes) -> dict[str, str]:
+    """Return a payload as JSON can hold it: text, or base64 if it is none."""
+    try:
+        return {"encoding": "text", "payload": payload.decode()}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "payload": base64.b64encode(payload).decode()}
+
+
+def write_json(value: object) -> None:
+    """Write one value on one line."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def write_message(message: Message, *, as_json: bool, ids: bool) -> None:
+    """Write one message: its bytes and a line end, or a JSON object on a line."""
+    if as_json:
+        identity = {"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}
+        write_json({**identity, **payload_json(message.payload)})
+        return
+    head = f"{message.id.hex()} {time_text(message.timestamp_ms)} ".encode() if ids else b""
+    sys.stdout.buffer.write(head + message.payload + b"\n")
+
+
+def browsed_json(row: Browsed) -> dict[str, Any]:
+    """Return a browsed message as JSON."""
+    payload = {"payload": None} if row.payload is None else payload_json(row.payload)
+    known = {**row._asdict(), "id": row.id.hex(), "time": time_text(row.timestamp_ms), **payload}
+    if row.consumable is None:
+        del known["consumable"]
+    return known
+
+
+def browsed_line(row: Browsed) -> Sequence[str]:
+    """Return a browsed message as the columns of a table."""
+    text = "" if row.payload is None else row.payload.decode(errors="replace")
+    shown = "".join(letter if letter.isprintable() else "·" for letter in text[:60])
+    more = "…" if row.truncated or len(text) > 60 else ""
+    kind = row.kind if row.tx_state == "none" else f"{row.kind}, {row.tx_state}"
+    return row.id.hex(), time_text(row.timestamp_ms), str(row.size), kind, shown + more
+
+
+def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Write rows in columns as wide as they need to be."""
+    table = [heads, *rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    for row in table:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        click.echo("  ".join(cells).rstrip())
+
+
+def write_properties(properties: Mapping[str, object]) -> None:
+    """Write names and values, one pair a line."""
+    width = max(map(len, properties), default=0)
+    for name, value in properties.items():
+        click.echo(f"{name.ljust(width)}  {value}")

@@ -1,0 +1,138 @@
+"""``broker publish``: messages from the command line, or the lines of a file."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+import click
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from broker.cli.options import connect, to_broker, topic_argument
+from broker.cli.output import write_json
+from broker.client import SyncClient
+from broker.errors import BrokerError
+from broker.model import TopicId
+
+BATCH_MESSAGES_MAX: Final = 1000
+BATCH_BYTES_MAX: Final = 1 << 20
+LONG_BYTES: Final = 1 << 20
+"""From this size on a file is worth a progress bar."""
+
+
+class _Order(NamedTuple):
+    """What is published where, and how."""
+
+    topic: TopicId
+    key: str | None
+    ttl_s: int | None
+
+
+def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Cut lines into requests, always in the same way, so that their keys come again."""
+    batch: list[bytes] = []
+    size = 0
+    for line in lines:
+        message = line.removesuffix(b"\n")
+        if batch and (len(batch) >= BATCH_MESSAGES_MAX or size + len(message) > BATCH_BYTES_MAX):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += len(message)
+    if batch:
+        yield batch
+
+
+@contextmanager
+def _opened(lines: str) -> Iterator[IO[bytes]]:
+    if lines == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = Path(lines).open("rb")  # noqa: SIM115 - Closed below.
+    except OSError as error:
+        raise click.FileError(lines, hint=error.strerror) from error
+    with file:
+        yield file
+
+
+def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Progress) -> int:
+    """Publish the lines of a file in order, and return their number; tell how far it came."""
+    published = 0
+    total = Path(file.name).stat().st_size if isinstance(file, io.BufferedReader) else None
+    task = bar.add_task("publishing", total=total if file is not sys.stdin.buffer else None)
+    for number, batch in enumerate(batches(file), start=1):
+        key = f"{order.key}-{number}" if order.key is not None else None
+        try:
+            client.publish(order.topic, batch, ttl_s=order.ttl_s, key=key)
+        except BrokerError as error:
+            last = published + len(batch)
+            error.message += (
+                f"\nLines 1 to {published:,} are published; "
+                f"of {published + 1:,} to {last:,} this is the outcome: {error.outcome}."
+            )
+            raise
+        published += len(batch)
+        bar.advance(task, sum(map(len, batch)) + len(batch))
+    return published
+
+
+def _progress(file: IO[bytes]) -> Progress:
+    """Return a bar on standard error, shown only to people and only if it takes a while."""
+    size = Path(file.name).stat().st_size if file is not sys.stdin.buffer else LONG_BYTES
+    shown = sys.stderr.isatty() and size >= LONG_BYTES
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    bar = Progress(*columns, TimeRemainingColumn(), transient=True, disable=not shown)
+    bar.console.stderr = True
+    return bar
+
+
+@click.command()
+@topic_argument
+@click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
+@click.option(
+    "--lines", metavar="FILE|-", help="Publish each line of a file, or of standard input."
+)
+@click.option("--key", help="Idempotency key: the same command, repeated, publishes once.")
+@click.option("--ttl", "ttl_s", type=click.IntRange(min=1), help="Seconds that the messages live.")
+@to_broker
+def publish(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    messages: tuple[str, ...],
+    lines: str | None,
+    key: str | None,
+    ttl_s: int | None,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Publish messages, or every line of a file; return when they are stored and synced.
+
+    Messages given as words are one request: all are stored, or none. The lines of a file travel in
+    requests of up to 1000 lines or 1 MiB, in order; if one fails, it says which lines are published.
+
+    \b
+    broker publish audit/logins 'alice logged in' 'bob logged in'
+    broker publish audit/logins --lines /var/log/dpkg.log --key dpkg-1
+    journalctl -f | broker publish audit/journal --lines -
+    """  # noqa: D301
+    if bool(messages) == (lines is not None):
+        raise click.UsageError("Give either messages or --lines FILE (- for standard input).")
+    order = _Order(topic, key, ttl_s)
+    with connect(url, deadline_s) as client, ExitStack() as stack:
+        if lines is None:
+            client.publish(topic, list(messages), ttl_s=ttl_s, key=key)
+            count = len(messages)
+        else:
+            file = stack.enter_context(_opened(lines))
+            bar = stack.enter_context(_progress(file))
+            count = _publish_lines(client, order, file, bar)
+    if as_json:
+        write_json({"topic": f"{topic.namespace}/{topic.topic}", "published": count})
+    elif lines is not None:
+        click.echo(f"published {count:,} messages to {topic.namespace}/{topic.topic}", err=True)

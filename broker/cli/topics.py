@@ -1,0 +1,158 @@
+"""``broker topics``: create, list, show, set, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from broker.cli.options import connect, to_broker, topic_argument
+from broker.cli.output import write_json, write_properties
+from broker.client import TopicInfo
+from broker.model import TopicId
+
+_PROPERTY = "NAME=VALUE"
+
+
+def _properties(pairs: Sequence[str]) -> dict[str, str]:
+    properties = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{pair!r} is not {_PROPERTY}")
+        properties[name] = value
+    return properties
+
+
+def _json(info: TopicInfo) -> dict[str, object]:
+    return {
+        "topic": f"{info.id.namespace}/{info.id.topic}",
+        "generation": info.generation,
+        "ttl_s": info.ttl_s,
+        "properties": dict(info.properties),
+    }
+
+
+@click.group()
+def topics() -> None:
+    """Create, see, change and delete topics.
+
+    \b
+    broker topics create audit/logins --ttl 86400
+    broker topics list audit
+    broker topics set audit/logins transactions=refused
+    """  # noqa: D301
+
+
+@topics.command()
+@topic_argument
+@click.argument("properties", nargs=-1, metavar=f"[{_PROPERTY}]...")
+@click.option("--ttl", "ttl_s", type=click.IntRange(min=1), help="Seconds that a message lives.")
+@click.option("--keep", is_flag=True, help="Be content with a topic that exists.")
+@to_broker
+def create(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    properties: tuple[str, ...],
+    ttl_s: int | None,
+    keep: bool,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Create a topic, with properties if you like.
+
+    \b
+    broker topics create audit/logins
+    broker topics create jobs/states --ttl 3600 transactions=required
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        wanted = _properties(properties)
+        client.create_topic(topic, wanted, ttl_s=ttl_s, if_exists="keep" if keep else "raise")
+        if as_json:
+            write_json(_json(client.topic(topic)))
+
+
+@topics.command(name="list")
+@click.argument("namespace", default="default")
+@to_broker
+def list_(namespace: str, url: str, deadline_s: float, as_json: bool) -> None:
+    """List the topics of a namespace (``default`` if none is named).
+
+    \b
+    broker topics list audit
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        names = client.topics(namespace)
+    if as_json:
+        write_json(names)
+        return
+    for name in names:
+        click.echo(f"{namespace}/{name}")
+
+
+@topics.command()
+@topic_argument
+@to_broker
+def show(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
+    """Show a topic's properties and generation.
+
+    \b
+    broker topics show audit/logins
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        info = client.topic(topic)
+    if as_json:
+        write_json(_json(info))
+    else:
+        write_properties(info.properties)
+
+
+@topics.command(name="set")
+@topic_argument
+@click.argument("properties", nargs=-1, metavar=f"[{_PROPERTY}]...")
+@click.option("--replace", is_flag=True, help="Set only these; the others go back to defaults.")
+@to_broker
+def set_(
+    topic: TopicId,
+    properties: tuple[str, ...],
+    replace: bool,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Change properties of a topic; those that are not named stay as they are.
+
+    The broker replaces all properties at once: a change that somebody else makes in the same moment
+    may be overwritten.
+
+    \b
+    broker topics set audit/logins ttl=86400
+    """  # noqa: D301
+    changed = _properties(properties)
+    if not changed and not replace:
+        raise click.UsageError(f"Name what to change: {_PROPERTY}")
+    with connect(url, deadline_s) as client:
+        kept = {} if replace else dict(client.topic(topic).properties)
+        kept.pop("generation", None)
+        client.set_topic(topic, {**kept, **changed})
+        if as_json:
+            write_json(_json(client.topic(topic)))
+
+
+@topics.command()
+@topic_argument
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@to_broker
+def delete(topic: TopicId, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
+    """Delete a topic and all its messages.
+
+    \b
+    broker topics delete audit/logins --yes
+    """  # noqa: D301
+    if not yes and not as_json:
+        click.confirm(f"Delete {topic.namespace}/{topic.topic} and all its messages?", abort=True)
+    with connect(url, deadline_s) as client:
+        client.delete_topic(topic)
+    if as_json:
+        write_json({"deleted": f"{topic.namespace}/{topic.topic}"})
