@@ -76,15 +76,20 @@ class Chain:
     """Changes one control row, one compare-and-set at a time, in the order of the calls."""
 
     def __init__(
-        self, cells: Cells, table: Table, key: bytes, tokens: Tokens, retrying: Retrying
+        self,
+        cells: Cells,
+        place: tuple[Table, bytes],
+        tokens: Tokens,
+        retrying: Retrying,
+        noted: Callable[[Table, bytes, Control], None],
     ) -> None:
-        """Begin with no value known; ``learn`` reads it."""
+        """Begin with no value known; ``learn`` reads it. ``noted`` is told of each confirmed value."""
         self.confirmed: Control | None = None
         self.ended = False
         self.guard = "confirm-cas"
         self._cells = cells
-        self._table = table
-        self._key = key
+        self._table, self._key = place
+        self._noted = noted
         self._tokens = tokens
         self._retrying = retrying
         self._lock = asyncio.Lock()
@@ -138,6 +143,7 @@ class Chain:
                 raise
             if current.token in attempts:
                 self.confirmed = attempts[current.token]
+                self._noted(self._table, self._key, self.confirmed)
                 return self.confirmed
 
     async def _settled(self, current: Control | None, written: Control, pauses: Pauses) -> Control:

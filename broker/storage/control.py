@@ -306,6 +306,13 @@ def resolve(written: Control, previous_token: bytes | None, seen: Control | None
     return Resolution.STOPPED
 
 
+def is_older(seen: Control, known: Control) -> bool:
+    """Whether ``seen`` certainly came before ``known``."""
+    if seen.epoch != known.epoch:
+        return seen.epoch < known.epoch
+    return is_of_same_hold(seen.token, known.token) and seen.token < known.token
+
+
 def token_of(hold_nonce: bytes, count: int) -> bytes:
     """Return the token of a hold's ``count``-th write: which hold wrote, and in which order."""
     return hold_nonce + count.to_bytes(TOKEN_BYTES - HOLD_NONCE_BYTES, "big")

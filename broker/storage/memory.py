@@ -37,6 +37,11 @@ class MemoryTable:
             if known is None or cell.tag >= known.tag:
                 columns[name] = cell
 
+    def put_all(self, rows: Iterable[RowCells]) -> None:
+        """Write rows."""
+        for row in rows:
+            self.put(row)
+
     def get(self, key: bytes) -> Columns | None:
         """Return a row's cells as they are now."""
         columns = self._rows.get(key)
@@ -92,8 +97,7 @@ class MemoryCells:
         """Write rows."""
         del synced  # There is no disk.
         await asyncio.sleep(0)
-        for row in rows:
-            self.tables[table].put(row)
+        self.tables[table].put_all(rows)
 
     async def get(self, table: Table, key: bytes) -> Columns | None:
         """Return a row's cells, or None."""

@@ -13,6 +13,7 @@ the control row is read again, and the rows. Backwards a scan begins at such a r
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import ROW_ID_BYTES, RowId, row_after
 from broker.storage.cells import Cells, CellsError, RowCells, Table
 from broker.storage.chain import read_control
-from broker.storage.control import Control, EpochRange, State, decode_ranges
+from broker.storage.control import Control, EpochRange, State, decode_ranges, is_older
 from broker.storage.keys import (
     OLDER_RANGES,
     LogId,
@@ -37,6 +38,7 @@ from broker.storage.visibility import VALUE, judged, judged_side
 
 SCAN_ROWS_MAX = 1024
 """Rows asked for at once, unless all of them turn out not to count."""
+NEWEST_MAX = 10_000
 
 
 def table_of(log: LogId) -> Table:
@@ -46,6 +48,38 @@ def table_of(log: LogId) -> Table:
 
 class Stale(CellsError):
     """What answered shows an earlier state than the control row: read again."""
+
+
+class Newest:
+    """The newest control rows that this process has seen: what it reads never goes back.
+
+    An older one would only show a shorter log; but who leads a log, or has read it further, must not
+    take that for the whole. Only the logs used last are remembered.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._controls: OrderedDict[tuple[Table, bytes], Control] = OrderedDict()
+
+    def note(self, table: Table, key: bytes, control: Control) -> None:
+        """Remember a control row, unless a newer one is known."""
+        place = (table, key)
+        known = self._controls.get(place)
+        if known is None or not is_older(control, known):
+            self._controls[place] = control
+        self._controls.move_to_end(place)
+        if len(self._controls) > NEWEST_MAX:
+            self._controls.popitem(last=False)
+
+    def is_old(self, table: Table, key: bytes, seen: Control | None) -> bool:
+        """Whether an answer is older than what was seen before.
+
+        The control row of a payload log may go, a message log's never.
+        """
+        known = self._controls.get((table, key))
+        if known is None:
+            return False
+        return table is Table.MESSAGES if seen is None else is_older(seen, known)
 
 
 class Limits(NamedTuple):
@@ -62,14 +96,23 @@ class LogReader:
         """Read from ``cells``."""
         self._cells = cells
         self._retrying = retrying
+        self.newest = Newest()
         self.stale_answers = 0
         """How many answers were refused as old."""
 
     async def head(self, log: LogId) -> Control | None:
         """Return the log's control row. Raises Unavailable, StorageCorrupt."""
-        return await self._retrying.read(
-            lambda: read_control(self._cells, table_of(log), control_key(log))
-        )
+        return await self._retrying.read(lambda: self._head(log))
+
+    async def _head(self, log: LogId) -> Control | None:
+        table, key = table_of(log), control_key(log)
+        seen = await read_control(self._cells, table, key)
+        if self.newest.is_old(table, key, seen):
+            self.stale_answers += 1
+            raise Stale("storage answers with an earlier control row than before")
+        if seen is not None:
+            self.newest.note(table, key, seen)
+        return seen
 
     async def whole(self, log: LogId, control: Control) -> Control:
         """Return ``control`` with the entries of its side rows in front of its own."""
@@ -95,7 +138,7 @@ class LogReader:
         pauses = self._retrying.pauses(self._retrying.deadline())
         while True:
             try:
-                control = await read_control(self._cells, table_of(log), control_key(log))
+                control = await self._head(log)
                 return await self.page_by(control, log, after, through, limits, reverse=reverse)
             except CellsError as error:
                 try:

@@ -131,8 +131,9 @@ class TableLogStore:
         return TableHold(log, chain, tokens)
 
     def _chain(self, log: LogId, tokens: Tokens) -> tuple[Chain, Tokens]:
-        chain = Chain(self._cells, table_of(log), control_key(log), tokens, self._retrying)
-        return chain, tokens
+        place = (table_of(log), control_key(log))
+        noted = self._reader.newest.note
+        return Chain(self._cells, place, tokens, self._retrying, noted), tokens
 
     async def _write_older_ranges(
         self, log: LogId, epoch: int, token: bytes, moved: tuple[control.EpochRange, ...]
