@@ -24,10 +24,7 @@ import plyvel
 
 from broker.errors import Unavailable
 from broker.storage import leveldb_files as files
-from broker.storage.leveldb_holds import META
-from broker.storage.rowvalue import decode_checked, encode_checked
 
-_FORMAT_KEY = META + META
 _PROBE_BYTES_MIN = 4 << 20
 
 
@@ -42,9 +39,9 @@ class Options:
         probe_interval_s: how often to look whether the disk takes writes again after an error.
     """
 
-    write_buffer_bytes: int = 32 << 20
+    write_buffer_bytes: int = 64 << 20
     cache_bytes: int = 64 << 20
-    file_bytes_max: int = 8 << 20
+    file_bytes_max: int = 16 << 20
     probe_interval_s: float = 1.0
 
 
@@ -56,6 +53,7 @@ class Database:
         self._path = path
         self._options = options
         self._readers = 0
+        self._closing = False
         self._gate = threading.Condition()
         self._db: Any = None
         self._open(create=create)
@@ -75,8 +73,9 @@ class Database:
     def reading(self) -> Iterator[Any]:
         """Keep the database open for the time of a read."""
         with self._gate:
+            self._gate.wait_for(lambda: not self._closing)
             if self._db is None:
-                raise Unavailable("the store is closed")
+                raise Unavailable(f"the database in {self._path} is not open")
             self._readers += 1
         try:
             with translated(self._path):
@@ -86,24 +85,42 @@ class Database:
                 self._readers -= 1
                 self._gate.notify_all()
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let reads under way end, and keep new ones waiting."""
+        with self._gate:
+            self._closing = True
+            try:
+                self._gate.wait_for(lambda: self._readers == 0)
+                yield
+            finally:
+                self._closing = False
+                self._gate.notify_all()
+
     def close(self) -> None:
         """Close as soon as the last read has ended."""
-        with self._gate:
-            self._gate.wait_for(lambda: self._readers == 0)
-            if self._db is not None:
-                self._db.close()
-            self._db = None
+        with self._alone():
+            self._close()
+
+    def _close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db = None
 
     def reopen(self) -> None:
-        """Close and open anew if the disk takes a probe. Raises OSError, StorageCorrupt, Unavailable."""
+        """Close and open anew if the disk takes a probe.
+
+        The probe is as large as what opening may have to write. Until it succeeds the old database
+        object stays, for reads.
+
+        Raises:
+            OSError: the disk takes no writes yet.
+            StorageCorrupt, Unavailable: LevelDB does not open it.
+        """
         directory = self._path.parent
-        size = max(_PROBE_BYTES_MIN, 2 * files.recovery_bytes(directory))
-        files.probe(directory, size)
-        with self._gate:
-            self._gate.wait_for(lambda: self._readers == 0)
-            if self._db is not None:
-                self._db.close()
-                self._db = None
+        files.probe(directory, max(_PROBE_BYTES_MIN, 2 * files.recovery_bytes(directory)))
+        with self._alone():
+            self._close()
             self._open(create=False)
 
     def get(self, key: bytes) -> bytes | None:
@@ -203,16 +220,15 @@ def open_directory(directory: Path, options: Options) -> tuple[files.DirectoryLo
 
 
 def _check_identity(directory: Path, database: Database, identity: files.Identity) -> None:
-    value = database.get(_FORMAT_KEY)
-    expected = identity.store_id.encode()
+    value = database.get(files.FORMAT_KEY)
     if value is None and not identity.complete:
         batch = database.batch(synced=True)
-        batch.put(_FORMAT_KEY, encode_checked(files.FORMAT, expected))
+        batch.put(files.FORMAT_KEY, files.format_row(identity))
         with translated(directory / files.DATABASE):
             batch.write()
     elif value is None:
         raise files.corrupt(directory, "the database has lost its format row")
-    elif decode_checked(value) != (identity.format, expected):
+    elif not files.is_format_row_of(identity, value):
         raise files.corrupt(directory, "the database and IDENTITY are not of the same store")
     if not identity.complete:
         files.write_identity(directory, identity._replace(complete=True))

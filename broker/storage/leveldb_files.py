@@ -7,6 +7,7 @@
     DIR/CLEAN       JSON: the sizes of all files in db/ after the last clean close; gone while open
     DIR/probe       being written and synced now, to see whether the disk takes writes again
     DIR/db/         LevelDB's own files
+    DIR/check-*/    what `broker storage check` looks at instead of db/, while it does
 
 LevelDB makes a new, empty database where CURRENT is missing, and takes a log whose end is gone for the
 log of a writer that died. So whether a database *should* be here is written beside it, and a clean close
@@ -20,14 +21,18 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.rowvalue import decode_checked, encode_checked
 
 FORMAT = 1
 """The version of the whole layout of a store. A newer one is refused."""
 
+FORMAT_KEY = b"ff"
+"""The key in the database that says the same as IDENTITY."""
 DATABASE = "db"
 _IDENTITY, _CLEAN, _LOCK, _PROBE = "IDENTITY", "CLEAN", "LOCK", "probe"
 _PROBE_CHUNK = bytes(1 << 20)
@@ -40,6 +45,16 @@ class Identity(NamedTuple):
     format: int
     store_id: str
     complete: bool
+
+
+def format_row(identity: Identity) -> bytes:
+    """Return the value at FORMAT_KEY."""
+    return encode_checked(identity.format, identity.store_id.encode())
+
+
+def is_format_row_of(identity: Identity, value: bytes) -> bool:
+    """Whether the database and IDENTITY are of the same store. Raises StorageCorrupt."""
+    return decode_checked(value) == (identity.format, identity.store_id.encode())
 
 
 def corrupt(directory: Path, what: str) -> StorageCorrupt:
@@ -78,16 +93,26 @@ def prepare(directory: Path) -> Identity:
     Raises:
         StorageCorrupt: something is missing or not as it was left, or a newer release wrote it.
     """
-    identity = _read_identity(directory)
-    database = directory / DATABASE
-    files = sorted(path.name for path in database.iterdir()) if database.is_dir() else []
+    identity = examine(directory)
     if identity is None:
-        if files:
-            raise corrupt(directory, f"{_IDENTITY} is missing beside {DATABASE}/")
         identity = Identity(FORMAT, secrets.token_hex(16), complete=False)
         write_identity(directory, identity)
-    if identity.complete:
-        _check_database(directory, files)
+    return identity
+
+
+def examine(directory: Path) -> Identity | None:
+    """Check what can be checked before opening, and change nothing; None: there is no store yet.
+
+    Raises:
+        StorageCorrupt: something is missing or not as it was left, or a newer release wrote it.
+    """
+    identity = _read_identity(directory)
+    database = directory / DATABASE
+    names = sorted(path.name for path in database.iterdir()) if database.is_dir() else []
+    if identity is None and names:
+        raise corrupt(directory, f"{_IDENTITY} is missing beside {DATABASE}/")
+    if identity is not None and identity.complete:
+        _check_database(directory, names)
         _check_sizes(directory)
     return identity
 
@@ -154,6 +179,22 @@ def _sizes(directory: Path) -> dict[str, int]:
 def write_identity(directory: Path, identity: Identity) -> None:
     """Write IDENTITY durably."""
     _replace(directory, _IDENTITY, json.dumps(identity._asdict()))
+
+
+def snapshot(directory: Path, target: Path, *, linked: bool) -> None:
+    """Copy the database of a closed store to ``target``/db.
+
+    With ``linked``, tables are hard links: LevelDB writes each once, and may remove a link of its own
+    without touching the other. All else is copied, because it is appended to.
+    """
+    (target / DATABASE).mkdir(parents=True)
+    for path in (directory / DATABASE).iterdir():
+        if path.is_file():
+            copy = target / DATABASE / path.name
+            if linked and path.suffix in {".ldb", ".sst"}:
+                copy.hardlink_to(path)
+            else:
+                shutil.copyfile(path, copy)
 
 
 def mark_closed(directory: Path) -> None:

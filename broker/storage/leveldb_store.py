@@ -83,8 +83,8 @@ class LevelDBStore:
 
     @property
     def pipeline_depth(self) -> int:
-        """While one append is being synced, a second can wait to share the next sync."""
-        return 2
+        """While one append is being synced, those that come meanwhile wait to share the next sync."""
+        return 8
 
     @property
     def failure(self) -> BaseException | None:
