@@ -189,9 +189,13 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def repair_database(path: Path) -> None:
-    """Let LevelDB make what it can of a damaged database. Raises StorageCorrupt, Unavailable."""
+    """Let LevelDB keep what it can read of a damaged database, by checksums, and no more.
+
+    Raises:
+        StorageCorrupt, Unavailable: it can make nothing of it.
+    """
     with translated(path):
-        plyvel.repair_db(str(path))
+        plyvel.repair_db(str(path), paranoid_checks=True)
 
 
 def open_directory(directory: Path, options: Options) -> tuple[files.DirectoryLock, Database]:

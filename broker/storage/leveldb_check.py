@@ -37,7 +37,7 @@ from broker.storage.control import (
     owns,
 )
 from broker.storage.keys import CONTROL, IDEMPOTENCY, OLDER_RANGES, PRODUCER, LogId
-from broker.storage.leveldb import Database, Options, repair_database
+from broker.storage.leveldb import Database, Options, repair_database, translated
 from broker.storage.leveldb_changes import EXPIRY
 from broker.storage.leveldb_holds import MESSAGES, META, PAYLOADS, RECORDS, database_control_key
 from broker.storage.rowvalue import decode_checked, decode_head
@@ -148,11 +148,10 @@ def _mend(directory: Path, progress: Progress | None) -> list[str]:
                 f"{_name(log)}: all after {last.hex()} is lost, up to {control.pointer.hex()}; "
                 "the commit pointer was moved back"
             )
-        batch.write()
         identity = files.Identity(files.FORMAT, secrets.token_hex(16), complete=True)
-        batch = database.batch(synced=True)
         batch.put(files.FORMAT_KEY, files.format_row(identity))
-        batch.write()
+        with translated(directory / files.DATABASE):
+            batch.write()
     finally:
         database.close()
     files.write_identity(directory, identity)
