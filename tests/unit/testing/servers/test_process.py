@@ -100,9 +100,11 @@ def test_ports_differ_and_are_free() -> None:
 
 
 STARTS_AND_WAITS = """
-import sys
+import subprocess, sys
 from broker.testing.servers.process import start_child, tied_to_us
-child = start_child(tied_to_us(["/bin/sleep", "1000"]), stderr=sys.stderr.buffer)
+command = tied_to_us(["/bin/sh", "-c", "echo tied; exec sleep 1000"])
+child = start_child(command, stderr=sys.stderr.buffer, stdout=subprocess.PIPE)
+child.stdout.readline()
 print(child.pid, flush=True)
 {then}
 """
