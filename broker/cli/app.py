@@ -113,7 +113,7 @@ def _invoke(words: list[str]) -> int:
     return returned if isinstance(returned, int) else 0
 
 
-def _guarded(work: Callable[[], int], *, as_json: bool) -> int:
+def _guarded(work: Callable[[], int], *, as_json: bool) -> int:  # noqa: PLR0911 - A table.
     """Run the work; every way in which it can end becomes an exit code."""
     try:
         code = work()

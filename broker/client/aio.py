@@ -16,7 +16,8 @@ What may be relied on:
   only if it carries an idempotency key: one of the caller's (``key=``), or the client's own
   (``idempotent=True``). By default there is none: a key costs the broker a row for each request.
 * Publishes of one caller, each awaited before the next, keep their order. Publishes that are awaited at
-  the same time keep the order of their calls as long as none of them has to be retried.
+  the same time keep the order of their calls, unless one of them has to be retried or
+  ``connections_per_topic`` is more than one.
 * Reading resumes after the last message that was seen, whatever happens to connections.
 """
 
@@ -52,6 +53,8 @@ from broker.client.values import (
 from broker.errors import TopicExists
 from broker.model import Message, MessageId, Poll, Snapshot, TopicId
 from broker.wire.blocks import PollDecoder
+
+_SINGLE = (bytes, str)
 
 
 class Client:
@@ -192,11 +195,12 @@ class Client:
         Raises:
             BrokerError: by name; ``outcome`` says whether it may have been stored all the same.
         """
-        if isinstance(messages, bytes | str):
+        if isinstance(messages, _SINGLE):
             if pointer is None and ttl_s is None and key is None and coalesce is not False:
                 lane = self._lanes.get(topic) or self._lane(topic)
                 if lane is not None:
-                    return await lane.add(protocol.payload_bytes(messages))
+                    payload = messages.encode() if isinstance(messages, str) else messages
+                    return await lane.add(payload)
             messages = [messages]
         payloads = [protocol.payload_bytes(message) for message in messages]
         identifier = self._topic(topic)

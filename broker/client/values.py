@@ -86,7 +86,10 @@ class Settings:
         coalesce: whether awaited publishes of one topic travel together.
         batch_messages_max: how many messages travel in one request.
         batch_bytes_max: how many bytes of payload; one message may always travel.
-        requests_in_flight_max: how many coalesced requests of a topic are under way at a time.
+        requests_in_flight_max: how many coalesced requests are under way on one connection.
+        connections_per_topic: how many connections coalesced publishes of a topic share. With more
+            than one, publishing is faster when many callers wait, and those that are awaited at the
+            same time may be stored in another order than that of their calls.
         idempotent: whether each publish carries an idempotency key made by the client, so that it
             is retried also when its outcome is unknown. It costs the broker one side row a request.
         connections_max: connections for everything but coalesced publishes.
@@ -108,6 +111,7 @@ class Settings:
     batch_messages_max: int = 10_000
     batch_bytes_max: int = 1 << 20
     requests_in_flight_max: int = 2
+    connections_per_topic: int = 1
     idempotent: bool = False
     connections_max: int = 100
     idle_s_max: float = 10.0
