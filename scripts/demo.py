@@ -76,6 +76,13 @@ class Broker:
             raise DemoError(f"the broker did not start:\n{line}{told}")
         self.url = line.removeprefix(READY).strip()
 
+    def kill(self) -> None:
+        """End it at once: something went wrong already."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
     def stop(self) -> None:
         """Ask it to stop, and see that it did so in good order."""
         if self.process is None:
@@ -84,7 +91,8 @@ class Broker:
         code = self.process.wait(STOP_S)
         self.process = None
         if code != 0:
-            raise DemoError(f"the broker stopped with {code}, not 0")
+            told = (self.data_dir / "broker.log").read_text()
+            raise DemoError(f"the broker stopped with {code}, not 0:\n{told}")
 
 
 def say(text: str) -> None:
@@ -174,8 +182,10 @@ async def running(broker: Broker, port: int = 0) -> AsyncIterator[str]:
     broker.start(port)
     try:
         yield broker.url
-    finally:
-        broker.stop()
+    except BaseException:
+        broker.kill()
+        raise
+    broker.stop()
 
 
 async def demonstrate(broker: Broker) -> None:
