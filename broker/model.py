@@ -57,7 +57,9 @@ class TopicId(NamedTuple):
 def check_namespace(namespace: str) -> str:
     """Return ``namespace`` if it is a valid name, else raise BadName."""
     if not _NAMESPACE.fullmatch(namespace):
-        raise BadName(f"Invalid namespace {namespace!r}: only letters, digits and '_' are allowed.")
+        raise BadName(
+            f"Invalid namespace ID: {namespace}. Should only contain alphanumeric characters or _."
+        )
     return namespace
 
 
@@ -65,7 +67,9 @@ def check_topic(namespace: str, topic: str) -> TopicId:
     """Return the topic's id if both names are valid, else raise BadName."""
     check_namespace(namespace)
     if not _TOPIC.fullmatch(topic):
-        raise BadName(f"Invalid topic {topic!r}: only letters, digits, '_' and '-' are allowed.")
+        raise BadName(
+            f"Invalid topic ID: {topic}. Should only contain alphanumeric characters and _ or -."
+        )
     return TopicId(namespace, topic)
 
 

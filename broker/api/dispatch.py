@@ -15,7 +15,7 @@ from broker.api.access import Authorize, allow_all
 from broker.api.replies import Answer, Headers, Reply, error_reply, unexpected_reply
 from broker.api.request import Request, never
 from broker.api.router import Found, Router
-from broker.errors import BrokerError, MethodNotAllowed, StorageCorrupt
+from broker.errors import BadName, BrokerError, MethodNotAllowed, StorageCorrupt
 from broker.metrics import OK, Metrics
 
 UNKNOWN_ROUTE = "unknown"
@@ -65,12 +65,15 @@ class Dispatch:
         return error_reply(error, headers)
 
     def refuse(self, error: BrokerError, path: str, headers: Mapping[str, str]) -> Reply:
-        """Return the reply to a request that reaches no handler; the connection ends with it."""
+        """Return the reply to a request that reaches no handler.
+
+        The connection ends with it, as in the original, unless a name was all that was wrong.
+        """
         self._metrics.answered(UNKNOWN_ROUTE, error.code, 0.0)
         allow: Headers = ()
         if isinstance(error, MethodNotAllowed):
             allow = (("Allow", ", ".join(self.router.methods(path))),)
-        return error_reply(error, headers, allow, close=True)
+        return error_reply(error, headers, allow, close=not isinstance(error, BadName))
 
     async def call(
         self,

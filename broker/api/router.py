@@ -5,11 +5,13 @@ that a known path costs one look-up. The memory is emptied when it is full, so t
 costs no more than the look-up was worth.
 
 A path is cut at its slashes first and percent-decoded piece by piece, so that ``%2F`` can't make a
-topic's name look like two segments. One slash at the end is ignored, as the original does.
+topic's name look like two segments. As in the original, several slashes in a row are one, except
+at the beginning, and one at the end is ignored.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -23,6 +25,7 @@ from broker.model import check_namespace, check_topic
 PATHS_KEPT_MAX = 20_000
 KEPT_PATH_CHARACTERS_MAX = 500
 SEGMENTS_MAX = 12
+_SLASHES = re.compile("(?<=.)/{2,}")
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
@@ -95,11 +98,13 @@ class Router:
                 if method in methods:
                     return Found(methods[method], _names(shape, segments))
         if path_known:
-            raise MethodNotAllowed(f"Problem accessing: {path}. Reason: Method Not Allowed")
+            raise MethodNotAllowed(path)
         raise NotFound(f"Problem accessing: {path}. Reason: Not Found")
 
 
 def _segments(path: str) -> list[str]:
+    if "//" in path:
+        path = _SLASHES.sub("/", path)
     if len(path) > 1 and path.endswith("/"):
         path = path[:-1]
     segments = path.split("/", SEGMENTS_MAX)

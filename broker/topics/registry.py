@@ -43,7 +43,7 @@ class TopicRecord(NamedTuple):
 
 def not_found(topic: TopicId) -> TopicNotFound:
     """Return the error for a topic that does not exist, in the original's words."""
-    return TopicNotFound(f"Topic '{topic}' was not found.")
+    return TopicNotFound(f"Topic {topic} does not exist.")
 
 
 def _encode(record: TopicRecord) -> bytes:
@@ -102,7 +102,7 @@ class TopicRegistry:
             if record is not None and not record.deleted:
                 if record.token == token:
                     return record.topic(topic)
-                raise TopicExists(f"Topic '{topic}' already exists.")
+                raise TopicExists(f"Topic {topic} already exists.")
             generation = 1 if record is None else record.generation + 1
             assert generation <= GENERATION_MAX
             created = TopicRecord(generation, False, dict(properties), token)

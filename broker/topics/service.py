@@ -131,7 +131,10 @@ class Topics:
     ) -> Published:
         found = await self.get(topic)
         if request.pointer is None and not request.payloads:
-            raise BadRequest("A publish without a transaction needs at least one message.")
+            raise BadRequest(
+                "Empty payload is only allowed for publishing transactional message. "
+                f"Topic: topic:{topic.namespace}.{topic.topic}"
+            )
         self._check(found, request, options)
 
         async def attempt(leader: TopicLeader) -> Published:
@@ -162,7 +165,8 @@ class Topics:
         found = await self.get(topic)
         if request.pointer is None or not request.payloads:
             raise BadRequest(
-                "A store needs a transaction's write pointer and at least one message."
+                "Store request must be transactional with payload. "
+                f"Topic: topic:{topic.namespace}.{topic.topic}"
             )
         self._check(found, request, options)
         return await self.leaders.led(topic, lambda leader: leader.store(request, options), options)
