@@ -14,7 +14,7 @@ from broker.model import (
 )
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MS_MAX = int((datetime.max.replace(tzinfo=UTC) - _EPOCH) / timedelta(milliseconds=1))
+_MS_MAX = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 _MOMENT = re.compile(
     # A "+" that nobody escaped arrives as a space.
     r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:([Zz])|([+ -])(\d\d:\d\d))",

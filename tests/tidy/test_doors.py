@@ -22,7 +22,9 @@ DOORS = {
     "happybase": ["broker/storage/hbase*.py"],
     "httptools": ["broker/client/connection.py"],
     "hypothesis": [TEST_KIT],
+    "jsonschema": [TEST_KIT],
     "kazoo": ["broker/coordination/zookeeper.py"],
+    "multidict": [TEST_KIT],  # Of aiohttp.
     "orjson": ["broker/api/*"],
     "plyvel": ["broker/storage/leveldb.py"],
     "prometheus_client": ["broker/metrics.py"],

@@ -1,0 +1,179 @@
+"""A broker's interface in this process, over memory: called as values or by HTTP.
+
+Every answer is compared with the OpenAPI document before a test sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from aiohttp import ClientSession, TCPConnector
+from multidict import CIMultiDict
+from yarl import URL
+
+from broker.api.access import Authorize, allow_all
+from broker.api.dispatch import Dispatch
+from broker.api.health import Health
+from broker.api.openapi import document
+from broker.api.replies import Reply
+from broker.api.router import Router
+from broker.api.routes import make_routes
+from broker.api.shell import Shell
+from broker.clock import Clock, SystemClock
+from broker.config import Config
+from broker.metrics import Metrics
+from broker.node import topic_settings
+from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.ports import LogStore, RecordStore
+from broker.storage.tables import TableLogStore
+from broker.testing.openapi import Answered, Checker
+from broker.topics.service import Topics
+from broker.topics.surroundings import Surroundings
+
+REQUEST_ID = "X-Request-Id"
+NAMESPACE = "/v1/namespaces/default"
+
+
+def topic_path(topic: str, action: str = "") -> str:
+    """Return the path of a topic of the namespace ``default``, or of one of its actions."""
+    return f"{NAMESPACE}/topics/{topic}" + (f"/{action}" if action else "")
+
+
+async def eventually(
+    condition: Callable[[], object], state: Callable[[], object], deadline_s: float = 30.0
+) -> None:
+    """Return once ``condition()`` is true; after the deadline the error tells ``state()``."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            while not condition():  # noqa: ASYNC110 - What is waited for tells nobody.
+                await asyncio.sleep(0.001)
+    except TimeoutError:
+        raise AssertionError(f"not within {deadline_s} s: {state()}") from None
+
+
+class Broker:
+    """Topics and the interface to them. ``call`` needs no socket; ``shell`` is not started."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        clock: Clock | None = None,
+        stores: tuple[LogStore, RecordStore] | None = None,
+        authorize: Authorize = allow_all,
+    ) -> None:
+        """Put it together over memory, or over ``stores``."""
+        self.config = config or Config()
+        self.clock = clock or SystemClock()
+        store, records = stores or (TableLogStore(MemoryCells(), self.clock), MemoryRecordStore())
+        self.metrics = Metrics("test")
+        around = Surroundings(
+            store,
+            self.clock,
+            topic_settings(self.config),
+            owner=secrets.token_hex(8),
+            metrics=self.metrics,
+        )
+        self.topics = Topics(around, records)
+        self.not_ready: str | None = None
+        health = Health(
+            version="test",
+            not_ready=lambda: self.not_ready,
+            metrics=self.metrics.render,
+            openapi=document,
+        )
+        router = Router(make_routes(self.topics, self.config, health))
+        self.dispatch = Dispatch(router, self.metrics, authorize=authorize)
+        self.shell = Shell(self.dispatch, self.config, self.clock)
+        self.checker = Checker()
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Answer a request without a socket. Raises Undocumented."""
+        sent = CIMultiDict(headers or {})
+        answer = await self.dispatch.call(method, target, sent, body)
+        told = CIMultiDict(answer.headers)
+        told[REQUEST_ID] = "none"
+        if answer.content_type:
+            told["Content-Type"] = answer.content_type
+        if isinstance(answer, Reply):
+            whole = answer.body
+        else:
+            whole = b"".join([chunk async for chunk in answer.chunks])
+        answered = Answered(answer.status, told, whole)
+        self.checker.check(method, target, answered)
+        return answered
+
+    async def someone_waits(self) -> None:
+        """Return once a poll or a stream waits for something new."""
+        await eventually(lambda: self.topics.waiting_polls, lambda: "no poll waits")
+
+    async def close(self) -> None:
+        """Stop listening, if it was begun, and hand the topics' logs off."""
+        await self.shell.close()
+        await self.topics.close()
+
+
+@asynccontextmanager
+async def listening(broker: Broker) -> AsyncIterator[Http]:
+    """Listen on a free port of loopback, and give a client."""
+    await broker.shell.start("127.0.0.1", 0)
+    async with Http(broker.shell.port, broker.checker) as client:
+        yield client
+
+
+class Http:
+    """A client for one address that checks every reply."""
+
+    def __init__(self, port: int, checker: Checker | None = None) -> None:
+        """Speak to a port of loopback."""
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._checker = checker or Checker()
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Make the session; it keeps no connection limit, so that tests may use many."""
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0), skip_auto_headers=("Content-Type", "User-Agent")
+        )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the session."""
+        await self.session.close()
+
+    @property
+    def session(self) -> ClientSession:
+        """The aiohttp session, for what ``__call__`` can't say."""
+        assert self._session is not None, "used outside of its block"
+        return self._session
+
+    async def __call__(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Send a request, wait for its whole answer and check it. Raises Undocumented."""
+        url = URL(self.url + target, encoded=True)
+        async with self.session.request(method, url, data=body or None, headers=headers) as reply:
+            whole = Answered(reply.status, reply.headers, await reply.read())
+        self._checker.check(method, target, whole)
+        return whole

@@ -1,0 +1,114 @@
+import base64
+import json
+
+import pytest
+
+from broker.model import PublishRequest, Snapshot
+from broker.testing.serving import Broker, topic_path
+from broker.wire import avro
+from broker.wire.transaction import encode_transaction
+
+AVRO = {"Content-Type": "avro/binary"}
+JSON = {"Content-Type": "application/json"}
+MESSAGES = topic_path("t", "messages")
+
+
+async def publish(broker: Broker, *payloads: bytes, pointer: int | None = None) -> None:
+    body = avro.encode_publish_request(PublishRequest(pointer, payloads))
+    reply = await broker.call("POST", topic_path("t", "publish"), body, AVRO)
+    assert reply.status == 200, reply
+
+
+async def test_an_empty_topic_has_no_messages(broker: Broker) -> None:
+    assert (await broker.call("GET", MESSAGES)).json == {"messages": [], "next": None}
+
+
+async def test_what_a_message_shows(broker: Broker) -> None:
+    await publish(broker, "grün".encode(), b"\xff" * 1500)
+    first, second = (await broker.call("GET", MESSAGES)).json["messages"]
+    assert first["payload"] == "grün"
+    assert (first["size"], first["encoding"], first["truncated"]) == (5, "text", False)
+    assert (first["kind"], first["tx_state"], first["write_pointer"]) == ("inline", "none", None)
+    assert first["id"].startswith(f"{first['timestamp_ms']:016x}")
+    assert (second["size"], second["encoding"], second["truncated"]) == (1500, "base64", True)
+    assert base64.b64decode(second["payload"]) == b"\xff" * 1024
+    full = (await broker.call("GET", f"{MESSAGES}?payload=full")).json["messages"]
+    assert base64.b64decode(full[1]["payload"]) == b"\xff" * 1500
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_pages_follow_one_another(broker: Broker, order: str) -> None:
+    wanted = [b"%d" % n for n in range(7)]
+    await publish(broker, *wanted)
+    got: list[bytes] = []
+    place = ""
+    while True:
+        target = f"{MESSAGES}?limit=3&order={order}{place}"
+        page = (await broker.call("GET", target)).json
+        assert len(page["messages"]) <= 3
+        got += [m["payload"].encode() for m in page["messages"]]
+        if page["next"] is None:
+            break
+        place = f"&{'from' if order == 'asc' else 'to'}={page['next']}"
+    assert got == (wanted if order == "asc" else wanted[::-1])
+
+
+async def test_from_and_to_bound_what_is_shown(broker: Broker) -> None:
+    await publish(broker, b"0", b"1", b"2")
+    entries = (await broker.call("GET", MESSAGES)).json["messages"]
+    ids = [entry["id"] for entry in entries]
+
+    async def shown(query: str) -> list[str]:
+        page = await broker.call("GET", f"{MESSAGES}?{query}")
+        return [entry["payload"] for entry in page.json["messages"]]
+
+    assert await shown(f"from={ids[1]}") == ["1", "2"]
+    assert await shown(f"from={ids[1]}&to={ids[2]}") == ["1"]
+    assert await shown(f"to={entries[0]['timestamp_ms']}") == []
+    assert await shown(f"from={entries[0]['time']}") == ["0", "1", "2"]
+    assert await shown("from=2999-01-01T00:00:00Z") == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["from=x", "to=-1", "limit=0", "limit=10001", "limit=x", "order=up", "payload=half", "from="],
+)
+async def test_malformed_parameters(broker: Broker, query: str) -> None:
+    reply = await broker.call("GET", f"{MESSAGES}?{query}")
+    assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+
+
+async def test_a_snapshot_tells_what_it_could_consume(broker: Broker) -> None:
+    pointer = broker.clock.now_ms() * 1_000_000
+    await publish(broker, b"open", pointer=pointer)
+    await publish(broker, b"plain")
+    snapshot = Snapshot(transaction_id=pointer + 5, read_pointer=pointer - 1, in_progress=[pointer])
+    encoded = encode_transaction(snapshot)
+    parts = {
+        "transaction_id": pointer + 5,
+        "read_pointer": pointer - 1,
+        "in_progress": [pointer],
+        "invalids": [],
+    }
+    for form in (encoded.hex(), base64.b64encode(encoded).decode(), parts):
+        body = json.dumps({"snapshot": form}).encode()
+        page = await broker.call("POST", MESSAGES, body, JSON)
+        assert [m["consumable"] for m in page.json["messages"]] == [False, False]
+        assert page.json["messages"][0]["write_pointer"] == pointer
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"snapshot": 1}',
+        b'{"snapshot": "zz"}',
+        b'{"snapshot": {}}',
+        b'{"snapshot": "0a", "more": 1}',
+        b'{"snapshot": ""}x',
+    ],
+)
+async def test_malformed_snapshots(broker: Broker, body: bytes) -> None:
+    assert (await broker.call("POST", MESSAGES, body, JSON)).status == 400

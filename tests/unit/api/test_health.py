@@ -1,0 +1,33 @@
+from broker import guards
+from broker.testing.serving import Broker
+
+
+async def test_what_the_original_answers(broker: Broker) -> None:
+    ping = await broker.call("GET", "/ping")
+    assert (ping.status, ping.body) == (200, b"OK.\n")
+    status = await broker.call("GET", "/v3/system/services/messaging.service/status")
+    assert (status.status, status.body) == (200, b'{"status":"OK"}')
+
+
+async def test_health_names_guards_that_are_off(broker: Broker) -> None:
+    assert (await broker.call("GET", "/healthz")).json["guards_off"] == []
+    guards._off.add("dedupe")
+    try:
+        assert (await broker.call("GET", "/healthz")).json["guards_off"] == ["dedupe"]
+    finally:
+        guards._off.discard("dedupe")
+
+
+async def test_readiness_says_why_not(broker: Broker) -> None:
+    assert (await broker.call("GET", "/readyz")).json == {"status": "ready"}
+    broker.not_ready = "it is stopping"
+    reply = await broker.call("GET", "/readyz")
+    assert reply.status == 503
+    assert b"it is stopping" in reply.body
+
+
+async def test_metrics_count_answers_by_route_and_code(broker: Broker) -> None:
+    await broker.call("GET", "/v1/namespaces/default/topics/no")
+    text = (await broker.call("GET", "/metrics")).body.decode()
+    assert 'broker_requests_total{code="topic_not_found",kind="show_topic",node="test"} 1.0' in text
+    assert 'kind="create_topic"' in text

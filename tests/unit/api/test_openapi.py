@@ -1,0 +1,69 @@
+import json
+
+import pytest
+from multidict import CIMultiDict
+
+from broker.api.openapi import OPERATIONS, make_document
+from broker.api.routes import SHAPES
+from broker.testing.openapi import Answered, Checker, Undocumented
+from broker.testing.serving import Broker, topic_path
+
+
+async def test_every_route_is_documented_and_every_operation_is_served(broker: Broker) -> None:
+    document = (await broker.call("GET", "/openapi.json")).json
+    documented = {
+        (method.upper(), template)
+        for template, methods in document["paths"].items()
+        for method in methods
+    }
+    served = {(route.method, route.template) for route in broker.dispatch.router.routes}
+    assert documented == served
+    assert set(OPERATIONS) == {shape.name for shape in SHAPES}
+
+
+def test_every_reference_leads_somewhere() -> None:
+    document = make_document()
+    references = {part.split('"')[0] for part in json.dumps(document).split('"$ref": "')[1:]}
+    assert references
+    for reference in references:
+        value = document
+        for name in reference.removeprefix("#/").split("/"):
+            value = value[name]
+
+
+GOOD = CIMultiDict({"X-Request-Id": "1", "Content-Type": "application/json"})
+SHOWN = b'{"ttl": "1", "generation": "1"}'
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "reply"),
+    [
+        ("GET", topic_path("t"), Answered(200, GOOD, b'{"ttl": 1, "generation": "1"}')),
+        ("GET", topic_path("t"), Answered(200, GOOD, b'{"ttl": "1"}')),
+        ("GET", topic_path("t"), Answered(418, GOOD, b"{}")),
+        (
+            "GET",
+            topic_path("t"),
+            Answered(200, CIMultiDict({"X-Request-Id": "1", "Content-Type": "text/html"}), SHOWN),
+        ),
+        (
+            "GET",
+            topic_path("t"),
+            Answered(200, CIMultiDict({"Content-Type": "application/json"}), SHOWN),
+        ),
+        ("GET", topic_path("t"), Answered(200, CIMultiDict({"X-Request-Id": "1"}), SHOWN)),
+        ("GET", topic_path("t"), Answered(404, GOOD, b'{"code": "x"}')),
+        ("GET", "/unknown", Answered(200, GOOD, b"{}")),
+    ],
+)
+def test_the_checker_finds_what_is_not_documented(
+    method: str, target: str, reply: Answered
+) -> None:
+    with pytest.raises(Undocumented):
+        Checker().check(method, target, reply)
+
+
+def test_the_checker_takes_what_is_documented() -> None:
+    checker = Checker()
+    checker.check("GET", topic_path("t"), Answered(200, GOOD, SHOWN))
+    assert checker.checked == 1

@@ -1,0 +1,102 @@
+import asyncio
+import json
+
+import pytest
+
+from broker.model import Message, Poll, PublishRequest, Snapshot
+from broker.testing.serving import Answered, Broker, topic_path
+from broker.wire import avro
+from broker.wire.blocks import PollDecoder
+
+AVRO = {"Content-Type": "avro/binary"}
+JSON = {"Content-Type": "application/json"}
+POLL, PUBLISH = topic_path("t", "poll"), topic_path("t", "publish")
+TWO = bytes.fromhex("02040261026200")
+
+
+def messages(reply: Answered) -> list[Message]:
+    assert reply.status == 200, reply
+    decoder = PollDecoder()
+    got = decoder.feed(reply.body)
+    decoder.finish()
+    return got
+
+
+async def poll(broker: Broker, poll: Poll, query: str = "") -> Answered:
+    return await broker.call("POST", POLL + query, avro.encode_poll(poll), AVRO)
+
+
+async def test_an_empty_topic_answers_one_zero(broker: Broker) -> None:
+    reply = await poll(broker, Poll())
+    assert reply.body == b"\x00"
+    assert reply.headers["Content-Type"] == "avro/binary"
+    as_json = await broker.call("POST", POLL, b"{}", JSON)
+    assert as_json.body == b"[]"
+
+
+async def test_polls_read_what_was_published(broker: Broker) -> None:
+    await broker.call("POST", PUBLISH, TWO, AVRO)
+    both = messages(await poll(broker, Poll()))
+    assert [m.payload for m in both] == [b"a", b"b"]
+    behind = messages(await poll(broker, Poll(start=both[0].id, inclusive=False)))
+    assert behind == both[1:]
+    assert messages(await poll(broker, Poll(limit=1))) == both[:1]
+    as_json = await broker.call("POST", POLL, b'{"limit": {"int": 1}}', JSON)
+    assert as_json.json == [{"id": both[0].id.decode("latin-1"), "payload": "a"}]
+
+
+async def test_a_long_reply_is_many_chunks_of_whole_blocks(broker: Broker) -> None:
+    payloads = [b"%06d" % n + b"x" * 250 for n in range(20_000)]
+    body = avro.encode_publish_request(PublishRequest(None, payloads))
+    assert (await broker.call("POST", PUBLISH, body, AVRO)).status == 200
+    got = messages(await poll(broker, Poll()))
+    assert [m.payload for m in got] == payloads
+    as_json = await broker.call("POST", POLL, b"{}", JSON)
+    assert [m["payload"].encode() for m in as_json.json] == payloads
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "avro/binary;x=1"])
+async def test_other_types_are_refused(broker: Broker, kind: str) -> None:
+    reply = await broker.call("POST", POLL, b"\x04\x01\x02\x02", {"Content-Type": kind})
+    assert reply.status == 400
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\x07", bytes.fromhex("0028000102"), b"\x04\x01\x00\x00\x02"]
+)
+async def test_malformed_polls(broker: Broker, body: bytes) -> None:
+    assert (await broker.call("POST", POLL, body, AVRO)).status == 400
+
+
+@pytest.mark.parametrize("wait", ["-1", "61", "nan", "inf", "x", "", "1e9"])
+async def test_malformed_waits(broker: Broker, wait: str) -> None:
+    assert (await poll(broker, Poll(), f"?wait={wait}")).status == 400
+
+
+async def test_unknown_parameters_are_ignored(broker: Broker) -> None:
+    assert (await poll(broker, Poll(), "?nonsense=1&wait=0")).status == 200
+
+
+async def test_a_waiting_poll_is_woken_by_the_commit(broker: Broker) -> None:
+    waiting = asyncio.ensure_future(poll(broker, Poll(), "?wait=60"))
+    await broker.someone_waits()
+    await broker.call("POST", PUBLISH, TWO, AVRO)
+    async with asyncio.timeout(30):
+        assert [m.payload for m in messages(await waiting)][:1] == [b"a"]
+
+
+async def test_a_wait_that_ends_names_the_transaction_that_blocks(broker: Broker) -> None:
+    pointer = broker.clock.now_ms() * 1_000_000
+    body = avro.encode_publish_request(PublishRequest(pointer, [b"held"]))
+    await broker.call("POST", PUBLISH, body, AVRO)
+    snapshot = Snapshot(transaction_id=pointer + 1, read_pointer=pointer - 1, in_progress=[pointer])
+    reply = await poll(broker, Poll(snapshot=snapshot), "?wait=0.01")
+    assert reply.body == b"\x00"
+    assert reply.headers["Broker-Blocked-By"] == str(pointer)
+
+
+async def test_topics_that_are_not_there(broker: Broker) -> None:
+    reply = await broker.call("POST", topic_path("no", "poll"), avro.encode_poll(Poll()), AVRO)
+    assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
+    told = await broker.call("POST", topic_path("no", "poll"), json.dumps({}).encode(), JSON)
+    assert told.json["code"] == "topic_not_found"

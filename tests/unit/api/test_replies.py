@@ -1,0 +1,110 @@
+import json
+
+import pytest
+
+from broker.api.replies import (
+    JSON,
+    Reply,
+    chunk_of,
+    error_reply,
+    json_reply,
+    names_json,
+    unexpected_reply,
+)
+from broker.errors import (
+    BodyTooLarge,
+    BrokerError,
+    NoLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StorageFull,
+    TopicNotFound,
+    registry,
+)
+
+
+def header(reply: Reply, name: str) -> str | None:
+    return dict(reply.headers).get(name)
+
+
+def test_a_head_is_made_once() -> None:
+    reply = json_reply({"a": 1})
+    assert reply.head == (
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 7\r\n"
+    )
+    assert reply.head is reply.head
+
+
+def test_an_empty_reply_has_no_type() -> None:
+    assert Reply().head == b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n"
+
+
+def test_a_chunked_reply_is_one_chunk_and_the_end() -> None:
+    reply = Reply(200, b"x" * 17, "avro/binary", chunked=True)
+    assert reply.head.endswith(b"Transfer-Encoding: chunked\r\n")
+    assert b"Content-Length" not in reply.head
+    assert reply.framed == b"11\r\n" + b"x" * 17 + b"\r\n0\r\n\r\n"
+    assert chunk_of(b"ab") == b"2\r\nab\r\n"
+
+
+def test_a_line_break_in_a_header_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        _ = Reply(headers=(("X", "a\r\nEvil: b"),)).head
+
+
+def test_errors_are_text_unless_json_is_named() -> None:
+    error = TopicNotFound("Topic 'a:b' was not found.")
+    reply = error_reply(error, {})
+    assert (reply.status, reply.body) == (404, b"Topic 'a:b' was not found.")
+    assert reply.content_type == "text/plain; charset=utf-8"
+    assert header(reply, "Broker-Error") == "topic_not_found"
+    assert header(reply, "Broker-Outcome") == "refused"
+    for headers in ({"Accept": "text/html, application/json;q=0.1"}, {"Content-Type": JSON}):
+        reply = error_reply(error, headers)
+        assert json.loads(reply.body) == {
+            "code": "topic_not_found",
+            "message": "Topic 'a:b' was not found.",
+            "retriable": False,
+            "outcome": "refused",
+        }
+
+
+def test_json_is_named_by_exact_type() -> None:
+    assert names_json({"Content-Type": "application/json; charset=utf-8"})
+    assert not names_json({"Content-Type": "text/plain", "Accept": "*/*"})
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (Overloaded("x", retry_after_s=2.1), "3"),
+        (NoLeader("x"), "1"),
+        (Overloaded("x", retry_after_s=0), "1"),
+        (StorageFull("x"), "1"),
+        (StorageFull("x", outcome="unknown"), None),
+        (BodyTooLarge("x"), None),
+        (OutcomeUnknown("x"), None),
+    ],
+)
+def test_what_may_be_repeated_says_when(error: BrokerError, seconds: str | None) -> None:
+    assert header(error_reply(error, {}), "Retry-After") == seconds
+
+
+def test_every_error_of_the_registry_becomes_its_reply() -> None:
+    for kind in registry():
+        error = kind("text ☃ \ud800")
+        reply = error_reply(error, {"Accept": JSON})
+        assert reply.status == kind.http_status
+        assert json.loads(reply.body)["code"] == kind.code
+        assert error_reply(error, {}).body.startswith(b"text")
+
+
+def test_long_texts_are_cut() -> None:
+    assert len(error_reply(TopicNotFound("x" * 1_000_000), {}).body) < 10_000
+
+
+def test_the_unexpected_is_unknown_and_names_the_request() -> None:
+    reply = unexpected_reply({"Accept": JSON}, "r-7")
+    told = json.loads(reply.body)
+    assert (reply.status, told["code"], told["outcome"]) == (500, "internal", "unknown")
+    assert "r-7" in told["message"]

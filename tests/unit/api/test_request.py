@@ -1,0 +1,46 @@
+import pytest
+
+from broker.api.request import QUERY_FIELDS_MAX, Request, one_of, whole_number
+from broker.errors import BadRequest
+
+
+def query(text: str) -> Request:
+    return Request("GET", "/x", text, {}, b"")
+
+
+def test_query_is_parsed_and_the_first_value_counts() -> None:
+    request = query("a=1&a=2&b=%C3%A4&c=")
+    assert dict(request.query) == {"a": "1", "b": "ä", "c": ""}
+    assert request.query is request.query
+
+
+def test_no_query_is_empty() -> None:
+    assert dict(query("").query) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["a=%ff", "&".join(f"p{n}=1" for n in range(QUERY_FIELDS_MAX + 1))]
+)
+def test_a_query_that_cannot_be_read_is_malformed(text: str) -> None:
+    with pytest.raises(BadRequest):
+        _ = query(text).query
+
+
+def test_whole_numbers_have_bounds() -> None:
+    assert whole_number({"n": "7"}, "n", least=1, most=9, default=0) == 7
+    assert whole_number({}, "n", least=1, most=9, default=0) == 0
+    for text in ("0", "10", "-1", "+1", "1.0", "", " 1", "x", "9" * 5000, "\uff11"):
+        with pytest.raises(BadRequest, match="n must be"):
+            whole_number({"n": text}, "n", least=1, most=9, default=0)
+
+
+def test_choices_are_named_when_none_fits() -> None:
+    assert one_of({}, "order", ("asc", "desc")) == "asc"
+    assert one_of({"order": "desc"}, "order", ("asc", "desc")) == "desc"
+    with pytest.raises(BadRequest, match="asc, desc"):
+        one_of({"order": "up"}, "order", ("asc", "desc"))
+
+
+def test_asking_for_the_topic_of_a_path_without_one_is_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        _ = query("").topic

@@ -1,0 +1,99 @@
+import pytest
+
+from broker.api.access import Action
+from broker.api.replies import EMPTY, Answer
+from broker.api.request import Request
+from broker.api.router import PATHS_KEPT_MAX, Route, Router
+from broker.errors import BadName, BadRequest, MethodNotAllowed, NotFound
+from broker.model import TopicId
+
+TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"
+
+
+async def handler(_: Request) -> Answer:
+    return EMPTY
+
+
+def route(name: str, method: str, template: str) -> Route:
+    return Route(name, method, template, Action.ADMIN, handler)
+
+
+@pytest.fixture
+def router() -> Router:
+    return Router(
+        [
+            route("show", "GET", TOPIC),
+            route("create", "PUT", TOPIC),
+            route("list", "GET", "/v1/namespaces/{namespace}/topics"),
+            route("publish", "POST", f"{TOPIC}/publish"),
+            route("status", "GET", "/v3/system/services/{service}/status"),
+            route("ping", "GET", "/ping"),
+        ]
+    )
+
+
+def test_finds_the_route_and_the_names(router: Router) -> None:
+    found = router.find("POST", "/v1/namespaces/ns1/topics/a-b/publish")
+    assert found.route.name == "publish"
+    assert found.names.topic == TopicId("ns1", "a-b")
+    assert router.find("GET", "/v1/namespaces/ns1/topics").names.namespace == "ns1"
+    assert router.find("GET", "/v3/system/services/any.thing/status").route.name == "status"
+
+
+def test_a_known_path_is_found_without_searching(router: Router) -> None:
+    assert router.find("GET", "/ping") is router.find("GET", "/ping")
+
+
+def test_names_are_percent_decoded_after_the_path_is_cut(router: Router) -> None:
+    assert router.find("GET", "/v1/namespaces/n%31/topics/%74").names.topic == TopicId("n1", "t")
+    with pytest.raises(BadName):
+        router.find("GET", "/v1/namespaces/n/topics/a%2Fpublish")
+
+
+@pytest.mark.parametrize("path", ["/v1/namespaces/n-n/topics/t", "/v1/namespaces/n/topics/t.t"])
+def test_names_with_other_characters_are_refused(router: Router, path: str) -> None:
+    with pytest.raises(BadName):
+        router.find("GET", path)
+
+
+def test_a_path_that_is_no_utf8_is_malformed(router: Router) -> None:
+    with pytest.raises(BadRequest):
+        router.find("GET", "/v1/namespaces/n/topics/%ff")
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "", "/xx", "/v1", "/ping/x", "/v1/namespaces//topics", "//ping", "*", "/a" * 5000]
+)
+def test_other_paths_are_not_found(router: Router, path: str) -> None:
+    with pytest.raises(NotFound):
+        router.find("GET", path)
+
+
+def test_other_methods_of_a_known_path_are_not_allowed(router: Router) -> None:
+    path = "/v1/namespaces/n/topics/t"
+    with pytest.raises(MethodNotAllowed):
+        router.find("POST", path)
+    assert router.methods(path) == ["GET", "PUT"]
+
+
+@pytest.mark.parametrize("path", ["/ping/", "/ping//"])
+def test_slashes_at_the_end_are_ignored(router: Router, path: str) -> None:
+    assert router.find("GET", path).route.name == "ping"
+
+
+def test_several_slashes_in_a_row_are_one(router: Router) -> None:
+    path = "/v1//namespaces/n///topics/t"
+    assert router.find("GET", path).names.topic == TopicId("n", "t")
+
+
+def test_invented_paths_do_not_fill_the_memory(router: Router) -> None:
+    for number in range(PATHS_KEPT_MAX + 10):
+        router.find("GET", f"/v1/namespaces/n/topics/t{number}")
+    assert len(router._kept) <= PATHS_KEPT_MAX
+    router.find("GET", "/v1/namespaces/n/topics/" + "t" * 10_000)
+    assert max(map(len, router._kept)) < 1000
+
+
+def test_two_routes_for_the_same_are_a_bug() -> None:
+    with pytest.raises(AssertionError):
+        Router([route("a", "GET", "/x"), route("b", "GET", "/x")])

@@ -1,0 +1,74 @@
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.api.times import parse_moment, parse_place, rfc3339, rfc3339_or_none
+from broker.errors import BadRequest
+
+NOON_MS = 1_763_640_000_123
+
+
+def test_moments_are_written_in_utc_with_milliseconds() -> None:
+    assert rfc3339(0) == "1970-01-01T00:00:00.000Z"
+    assert rfc3339(NOON_MS) == "2025-11-20T12:00:00.123Z"
+    assert rfc3339((1 << 63) - 1).startswith("9999-12-31")
+    assert rfc3339_or_none((1 << 63) - 1) is None
+    assert rfc3339_or_none(0) == "1970-01-01T00:00:00.000Z"
+
+
+@given(st.integers(0, 253_402_300_799_999))
+def test_what_is_written_is_read_back(time_ms: int) -> None:
+    assert parse_moment(rfc3339(time_ms)) == time_ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2025-11-20T12:00:00.123Z",
+        "2025-11-20t12:00:00.123z",
+        "2025-11-20 12:00:00.123999Z",
+        "2025-11-20T13:00:00.123+01:00",
+        "2025-11-20T13:00:00.123 01:00",  # A plus sign that was not escaped.
+        "2025-11-20T09:30:00.123456789-02:30",
+    ],
+)
+def test_forms_of_one_moment(text: str) -> None:
+    assert parse_moment(text) == NOON_MS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "now",
+        "2025-11-20",
+        "2025-11-20T12:00:00",
+        "2025-13-20T12:00:00Z",
+        "2025-11-20T25:00:00Z",
+        "2025-11-20T12:00:00+99:00",
+        "\u0662\u0660\u0662\u0665-11-20T12:00:00Z",
+        "2025-11-20T12:00:00.Z",
+    ],
+)
+def test_what_is_no_moment_is_malformed(text: str) -> None:
+    with pytest.raises(BadRequest):
+        parse_moment(text)
+
+
+def test_places() -> None:
+    assert parse_place("from", "00" * 20) == bytes(20)
+    assert parse_place("from", "1" * 40) == bytes.fromhex("11" * 20)
+    assert parse_place("from", "1763640000123") == NOON_MS
+    assert parse_place("from", "2025-11-20T12:00:00.123Z") == NOON_MS
+    assert parse_place("from", "1969-12-31T00:00:00Z") == 0
+    assert parse_place("from", str((1 << 63) - 1)) == (1 << 63) - 1
+    for text in ("", "-1", "1.5", "zz" * 20, "00" * 19, str(1 << 63), "9" * 400):
+        with pytest.raises(BadRequest, match=r"^from: "):
+            parse_place("from", text)
+
+
+def test_rfc3339_agrees_with_the_calendar() -> None:
+    moment = datetime(2024, 2, 29, 23, 59, 59, 999_000, tzinfo=UTC)
+    assert rfc3339(int(moment.timestamp() * 1000)) == "2024-02-29T23:59:59.999Z"

@@ -1,0 +1,90 @@
+import pytest
+
+from broker.config import Config, TopicsConfig
+from broker.testing.serving import NAMESPACE, Broker, topic_path
+
+
+async def test_create_show_update_delete(broker: Broker) -> None:
+    path = topic_path("x")
+    created = await broker.call("PUT", path, b'{"ttl": 60, "owner": "me", "on": true}')
+    assert (created.status, created.body) == (200, b"")
+    assert (await broker.call("GET", path)).body == (
+        b'{"generation":"1","on":"true","owner":"me","ttl":"60"}'
+    )
+    assert (await broker.call("PUT", path)).status == 409
+    updated = await broker.call("PUT", f"{path}/properties", b'{"a": "b"}')
+    assert (updated.status, updated.body) == (200, b"")
+    # An update replaces everything: the ttl is the default again.
+    assert (await broker.call("GET", path)).json == {"generation": "1", "a": "b", "ttl": "604800"}
+    assert (await broker.call("DELETE", path)).status == 200
+    for method, target in (("DELETE", path), ("GET", path), ("PUT", f"{path}/properties")):
+        reply = await broker.call(method, target)
+        assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
+    await broker.call("PUT", path, b'{"ttl": 7}')
+    assert (await broker.call("GET", path)).json == {"generation": "2", "ttl": "7"}
+
+
+async def test_listing_is_in_the_order_of_keys(broker: Broker) -> None:
+    for name in ("a", "aa", "a-b", "a1"):
+        await broker.call("PUT", topic_path(name))
+    assert (await broker.call("GET", f"{NAMESPACE}/topics")).json == ["a-b", "a1", "a", "aa", "t"]
+    assert (await broker.call("GET", "/v1/namespaces/unknown/topics")).json == []
+    assert (await broker.call("GET", "/v1/namespaces/a-b/topics")).status == 400
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"null",
+        b"[]",
+        b"{",
+        b'{"ttl": null}',
+        b'{"ttl": 0}',
+        b'{"ttl": -5}',
+        b'{"ttl": "x"}',
+        b'{"ttl": 2147483648}',
+        b'{"a": {}}',
+        b'{"a": [1]}',
+        b'{"generation": "x"}',
+        b'{"transactions": "maybe"}',
+        b"\xff",
+    ],
+)
+async def test_malformed_properties(broker: Broker, body: bytes) -> None:
+    for target in (topic_path("new"), topic_path("t", "properties")):
+        reply = await broker.call("PUT", target, body)
+        assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+    assert (await broker.call("GET", topic_path("new"))).status == 404
+
+
+async def test_default_properties_come_from_the_configuration() -> None:
+    defaults = TopicsConfig(topic_ttl_default_s=99, topic_properties_default={"team": "core"})
+    broker = Broker(Config(topics=defaults))
+    await broker.call("PUT", topic_path("t"), b'{"a": 1}')
+    shown = (await broker.call("GET", topic_path("t"))).json
+    assert shown == {"a": "1", "generation": "1", "team": "core", "ttl": "99"}
+    await broker.close()
+
+
+@pytest.mark.parametrize("name", ["a.b", "a%20b", "%C3%A4", "a:b"])
+async def test_invalid_names(broker: Broker, name: str) -> None:
+    reply = await broker.call("PUT", topic_path(name))
+    assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_name")
+
+
+async def test_transactions_required_and_refused(broker: Broker) -> None:
+    avro = {"Content-Type": "avro/binary"}
+    await broker.call("PUT", topic_path("req"), b'{"transactions": "required"}')
+    await broker.call("PUT", topic_path("ref"), b'{"transactions": "refused"}')
+    plain = bytes.fromhex("0202026100")
+    assert (await broker.call("POST", topic_path("req", "publish"), plain, avro)).status == 400
+    assert (await broker.call("POST", topic_path("ref", "publish"), plain, avro)).status == 200
+    under = b'{"transactionWritePointer": %d, "messages": ["x"]}' % (
+        broker.clock.now_ms() * 1_000_000
+    )
+    as_json = {"Content-Type": "application/json"}
+    for action in ("publish", "store"):
+        target = topic_path("ref", action)
+        assert (await broker.call("POST", target, under, as_json)).status == 400
+        target = topic_path("req", action)
+        assert (await broker.call("POST", target, under, as_json)).status == 200

@@ -1,0 +1,55 @@
+import asyncio
+
+import pytest
+
+from broker.api.waiting import unless_abandoned
+
+
+async def test_work_that_ends_gives_its_result() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await unless_abandoned(work(), asyncio.get_running_loop().create_future()) == 7
+
+
+async def test_abandoned_work_is_cancelled_and_over() -> None:
+    ended = asyncio.Event()
+    abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        abandoned.set_result(None)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    assert await unless_abandoned(work(), abandoned) is None
+    assert ended.is_set()
+
+
+async def test_an_error_of_the_work_is_raised() -> None:
+    async def work() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await unless_abandoned(work(), asyncio.get_running_loop().create_future())
+
+
+async def test_cancelling_the_waiter_cancels_the_work() -> None:
+    ended, began = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    waiter = asyncio.ensure_future(
+        unless_abandoned(work(), asyncio.get_running_loop().create_future())
+    )
+    await began.wait()
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert ended.is_set()
