@@ -36,12 +36,14 @@ class Options:
         write_buffer_bytes: how much is kept in memory, and read back from the log at a start.
         cache_bytes: LevelDB's cache of uncompressed blocks.
         file_bytes_max: the size of a table file.
+        open_files_max: how many table files are kept open.
         probe_interval_s: how often to look whether the disk takes writes again after an error.
     """
 
     write_buffer_bytes: int = 64 << 20
     cache_bytes: int = 64 << 20
     file_bytes_max: int = 16 << 20
+    open_files_max: int = 1000
     probe_interval_s: float = 1.0
 
 
@@ -67,6 +69,7 @@ class Database:
                 write_buffer_size=self._options.write_buffer_bytes,
                 lru_cache_size=self._options.cache_bytes,
                 max_file_size=self._options.file_bytes_max,
+                max_open_files=self._options.open_files_max,
             )
 
     @contextmanager
