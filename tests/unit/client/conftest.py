@@ -1,0 +1,154 @@
+"""A transport that answers as a test says, and a broker of raw bytes on a real socket."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.client import Client
+from broker.client.protocol import Reply, Request
+from broker.client.transport import StreamedReply
+from broker.wire import avro
+
+OK = Reply(200, {"x-request-id": "1"}, b"")
+
+
+class ScriptedTransport:
+    """Gives each request to ``answer`` and keeps it; the default answer is an empty 200.
+
+    ``answer`` returns a Reply, an exception to raise, or a list of chunks and exceptions to stream.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.answer: Callable[[Request], Any] = lambda request: OK
+        self.gate: asyncio.Event | None = None
+        self.connections = 0
+
+    async def send(self, request: Request, timeout_s: float) -> Reply:
+        self.requests.append(request)
+        if self.gate is not None:
+            await self.gate.wait()
+        answer = self.answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @asynccontextmanager
+    async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
+        self.requests.append(request)
+        answer = self.answer(request)
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, Reply):
+            yield StreamedReply(answer.status, dict(answer.headers), chunks_of([answer.body]))
+        else:
+            yield StreamedReply(200, {}, chunks_of(answer))
+
+    async def connect(self) -> "ScriptedConnection":
+        self.connections += 1
+        return ScriptedConnection(self)
+
+    async def close(self) -> None:
+        pass
+
+    def payloads(self, index: int = -1) -> list[bytes]:
+        """Return the messages of a publish that was sent."""
+        body = self.requests[index].body
+        return list(avro.decode_publish_request(body, messages_max=10**6).payloads)
+
+
+async def chunks_of(parts: list[Any]) -> AsyncIterator[bytes]:
+    for part in parts:
+        if isinstance(part, Exception):
+            raise part
+        yield part
+
+
+class ScriptedConnection:
+    def __init__(self, transport: ScriptedTransport) -> None:
+        self.usable, self.ours = True, True
+        self.requests_in_flight, self.idle_since = 0, float("inf")
+        self._transport = transport
+
+    async def send(self, request: Request, timeout_s: float) -> Reply:
+        return await self._transport.send(request, timeout_s)
+
+    def close(self) -> None:
+        self.usable = False
+
+
+@pytest.fixture
+def transport() -> ScriptedTransport:
+    return ScriptedTransport()
+
+
+@pytest.fixture
+def make_client(transport: ScriptedTransport) -> Callable[..., Client]:
+    """Return a maker of clients over ``transport`` that wait next to nothing between attempts."""
+
+    def make(**options: Any) -> Client:
+        quick = {"retry_delay_min_s": 0.0005, "retry_delay_max_s": 0.001, "deadline_s": 0.5}
+        return Client(transport=transport, **{**quick, **options})
+
+    return make
+
+
+class RawBroker:
+    """Listens on a real socket; each request's answer is the next of ``answers``.
+
+    An answer is bytes to write, a callable on the request's bytes, or None to close the connection.
+    """
+
+    def __init__(self) -> None:
+        self.answers: deque[Any] = deque()
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.server: asyncio.Server | None = None
+        self.arrived = asyncio.Condition()
+
+    @property
+    def url(self) -> str:
+        assert self.server is not None
+        return f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                await self.note(head + await reader.readexactly(length))
+                answer = self.answers.popleft() if self.answers else HTTP_OK
+                if answer is None:
+                    return
+                writer.write(await answer() if callable(answer) else answer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+    async def note(self, request: bytes) -> None:
+        async with self.arrived:
+            self.requests.append(request)
+            self.arrived.notify_all()
+
+    async def wait_for(self, count: int) -> None:
+        async with self.arrived, asyncio.timeout(10):
+            await self.arrived.wait_for(lambda: len(self.requests) >= count)
+
+
+HTTP_OK = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.fixture
+async def raw_broker() -> AsyncIterator[RawBroker]:
+    broker = RawBroker()
+    broker.server = await asyncio.start_server(broker.serve, "127.0.0.1", 0)
+    yield broker
+    broker.server.close()
+    await broker.server.wait_closed()

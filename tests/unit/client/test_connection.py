@@ -1,0 +1,148 @@
+import asyncio
+import contextlib
+
+import pytest
+
+from broker.client import protocol
+from broker.client.connection import Address, open_connection
+from broker.errors import OutcomeUnknown, Unavailable
+from broker.model import Poll, TopicId
+
+TOPIC = TopicId("ns1", "t1")
+PUBLISH = protocol.publish(TOPIC, [b"a"])
+POLL = protocol.poll(TOPIC, Poll())
+OK = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: 2\r\n\r\n%d\n"
+
+
+def connect(url, headers=None):
+    return open_connection(Address.of(url), headers or {}, 5, None)
+
+
+def test_an_address_is_taken_apart():
+    assert Address.of("http://h:1/pre/") == Address("h", 1, False, "/pre", "h:1")
+    assert Address.of("https://h").port == 443
+    with pytest.raises(ValueError, match="http://host:port"):
+        Address.of("h:8080")
+
+
+async def test_a_request_and_its_answer(raw_broker):
+    raw_broker.answers.append(
+        b"HTTP/1.1 400 Bad\r\nBroker-Error: bad_name\r\nContent-Length: 3\r\n\r\nwhy"
+    )
+    connection = await connect(raw_broker.url, {"Authorization": "x"})
+    reply = await connection.send(PUBLISH, 5)
+    assert (reply.status, reply.headers["broker-error"], reply.body) == (400, "bad_name", b"why")
+    (request,) = raw_broker.requests
+    assert request.startswith(b"POST /v1/namespaces/ns1/topics/t1/publish HTTP/1.1\r\nHost: 127.")
+    assert b"\r\nAuthorization: x\r\n" in request
+    assert request.endswith(b"Content-Length: 5\r\n\r\n" + PUBLISH.body)
+    connection.close()
+
+
+async def test_chunked_answers_are_read_and_interim_ones_skipped(raw_broker):
+    raw_broker.answers.append(
+        b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+    )
+    connection = await connect(raw_broker.url)
+    reply = await connection.send(PUBLISH, 5)
+    assert (reply.status, reply.body) == (200, b"abcde")
+    assert not connection.ours
+    connection.close()
+
+
+async def test_pipelined_answers_belong_to_their_requests(raw_broker):
+    raw_broker.answers.extend(OK % i for i in range(5))
+    connection = await connect(raw_broker.url)
+    replies = await asyncio.gather(*[connection.send(PUBLISH, 5) for _ in range(5)])
+    assert [reply.body for reply in replies] == [b"%d\n" % i for i in range(5)]
+    assert connection.ours
+    assert raw_broker.connections == 1
+    connection.close()
+
+
+async def test_nothing_is_sent_where_nobody_listens(raw_broker):
+    url = raw_broker.url
+    raw_broker.server.close()
+    with pytest.raises(Unavailable):
+        await connect(url)
+
+
+async def test_a_connection_lost_after_sending_is_an_unknown_outcome_for_a_write(raw_broker):
+    raw_broker.answers.append(None)
+    connection = await connect(raw_broker.url)
+    with pytest.raises(OutcomeUnknown):
+        await connection.send(PUBLISH, 5)
+    assert not connection.usable
+    with pytest.raises(Unavailable):
+        await connection.send(PUBLISH, 5)
+
+
+async def test_an_answer_cut_in_the_middle_is_no_answer(raw_broker):
+    async def half():
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"
+
+    raw_broker.answers.extend([half, None])
+    connection = await connect(raw_broker.url)
+    first = asyncio.create_task(connection.send(PUBLISH, 5))
+    await raw_broker.wait_for(1)
+    second = asyncio.create_task(connection.send(POLL, 5))
+    with pytest.raises(OutcomeUnknown):
+        await first
+    with pytest.raises(Unavailable):
+        await second
+
+
+async def test_what_was_sent_behind_a_closing_answer_was_not_looked_at(raw_broker):
+    raw_broker.answers.append(
+        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    )
+    connection = await connect(raw_broker.url)
+    first, second = await asyncio.gather(
+        connection.send(PUBLISH, 5), connection.send(PUBLISH, 5), return_exceptions=True
+    )
+    assert first.status == 200
+    assert isinstance(second, Unavailable)
+    assert not connection.usable
+
+
+async def test_silence_is_an_unknown_outcome_after_a_while(raw_broker):
+    never = asyncio.Event()
+
+    async def silence():
+        await never.wait()
+        return b""
+
+    raw_broker.answers.append(silence)
+    connection = await connect(raw_broker.url)
+    with pytest.raises(OutcomeUnknown, match="no answer"):
+        await connection.send(PUBLISH, 0.02)
+    assert not connection.usable
+    never.set()
+
+
+async def test_a_cancelled_request_closes_the_connection_because_answers_are_told_by_order(
+    raw_broker,
+):
+    held = asyncio.Event()
+
+    async def later():
+        await held.wait()
+        return OK % 0
+
+    raw_broker.answers.append(later)
+    connection = await connect(raw_broker.url)
+    task = asyncio.create_task(connection.send(PUBLISH, 5))
+    await raw_broker.wait_for(1)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert not connection.usable
+    held.set()
+
+
+async def test_an_answer_that_is_not_http_is_no_answer(raw_broker):
+    raw_broker.answers.append(b"SSH-2.0-OpenSSH\r\n\r\n")
+    connection = await connect(raw_broker.url)
+    with pytest.raises(OutcomeUnknown, match="not HTTP"):
+        await connection.send(PUBLISH, 5)

@@ -1,0 +1,182 @@
+import asyncio
+
+import pytest
+
+from broker.client import Published
+from broker.client.protocol import Reply
+from broker.errors import BodyTooLarge, OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
+
+OK = Reply(200, {}, b"")
+
+
+async def test_awaited_calls_of_one_moment_travel_in_one_request_in_their_order(
+    make_client, transport
+):
+    async with make_client() as client:
+        calls = [client.publish("ns1/t1", str(i)) for i in range(500)]
+        assert await asyncio.gather(*calls) == [Published()] * 500
+    assert len(transport.requests) == 1
+    assert transport.payloads() == [str(i).encode() for i in range(500)]
+
+
+async def test_a_lone_call_waits_for_nobody(make_client, transport):
+    async with make_client() as client:
+        await client.publish("ns1/t1", b"a")
+        await client.publish("ns1/t1", b"b")
+    assert [transport.payloads(0), transport.payloads(1)] == [[b"a"], [b"b"]]
+    assert transport.connections == 1
+
+
+async def test_what_comes_while_a_request_is_under_way_fills_the_next(make_client, transport):
+    transport.gate = asyncio.Event()
+    async with make_client(requests_in_flight_max=1) as client:
+        first = asyncio.create_task(client.publish("ns1/t1", b"0"))
+        while not transport.requests:
+            await asyncio.sleep(0)
+        others = [asyncio.create_task(client.publish("ns1/t1", b"%d" % i)) for i in range(1, 10)]
+        await asyncio.sleep(0)
+        transport.gate.set()
+        await asyncio.gather(first, *others)
+    assert [len(transport.payloads(i)) for i in range(len(transport.requests))] == [1, 9]
+
+
+async def test_requests_are_bounded_in_messages_and_bytes(make_client, transport):
+    async with make_client(batch_messages_max=10, batch_bytes_max=100) as client:
+        await asyncio.gather(*[client.publish("ns1/t1", b"x") for _ in range(25)])
+        assert [len(transport.payloads(i)) for i in range(3)] == [10, 10, 5]
+        transport.requests.clear()
+        await asyncio.gather(*[client.publish("ns1/t1", b"x" * 40) for _ in range(5)])
+        assert [len(transport.payloads(i)) for i in range(3)] == [2, 2, 1]
+        transport.requests.clear()
+        await client.publish("ns1/t1", b"x" * 1000)
+        assert len(transport.payloads()) == 1
+
+
+async def test_topics_do_not_mix_and_each_has_its_connection(make_client, transport):
+    async with make_client() as client:
+        await asyncio.gather(client.publish("ns1/a", b"a"), client.publish(("ns1", "b"), b"b"))
+    assert sorted(request.topic.topic for request in transport.requests) == ["a", "b"]
+    assert transport.connections == 2
+
+
+async def test_keyed_transactional_and_short_lived_calls_travel_alone(make_client, transport):
+    async with make_client() as client:
+        await asyncio.gather(
+            client.publish("ns1/t1", b"plain"),
+            client.publish("ns1/t1", b"keyed", key="k"),
+            client.publish("ns1/t1", b"transactional", pointer=7),
+            client.publish("ns1/t1", b"brief", ttl_s=5),
+            client.publish("ns1/t1", b"alone", coalesce=False),
+            client.publish("ns1/t1", b"plain too"),
+        )
+    sent = sorted(transport.payloads(i) for i in range(len(transport.requests)))
+    assert sent == [[b"alone"], [b"brief"], [b"keyed"], [b"plain", b"plain too"], [b"transactional"]]
+
+
+async def test_coalescing_can_be_off(make_client, transport):
+    async with make_client(coalesce=False) as client:
+        await asyncio.gather(*[client.publish("ns1/t1", b"x") for _ in range(5)])
+    assert len(transport.requests) == 5
+
+
+async def test_a_message_that_is_refused_fails_alone(make_client, transport):
+    def answer(request):
+        if any(len(payload) > 10 for payload in transport.payloads()):
+            return Reply(413, {"broker-error": "body_too_large"}, b"too large")
+        return OK
+
+    transport.answer = answer
+    async with make_client() as client:
+        calls = [client.publish("ns1/t1", b"x" * size) for size in (1, 11, 2)]
+        first, second, third = await asyncio.gather(*calls, return_exceptions=True)
+    assert first == third == Published()
+    assert isinstance(second, BodyTooLarge)
+    assert [len(transport.payloads(i)) for i in range(4)] == [3, 1, 1, 1]
+
+
+async def test_a_refusal_that_concerns_all_is_not_asked_again_for_each(make_client, transport):
+    transport.answer = lambda _: Reply(404, {"broker-error": "topic_not_found"}, b"no")
+    async with make_client() as client:
+        calls = [client.publish("ns1/t1", b"x") for _ in range(5)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, TopicNotFound) for outcome in outcomes)
+    assert len({id(outcome) for outcome in outcomes}) == 5
+    assert len(transport.requests) == 1
+
+
+async def test_a_refusal_for_now_is_tried_again_for_all_together(make_client, transport):
+    answers = iter([Reply(503, {"broker-error": "overloaded"}, b"busy")] * 3 + [OK])
+    transport.answer = lambda _: next(answers)
+    async with make_client() as client:
+        await asyncio.gather(*[client.publish("ns1/t1", b"x") for _ in range(5)])
+    assert [len(transport.payloads(i)) for i in range(4)] == [5, 5, 5, 5]
+
+
+async def test_a_refusal_for_now_that_lasts_ends_at_the_deadline(make_client, transport):
+    transport.answer = lambda _: Reply(503, {"broker-error": "overloaded"}, b"busy")
+    async with make_client(deadline_s=0.02) as client:
+        with pytest.raises(Overloaded):
+            await client.publish("ns1/t1", b"x")
+    assert len(transport.requests) > 1
+
+
+async def test_an_unknown_outcome_is_not_repeated_without_a_key(make_client, transport):
+    transport.answer = lambda request: OutcomeUnknown("lost")
+    async with make_client() as client:
+        with pytest.raises(OutcomeUnknown):
+            await client.publish("ns1/t1", b"x")
+    assert len(transport.requests) == 1
+
+
+async def test_an_unknown_outcome_is_repeated_under_the_clients_own_key(make_client, transport):
+    answers = iter([OutcomeUnknown("lost"), OK])
+    transport.answer = lambda _: next(answers)
+    async with make_client(idempotent=True) as client:
+        await asyncio.gather(*[client.publish("ns1/t1", b"x") for _ in range(3)])
+    first, second = transport.requests
+    assert first == second
+    assert first.headers["Idempotency-Key"]
+
+
+async def test_messages_of_callers_that_have_gone_are_not_sent(make_client, transport):
+    transport.gate = asyncio.Event()
+    async with make_client(requests_in_flight_max=1) as client:
+        first = asyncio.create_task(client.publish("ns1/t1", b"first"))
+        while not transport.requests:
+            await asyncio.sleep(0)
+        gone = asyncio.create_task(client.publish("ns1/t1", b"gone"))
+        stays = asyncio.create_task(client.publish("ns1/t1", b"stays"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        transport.gate.set()
+        await asyncio.gather(first, stays)
+    assert transport.payloads() == [b"stays"]
+
+
+async def test_several_connections_share_what_waits(make_client, transport):
+    transport.gate = asyncio.Event()
+    async with make_client(connections_per_topic=2) as client:
+        calls = [asyncio.create_task(client.publish("ns1/t1", b"x")) for _ in range(64)]
+        while len(transport.requests) < 2:
+            await asyncio.sleep(0)
+        transport.gate.set()
+        await asyncio.gather(*calls)
+    assert [len(transport.payloads(i)) for i in range(2)] == [32, 32]
+    assert transport.connections == 2
+
+
+async def test_closing_refuses_what_waits(make_client, transport):
+    transport.gate = asyncio.Event()
+    client = make_client(requests_in_flight_max=1)
+    under_way = asyncio.create_task(client.publish("ns1/t1", b"under way"))
+    while not transport.requests:
+        await asyncio.sleep(0)
+    waits = asyncio.create_task(client.publish("ns1/t1", b"waits"))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(client.close())
+    with pytest.raises(Unavailable, match="closed"):
+        await waits
+    transport.gate.set()
+    await under_way
+    await closing
+    assert len(transport.requests) == 1

@@ -1,0 +1,119 @@
+import random
+
+import pytest
+
+from broker import errors
+from broker.client import outcomes, protocol
+from broker.client.protocol import Reply
+from broker.model import Poll, TopicId
+
+TOPIC = TopicId("ns1", "t1")
+PUBLISH = protocol.publish(TOPIC, [b"a"])
+KEYED = protocol.publish(TOPIC, [b"a"], key="k")
+CREATE = protocol.create_topic(TOPIC, {})
+POLL = protocol.poll(TOPIC, Poll())
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "headers", "expected"),
+    [
+        (PUBLISH, 404, {"broker-error": "topic_not_found"}, errors.TopicNotFound),
+        (PUBLISH, 409, {"broker-error": "payloads_sealed"}, errors.PayloadsSealed),
+        (PUBLISH, 413, {"broker-error": "too_many_messages"}, errors.TooManyMessages),
+        (PUBLISH, 422, {"broker-error": "idempotency_key_reused"}, errors.IdempotencyKeyReused),
+        (PUBLISH, 405, {"broker-error": "not_found"}, errors.MethodNotAllowed),
+        (PUBLISH, 503, {"broker-error": "overloaded"}, errors.Overloaded),
+        (KEYED, 503, {"broker-error": "outcome_unknown"}, errors.OutcomeUnknown),
+        (PUBLISH, 500, {"broker-error": "storage_corrupt"}, errors.StorageCorrupt),
+        (PUBLISH, 404, {}, errors.TopicNotFound),
+        (CREATE, 409, {}, errors.TopicExists),
+        (PUBLISH, 409, {}, errors.PayloadsSealed),
+        (PUBLISH, 400, {}, errors.BadRequest),
+        (PUBLISH, 503, {}, errors.Unavailable),
+        (PUBLISH, 418, {}, errors.RequestError),
+        (PUBLISH, 500, {}, errors.OutcomeUnknown),
+        (PUBLISH, 502, {}, errors.OutcomeUnknown),
+        (POLL, 500, {}, errors.BrokerError),
+    ],
+)
+def test_an_answer_has_an_errors_name(request_, status, headers, expected):
+    error = outcomes.error_of(request_, Reply(status, headers, b"why"))
+    assert type(error) is expected
+    assert error.message == "why"
+
+
+def test_texts_of_the_original_say_more_than_its_status():
+    reply = Reply(404, {}, b"Problem accessing: /v1/x. Reason: Not Found")
+    assert type(outcomes.error_of(POLL, reply)) is errors.NotFound
+    reply = Reply(500, {}, b"Transaction 1 has exceeded max lifetime 90000000 ms")
+    assert type(outcomes.error_of(PUBLISH, reply)) is errors.TransactionTooOld
+
+
+def test_the_message_of_a_json_error_is_read_and_a_broken_one_is_shown_as_it_is():
+    headers = {"content-type": "application/json"}
+    assert outcomes.error_of(PUBLISH, Reply(400, headers, b'{"message":"m"}')).message == "m"
+    assert outcomes.error_of(PUBLISH, Reply(400, headers, b"[1]")).message == "[1]"
+    assert "418" in outcomes.error_of(PUBLISH, Reply(418, {}, b"")).message
+
+
+def test_the_outcome_header_decides():
+    headers = {"broker-error": "storage_full", "broker-outcome": "unknown"}
+    error = outcomes.error_of(PUBLISH, Reply(507, headers, b""))
+    assert (error.outcome, error.retriable) == ("unknown", False)
+    headers["broker-outcome"] = "refused"
+    error = outcomes.error_of(PUBLISH, Reply(507, headers, b""))
+    assert (error.outcome, error.retriable) == ("refused", True)
+
+
+def test_what_the_broker_asks_to_wait_is_read():
+    error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": "7"}, b""))
+    assert error.retry_after_s == 7
+    error = outcomes.error_of(PUBLISH, Reply(503, {"retry-after": "Fri, 31 Dec"}, b""))
+    assert error.retry_after_s is None
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "again"),
+    [
+        (PUBLISH, errors.Overloaded(""), True),
+        (PUBLISH, errors.TopicNotFound(""), False),
+        (PUBLISH, errors.OutcomeUnknown(""), False),
+        (KEYED, errors.OutcomeUnknown(""), True),
+        (PUBLISH, errors.StorageFull("", outcome="unknown"), False),
+        (KEYED, errors.StorageFull("", outcome="unknown"), True),
+        (KEYED, errors.StorageCorrupt(""), False),
+        (KEYED, errors.BrokerError(""), False),
+        (POLL, outcomes.no_answer(POLL, "lost"), True),
+        (PUBLISH, outcomes.no_answer(PUBLISH, "lost"), False),
+        (KEYED, outcomes.no_answer(KEYED, "lost"), True),
+        (CREATE, outcomes.no_answer(CREATE, "lost"), False),
+        (PUBLISH, outcomes.never_sent("down"), True),
+    ],
+)
+def test_only_what_is_safe_and_useful_is_tried_again(request_, error, again):
+    assert outcomes.worth_retrying(request_, error) is again
+
+
+def test_a_lost_answer_of_a_write_is_unknown_even_if_it_may_be_repeated():
+    assert outcomes.no_answer(KEYED, "lost").outcome == "unknown"
+    assert outcomes.no_answer(POLL, "lost").outcome == "refused"
+
+
+def test_pauses_double_up_to_a_bound_are_jittered_and_respect_the_broker():
+    rng = random.Random(1)
+    error = errors.Overloaded("")
+    for attempt in range(1, 50):
+        full = min(5.0, 0.1 * 2 ** (attempt - 1))
+        pauses = {outcomes.delay_s(error, attempt, 0.1, 5.0, rng) for _ in range(20)}
+        assert all(full / 2 <= pause <= full for pause in pauses)
+        assert len(pauses) > 1
+    error.retry_after_s = 9
+    assert outcomes.delay_s(error, 1, 0.1, 5.0, rng) == 9
+
+
+def test_a_refusal_that_concerns_one_message_is_told_from_one_that_concerns_all():
+    assert outcomes.concerns_one_message(errors.BodyTooLarge(""))
+    assert outcomes.concerns_one_message(errors.TooManyMessages(""))
+    assert outcomes.concerns_one_message(errors.BadRequest(""))
+    assert not outcomes.concerns_one_message(errors.TopicNotFound(""))
+    assert not outcomes.concerns_one_message(errors.Overloaded(""))

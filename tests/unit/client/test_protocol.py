@@ -1,0 +1,129 @@
+from datetime import UTC, datetime
+
+import pytest
+
+from broker.client import protocol
+from broker.client.protocol import Reply
+from broker.client.values import Published
+from broker.errors import BadName, BadRequest
+from broker.model import Poll, Snapshot, TopicId
+
+TOPIC = TopicId("ns1", "t1")
+ID = bytes(range(20))
+
+
+@pytest.mark.parametrize(
+    "name", ["ns1/t1", ("ns1", "t1"), TOPIC], ids=["text", "pair", "identifier"]
+)
+def test_topics_are_named_in_several_ways(name):
+    assert protocol.topic_id(name, "default") == TOPIC
+
+
+def test_a_bare_name_lies_in_the_clients_namespace():
+    assert protocol.topic_id("t1", "ns1") == TOPIC
+
+
+@pytest.mark.parametrize("name", ["ns1/", "/t1", "ns-1/t1", "ns1/t1/x", "", ("a", "b c")])
+def test_names_that_no_topic_can_have_are_refused(name):
+    with pytest.raises(BadName):
+        protocol.topic_id(name, "default")
+
+
+def test_publish_is_the_original_wire():
+    request = protocol.publish(TOPIC, [b"a", b"b"])
+    assert request.method == "POST"
+    assert request.path == "/v1/namespaces/ns1/topics/t1/publish"
+    assert request.headers == {"Content-Type": "avro/binary"}
+    assert request.body == bytes.fromhex("02040261026200")
+    assert not request.repeatable
+
+
+def test_publishing_what_was_stored_is_a_pointer_alone():
+    assert protocol.publish(TOPIC, [], pointer=1).body == bytes.fromhex("000200")
+
+
+def test_a_key_makes_a_publish_repeatable_and_a_lifetime_is_asked_for_in_the_query():
+    request = protocol.publish(TOPIC, [b"a"], key="k1", ttl_s=60)
+    assert request.repeatable
+    assert not request.reading
+    assert request.headers["Idempotency-Key"] == "k1"
+    assert request.path.endswith("/publish?ttl=60")
+
+
+def test_store_has_a_pointer():
+    request = protocol.store(TOPIC, [b"m2"], pointer=1)
+    assert request.path.endswith("/store")
+    assert request.body == bytes.fromhex("00020204 6d3200".replace(" ", ""))
+
+
+def test_an_answer_to_a_transactional_publish_is_kept_as_it_came():
+    assert protocol.published(Reply(200, {}, b"xyz")) == Published(rollback=b"xyz")
+    assert protocol.published(Reply(200, {}, b"")) == Published()
+
+
+def test_a_replayed_answer_says_so():
+    reply = Reply(200, {"idempotency-replayed": "true"}, b"")
+    assert protocol.published(reply).replayed
+
+
+def test_rollback_sends_the_answer_back_and_may_be_repeated():
+    request = protocol.rollback(TOPIC, b"xyz")
+    assert (request.body, request.repeatable, request.reading) == (b"xyz", True, False)
+
+
+def test_poll_is_the_original_wire_and_waits_on_request():
+    request = protocol.poll(TOPIC, Poll(start=0, limit=10), wait_s=1.5)
+    assert request.body == bytes.fromhex("020001001402")
+    assert request.path.endswith("/poll?wait=1.5")
+    assert request.reading
+    assert protocol.poll(TOPIC, Poll()).path.endswith("/poll")
+
+
+def test_a_start_is_an_id_in_bytes_or_hex_or_a_time():
+    assert protocol.start_of(ID) == ID
+    assert protocol.start_of(ID.hex()) == ID
+    assert protocol.start_of(5) == 5
+    assert protocol.start_of(None) is None
+
+
+@pytest.mark.parametrize("start", [b"short", "xyz", ID.hex() + "00"])
+def test_a_start_that_is_none_is_refused(start):
+    with pytest.raises(BadRequest):
+        protocol.start_of(start)
+
+
+def test_browse_asks_for_ids_times_and_moments():
+    moment = datetime(2026, 1, 31, tzinfo=UTC)
+    bounds = protocol.browse_bounds(ID, moment, 7, descending=True, full=True)
+    request = protocol.browse(TOPIC, bounds=bounds)
+    assert request.path.endswith(
+        f"/messages?from={ID.hex()}&to=1769817600000&limit=7&order=desc&payload=full"
+    )
+    assert request.method == "GET"
+
+
+def test_browse_with_a_snapshot_posts_it():
+    snapshot = Snapshot(transaction_id=3, read_pointer=3, in_progress=[2])
+    request = protocol.browse(TOPIC, bounds={}, snapshot=snapshot)
+    assert request.method == "POST"
+    assert b"0a00010000000000000003" in request.body
+
+
+def test_a_page_of_browsing_is_read():
+    body = (
+        '{"messages":[{"id":"%s","time":"2026-01-31T00:00:00.000Z","timestamp_ms":7,"size":1,'
+        '"expires_at":null,"kind":"inline","tx_state":"published","write_pointer":5,'
+        '"encoding":"base64","payload":"/w==","truncated":false,"consumable":true},'
+        '{"id":"%s","timestamp_ms":8,"size":0,"expires_at":null,"kind":"reference",'
+        '"tx_state":"none","write_pointer":null,"payload":null}],"next":"%s"}'
+    ) % (ID.hex(), ID.hex(), ID.hex())
+    page = protocol.browse_page(Reply(200, {}, body.encode()))
+    first, second = page.messages
+    assert (first.payload, first.write_pointer, first.consumable) == (b"\xff", 5, True)
+    assert (second.payload, second.consumable) == (None, None)
+    assert page.next == ID
+
+
+def test_topic_properties_are_read():
+    info = protocol.topic_info(TOPIC, Reply(200, {}, b'{"generation":"2","ttl":"60","x":"y"}'))
+    assert (info.generation, info.ttl_s, info.properties["x"]) == (2, 60, "y")
