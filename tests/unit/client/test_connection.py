@@ -94,9 +94,7 @@ async def test_an_answer_cut_in_the_middle_is_no_answer(raw_broker):
 
 
 async def test_what_was_sent_behind_a_closing_answer_was_not_looked_at(raw_broker):
-    raw_broker.answers.append(
-        b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
-    )
+    raw_broker.answers.append(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
     connection = await connect(raw_broker.url)
     first, second = await asyncio.gather(
         connection.send(PUBLISH, 5), connection.send(PUBLISH, 5), return_exceptions=True

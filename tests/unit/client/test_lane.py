@@ -70,7 +70,13 @@ async def test_keyed_transactional_and_short_lived_calls_travel_alone(make_clien
             client.publish("ns1/t1", b"plain too"),
         )
     sent = sorted(transport.payloads(i) for i in range(len(transport.requests)))
-    assert sent == [[b"alone"], [b"brief"], [b"keyed"], [b"plain", b"plain too"], [b"transactional"]]
+    assert sent == [
+        [b"alone"],
+        [b"brief"],
+        [b"keyed"],
+        [b"plain", b"plain too"],
+        [b"transactional"],
+    ]
 
 
 async def test_coalescing_can_be_off(make_client, transport):

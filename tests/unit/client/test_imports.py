@@ -1,0 +1,35 @@
+"""The client brings nothing of the server along."""
+
+import json
+import subprocess
+import sys
+
+FORBIDDEN = (
+    "click",
+    "kazoo",
+    "orjson",
+    "plyvel",
+    "prometheus_client",
+    "rich",
+    "structlog",
+    "uvloop",
+)
+ALLOWED = {"broker.client", "broker.wire", "broker.model", "broker.errors", "broker.clock"}
+
+
+def test_importing_the_client_imports_no_server_code():
+    program = "import broker.client, json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    modules = json.loads(done.stdout)
+    assert not [name for name in modules if name.partition(".")[0] in FORBIDDEN]
+    ours = {".".join(name.split(".")[:2]) for name in modules if name.startswith("broker.")}
+    assert ours <= ALLOWED
+    assert "broker.client" in ours
+
+
+def test_everything_that_is_exported_is_there():
+    import broker.client
+
+    assert all(hasattr(broker.client, name) for name in broker.client.__all__)

@@ -1,0 +1,75 @@
+import asyncio
+
+import pytest
+
+from broker.client import Settings, protocol
+from broker.client.retrying import Retrier
+from broker.errors import OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
+from broker.model import Poll, TopicId
+
+TOPIC = TopicId("ns1", "t1")
+KEYED = protocol.publish(TOPIC, [b"a"], key="k")
+POLL = protocol.poll(TOPIC, Poll())
+QUICK = Settings(retry_delay_min_s=0.0005, retry_delay_max_s=0.001, deadline_s=0.05)
+
+
+def scripted(*outcomes):
+    script = iter(outcomes)
+    tried = []
+
+    async def attempt(left_s):
+        tried.append(left_s)
+        outcome = next(script, outcomes[-1])
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    return attempt, tried
+
+
+async def test_the_first_success_is_the_answer():
+    attempt, tried = scripted(Overloaded(""), Unavailable(""), "done")
+    assert await Retrier(QUICK).run(KEYED, attempt) == "done"
+    assert len(tried) == 3
+    assert tried == sorted(tried, reverse=True)
+
+
+async def test_what_is_refused_for_good_ends_it():
+    attempt, tried = scripted(TopicNotFound(""))
+    with pytest.raises(TopicNotFound):
+        await Retrier(QUICK).run(KEYED, attempt)
+    assert len(tried) == 1
+
+
+async def test_a_refusal_after_an_unknown_outcome_does_not_make_it_known():
+    attempt, _ = scripted(OutcomeUnknown("lost"), Overloaded("busy"))
+    with pytest.raises(OutcomeUnknown, match="busy"):
+        await Retrier(QUICK).run(KEYED, attempt)
+    attempt, _ = scripted(OutcomeUnknown("lost"), TopicNotFound("gone"))
+    with pytest.raises(OutcomeUnknown, match="gone"):
+        await Retrier(QUICK).run(KEYED, attempt)
+
+
+async def test_reading_has_no_outcome_to_be_unknown():
+    attempt, _ = scripted(OutcomeUnknown("garbled"), Overloaded("busy"))
+    with pytest.raises(Overloaded):
+        await Retrier(QUICK).run(POLL, attempt)
+
+
+async def test_attempts_can_be_bounded_instead_of_time():
+    attempt, tried = scripted(Overloaded(""))
+    with pytest.raises(Overloaded):
+        await Retrier(QUICK).run(KEYED, attempt, attempts_max=4)
+    assert tried == [QUICK.deadline_s] * 4
+
+
+async def test_a_close_ends_the_waiting_at_once():
+    retrier = Retrier(Settings(retry_delay_min_s=1000, retry_delay_max_s=1000, deadline_s=10_000))
+    attempt, tried = scripted(Overloaded(""))
+    task = asyncio.create_task(retrier.run(KEYED, attempt))
+    while not tried:
+        await asyncio.sleep(0)
+    retrier.close()
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(task, 5)
+    assert len(tried) == 2

@@ -1,0 +1,124 @@
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from broker.client import Published, SyncClient, TailOptions, Unavailable
+from broker.model import Message
+from broker.wire import avro, blocks
+
+MESSAGES = [Message(bytes([0] * 7 + [i]) + bytes(12), b"%d" % i) for i in range(5)]
+
+
+class Broker(BaseHTTPRequestHandler):
+    """Answers polls with five messages in pages, and everything else with an empty 200."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        answer = b""
+        if "/poll" in self.path:
+            poll = avro.decode_poll(body)
+            page = [m for m in MESSAGES if poll.start is None or m.id > poll.start][: poll.limit]
+            answer = blocks.encode_block([m.id for m in page], [m.payload for m in page]) + b"\x00"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def url():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Broker)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_calls_block_until_they_are_answered(url):
+    with SyncClient(url) as client:
+        assert client.publish("ns1/t1", b"x") == Published()
+        assert client.poll("ns1/t1") == MESSAGES
+
+
+def test_many_threads_share_a_client(url):
+    with SyncClient(url) as client, ThreadPoolExecutor(8) as pool:
+        published = list(pool.map(lambda i: client.publish("ns1/t1", str(i)), range(100)))
+    assert published == [Published()] * 100
+
+
+def test_a_tail_is_iterated_and_can_be_left(url):
+    with SyncClient(url) as client:
+        tail = client.tail("ns1/t1", options=TailOptions(page_messages_max=2))
+        assert [next(tail) for _ in range(3)] == MESSAGES[:3]
+        tail.close()
+        rest = client.tail("ns1/t1", MESSAGES[2].id, options=TailOptions(follow=False))
+        assert list(rest)[-1] == MESSAGES[-1]
+
+
+def test_a_tail_that_was_not_left_does_not_hinder_the_close(url):
+    with SyncClient(url) as client:
+        tail = client.tail("ns1/t1", options=TailOptions(page_messages_max=2))
+        next(tail)
+    tail.close()
+
+
+def test_publishing_later_gives_a_future(url):
+    with SyncClient(url) as client:
+        answer = client.publish_later("ns1/t1", b"x")
+        client.flush()
+        assert answer.result(5) == Published()
+        assert client.later_counts.published == 1
+
+
+def test_a_client_travels_as_its_settings(url):
+    with SyncClient(url, namespace="ns1") as client:
+        client.poll("t1")
+        copy = pickle.loads(pickle.dumps(client))
+    assert copy.settings == client.settings
+    with copy:
+        assert copy.poll("t1") == MESSAGES
+
+
+def test_errors_come_through_and_a_closed_client_says_so():
+    client = SyncClient("http://127.0.0.1:1", deadline_s=0.05)
+    with pytest.raises(Unavailable):
+        client.publish("ns1/t1", b"x")
+    client.close()
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.publish("ns1/t1", b"x")
+
+
+def test_ctrl_c_ends_a_call_that_blocks():
+    program = (
+        "import sys\n"
+        "from broker.client import SyncClient\n"
+        "client = SyncClient('http://127.0.0.1:1', deadline_s=60)\n"
+        "client.settings\n"
+        "try:\n"
+        "    client._client\n"
+        "    print('up', flush=True)\n"
+        "    client.publish('a/b', b'x')\n"
+        "except KeyboardInterrupt:\n"
+        "    client.close()\n"
+        "    sys.exit(7)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 7
