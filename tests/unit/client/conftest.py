@@ -27,9 +27,18 @@ class ScriptedTransport:
         self.answer: Callable[[Request], Any] = lambda request: OK
         self.gate: asyncio.Event | None = None
         self.connections = 0
+        self._arrived = asyncio.Event()
+
+    async def arrived(self, count: int = 1) -> None:
+        """Wait until so many requests have arrived."""
+        async with asyncio.timeout(5):
+            while len(self.requests) < count:
+                self._arrived.clear()
+                await self._arrived.wait()
 
     async def send(self, request: Request, timeout_s: float) -> Reply:
         self.requests.append(request)
+        self._arrived.set()
         if self.gate is not None:
             await self.gate.wait()
         answer = self.answer(request)

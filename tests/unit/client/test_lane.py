@@ -31,10 +31,8 @@ async def test_what_comes_while_a_request_is_under_way_fills_the_next(make_clien
     transport.gate = asyncio.Event()
     async with make_client(requests_in_flight_max=1) as client:
         first = asyncio.create_task(client.publish("ns1/t1", b"0"))
-        while not transport.requests:
-            await asyncio.sleep(0)
+        await transport.arrived()
         others = [asyncio.create_task(client.publish("ns1/t1", b"%d" % i)) for i in range(1, 10)]
-        await asyncio.sleep(0)
         transport.gate.set()
         await asyncio.gather(first, *others)
     assert [len(transport.payloads(i)) for i in range(len(transport.requests))] == [1, 9]
@@ -148,11 +146,9 @@ async def test_messages_of_callers_that_have_gone_are_not_sent(make_client, tran
     transport.gate = asyncio.Event()
     async with make_client(requests_in_flight_max=1) as client:
         first = asyncio.create_task(client.publish("ns1/t1", b"first"))
-        while not transport.requests:
-            await asyncio.sleep(0)
-        gone = asyncio.create_task(client.publish("ns1/t1", b"gone"))
-        stays = asyncio.create_task(client.publish("ns1/t1", b"stays"))
-        await asyncio.sleep(0)
+        await transport.arrived()
+        lane = client._lane("ns1/t1")
+        gone, stays = lane.add(b"gone"), lane.add(b"stays")
         gone.cancel()
         transport.gate.set()
         await asyncio.gather(first, stays)
@@ -163,8 +159,7 @@ async def test_several_connections_share_what_waits(make_client, transport):
     transport.gate = asyncio.Event()
     async with make_client(connections_per_topic=2) as client:
         calls = [asyncio.create_task(client.publish("ns1/t1", b"x")) for _ in range(64)]
-        while len(transport.requests) < 2:
-            await asyncio.sleep(0)
+        await transport.arrived(2)
         transport.gate.set()
         await asyncio.gather(*calls)
     assert [len(transport.payloads(i)) for i in range(2)] == [32, 32]
@@ -175,10 +170,8 @@ async def test_closing_refuses_what_waits(make_client, transport):
     transport.gate = asyncio.Event()
     client = make_client(requests_in_flight_max=1)
     under_way = asyncio.create_task(client.publish("ns1/t1", b"under way"))
-    while not transport.requests:
-        await asyncio.sleep(0)
-    waits = asyncio.create_task(client.publish("ns1/t1", b"waits"))
-    await asyncio.sleep(0)
+    await transport.arrived()
+    waits = client._lane("ns1/t1").add(b"waits")
     closing = asyncio.create_task(client.close())
     with pytest.raises(Unavailable, match="closed"):
         await waits

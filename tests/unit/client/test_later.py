@@ -11,13 +11,6 @@ OK = Reply(200, {}, b"")
 BUSY = Reply(503, {"broker-error": "overloaded"}, b"busy")
 
 
-async def until(condition, what):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
-    assert condition(), what
-
-
 def sent(transport):
     return [payload for i in range(len(transport.requests)) for payload in transport.payloads(i)]
 
@@ -50,7 +43,7 @@ async def test_a_full_queue_makes_the_caller_wait(make_client, transport):
         for i in range(3):
             await client.publish_later("ns1/t1", str(i))
         fourth = asyncio.create_task(client.publish_later("ns1/t1", "3"))
-        await until(lambda: transport.requests, "the first request was sent")
+        await transport.arrived()
         assert not fourth.done()
         transport.gate.set()
         await asyncio.wait_for(await fourth, 5)
@@ -123,7 +116,7 @@ async def test_a_close_gives_the_rest_some_time_and_then_gives_it_up(make_client
     client = make_client(batch_messages_max=1)
     first = await client.publish_later("ns1/t1", b"under way")
     second = await client.publish_later("ns1/t1", b"waits")
-    await until(lambda: transport.requests, "the first request was sent")
+    await transport.arrived()
     await client.close(flush_s=0.01)
     assert isinstance(first.exception(), OutcomeUnknown)
     assert isinstance(second.exception(), Unavailable)

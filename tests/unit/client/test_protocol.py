@@ -1,3 +1,4 @@
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -110,13 +111,23 @@ def test_browse_with_a_snapshot_posts_it():
 
 
 def test_a_page_of_browsing_is_read():
-    body = (
-        '{"messages":[{"id":"%s","time":"2026-01-31T00:00:00.000Z","timestamp_ms":7,"size":1,'
-        '"expires_at":null,"kind":"inline","tx_state":"published","write_pointer":5,'
-        '"encoding":"base64","payload":"/w==","truncated":false,"consumable":true},'
-        '{"id":"%s","timestamp_ms":8,"size":0,"expires_at":null,"kind":"reference",'
-        '"tx_state":"none","write_pointer":null,"payload":null}],"next":"%s"}'
-    ) % (ID.hex(), ID.hex(), ID.hex())
+    first = {
+        "id": ID.hex(),
+        "time": "2026-01-31T00:00:00.000Z",
+        "timestamp_ms": 7,
+        "size": 1,
+        "expires_at": None,
+        "kind": "inline",
+        "tx_state": "published",
+        "write_pointer": 5,
+        "encoding": "base64",
+        "payload": "/w==",
+        "truncated": False,
+        "consumable": True,
+    }
+    second = {**first, "kind": "reference", "payload": None}
+    del second["consumable"]
+    body = json.dumps({"messages": [first, second], "next": ID.hex()})
     page = protocol.browse_page(Reply(200, {}, body.encode()))
     first, second = page.messages
     assert (first.payload, first.write_pointer, first.consumable) == (b"\xff", 5, True)

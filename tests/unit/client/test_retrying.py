@@ -67,9 +67,7 @@ async def test_a_close_ends_the_waiting_at_once():
     retrier = Retrier(Settings(retry_delay_min_s=1000, retry_delay_max_s=1000, deadline_s=10_000))
     attempt, tried = scripted(Overloaded(""))
     task = asyncio.create_task(retrier.run(KEYED, attempt))
-    while not tried:
-        await asyncio.sleep(0)
-    retrier.close()
+    asyncio.get_running_loop().call_soon(retrier.close)  # After the task's first step.
     with pytest.raises(Overloaded):
         await asyncio.wait_for(task, 5)
     assert len(tried) == 2
