@@ -79,7 +79,8 @@ class Connection(web.RequestHandler):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if not self.busy and not self.listener.head_grew(self, len(data)):
+        # No bytes come when the parser is asked to go on with what it has.
+        if data and not self.busy and not self.listener.head_grew(self, len(data)):
             return
         super().data_received(data)
 

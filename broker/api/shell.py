@@ -30,6 +30,8 @@ from broker.errors import BrokerError
 
 REQUEST_ID = "X-Request-Id"
 SLOW_HEADS_EVERY_S = 1.0
+HANDLERS_END_S = 0.5
+"""How long handlers whose clients were cut may take to end before they are cancelled."""
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
 
 log = logs.get_logger()
@@ -80,6 +82,11 @@ class Shell:
         return self._listener.busy if self._listener is not None else 0
 
     @property
+    def unread_heads(self) -> int:
+        """How many connections have sent a part of a request's head."""
+        return len(self._listener.heads) if self._listener is not None else 0
+
+    @property
     def body_bytes(self) -> int:
         """Bytes of bodies that are held for requests under way."""
         return self._bodies.budget.held
@@ -106,9 +113,9 @@ class Shell:
         except TimeoutError:
             log.warning("drain ended before all was answered", requests=listener.busy)
         server.close()
-        await listener.shutdown(0)
         for connection in list(listener.open):
             connection.force_close()
+        await listener.shutdown(HANDLERS_END_S)
         await server.wait_closed()
         if self._sweeper is not None:
             self._sweeper.cancel()

@@ -6,7 +6,9 @@ Every answer is compared with the OpenAPI document before a test sees it.
 from __future__ import annotations
 
 import asyncio
+import io
 import secrets
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -173,7 +175,80 @@ class Http:
     ) -> Answered:
         """Send a request, wait for its whole answer and check it. Raises Undocumented."""
         url = URL(self.url + target, encoded=True)
-        async with self.session.request(method, url, data=body or None, headers=headers) as reply:
+        async with self.session.request(
+            method, url, data=io.BytesIO(body) if body else None, headers=headers
+        ) as reply:
             whole = Answered(reply.status, reply.headers, await reply.read())
         self._checker.check(method, target, whole)
         return whole
+
+
+class RawHttp:
+    """A connection on which a test writes what bytes it likes, and reads replies one by one."""
+
+    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
+        """Connect to a port of loopback; ``receive_buffer`` makes the reader a slow one."""
+        self._port = port
+        self._receive_buffer = receive_buffer
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        sock = socket.socket()
+        sock.setblocking(False)
+        if self._receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
+        limit = self._receive_buffer or 1 << 20
+        self._reader, self._writer = await asyncio.open_connection(sock=sock, limit=limit)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Cut the connection."""
+        self._writer.transport.abort()
+
+    async def send(self, data: bytes) -> None:
+        """Write bytes."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def line(self) -> bytes:
+        """Read a line."""
+        return await self._reader.readline()
+
+    async def rest(self) -> bytes:
+        """Read until the other side ends the connection, in order or not."""
+        try:
+            return await self._reader.read()
+        except ConnectionError:
+            return b""
+
+    async def reply(self, *, has_body: bool = True) -> Answered:
+        """Read one reply. Raises asyncio.IncompleteReadError if it was cut."""
+        status = int((await self._whole_line()).split(b" ")[1])
+        headers: CIMultiDict[str] = CIMultiDict()
+        while (line := await self._whole_line()) != b"\r\n":
+            name, _, value = line.decode("latin-1").partition(":")
+            headers.add(name, value.strip())
+        return Answered(status, headers, await self._body(headers) if has_body else b"")
+
+    async def _whole_line(self) -> bytes:
+        return await self._reader.readuntil(b"\r\n")
+
+    async def _body(self, headers: Mapping[str, str]) -> bytes:
+        if "Content-Length" in headers:
+            return await self._reader.readexactly(int(headers["Content-Length"]))
+        if "Transfer-Encoding" not in headers:
+            return await self._reader.read()
+        body = bytearray()
+        while size := int(await self._whole_line(), 16):
+            body += await self._reader.readexactly(size)
+            await self._whole_line()
+        await self._whole_line()
+        return bytes(body)

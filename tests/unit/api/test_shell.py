@@ -1,0 +1,227 @@
+import asyncio
+import re
+
+import pytest
+
+from broker.config import Config, ServerConfig
+from broker.model import Poll, PublishRequest
+from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
+from broker.wire import avro
+
+AVRO = {"Content-Type": "avro/binary"}
+POLL, PUBLISH = topic_path("t", "poll"), topic_path("t", "publish")
+TWO = bytes.fromhex("02040261026200")
+EVERYTHING = avro.encode_poll(Poll())
+
+
+def raw_request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "Host: x", *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n" + body
+
+
+WAITING = raw_request("POST", POLL + "?wait=60", EVERYTHING, "Content-Type: avro/binary")
+
+
+async def test_framing_of_the_original(http: Http) -> None:
+    plain = await http("POST", PUBLISH, TWO, AVRO)
+    assert plain.headers["Content-Length"] == "0"
+    assert "Content-Type" not in plain.headers
+    polled = await http("POST", POLL, EVERYTHING, AVRO)
+    assert polled.headers["Transfer-Encoding"] == "chunked"
+    assert polled.body.endswith(b"\x00")
+    pointer = 10**18 * 2
+    under = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
+    answer = await http("POST", PUBLISH, under, AVRO)
+    assert answer.headers["Content-Type"] == "avro/binary"
+    assert int(answer.headers["Content-Length"]) == len(answer.body) > 0
+
+
+async def test_request_ids(http: Http) -> None:
+    given = await http("GET", "/ping", headers={"X-Request-Id": "abc-1"})
+    assert given.headers["X-Request-Id"] == "abc-1"
+    made = [(await http("GET", "/ping")).headers["X-Request-Id"] for _ in range(2)]
+    assert made[0] != made[1]
+    for strange in ("a b", "x" * 129, "ä"):
+        reply = await http("GET", "/ping", headers={"X-Request-Id": strange})
+        assert re.fullmatch(r"[0-9a-f]{8}-\d+", reply.headers["X-Request-Id"])
+
+
+async def test_replies_have_a_date(http: Http) -> None:
+    date = (await http("GET", "/ping")).headers["Date"]
+    assert re.fullmatch(r"\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT", date)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("HEAD", "/nothing", 404),
+        ("HEAD", "/ping", 405),
+        ("OPTIONS", topic_path("t"), 405),
+        ("OPTIONS", "*", 404),
+        ("PATCH", topic_path("t"), 405),
+        ("GET", "/v1/namespaces/n/topics/%ff", 400),
+        ("GET", "/v1/namespaces/n/topics/\udcff", 400),
+        ("GET", topic_path("t", "messages") + "?from=%ff", 400),
+        ("GET", "http://elsewhere/ping?x=1", 200),
+    ],
+)
+async def test_odd_targets(http: Http, method: str, target: str, status: int) -> None:
+    async with RawHttp(http.port) as raw:
+        await raw.send(raw_request(method, target))
+        reply = await raw.reply(has_body=method != "HEAD")
+        assert reply.status == status
+        assert (reply.headers.get("Connection") == "close") == (
+            status in (404, 405)
+        ) or status == 400
+        if method == "HEAD":
+            assert await raw.rest() == b""
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
+        b"GET\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nno colon\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\n" + b"A: b\r\n" * 1000 + b"\r\n",
+    ],
+)
+async def test_what_is_no_http_is_malformed(http: Http, garbage: bytes) -> None:
+    async with RawHttp(http.port) as raw:
+        await raw.send(garbage)
+        reply = await raw.reply()
+        assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+        assert await raw.rest() == b""
+
+
+async def test_pipelined_requests_are_answered_in_their_order(http: Http) -> None:
+    async with RawHttp(http.port) as raw:
+        publish = raw_request("POST", PUBLISH, TWO, "Content-Type: avro/binary")
+        ping = raw_request("GET", "/ping")
+        await raw.send((publish + ping) * 50)
+        for _ in range(50):
+            assert (await raw.reply()).body == b""
+            assert (await raw.reply()).body == b"OK.\n"
+
+
+async def test_a_waiting_poll_ends_when_its_client_goes(broker: Broker, http: Http) -> None:
+    async with RawHttp(http.port) as raw:
+        await raw.send(WAITING)
+        await broker.someone_waits()
+    await eventually(lambda: not broker.topics.waiting_polls, lambda: "the poll still waits")
+
+
+async def test_slow_heads_are_cut() -> None:
+    broker = Broker(Config(server=ServerConfig(header_deadline_s=0.1)))
+    async with listening(broker) as http, RawHttp(http.port) as raw:
+        await raw.send(b"GET /ping HTTP/1.1\r\nX-")
+        async with asyncio.timeout(30):
+            assert await raw.rest() == b""
+    await broker.close()
+
+
+async def test_idle_connections_are_closed_after_a_while() -> None:
+    broker = Broker(Config(server=ServerConfig(keep_alive_s=0.1)))
+    async with listening(broker) as http, RawHttp(http.port) as used, RawHttp(http.port) as unused:
+        await used.send(raw_request("GET", "/ping"))
+        await used.reply()
+        async with asyncio.timeout(30):
+            assert await used.rest() == await unused.rest() == b""
+    await broker.close()
+
+
+async def test_connections_over_the_bound_are_refused() -> None:
+    broker = Broker(Config(server=ServerConfig(connections_max=2)))
+    async with listening(broker) as http, RawHttp(http.port), RawHttp(http.port):
+        await eventually(lambda: broker.shell.connections == 2, lambda: broker.shell.connections)
+        async with RawHttp(http.port) as third:
+            reply = await third.reply()
+            assert (reply.status, reply.headers["Broker-Error"]) == (503, "overloaded")
+            assert await third.rest() == b""
+        assert broker.shell.connections == 2
+    await broker.close()
+
+
+# Draining.
+
+
+async def test_a_drain_answers_those_who_wait_and_closes_what_is_idle(
+    broker: Broker, http: Http
+) -> None:
+    async with RawHttp(http.port) as idle, RawHttp(http.port) as waiting:
+        await idle.send(raw_request("GET", "/ping"))
+        await idle.reply()
+        await waiting.send(WAITING)
+        await broker.someone_waits()
+        broker.shell.begin_drain()
+        async with asyncio.timeout(30):
+            assert await idle.rest() == b""
+            reply = await waiting.reply()
+            assert (reply.status, reply.body) == (200, b"\x00")
+            assert reply.headers["Connection"] == "close"
+            await broker.shell.quiet()
+
+
+async def test_a_drain_answers_a_request_of_which_a_byte_was_read(
+    broker: Broker, http: Http
+) -> None:
+    async with RawHttp(http.port) as raw:
+        request = raw_request("POST", PUBLISH, TWO, "Content-Type: avro/binary")
+        await raw.send(request[:1])
+        await eventually(lambda: broker.shell.unread_heads, lambda: "the byte was not read")
+        broker.shell.begin_drain()
+        quiet = asyncio.ensure_future(broker.shell.quiet())
+        await raw.send(request[1:])
+        reply = await raw.reply()
+        assert (reply.status, reply.headers["Connection"]) == (200, "close")
+        async with asyncio.timeout(30):
+            await quiet
+
+
+async def test_new_connections_are_served_while_draining_and_not_after(
+    broker: Broker, http: Http
+) -> None:
+    broker.shell.begin_drain()
+    async with RawHttp(http.port) as raw:
+        await raw.send(raw_request("GET", "/ping"))
+        reply = await raw.reply()
+        assert (reply.body, reply.headers["Connection"]) == (b"OK.\n", "close")
+    await broker.shell.close()
+    with pytest.raises(OSError, match=r"refused|reset|failed"):
+        await asyncio.open_connection("127.0.0.1", http.port)
+
+
+async def test_a_drain_ends_streams_after_a_whole_event(broker: Broker, http: Http) -> None:
+    await http("POST", PUBLISH, TWO, AVRO)
+    async with RawHttp(http.port) as raw:
+        await raw.send(raw_request("GET", topic_path("t", "events")))
+        await broker.someone_waits()
+        broker.shell.begin_drain()
+        reply = await raw.reply()
+        assert reply.body.count(b"data: ") == 2
+        assert reply.body.endswith(b"\n\n")
+
+
+async def test_closing_does_not_wait_for_ever() -> None:
+    broker = Broker(Config(server=ServerConfig(drain_s=0.1)))
+    async with listening(broker) as http, RawHttp(http.port) as raw:
+        await raw.send(b"GET /ping HTTP/1.1\r\n")
+        await eventually(lambda: broker.shell.unread_heads, lambda: "nothing was read")
+        async with asyncio.timeout(30):
+            await broker.shell.close()
+            assert await raw.rest() == b""
+    await broker.close()
+
+
+async def test_an_address_in_use_is_an_error(broker: Broker, http: Http) -> None:
+    other = Broker()
+    with pytest.raises(OSError, match="in use"):
+        await other.shell.start("127.0.0.1", http.port)
+    await other.close()
