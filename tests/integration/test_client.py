@@ -1,0 +1,143 @@
+"""The client against a whole broker: what goes beyond the original's wire."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from broker.client import (
+    BadRequest,
+    Client,
+    IdempotencyKeyReused,
+    PayloadsSealed,
+    Published,
+    Snapshot,
+    TailOptions,
+)
+from broker.testing.served import ServedNode
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ServedNode]:
+    with ServedNode() as node:
+        yield node
+
+
+@pytest.fixture
+async def client(node: ServedNode) -> AsyncIterator[Client]:
+    async with Client(node.url, namespace=f"client{next(NUMBERS)}") as client:
+        await client.create_topic("t")
+        yield client
+
+
+async def test_a_key_publishes_once(client: Client) -> None:
+    assert await client.publish("t", b"a", key="k") == Published()
+    assert await client.publish("t", b"a", key="k") == Published(replayed=True)
+    with pytest.raises(IdempotencyKeyReused):
+        await client.publish("t", b"b", key="k")
+    assert len(await client.poll("t")) == 1
+
+
+async def test_an_idempotent_client_sends_keys_of_its_own(node: ServedNode) -> None:
+    namespace = f"client{next(NUMBERS)}"
+    async with Client(node.url, namespace=namespace, idempotent=True) as client:
+        await client.create_topic("t")
+        await asyncio.gather(*[client.publish("t", b"%d" % i) for i in range(100)])
+        await client.publish("t", [b"100"])
+        assert [m.payload for m in await client.poll("t")] == [b"%d" % i for i in range(101)]
+
+
+async def test_a_lifetime_may_be_shorter_but_not_longer(client: Client) -> None:
+    await client.publish("t", b"x", ttl_s=60)
+    with pytest.raises(BadRequest):
+        await client.publish("t", b"x", ttl_s=10**9)
+    (row,) = (await client.browse("t")).messages
+    assert row.expires_at is not None
+    lives = datetime.fromisoformat(row.expires_at) - datetime.fromtimestamp(
+        row.timestamp_ms / 1000, UTC
+    )
+    assert lives == timedelta(seconds=60)
+
+
+async def test_stores_after_the_publish_are_refused(client: Client) -> None:
+    pointer = int(datetime.now(UTC).timestamp() * 1e9)  # noqa: TID251 - A pointer of now.
+    await client.store("t", b"x", pointer=pointer)
+    await client.publish_stored("t", pointer=pointer)
+    with pytest.raises(PayloadsSealed):
+        await client.store("t", b"y", pointer=pointer)
+
+
+async def test_a_poll_waits_for_the_first_message(client: Client) -> None:
+    waiting = asyncio.create_task(client.poll("t", wait_s=30))
+    await client.publish("t", b"x")
+    assert [m.payload for m in await waiting] == [b"x"]
+
+
+async def test_browsing_pages_both_ways_and_shows_what_consumers_may_not_see(
+    client: Client,
+) -> None:
+    pointer = int(datetime.now(UTC).timestamp() * 1e9)  # noqa: TID251 - A pointer of now.
+    await client.publish("t", [b"%d" % i for i in range(5)])
+    await client.publish("t", b"\xff" * 2000, pointer=pointer)
+    first = await client.browse("t", limit=4)
+    assert [row.payload for row in first.messages] == [b"%d" % i for i in range(4)]
+    second = await client.browse("t", start=first.next, limit=4)
+    assert second.next is None
+    big = second.messages[-1]
+    assert (big.size, big.truncated, big.tx_state, big.write_pointer) == (
+        2000,
+        True,
+        "published",
+        pointer,
+    )
+    newest = await client.browse("t", limit=1, descending=True, full=True)
+    assert newest.messages[0].payload == b"\xff" * 2000
+    snapshot = Snapshot(transaction_id=pointer + 9, read_pointer=pointer - 1)
+    rows = (await client.browse("t", snapshot=snapshot)).messages
+    assert [row.consumable for row in rows] == [True] * 5 + [False]
+    times = await client.browse("t", stop=datetime.fromtimestamp(0, UTC))
+    assert times.messages == []
+
+
+async def test_stats_are_told(client: Client) -> None:
+    await client.publish("t", [b"%d" % i for i in range(5)])
+    assert (await client.stats("t"))["messages"]["value"] == 5
+
+
+async def test_events_are_received_from_the_start_and_from_an_id(client: Client) -> None:
+    await client.publish("t", [b"%d" % i for i in range(5)])
+    messages = await client.poll("t")
+    for start, expected in ((None, messages), (messages[1].id, messages[2:])):
+        events = client.events("t", start)
+        async with asyncio.timeout(30):
+            assert [await anext(events) for _ in expected] == expected
+        await events.aclose()
+
+
+async def test_a_tail_goes_on_through_a_restart_of_the_broker(tmp_path: Path) -> None:
+    options = TailOptions(wait_s=30, idle_delay_s=0.01)
+    with ServedNode(folder=tmp_path) as first:
+        async with Client(first.url) as client:
+            await client.create_topic("t")
+            await client.publish("t", [b"0", b"1"])
+            tail = client.tail("t", options=options)
+            found = [await anext(tail), await anext(tail)]
+            await tail.aclose()
+    with ServedNode(folder=tmp_path) as second:
+        async with Client(second.url) as client:
+            await client.publish("t", [b"2"])
+            tail = client.tail("t", found[-1].id, inclusive=False, options=options)
+            found.append(await asyncio.wait_for(anext(tail), 30))
+            await tail.aclose()
+    assert [message.payload for message in found] == [b"0", b"1", b"2"]
+
+
+async def test_ten_thousand_concurrent_publishes_are_each_acknowledged(client: Client) -> None:
+    published = await asyncio.gather(*[client.publish("t", b"%d" % i) for i in range(10_000)])
+    assert published == [Published()] * 10_000
+    assert [m.payload for m in await client.poll("t")] == [b"%d" % i for i in range(10_000)]
