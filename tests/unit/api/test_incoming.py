@@ -121,6 +121,7 @@ async def test_gzip_is_unpacked(broker: Broker) -> None:
         ("deflate", zlib.compress(b"x"), 400),
         ("br", b"x", 400),
     ],
+    ids=["no gzip", "cut", "too large", "bomb", "deflate", "br"],
 )
 async def test_what_is_not_unpacked(
     broker: Broker, encoding: str, body: bytes, status: int

@@ -4,7 +4,7 @@ from broker.api.access import Action
 from broker.api.replies import EMPTY, Answer
 from broker.api.request import Request
 from broker.api.router import PATHS_KEPT_MAX, Route, Router
-from broker.errors import BadName, BadRequest, MethodNotAllowed, NotFound
+from broker.errors import BadName, MethodNotAllowed, NotFound
 from broker.model import TopicId
 
 TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"
@@ -56,8 +56,8 @@ def test_names_with_other_characters_are_refused(router: Router, path: str) -> N
         router.find("GET", path)
 
 
-def test_a_path_that_is_no_utf8_is_malformed(router: Router) -> None:
-    with pytest.raises(BadRequest):
+def test_a_name_that_is_no_utf8_is_refused(router: Router) -> None:
+    with pytest.raises(BadName):
         router.find("GET", "/v1/namespaces/n/topics/%ff")
 
 
