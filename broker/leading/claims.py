@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from broker.clock import Clock
-from broker.errors import Fenced, NoLeader, OutcomeUnknown, Unavailable
+from broker.errors import Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
 from broker.model import RowId
 from broker.storage.keys import LogId
 from broker.storage.ports import Hold, LogStore
@@ -33,7 +33,8 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
     Raises:
         NoLeader: the deadline (monotonic seconds) passed.
         StaleGeneration, Deleted: see LogStore.claim; claiming again would not help.
-        StorageFull, StorageCorrupt: likewise.
+        StorageFull: likewise; what the claim was for is certainly not done.
+        StorageCorrupt: likewise.
     """
     back_off_s = BACK_OFF_S
     while True:
@@ -44,5 +45,8 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
                 raise NoLeader(
                     f"Nobody leads topic '{log.topic}' just now: {error.message}"
                 ) from error
+        except StorageFull as error:
+            # Whether the claim is stored does not matter: nothing else was sent.
+            raise StorageFull(error.message) from error
         await clock.sleep(back_off_s * jitter.uniform(0.5, 1.0))
         back_off_s = min(back_off_s * 2, BACK_OFF_MAX_S)

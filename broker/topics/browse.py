@@ -8,7 +8,8 @@ reference (whose second half is zero) before its payloads.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import NamedTuple
 
 from broker.model import (
@@ -88,14 +89,32 @@ async def browse(around: Surroundings, topic: Topic, query: BrowseQuery) -> Brow
     low = max(_message_id(query.start, bytes(MESSAGE_ID_BYTES)), bound)
     high = _message_id(query.end, _ID_MAX)
     browser = _Browser(around, topic, query, low, high)
+    page = await _collect(browser, query)
+    if query.snapshot is None or not page.entries:
+        return page
+    last = max(page.entries[0].id, page.entries[-1].id)[:ROW_ID_BYTES]
+    held_at = await browser.first_held(query.snapshot, row_before(bound[:ROW_ID_BYTES]), last)
+    return page._replace(entries=[_held(entry, held_at) for entry in page.entries])
+
+
+async def _collect(browser: _Browser, query: BrowseQuery) -> BrowsePage:
     entries: list[BrowseEntry] = []
     size = 0
-    async for entry in browser.entries():
-        if len(entries) >= query.limit or size > PAGE_BYTES_MAX:
-            return BrowsePage(entries, entries[-1].id if query.descending else entry.id)
-        entries.append(entry)
-        size += len(entry.payload or b"")
+    async with aclosing(browser.entries()) as found:
+        async for entry in found:
+            if len(entries) >= query.limit or size > PAGE_BYTES_MAX:
+                following = entries[-1].id if query.descending and entries else entry.id
+                return BrowsePage(entries, following)
+            entries.append(entry)
+            size += len(entry.payload or b"")
     return BrowsePage(entries, None)
+
+
+def _held(entry: BrowseEntry, held_at: RowId | None) -> BrowseEntry:
+    """Return ``entry`` as a consumer finds it that is held at a row."""
+    if held_at is None or entry.id[:ROW_ID_BYTES] < held_at:
+        return entry
+    return entry._replace(consumable=False)
 
 
 def _message_id(value: MessageId | int | None, absent: MessageId) -> MessageId:
@@ -120,29 +139,32 @@ class _Browser:
         self._query = query
         self._low = low
         self._high = high
-        self._held_at: RowId | None = None
 
-    async def entries(self) -> AsyncIterator[BrowseEntry]:
+    async def entries(self) -> AsyncGenerator[BrowseEntry, None]:
         """Yield what lies in ``[low, high)``, in the order asked for."""
         if self._low >= self._high:
             return
-        if self._query.snapshot is not None:
-            self._held_at = await self._first_held(self._query.snapshot)
         first, last = self._low[:ROW_ID_BYTES], min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
-        async for row in self._rows(row_before(first), last):
-            async for entry in self._expand(row):
-                if self._low <= entry.id < self._high:
-                    yield entry
+        rows = self._rows(
+            row_before(first), last, self._query.limit + 1, reverse=self._query.descending
+        )
+        async with aclosing(rows):
+            async for row in rows:
+                async with aclosing(self._expand(row)) as expanded:
+                    async for entry in expanded:
+                        if self._low <= entry.id < self._high:
+                            yield entry
 
-    async def _rows(self, after: RowId, through: RowId) -> AsyncIterator[Row]:
+    async def _rows(
+        self, after: RowId, through: RowId, rows_max: int, *, reverse: bool
+    ) -> AsyncGenerator[Row, None]:
         settings = self._around.settings
-        reverse = self._query.descending
         while True:
             page = await self._around.store.scan(
                 LogId(self._topic.id, self._topic.generation),
                 after,
                 through,
-                rows_max=min(settings.page_rows_max, self._query.limit + 1),
+                rows_max=min(settings.page_rows_max, rows_max),
                 bytes_max=settings.page_bytes_max,
                 reverse=reverse,
             )
@@ -155,21 +177,23 @@ class _Browser:
             else:
                 after = page.seen
 
-    async def _expand(self, row: Row) -> AsyncIterator[BrowseEntry]:
+    async def _expand(self, row: Row) -> AsyncGenerator[BrowseEntry, None]:
         """Yield the entries of one row: itself, and what it refers to."""
         own = self._entry(row, ROW_ID_MIN, row.payload, row.lifetime_ms)
+        if own is None:
+            return  # With its life ends that of all that it shows.
         if row.payload is not None:
-            if own is not None:
-                yield own
-            return
-        if own is not None and not self._query.descending:
             yield own
-        async for entry in self._stored(row):
-            yield entry
-        if own is not None and self._query.descending:
+            return
+        if not self._query.descending:
+            yield own
+        async with aclosing(self._stored(row)) as stored:
+            async for entry in stored:
+                yield entry
+        if self._query.descending:
             yield own
 
-    async def _stored(self, reference: Row) -> AsyncIterator[BrowseEntry]:
+    async def _stored(self, reference: Row) -> AsyncGenerator[BrowseEntry, None]:
         number = reference.payload_log
         assert number is not None
         after, through = self._payload_bounds(reference.id)
@@ -224,27 +248,19 @@ class _Browser:
         snapshot = self._query.snapshot
         if snapshot is None:
             return None
-        held = self._held_at is not None and row.id >= self._held_at
-        return not held and judge(row.pointer, snapshot) is Verdict.TAKE
+        return judge(row.pointer, snapshot) is Verdict.TAKE
 
-    async def _first_held(self, snapshot: Snapshot) -> RowId | None:
-        """Return the row at which a consumer with this snapshot is held, if there is one.
+    async def first_held(self, snapshot: Snapshot, after: RowId, through: RowId) -> RowId | None:
+        """Return the row in ``(after, through]`` at which a consumer with this snapshot is held.
 
         A consumer is held by the first open transaction from its own beginning on, so the search
         begins at the oldest message that lives, wherever the page lies.
         """
-        bound = oldest_live(self._around.clock.now_ms(), self._topic.ttl_ms)
-        browser = _Browser(
-            self._around,
-            self._topic,
-            BrowseQuery(limit=self._around.settings.page_rows_max),
-            bound + ROW_ID_MIN,
-            self._high,
-        )
-        last = min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
-        async for row in browser._rows(row_before(bound), last):
-            if judge(row.pointer, snapshot) is Verdict.HOLD:
-                return row.id
+        rows = self._rows(after, through, self._around.settings.page_rows_max, reverse=False)
+        async with aclosing(rows):
+            async for row in rows:
+                if judge(row.pointer, snapshot) is Verdict.HOLD:
+                    return row.id
         return None
 
 

@@ -4,8 +4,9 @@ A topic's cache is an unbroken run of its newest committed rows: everything betw
 the pointer is in it, so a reader that starts inside needs no storage. It consists of entries in order::
 
     plain entry    ids and payloads, each its own message: no pointer, no reference, the topic's ttl.
-                   Small commits are gathered into one entry. A full one is encoded once, and any
-                   slice of it is a ready block of a reply; an open one is encoded as it is asked for.
+                   Small commits are gathered into one entry. A full one, or one of some size that is
+                   read, is closed and encoded once: any slice of it is a ready block of a reply. A
+                   small open one is encoded as it is asked for.
     mixed entry    rows as they are, to be judged one by one.
 
 All caches of a node share one budget in bytes, and the oldest entry of all goes first. Entries of one
@@ -15,9 +16,8 @@ topic are admitted in order, so what goes is always the left end of some topic: 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 from broker.model import RowId
 from broker.storage.ports import Batch, Row, Segment
@@ -25,6 +25,8 @@ from broker.wire.blocks import EncodedItems, encode_inline_items
 
 ENTRY_BYTES_MAX = 512 * 1024
 ENTRY_ROWS_MAX = 2048
+CLOSED_ROWS_MIN = 64
+"""An entry with so many rows is closed when it is read, and so encoded once for all its readers."""
 ROW_OVERHEAD_BYTES = 120
 """What Python keeps beside a payload: two bytes objects and their places in lists."""
 
@@ -57,30 +59,17 @@ class PlainEntry:
 
     def block(self, first: int, stop: int) -> bytes:
         """Return rows ``first`` to ``stop`` (exclusive) as a block of a poll's reply."""
-        if self.open:
-            return encode_inline_items(self.ids[first:stop], self.payloads[first:stop]).block()
         if self._encoded is None:
+            if self.open and len(self.ids) < CLOSED_ROWS_MIN:
+                return encode_inline_items(self.ids[first:stop], self.payloads[first:stop]).block()
+            self.open = False
             self._encoded = encode_inline_items(self.ids, self.payloads)
             self.payloads = []
         return self._encoded.block(first, stop)
 
-    def rows(self, first: int, stop: int) -> list[Row]:
-        """Return rows ``first`` to ``stop`` (exclusive)."""
-        if self._encoded is None:
-            payloads = self.payloads[first:stop]
-        else:
-            payloads = [self._payload(index) for index in range(first, stop)]
-        return [Row(i, p) for i, p in zip(self.ids[first:stop], payloads, strict=True)]
-
-    def _payload(self, index: int) -> bytes:
-        # An item is its id's length (1 byte), 20 bytes of id, the payload's length (7 bits a byte,
-        # the last one below 128), and the payload.
-        assert self._encoded is not None
-        data, offsets = self._encoded.data, self._encoded.offsets
-        start = offsets[index] + 21
-        while data[start] >= 0x80:
-            start += 1
-        return data[start + 1 : offsets[index + 1]]
+    def release(self) -> None:
+        """Let go of what is kept, since nothing will be read from here any more."""
+        self.ids, self.payloads, self._encoded = [], [], None
 
 
 def _plain_bytes(payloads: Sequence[bytes]) -> int:
@@ -103,6 +92,10 @@ class MixedEntry:
         """Return rows ``first`` to ``stop`` (exclusive)."""
         return self._rows[first:stop]
 
+    def release(self) -> None:
+        """Let go of what is kept, since nothing will be read from here any more."""
+        self.ids, self._rows = [], []
+
     def negate(self, first: RowId, last: RowId, pointer: int) -> None:
         """Mark the rows in ``[first, last]`` with this pointer as rolled back."""
         self._rows = [
@@ -123,26 +116,26 @@ class CacheBudget:
         """Start empty; ``bytes_max`` 0 switches caching off."""
         self.bytes_max = bytes_max
         self.bytes = 0
-        self._entries: deque[Entry] = deque()
+        self._entries: OrderedDict[Entry, None] = OrderedDict()
 
     def admit(self, entry: Entry) -> None:
         """Count a new entry in, and let the oldest of all go while over the bound."""
-        self._entries.append(entry)
+        self._entries[entry] = None
         self.grow(entry.bytes)
 
     def grow(self, size: int) -> None:
         """Count further bytes of an entry that is in already."""
         self.bytes += size
         while self.bytes > self.bytes_max and self._entries:
-            self._leave(self._entries.popleft())
-
-    def _leave(self, entry: Entry) -> None:
-        if entry.owner.forget_oldest(entry):
+            entry, _ = self._entries.popitem(last=False)
             self.bytes -= entry.bytes
+            entry.owner.forget_oldest(entry)
 
     def withdraw(self, entries: Sequence[Entry]) -> None:
-        """Stop counting entries that their topic dropped by itself."""
-        self.bytes -= sum(entry.bytes for entry in entries)
+        """Stop counting entries that their topic drops by itself."""
+        for entry in entries:
+            del self._entries[entry]
+            self.bytes -= entry.bytes
 
 
 class TopicCache:
@@ -157,11 +150,15 @@ class TopicCache:
         self._entries: list[Entry] = []
         self._firsts: list[RowId] = []
         self._gone = 0
+        """How many entries at the left have gone, and are not yet cut off the lists."""
+        self._closed = False
         self.after = pointer
         self.pointer = pointer
 
     def add(self, batch: Batch) -> None:
         """Add a batch that was just committed."""
+        if self._closed:
+            return
         for segment in batch.segments:
             if _is_plain(segment):
                 self._add_plain(segment.ids, segment.payloads or ())
@@ -174,35 +171,41 @@ class TopicCache:
         if isinstance(newest, PlainEntry) and newest.fits_more():
             self._budget.grow(newest.extend(ids, payloads))
         else:
-            if isinstance(newest, PlainEntry):
-                newest.open = False
             self._append(PlainEntry(self, ids, payloads))
 
     def _append(self, entry: Entry) -> None:
+        if self._entries and isinstance(self._entries[-1], PlainEntry):
+            self._entries[-1].open = False
         self._entries.append(entry)
         self._firsts.append(entry.ids[0])
         self._budget.admit(entry)
 
-    def forget_oldest(self, entry: Entry) -> bool:
-        """Let the oldest entry go; False if it had gone already."""
-        if len(self._entries) <= self._gone or self._entries[self._gone] is not entry:
-            return False
+    def forget_oldest(self, entry: Entry) -> None:
+        """Let the oldest entry go."""
+        assert self._entries[self._gone] is entry, "entries go in the order in which they came"
         self.after = entry.ids[-1]
+        entry.release()
         self._gone += 1
         if self._gone > 64 and self._gone * 2 > len(self._entries):
             del self._entries[: self._gone], self._firsts[: self._gone]
             self._gone = 0
-        return True
 
-    def clear(self) -> None:
-        """Forget everything: the hold has ended."""
-        self._budget.withdraw(self._entries[self._gone :])
+    def close(self) -> None:
+        """Forget everything, and take nothing more: the hold has ended."""
+        self._closed = True
+        entries = self._entries[self._gone :]
+        self._budget.withdraw(entries)
+        for entry in entries:
+            entry.release()
         self._entries, self._firsts, self._gone = [], [], 0
         self.after = self.pointer
 
-    def covers(self, after: RowId) -> bool:
-        """Whether every committed row above ``after`` is here."""
-        return after >= self.after
+    def covers(self, after: RowId, through: RowId | None) -> bool:
+        """Whether every committed row in ``(after, through]`` is here; None: up to what is newest.
+
+        Storage may be ahead of this by a batch that is committed and not yet told.
+        """
+        return after >= self.after and (through is None or through <= self.pointer)
 
     def runs(self, after: RowId, through: RowId) -> Iterator[tuple[Entry, int, int]]:
         """Yield (entry, first, stop) for the rows in ``(after, through]``, in order.
@@ -241,8 +244,3 @@ def rows_of(segment: Segment) -> list[Row]:
     shared = (segment.pointer, segment.number, segment.lifetime_ms)
     payloads = segment.payloads if segment.payloads is not None else [None] * len(segment.ids)
     return [Row(i, p, *shared) for i, p in zip(segment.ids, payloads, strict=True)]
-
-
-def all_rows(batch: Batch) -> list[Row]:
-    """Return the rows of a batch, in order."""
-    return list(chain.from_iterable(rows_of(segment) for segment in batch.segments))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable
 
 from broker import guards
 from broker.errors import IdempotencyKeyReused
@@ -12,7 +13,7 @@ from broker.storage.keys import IDEMPOTENCY
 from broker.topics.dedupe import Answer, check_same_body, decode_answer, key_hash
 from broker.topics.settings import Published, PublishOptions
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import LogWriter, Write
+from broker.topics.writer import KeyMark, LogWriter, Write
 
 
 class KeyedLog:
@@ -25,45 +26,77 @@ class KeyedLog:
         self._answered = around.answered_keys()
         self._under_way: dict[bytes, tuple[bytes, asyncio.Task[Published]]] = {}
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way, the search for a key's answer included."""
+        return bool(self._under_way) or self.writer.busy
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while self.busy:
+            tasks = {task for _, task in self._under_way.values()}
+            if tasks:
+                await asyncio.wait(tasks)
+            await self.writer.idle()
+
     def write(self, write: Write) -> asyncio.Future[Published]:
-        """Queue a request without a key. Raises Overloaded."""
-        self.writer.check_room()
-        self.writer.submit(write)
-        return write.future
+        """Queue a request without a key. Raises Fenced, Overloaded."""
+        return self.writer.submit(write)
 
     async def write_keyed(self, write: Write, key: str, body_hash: bytes) -> Published:
-        """Queue a request under a key, or give the answer that the key already has.
+        """Queue a request under a key, or give the answer that the key already has. See ``once``."""
 
-        Whoever comes while the key is under way joins it. The work goes on if the caller is cancelled.
+        async def submit(mark: KeyMark) -> Published:
+            write.key = mark
+            return await self.write(write)
+
+        return await self.once(key, body_hash, write.pointer, submit)
+
+    async def once(
+        self,
+        key: str,
+        body_hash: bytes,
+        pointer: int | None,
+        work: Callable[[KeyMark], Awaitable[Published]],
+    ) -> Published:
+        """Do ``work`` under a key, or give the answer that the key already has.
+
+        ``work`` is given the mark that belongs into the batch which it writes. Whoever comes while the
+        key is under way joins it. The work goes on if the caller is cancelled.
 
         Raises:
             IdempotencyKeyReused: the key came before, with another body.
         """
-        if not guards.holds("dedupe"):
-            return await self.write(write)
         hashed = key_hash(key)
+        if not guards.holds("dedupe"):
+            return await work((hashed, body_hash))
         joined = self._under_way.get(hashed)
         if joined is not None:
             if joined[0] != body_hash:
                 raise IdempotencyKeyReused("The Idempotency-Key is in use with another body.")
             return (await asyncio.shield(joined[1]))._replace(replayed=True)
-        write.key = (hashed, body_hash)
-        task = asyncio.ensure_future(self._answer(write, hashed, body_hash))
+        task = asyncio.ensure_future(self._answer((hashed, body_hash), pointer, work))
         self._under_way[hashed] = (body_hash, task)
         task.add_done_callback(lambda done: self._finished(hashed, done))
         return await asyncio.shield(task)
 
     def _finished(self, hashed: bytes, done: asyncio.Task[Published]) -> None:
-        self._under_way.pop(hashed, None)
+        del self._under_way[hashed]
         if not done.cancelled():
-            done.exception()
+            done.exception()  # Looked at here, since its callers may all be gone.
 
-    async def _answer(self, write: Write, hashed: bytes, body_hash: bytes) -> Published:
+    async def _answer(
+        self,
+        mark: KeyMark,
+        pointer: int | None,
+        work: Callable[[KeyMark], Awaitable[Published]],
+    ) -> Published:
+        hashed, body_hash = mark
         answer = await self._known(hashed)
         if answer is not None:
             check_same_body(answer, body_hash)
-            return Published(answer.first, answer.last, write.pointer, replayed=True)
-        published = await self.write(write)
+            return Published(answer.first, answer.last, pointer, replayed=True)
+        published = await work(mark)
         answer = Answer(published.first, published.last, body_hash)
         self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)
         return published

@@ -1,76 +1,41 @@
 """Who leads which topic on this node, and what happens when that ends.
 
-A topic that is in use has a State: its record, the leader that this node is for it, those who wait for
-something new, and its rates. Leading begins with the first write, by a claim. It ends when a hold is
-done; requests that were never sent then go to the next leader, in their order.
+A topic that is in use has a state. Leading begins with the first write, by a claim. It ends when a hold
+is done, or when the topic has been idle::
+
+    no leader ──claim──▶ leader ──hold done──▶ former ──settled──▶ no leader, requests to carry over
+        ▲                  │                                          │
+        └──idle, released──┘                       the next leader takes them first, in their order
+
+The next claim waits until the former leader's requests all have their outcome. So what was certainly
+not stored keeps its place before what came later.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from broker.errors import BrokerError, Fenced, NoLeader, OutcomeUnknown
+from broker import guards
+from broker.errors import BrokerError, Fenced, NoLeader, OutcomeUnknown, StorageFull
 from broker.leading.claims import claim
 from broker.model import RowId, Topic, TopicId, first_row_at
-from broker.storage.control import Deleted, StaleGeneration
+from broker.storage.control import Deleted, StaleGeneration, State
 from broker.storage.keys import LogId
-from broker.topics.cache import TopicCache
-from broker.topics.leader import Queued, TopicLeader
-from broker.topics.reading import Reading
+from broker.storage.ports import Hold
+from broker.topics.leader import TopicLeader
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import PublishOptions
-from broker.topics.stats import Rates
+from broker.topics.state import TopicState
 from broker.topics.surroundings import Surroundings
+from broker.topics.writer import Write
 
 REQUEST_DEADLINE_S = 30.0
-PAGE_BYTES = 1024 * 1024
+RELEASES_AT_ONCE = 256
+STALE_RECORD_PAUSE_S = 0.02
 Result = TypeVar("Result")
-
-
-class TopicState:
-    """One topic that is in use on this node."""
-
-    __slots__ = ("around", "changes", "id", "leader", "lock", "rates", "topic", "waiting")
-
-    def __init__(self, identifier: TopicId, around: Surroundings) -> None:
-        """Begin without leader and record."""
-        self.id = identifier
-        self.around = around
-        self.topic: Topic | None = None
-        self.leader: TopicLeader | None = None
-        self.lock = asyncio.Lock()
-        self.waiting: set[asyncio.Future[None]] = set()
-        self.changes = 0
-        self.rates = Rates(around.clock)
-
-    @property
-    def cache(self) -> TopicCache | None:
-        """The cache of this node's leader of the topic, if it is one."""
-        return self.leader.cache if self.leader is not None else None
-
-    def is_generation(self, generation: int) -> bool:
-        """Whether the topic still is the one that was looked up."""
-        return self.topic is not None and self.topic.generation == generation
-
-    def wake(self) -> None:
-        """Tell those who wait that the log changed."""
-        self.changes += 1
-        for future in self.waiting:
-            if not future.done():
-                future.set_result(None)
-        self.waiting.clear()
-
-    async def next_page(self, reading: Reading) -> bytes:
-        """Return the next page of a reading, counting what it gives out."""
-        before = reading.messages
-        page = await reading.page(self.cache, PAGE_BYTES)
-        count = reading.messages - before
-        self.rates.polled(count)
-        self.around.metrics.moved("poll", "/".join(self.id), count, len(page))
-        return page
 
 
 class Leaders:
@@ -82,14 +47,56 @@ class Leaders:
         self.registry = registry
         self.states: dict[TopicId, TopicState] = {}
         self._jitter = random.Random(seed)  # noqa: S311 - It spreads retries; nobody guards it.
-        self._moves: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._forgetting: asyncio.Task[None] | None = None
+        self._forget_over = around.settings.topics_in_use_max
+        self._closing = False
 
     def state(self, topic: TopicId) -> TopicState:
         """Return the state of a topic, whether it exists or not."""
         state = self.states.get(topic)
         if state is None:
             state = self.states[topic] = TopicState(topic, self.around)
+            if len(self.states) > self._forget_over:
+                self._forget_soon()
         return state
+
+    async def learn(self, topic: TopicId) -> Topic:
+        """Return a topic whose record was not read yet. Raises TopicNotFound."""
+        state = self.state(topic)
+        try:
+            with state.used():
+                async with state.lock:
+                    if state.topic is None:
+                        await self.finish_delete(topic)
+                        state.topic = await self.registry.get(topic)
+                    return state.topic
+        finally:
+            self._forget_unknown(state)
+
+    async def finish_delete(self, topic: TopicId) -> bool:
+        """Bring a delete to its end that fenced the log and got no further; whether there was one.
+
+        The caller has the lock of the topic's state.
+        """
+        record = await self.registry.read(topic)
+        if record is None or record.deleted:
+            return False
+        control = await self.around.store.head(LogId(topic, record.generation))
+        if (
+            control is None
+            or control.generation != record.generation
+            or control.state is not State.DELETED
+            or not guards.holds("tombstone")
+        ):
+            return False
+        await self.registry.delete(topic, record.generation)
+        return True
+
+    def _forget_unknown(self, state: TopicState) -> None:
+        """Keep nothing for names that are no topic's."""
+        if state.topic is None and state.idle and state.leader is None:
+            self.states.pop(state.id, None)
 
     async def led(
         self,
@@ -97,7 +104,11 @@ class Leaders:
         attempt: Callable[[TopicLeader], Awaitable[Result]],
         options: PublishOptions,
     ) -> Result:
-        """Do something as the topic's leader; if fenced, which is definite, as the next one."""
+        """Do something as the topic's leader; if fenced, which is definite, as the next one.
+
+        Raises:
+            OutcomeUnknown: retriable, if the request has a key under which it may be repeated.
+        """
         deadline = options.deadline or self.around.clock.monotonic() + REQUEST_DEADLINE_S
         while True:
             leader = await self.lead(topic, deadline)
@@ -107,86 +118,192 @@ class Leaders:
                 leader.end(error)
                 if self.around.clock.monotonic() > deadline:
                     raise NoLeader(f"Nobody leads topic '{topic}' just now.") from error
-            except OutcomeUnknown as error:
-                if options.key is None:
+            except (OutcomeUnknown, StorageFull) as error:
+                if options.key is None or error.outcome != "unknown":
                     raise
-                raise error.under_key() from error
+                raise OutcomeUnknown(error.message).under_key() from error
 
     async def lead(self, topic: TopicId, deadline: float) -> TopicLeader:
-        """Return this node's leader of a topic, claiming it if needed. Raises TopicNotFound."""
+        """Return this node's leader of a topic, claiming it if needed.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            NoLeader: the deadline (monotonic seconds) passed, or the node stops.
+            StorageFull, StorageCorrupt: see LogStore.claim; nothing was done.
+        """
         state = self.state(topic)
+        state.touched = True
         if state.leader is not None:
             return state.leader
-        async with state.lock:
-            while state.leader is None:
-                found = await self.registry.get(topic)
-                try:
-                    hold = await claim(
-                        self.around.store,
-                        LogId(topic, found.generation),
-                        owner=self.around.owner,
-                        clock=self.around.clock,
-                        keep_after=self._window_start(),
-                        deadline=deadline,
-                        jitter=self._jitter,
-                    )
-                except Deleted:
-                    await self.registry.delete(topic, found.generation)
-                    raise not_found(topic) from None
-                except StaleGeneration:
-                    await self.registry.read(topic)
-                    continue
-                state.topic = found
-                state.leader = TopicLeader(
-                    found, hold, self.around, committed=state.wake, lost=self._lost
+        with state.used():
+            async with state.lock:
+                if state.leader is None:
+                    state.leader = await self._succeed(state, deadline)
+                return state.leader
+
+    async def _succeed(self, state: TopicState, deadline: float) -> TopicLeader:
+        """Claim a topic and begin with what its former leader did not store."""
+        try:
+            await self._settle(state, deadline)
+            found, hold = await self._claimed(state, deadline)
+        except BrokerError as error:
+            _fail(state.carried, error)
+            state.carried = []
+            raise
+        state.topic = found
+        leader = TopicLeader(found, hold, self.around, committed=state.wake, lost=self._lost)
+        carried, state.carried = state.carried, []
+        if state.carried_generation == found.generation:
+            leader.writer.take_over(carried)
+        else:
+            # They were let in under another topic's properties.
+            _fail(carried, Fenced(f"Not done: topic '{state.id}' was created anew."))
+        return leader
+
+    async def _settle(self, state: TopicState, deadline: float) -> None:
+        former = state.former
+        if former is None:
+            return
+        settling = asyncio.ensure_future(former.settled())
+        left_s = max(deadline - self.around.clock.monotonic(), 0)
+        try:
+            await asyncio.wait((settling,), timeout=left_s)
+        finally:
+            if not settling.done():
+                settling.cancel()
+        if not settling.done():
+            raise NoLeader(f"What was sent to topic '{state.id}' is not resolved yet.")
+        again = Fenced("Not done: the topic changed hands.")
+        for write in settling.result():
+            if write.key is not None or write.payloads is None:
+                # Under the next leader a key is looked up anew, and so is a payload log's seal.
+                _fail([write], again)
+            else:
+                state.carried.append(write)
+        state.carried_generation = former.topic.generation
+        state.former = None
+
+    async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, Hold]:
+        topic = state.id
+        while True:
+            if self._closing:
+                raise NoLeader("This node is stopping.")
+            found = await self.registry.get(topic)
+            try:
+                hold = await claim(
+                    self.around.store,
+                    LogId(topic, found.generation),
+                    owner=self.around.owner,
+                    clock=self.around.clock,
+                    keep_after=self._window_start(),
+                    deadline=deadline,
+                    jitter=self._jitter,
                 )
-            return state.leader
+            except Deleted:
+                # Whoever began to delete it did not come to the end.
+                await self.registry.delete(topic, found.generation)
+                state.topic = None
+                raise not_found(topic) from None
+            except StaleGeneration:
+                record = await self.registry.read(topic)
+                if record is not None and record.generation > found.generation:
+                    continue
+                if self.around.clock.monotonic() > deadline:
+                    raise NoLeader(
+                        f"The record of topic '{topic}' is older than its log."
+                    ) from None
+                await self.around.clock.sleep(STALE_RECORD_PAUSE_S)
+            else:
+                return found, hold
 
     def _window_start(self) -> RowId:
         window_ms = self.around.settings.idempotency_window_ms
         return first_row_at(self.around.clock.now_ms() - window_ms)
 
-    def _lost(self, leader: TopicLeader, error: BrokerError, queued: Queued) -> None:
+    def _lost(self, leader: TopicLeader) -> None:
         state = self.state(leader.topic.id)
         if state.leader is leader:
             state.leader = None
+            state.former = leader
+            self._start(self._hand_over(state))
         state.wake()
-        if queued:
-            task = asyncio.ensure_future(self._move(leader.topic.id, error, queued))
-            self._moves.add(task)
-            task.add_done_callback(self._moves.discard)
 
-    async def _move(self, topic: TopicId, error: BrokerError, queued: Queued) -> None:
-        """Hand requests that were never sent to the next leader, in their order.
+    async def _hand_over(self, state: TopicState) -> None:
+        """See to it that what a former leader left is taken up or answered."""
+        deadline = self.around.clock.monotonic() + REQUEST_DEADLINE_S
+        with state.used():
+            async with state.lock:
+                try:
+                    await self._settle(state, deadline)
+                    if state.carried and state.leader is None:
+                        state.leader = await self._succeed(state, deadline)
+                except BrokerError as error:
+                    _fail(state.carried, error)
+                    state.carried = []
 
-        Keyed ones and references go back to their callers, who know how to begin again: under a new
-        leader a key is looked up anew, and so is a payload log's seal.
-        """
-        plain = [write for write in queued if write.key is None and write.payloads is not None]
-        for write in queued:
-            if (write.key is not None or write.payloads is None) and not write.future.done():
-                write.future.set_exception(Fenced(f"Not done: {error.message}"))
-        if not plain:
-            return
-        try:
-            deadline = self.around.clock.monotonic() + REQUEST_DEADLINE_S
-            leader = await self.lead(topic, deadline)
-            for write in plain:
-                leader.messages.writer.submit(write)
-        except BrokerError as failure:
-            for write in plain:
-                if not write.future.done():
-                    write.future.set_exception(failure)
+    def _start(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def close(self) -> None:
-        """Finish what is under way and hand every log off."""
-        if self._moves:
-            await asyncio.wait(set(self._moves))
-        for state in list(self.states.values()):
+    # Letting go.
+
+    def _forget_soon(self) -> None:
+        if self._forgetting is None or self._forgetting.done():
+            self._forgetting = asyncio.ensure_future(self.forget_idle())
+
+    async def forget_idle(self) -> None:
+        """Hand off and forget the topics that nobody has used since the last call."""
+        idle = []
+        for state in self.states.values():
+            if state.idle and not state.touched:
+                idle.append(state)
+            state.touched = False
+        await self._release_all(idle)
+        for state in idle:
+            if state.idle and not state.touched and state.leader is None:
+                self.states.pop(state.id, None)
+        # Where so many are in use, looking at all of them again must wait until there are more.
+        in_use_max = self.around.settings.topics_in_use_max
+        self._forget_over = max(in_use_max, len(self.states) * 5 // 4)
+
+    async def _release_all(self, states: Iterable[TopicState]) -> None:
+        led = [state for state in states if state.leader is not None]
+        for first in range(0, len(led), RELEASES_AT_ONCE):
+            some = led[first : first + RELEASES_AT_ONCE]
+            await asyncio.gather(*(self._release(state) for state in some))
+
+    async def _release(self, state: TopicState) -> None:
+        """Finish what is under way and hand a topic's log off. A new use claims it again."""
+        async with state.lock:
             leader = state.leader
             if leader is None:
-                continue
+                return
             await leader.idle()
-            if state.leader is leader:
+            if state.leader is not leader:
+                return
+            state.leader = None
+            state.former = leader
+            try:
                 await self.around.store.release(leader.hold)
-                leader.end(NoLeader("This node has stopped."))
+            except BrokerError:
+                # The next claim does without: it adds a range instead of extending the last.
+                self.around.metrics.happened("release_failed")
+            leader.end(NoLeader("This node let go of the topic."))
+        self._start(self._hand_over(state))
+
+    async def close(self) -> None:
+        """Finish what is under way and hand every log off; nothing is led any more."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        self._closing = True
+        while any(state.leader is not None for state in self.states.values()):
+            await self._release_all(list(self.states.values()))
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+
+def _fail(writes: Iterable[Write], error: BrokerError) -> None:
+    for write in writes:
+        if not write.future.done():
+            write.future.set_exception(error)

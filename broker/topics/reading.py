@@ -12,7 +12,7 @@ it is never skipped: the read is repeated, and refused if it stays so.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple, Protocol
 
 from broker import guards
@@ -32,7 +32,7 @@ from broker.storage.ports import Row, Rows
 from broker.topics.cache import PlainEntry, TopicCache
 from broker.topics.fetch import Verdict, judge, lives, oldest_live, start_of
 from broker.topics.surroundings import Surroundings
-from broker.wire.blocks import PollDecoder, encode_block
+from broker.wire.blocks import PollDecoder, encode_block, encode_inline_block
 
 STALE_READS_MAX = 5
 STALE_READ_PAUSE_S = 0.02
@@ -56,7 +56,6 @@ class Reading:
         """Begin where the poll asks, or at the oldest message that lives."""
         self.blocked_by: int | None = None
         self.messages = 0
-        self.ended = False
         self._around = around
         self._topic = topic
         self._log = LogId(topic.id, topic.generation)
@@ -66,17 +65,26 @@ class Reading:
         self._through: RowId | None = None
         limits = (NO_LIMIT, poll.limit, around.settings.poll_messages_max)
         self._left = min(limit for limit in limits if limit is not None)
+        self.ended = self._left <= 0
         self._reference: _Reference | None = None
         self._ids: list[MessageId] = []
         self._payloads: list[bytes] = []
         self._blocks: list[bytes] = []
         self._bytes = 0
 
+    def follow(self, topic: Topic) -> None:
+        """Go by the topic as it is now, if it still is this one: its ttl may have changed."""
+        if topic.generation == self._topic.generation:
+            self._topic = topic
+
     def go_on(self) -> None:
-        """Read further after the end of what was committed: something new may be there."""
-        if self.blocked_by is None and self._left > 0:
-            self.ended = False
-            self._through = None
+        """Read further after an end, since the log has changed: something new may be there.
+
+        Where a transaction held the reading, it may have been rolled back meanwhile.
+        """
+        self.blocked_by = None
+        self._through = None
+        self.ended = self._left <= 0
 
     async def page(self, cache: TopicCache | None, bytes_max: int) -> bytes:
         """Return the next messages as blocks for the wire; no bytes means the end.
@@ -91,7 +99,7 @@ class Reading:
         while not self.ended and self._bytes < bytes_max:
             if self._reference is not None:
                 await self._read_payloads(self._reference, bytes_max)
-            elif cache is not None and cache.covers(self._after):
+            elif cache is not None and cache.covers(self._after, self._through):
                 await self._read_cache(cache, bytes_max)
             else:
                 await self._read_storage(bytes_max)
@@ -105,7 +113,9 @@ class Reading:
 
     async def _read_cache(self, cache: TopicCache, bytes_max: int) -> None:
         self._around.metrics.cache_read(hit=True)
-        through = self._through = self._through or cache.pointer
+        if self._through is None:
+            self._through = cache.pointer
+        through = self._through
         for entry, first, stop in cache.runs(self._after, through):
             if isinstance(entry, PlainEntry):
                 self._take_run(entry, first, stop)
@@ -141,7 +151,7 @@ class Reading:
         page = await self._around.store.scan(
             self._log,
             self._after,
-            self._through or ROW_ID_MAX,
+            ROW_ID_MAX if self._through is None else self._through,
             rows_max=min(settings.page_rows_max, max(self._left, 16)),
             bytes_max=min(settings.page_bytes_max, bytes_max),
         )
@@ -151,28 +161,60 @@ class Reading:
             self._after = max(self._after, page.seen)
             self.ended = self.ended or not page.more
 
-    async def _take_rows(self, rows: Iterable[Row], bytes_max: int) -> bool:
+    async def _take_rows(self, rows: Sequence[Row], bytes_max: int) -> bool:
         """Take rows in order; False if it stopped before the last of them."""
         now_ms = self._around.clock.now_ms()
-        for row in rows:
-            verdict = judge(row.pointer, self._snapshot)
-            if verdict is Verdict.HOLD:
-                self.blocked_by = row.pointer
-                self.ended = True
+        first = 0
+        for judged in _to_judge(rows, transactional=self._snapshot is not None):
+            if not self._take_plain(rows[first:judged], now_ms):
                 return False
+            first = judged + 1
+            if not await self._take_row(rows[judged], now_ms, bytes_max):
+                return False
+        return self._take_plain(rows[first:], now_ms)
+
+    def _take_plain(self, rows: Sequence[Row], now_ms: int) -> bool:
+        """Take rows that need no judgement but by their age; False if the limit came before."""
+        if not rows:
+            return True
+        self._after = rows[-1].id
+        bound = oldest_live(now_ms, self._topic.ttl_ms)
+        if rows[0].id < bound:
+            rows = rows[bisect_left(rows, bound, key=_id_of) :]
+        if rows and rows[0].id == self._start.row and not self._start.inline:
+            rows = rows[1:]
+        if len(rows) > self._left:
+            rows = rows[: self._left]
+        if rows:
+            self._flush()
+            payloads = [row[1] or b"" for row in rows]
+            block = encode_inline_block([row[0] for row in rows], payloads)
+            self._blocks.append(block)
+            self._bytes += len(block)
+            self._count(len(rows))
+        return self._left > 0
+
+    async def _take_row(self, row: Row, now_ms: int, bytes_max: int) -> bool:
+        """Judge one row and take what it shows; False if reading stops there."""
+        if row.id == self._start.row and row.payload is not None and not self._start.inline:
+            # Whoever begins after this message has it: it may be open and yet holds nothing up.
             self._after = row.id
-            if verdict is Verdict.SKIP or not lives(
-                row.id, row.lifetime_ms, now_ms, self._topic.ttl_ms
-            ):
-                continue
-            if row.payload is not None:
-                if row.id != self._start.row or self._start.inline:
-                    self._emit(row.id + ROW_ID_MIN, row.payload)
-            else:
-                await self._enter(row, bytes_max)
-            if self._left <= 0 or self._reference is not None or self._bytes >= bytes_max:
-                return False
-        return True
+            return True
+        verdict = judge(row.pointer, self._snapshot)
+        if verdict is Verdict.HOLD:
+            self.blocked_by = row.pointer
+            self.ended = True
+            return False
+        self._after = row.id
+        if verdict is Verdict.SKIP or not lives(
+            row.id, row.lifetime_ms, now_ms, self._topic.ttl_ms
+        ):
+            return True
+        if row.payload is None:
+            await self._enter(row, bytes_max)
+        else:
+            self._emit(row.id + ROW_ID_MIN, row.payload)
+        return self._left > 0 and self._reference is None and self._bytes < bytes_max
 
     # Payload logs.
 
@@ -220,6 +262,25 @@ class Reading:
         if self._ids:
             self._blocks.append(encode_block(self._ids, self._payloads))
             self._ids, self._payloads = [], []
+
+
+def _id_of(row: Row) -> RowId:
+    return row.id
+
+
+def _to_judge(rows: Sequence[Row], *, transactional: bool) -> list[int]:
+    """Return the places of the rows that are not simply taken by every consumer of this kind."""
+    if transactional:
+        return [
+            place
+            for place, (_, payload, pointer, _, lifetime_ms) in enumerate(rows)
+            if pointer is not None or payload is None or lifetime_ms is not None
+        ]
+    return [
+        place
+        for place, (_, payload, _, _, lifetime_ms) in enumerate(rows)
+        if payload is None or lifetime_ms is not None
+    ]
 
 
 def shorter(one_ms: int | None, other_ms: int | None) -> int | None:

@@ -65,9 +65,10 @@ def record_key(topic: TopicId) -> bytes:
 class TopicRegistry:
     """Topic records over a record store, cached."""
 
-    def __init__(self, records: RecordStore) -> None:
-        """Start with nothing cached."""
+    def __init__(self, records: RecordStore, *, cached_max: int = 100_000) -> None:
+        """Start with nothing cached; over ``cached_max`` records the oldest read is forgotten."""
         self._records = records
+        self._cached_max = cached_max
         self._cached: dict[TopicId, TopicRecord] = {}
 
     def cached(self, topic: TopicId) -> TopicRecord | None:
@@ -91,8 +92,13 @@ class TopicRegistry:
         if found is None:
             return None, None
         record = _decode(record_key(topic), found.value)
-        self._cached[topic] = record
+        self._remember(topic, record)
         return record, found.version
+
+    def _remember(self, topic: TopicId, record: TopicRecord) -> None:
+        self._cached[topic] = record
+        if len(self._cached) > self._cached_max:
+            del self._cached[next(iter(self._cached))]
 
     async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         """Write the record of the name's next generation. Raises TopicExists."""
@@ -145,16 +151,16 @@ class TopicRegistry:
         raise OutcomeUnknown(f"Changing topic '{topic}' did not come to an end.")
 
     async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
+        # Until it is confirmed, nobody knows which value is there.
+        self._cached.pop(topic, None)
         try:
             put = await self._records.put_if(record_key(topic), version, _encode(record))
         except OutcomeUnknown:
             # The caller reads again: its token there says that it was put.
-            self._cached.pop(topic, None)
             return False
         if put is None:
-            self._cached.pop(topic, None)
             return False
-        self._cached[topic] = record
+        self._remember(topic, record)
         return True
 
     async def names(self, namespace: str) -> list[str]:

@@ -14,6 +14,10 @@ after a jump of the clock, the sweeper rests: a wrong clock is harmless until so
 
 A payload log may go when its transaction can publish nothing more and what it published has expired:
 longest life of a transaction + ttl + margin after its last store or, if nothing was ever stored, its seal.
+Its control row stays until no row of the topic can refer to it: the row at the pointer is never removed,
+and a ttl that is raised shows it again.
+
+A reference without its mark (stored.py) is looked for before the rows behind the floor go.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from dataclasses import dataclass
 
 from broker import guards
 from broker.errors import BrokerError, TopicNotFound
-from broker.model import ROW_ID_MIN, RowId, Topic, TopicId, first_row_at, timestamp_of
+from broker.model import ROW_ID_MIN, RowId, Topic, TopicId, first_row_at, row_before, timestamp_of
 from broker.storage.control import Control, State
 from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
@@ -41,6 +45,8 @@ class SweepReport:
     payload_logs: int = 0
     skipped: int = 0
     """Topics that could not be swept just now; the next sweep finds them again."""
+    rested: bool = False
+    """Whether it ended early because the clock is not steady."""
 
 
 def floor_of(now_ms: int, ttl_ms: int, margin_ms: int) -> RowId:
@@ -56,9 +62,18 @@ def may_drop(
     return now_ms > last_ms + life_max_ms + topic.ttl_ms + margin_ms
 
 
-def may_forget(number: int, *, now_ms: int, life_max_ms: int, margin_ms: int) -> bool:
-    """Whether a dropped payload log's number can't come again: a store of it would be too old."""
-    return number >= 0 and now_ms > number // POINTERS_PER_MS + life_max_ms + margin_ms
+def may_forget(
+    control: Control, number: int, *, floor: RowId, now_ms: int, life_max_ms: int, margin_ms: int
+) -> bool:
+    """Whether nobody can ask for a dropped payload log any more.
+
+    Its number can't come again, since a store of it would be too old, and no row from ``floor`` on,
+    the floor of the topic, can be its reference.
+    """
+    too_old = number >= 0 and now_ms > number // POINTERS_PER_MS + life_max_ms + margin_ms
+    referred = control.published if control.published > ROW_ID_MIN else control.sealed_at
+    was_sealed = control.published > ROW_ID_MIN or control.sealed_at > ROW_ID_MIN
+    return too_old and (referred < floor or not was_sealed)
 
 
 class Sweeper:
@@ -71,15 +86,22 @@ class Sweeper:
         settings = leaders.around.settings
         self._rows_max = settings.sweep_rows_max
         self._life_max_ms = settings.transaction_life_max_s * 1000
+        self._swept: dict[TopicId, tuple[int, RowId]] = {}
+        """Generation and pointer of topics when they were last swept to the end, in this process."""
 
     @property
     def _margin_ms(self) -> int:
         return self._around.settings.sweep_margin_ms if guards.holds("sweep-margin") else 0
 
     async def sweep(self) -> SweepReport:
-        """Sweep every topic once."""
+        """Sweep every topic once; stop at a topic's end if the clock jumps meanwhile."""
         report = SweepReport()
+        steady_ms = self._around.clock.steady_ms()
         for topic, _ in await self._leaders.registry.all():
+            steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
+            if steady_ms < steady_before_ms and guards.holds("sweep-margin"):
+                report.rested = True
+                break
             try:
                 await self.sweep_topic(topic, report)
             except TopicNotFound:
@@ -118,33 +140,74 @@ class Sweeper:
         now_ms = self._around.clock.now_ms()
         floor = floor_of(now_ms, topic.ttl_ms, self._margin_ms)
         payload_logs = await self._around.store.payload_logs(topic.id, topic.generation)
-        leader = self._leaders.state(topic.id).leader
+        state = self._leaders.states.get(topic.id)
+        leader = state.leader if state is not None else None
         if leader is None:
-            if not payload_logs and not await self._has_work(log, control, floor):
+            due = any(self._is_due(found, topic, now_ms) for _, found in payload_logs)
+            if not due and not await self._has_work(log, control, floor, now_ms):
                 return
             deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S
             leader = await self._leaders.lead(topic.id, deadline)
         if leader.topic.generation != topic.generation:
             return
+        for payload_log, found in payload_logs:
+            if found.state is State.SEALED and payload_log.number is not None:
+                await leader.payloads.mark_published(payload_log.number)
+        pointer = leader.hold.control.pointer
         await self._sweep_messages(leader, floor, now_ms, report)
         for payload_log, found in payload_logs:
             await self._sweep_payload_log(leader, payload_log, found, report)
+        self._swept[topic.id] = (topic.generation, pointer)
 
-    async def _has_work(self, log: LogId, control: Control, floor: RowId) -> bool:
-        """Whether a topic that nobody writes to is worth a claim."""
-        if control.pointer < floor and control.floor >= floor:
-            return False
-        page = await self._around.store.scan(
-            log, ROW_ID_MIN, control.pointer, rows_max=1, bytes_max=1
+    def _is_over(self, control: Control, topic: Topic, now_ms: int) -> bool:
+        return may_drop(
+            control,
+            topic,
+            now_ms=now_ms,
+            life_max_ms=self._life_max_ms,
+            margin_ms=self._margin_ms,
         )
-        return bool(page.rows) and (page.rows[0].id < floor or page.rows[0].lifetime_ms is not None)
+
+    def _is_due(self, control: Control, topic: Topic, now_ms: int) -> bool:
+        """Whether there is something to do about a payload log."""
+        return control.state in {State.SEALED, State.DROPPED} or self._is_over(
+            control, topic, now_ms
+        )
+
+    async def _has_work(self, log: LogId, control: Control, floor: RowId, now_ms: int) -> bool:
+        """Whether a topic that nobody leads is worth a claim.
+
+        It is if its floor can rise; if a floor was raised before this process looked, so that a crash
+        may have left rows behind it; or if a row among the first ones is at the end of its own life.
+        """
+        if min(floor, control.pointer) > control.floor and await self._has_row_below(log, floor):
+            return True
+        swept = self._swept.get(log.topic) == (log.generation, control.pointer)
+        if not swept and control.floor > ROW_ID_MIN:
+            return True
+        page = await self._around.store.scan(
+            log,
+            ROW_ID_MIN,
+            row_before(control.pointer),
+            rows_max=self._rows_max,
+            bytes_max=self._around.settings.page_bytes_max,
+        )
+        before_ms = now_ms - self._margin_ms
+        return any(
+            row.lifetime_ms is not None and timestamp_of(row.id) + row.lifetime_ms < before_ms
+            for row in page.rows
+        )
+
+    async def _has_row_below(self, log: LogId, floor: RowId) -> bool:
+        through = row_before(floor)
+        page = await self._around.store.scan(log, ROW_ID_MIN, through, rows_max=1, bytes_max=1)
+        return bool(page.rows)
 
     async def _sweep_messages(
         self, leader: TopicLeader, floor: RowId, now_ms: int, report: SweepReport
     ) -> None:
         store = self._around.store
-        if floor > leader.hold.control.floor:
-            await leader.guarded(store.raise_floor(leader.hold, floor))
+        await leader.raise_floor(floor)
         window_ms = self._around.settings.idempotency_window_ms + self._margin_ms
         more = True
         while more:
@@ -160,22 +223,29 @@ class Sweeper:
     async def _sweep_payload_log(
         self, leader: TopicLeader, log: LogId, control: Control, report: SweepReport
     ) -> None:
-        store, number = self._around.store, log.number
+        store, number, topic = self._around.store, log.number, leader.topic
         assert number is not None
-        ages = {
-            "now_ms": self._around.clock.now_ms(),
-            "life_max_ms": self._life_max_ms,
-            "margin_ms": self._margin_ms,
-        }
+        now_ms = self._around.clock.now_ms()
+
+        def is_over(control: Control) -> bool:
+            return self._is_over(control, topic, now_ms)
+
         if control.state is not State.DROPPED:
-            if not may_drop(control, leader.topic, **ages):
+            if not is_over(control) or not await leader.drop_payloads(number, is_over):
                 return
-            await leader.drop_payloads(number)
             report.payload_logs += 1
         more = True
         while more:
             swept = await store.sweep_payloads(leader.hold, number, self._rows_max)
             report.rows += swept.rows
             more = swept.more
-        if may_forget(number, **ages):
+        seen = await store.head(log)
+        if seen is not None and may_forget(
+            seen,
+            number,
+            floor=leader.hold.control.floor,
+            now_ms=now_ms,
+            life_max_ms=self._life_max_ms,
+            margin_ms=self._margin_ms,
+        ):
             await leader.forget_payloads(number)

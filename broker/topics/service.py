@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Mapping
 
 from broker.errors import (
     BadRequest,
     Fenced,
     Overloaded,
+    TopicExists,
     TransactionTooOld,
 )
 from broker.model import (
@@ -23,12 +23,13 @@ from broker.storage.control import StaleGeneration
 from broker.storage.keys import LogId
 from broker.storage.ports import RecordStore
 from broker.topics.browse import BrowsePage, BrowseQuery, browse
-from broker.topics.keyed import request_hash
+from broker.topics.finishing import to_its_end
 from broker.topics.leader import TopicLeader
-from broker.topics.leaders import Leaders, TopicState
+from broker.topics.leaders import Leaders
 from broker.topics.reading import PollStream, Reading
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
+from broker.topics.state import TopicState
 from broker.topics.stats import TopicStats, topic_stats
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import Write
@@ -43,7 +44,7 @@ class Topics:
         self, around: Surroundings, records: RecordStore, *, seed: int | None = None
     ) -> None:
         """Serve what the stores hold. ``seed`` makes the jitter of back-off repeatable."""
-        self.registry = TopicRegistry(records)
+        self.registry = TopicRegistry(records, cached_max=around.settings.topic_records_cached_max)
         self.around = around
         self.leaders = Leaders(around, self.registry, seed=seed)
         self._states = self.leaders.states
@@ -54,29 +55,40 @@ class Topics:
 
     async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         """Create a topic, or the next generation of a deleted one. Raises TopicExists."""
+        return await to_its_end(self._create(topic, properties))
+
+    async def _create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         state = self.leaders.state(topic)
-        async with state.lock:
-            state.topic = await self.registry.create(topic, properties)
-            return state.topic
+        with state.used():
+            async with state.lock:
+                try:
+                    state.topic = await self.registry.create(topic, properties)
+                except TopicExists:
+                    if not await self.leaders.finish_delete(topic):
+                        raise
+                    state.topic = await self.registry.create(topic, properties)
+                return state.topic
 
     async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         """Replace a topic's properties. Raises TopicNotFound."""
         await self.get(topic)
+        return await to_its_end(self._update(topic, properties))
+
+    async def _update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
         state = self.leaders.state(topic)
-        async with state.lock:
-            state.topic = await self.registry.update(topic, properties)
-            if state.leader is not None:
-                state.leader.topic = state.topic
-            return state.topic
+        with state.used():
+            async with state.lock:
+                state.topic = await self.registry.update(topic, properties)
+                if state.leader is not None:
+                    state.leader.topic = state.topic
+                return state.topic
 
     async def get(self, topic: TopicId) -> Topic:
         """Return a topic. Raises TopicNotFound."""
         state = self._states.get(topic)
         if state is not None and state.topic is not None:
             return state.topic
-        found = await self.registry.get(topic)
-        self.leaders.state(topic).topic = found
-        return found
+        return await self.leaders.learn(topic)
 
     async def list(self, namespace: str) -> list[str]:
         """Return the names of a namespace's topics, in the order of their keys."""
@@ -85,19 +97,25 @@ class Topics:
     async def delete(self, topic: TopicId) -> None:
         """Delete a topic: first its log is fenced, then its record says so. Raises TopicNotFound."""
         await self.get(topic)
+        await to_its_end(self._delete(topic))
+
+    async def _delete(self, topic: TopicId) -> None:
         state = self.leaders.state(topic)
-        async with state.lock:
-            found = await self.registry.get(topic)
-            log = LogId(topic, found.generation)
-            try:
-                await self.around.store.tombstone(log, self.around.owner)
-            except StaleGeneration:
-                raise not_found(topic) from None
-            if state.leader is not None:
-                state.leader.end(Fenced(f"Topic '{topic}' was deleted."))
-            await self.registry.delete(topic, found.generation)
-            state.topic = None
-        state.wake()
+        with state.used():
+            async with state.lock:
+                found = await self.registry.get(topic)
+                log = LogId(topic, found.generation)
+                try:
+                    await self.around.store.tombstone(log, self.around.owner)
+                except StaleGeneration:
+                    raise not_found(topic) from None
+                finally:
+                    # Also if it failed: whether the log is fenced is found out by the next claim.
+                    state.topic = None
+                    if state.leader is not None:
+                        state.leader.end(Fenced(f"Topic '{topic}' was deleted."))
+                await self.registry.delete(topic, found.generation)
+            state.wake()
 
     # Publishing.
 
@@ -121,38 +139,25 @@ class Topics:
                 and request.payloads
                 and leader.topic.transactions is not TransactionUse.REQUIRED
             ):
+                state.touched = True
                 state.rates.published(len(request.payloads))
-                write = Write(leader.loop.create_future(), request.payloads)
-                return leader.publish(write)
+                return leader.publish(Write(leader.loop.create_future(), request.payloads))
         return self._publish(topic, request, options)
 
     async def _publish(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions
     ) -> Published:
-        found = await self.get(topic)
         if request.pointer is None and not request.payloads:
             raise BadRequest(
                 "Empty payload is only allowed for publishing transactional message. "
-                f"Topic: topic:{topic.namespace}.{topic.topic}"
+                f"Topic: {topic.entity}"
             )
+        found = await self.get(topic)
         self._check(found, request, options)
 
         async def attempt(leader: TopicLeader) -> Published:
-            if not request.payloads:
-                assert request.pointer is not None
-                return await leader.publish_reference(request.pointer, _lifetime_ms(options))
-            future: asyncio.Future[Published] = leader.loop.create_future()
-            write = Write(
-                future,
-                request.payloads,
-                request.pointer,
-                lifetime_ms=_lifetime_ms(options),
-                deadline=options.deadline,
-            )
-            if options.key is None:
-                return await leader.publish(write)
-            body_hash = request_hash(request, options)
-            return await leader.messages.write_keyed(write, options.key, body_hash)
+            self._check(leader.topic, request, options)
+            return await leader.publish_request(request, options)
 
         published = await self.leaders.led(topic, attempt, options)
         self.leaders.state(topic).rates.published(len(request.payloads))
@@ -162,18 +167,25 @@ class Topics:
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
     ) -> Published:
         """Store payloads of a transaction. Raises as publish does, and PayloadsSealed."""
-        found = await self.get(topic)
         if request.pointer is None or not request.payloads:
             raise BadRequest(
-                "Store request must be transactional with payload. "
-                f"Topic: topic:{topic.namespace}.{topic.topic}"
+                f"Store request must be transactional with payload. Topic: {topic.entity}"
             )
+        found = await self.get(topic)
         self._check(found, request, options)
-        return await self.leaders.led(topic, lambda leader: leader.store(request, options), options)
+
+        async def attempt(leader: TopicLeader) -> Published:
+            self._check(leader.topic, request, options)
+            return await leader.store(request, options)
+
+        return await self.leaders.led(topic, attempt, options)
 
     async def rollback(self, topic: TopicId, rollback: RollbackRange) -> int:
         """Mark a transaction's rows as rolled back; return how many there were."""
         await self.get(topic)
+        if rollback.pointer < 0:
+            # Negating a negative pointer would show again what was rolled back.
+            raise BadRequest(f"{rollback.pointer} is no transaction's write pointer.")
         return await self.leaders.led(topic, lambda leader: leader.rollback(rollback), NO_OPTIONS)
 
     def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
@@ -187,6 +199,8 @@ class Topics:
                 f"not {options.ttl_s}."
             )
         if request.pointer is not None:
+            if request.pointer < 0:
+                raise BadRequest(f"{request.pointer} is no transaction's write pointer.")
             self._check_age(request.pointer)
 
     def _check_age(self, pointer: int) -> None:
@@ -208,12 +222,13 @@ class Topics:
         """
         found = await self.get(topic)
         state = self.leaders.state(topic)
-        reading = Reading(self.around, found, poll)
-        seen = state.changes
-        first = await state.next_page(reading)
-        if not first and wait_s > 0:
-            first = await self._wait(state, found, reading, seen, wait_s)
-        return PollStream(reading, first, state)
+        with state.used():
+            reading = Reading(self.around, found, poll)
+            seen = state.changes
+            first = await state.next_page(reading)
+            if not first and wait_s > 0:
+                first = await self._wait(state, found, reading, seen, wait_s)
+            return PollStream(reading, first, state)
 
     async def _wait(
         self, state: TopicState, topic: Topic, reading: Reading, seen: int, wait_s: float
@@ -226,7 +241,7 @@ class Topics:
             deadline = self.around.clock.monotonic() + wait_s
             while not self._draining and state.is_generation(topic.generation):
                 left_s = deadline - self.around.clock.monotonic()
-                if left_s <= 0 or not await self._changed(state, seen, left_s):
+                if left_s <= 0 or not await state.changed(seen, left_s):
                     break
                 seen = state.changes
                 reading.go_on()
@@ -236,18 +251,6 @@ class Topics:
             return b""
         finally:
             self._waiting -= 1
-
-    async def _changed(self, state: TopicState, seen: int, seconds: float) -> bool:
-        """Wait for a change after the one numbered ``seen``; False if none came in time."""
-        if state.changes != seen:
-            return True
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        state.waiting.add(change)
-        try:
-            done, _ = await asyncio.wait((change,), timeout=seconds)
-            return bool(done)
-        finally:
-            state.waiting.discard(change)
 
     @property
     def waiting_polls(self) -> int:
@@ -267,6 +270,10 @@ class Topics:
 
     # Ends.
 
+    async def forget_idle(self) -> None:
+        """Hand off and forget the topics that were not used since the last call."""
+        await self.leaders.forget_idle()
+
     def begin_drain(self) -> None:
         """Answer waiting polls, empty if need be, and let no further poll wait."""
         self._draining = True
@@ -277,7 +284,3 @@ class Topics:
         """Finish what is under way and hand every log off."""
         self.begin_drain()
         await self.leaders.close()
-
-
-def _lifetime_ms(options: PublishOptions) -> int | None:
-    return None if options.ttl_s is None else options.ttl_s * 1000

@@ -32,6 +32,9 @@ class TopicSettings:
     page_bytes_max: int = 4 * 1024 * 1024
     waiting_polls_max: int = 20_000
     cache_bytes_max: int = 128 * 1024 * 1024
+    topics_in_use_max: int = 20_000
+    """Topics that are remembered; over that, those that were idle longest are let go."""
+    topic_records_cached_max: int = 100_000
     sweep_margin_ms: int = 60_000
     sweep_rows_max: int = 1000
 

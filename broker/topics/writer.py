@@ -10,17 +10,26 @@ A request is one unit: its rows are consecutive and become visible together. Ids
 is formed, in the order of arrival. How many batches may be under way is the store's to say.
 
 A writer lives as long as its hold. When an append ends badly the hold is done: requests of that batch
-get its outcome, and requests that were never sent go to whoever takes the log next.
+get its outcome, and requests that were certainly not stored go to whoever takes the log next, in the
+order in which they came.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain
 
-from broker.errors import BodyTooLarge, BrokerError, Fenced, OutcomeUnknown, Overloaded
+from broker import guards
+from broker.errors import (
+    BrokerError,
+    Fenced,
+    OutcomeUnknown,
+    Overloaded,
+    RequestError,
+    Unavailable,
+)
 from broker.model import RowId, timestamp_of
 from broker.storage.ports import Batch, Hold, Segment, SideRow
 from broker.topics.dedupe import Answer, encode_answer
@@ -29,12 +38,16 @@ from broker.topics.settings import Published
 from broker.topics.surroundings import Surroundings
 
 ROW_OVERHEAD_BYTES = 64
+KeyMark = tuple[bytes, bytes]
+"""Hash of an idempotency key, hash of the request's body."""
 
 
 class Write:
     """One request on its way into a log.
 
-    ``payloads`` None is a reference row. ``key`` is (hash of the key, hash of the body) if keyed.
+    ``payloads`` None is a reference row. ``key`` is there if it came with an idempotency key.
+    ``rows`` is how many ids it takes, ``size`` what it counts for in queues.
+    ``rows`` is how many ids it takes, ``size`` what it counts for in queues.
     """
 
     __slots__ = (
@@ -45,6 +58,7 @@ class Write:
         "number",
         "payloads",
         "pointer",
+        "rows",
         "size",
     )
 
@@ -56,10 +70,10 @@ class Write:
         *,
         number: int | None = None,
         lifetime_ms: int | None = None,
-        key: tuple[bytes, bytes] | None = None,
+        key: KeyMark | None = None,
         deadline: float | None = None,
     ) -> None:
-        """Keep the request; its size is what it counts for in queues."""
+        """Keep the request."""
         self.future = future
         self.payloads = payloads
         self.pointer = pointer
@@ -67,16 +81,8 @@ class Write:
         self.lifetime_ms = lifetime_ms
         self.key = key
         self.deadline = deadline
-        self.size = (
-            ROW_OVERHEAD_BYTES
-            if payloads is None
-            else sum(map(len, payloads)) + ROW_OVERHEAD_BYTES * len(payloads)
-        )
-
-    @property
-    def rows(self) -> int:
-        """How many ids it takes."""
-        return 1 if self.payloads is None else len(self.payloads)
+        self.rows = 1 if payloads is None else len(payloads)
+        self.size = sum(map(len, payloads or ())) + ROW_OVERHEAD_BYTES * self.rows
 
     @property
     def is_plain(self) -> bool:
@@ -90,7 +96,7 @@ class Write:
         )
 
 
-Lost = Callable[["LogWriter", BrokerError, list[Write]], None]
+Lost = Callable[["LogWriter", BrokerError], None]
 
 
 class LogWriter:
@@ -103,141 +109,183 @@ class LogWriter:
         *,
         committed: Callable[[Batch], None],
         lost: Lost,
-        confirm: Callable[[], asyncio.Future[None]] | None = None,
+        confirm: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Write through ``hold``; ``committed`` hears of each batch, in order, before its requests."""
+        """Write through ``hold``; ``committed`` hears of each batch, in order, before its requests.
+
+        ``confirm``, if given, must succeed after each append before its requests are answered.
+        """
         self.hold = hold
         self.ids = around.row_ids(timestamp_of(hold.control.pointer))
         self.closed = False
+        self._around = around
         self._store = around.store
         self._clock = around.clock
         self._settings = around.settings
         self._budget = around.queue
-        self._metrics = around.metrics
         self._topic_label = "/".join(hold.log.topic)
         self._kind = "publish" if hold.log.number is None else "store"
         self._committed = committed
         self._lost = lost
         self._confirm = confirm
         self._queue: deque[Write] = deque()
-        self._scheduled = False
+        self._returned: dict[int, list[Write]] = {}
+        """Requests of fenced batches, by the batch's number: they certainly were not stored."""
+        self._batches = 0
         self._under_way: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        """Whether ``_flush`` will be called without any further event."""
+        self._pause: asyncio.Task[None] | None = None
+        self._quiet: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or is under way."""
-        return bool(self._queue or self._under_way)
+        """Whether anything is under way, or waits for it."""
+        return bool(self._under_way or (self._queue and not self.closed))
 
-    def check_room(self) -> None:
-        """Raise Overloaded if the queue is full."""
-        if len(self._queue) >= self._settings.queued_requests_max:
+    def submit(self, write: Write) -> asyncio.Future[Published]:
+        """Queue a request; its future gets the outcome.
+
+        Raises:
+            Fenced: the hold is done.
+            Overloaded: the queue is full.
+        """
+        if self.closed:
+            raise Fenced(f"Nobody leads topic '{self.hold.log.topic}' just now.")
+        queue, budget = self._queue, self._budget
+        if len(queue) >= self._settings.queued_requests_max:
             raise Overloaded("Too many publishes to this topic wait. Try again.", retry_after_s=1)
-        if self._budget.bytes > self._budget.bytes_max:
+        if budget.bytes > budget.bytes_max:
             raise Overloaded("Too many bytes wait to be stored. Try again.", retry_after_s=1)
-
-    def submit(self, write: Write) -> None:
-        """Queue a request; its future gets the outcome."""
-        self._queue.append(write)
-        self._budget.bytes += write.size
+        queue.append(write)
+        budget.bytes += write.size
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
+        return write.future
+
+    def take_over(self, writes: Sequence[Write]) -> None:
+        """Queue what a former writer of the log did not store; it was let in once already."""
+        self._queue.extend(writes)
+        self._budget.bytes += sum(write.size for write in writes)
+        self._flush_soon()
 
     async def idle(self) -> None:
-        """Wait until nothing waits and nothing is under way."""
+        """Wait until nothing waits and nothing is under way; a closed writer sends nothing more."""
         while self.busy:
-            if self._under_way:
-                await asyncio.wait(self._under_way)
-            else:
-                await self._clock.sleep(0.001)
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._quiet.append(future)
+            await future
 
     def close(self, error: BrokerError) -> None:
-        """Stop: the hold is done. Requests that were never sent are handed to ``lost``."""
+        """Stop: the hold is done. What is under way gets its own outcome; see ``settled``."""
         if self.closed:
             return
         self.closed = True
-        self._lost(self, error, self.take_queue())
+        if self._pause is not None:
+            self._pause.cancel()
+        self._lost(self, error)
+        self._tell_if_quiet()
 
-    def take_queue(self) -> list[Write]:
-        """Remove and return the requests that were never sent."""
-        queued = list(self._queue)
+    async def settled(self) -> list[Write]:
+        """Return the requests that were certainly not stored, in their order, of a closed writer."""
+        assert self.closed
+        await self.idle()
+        writes = [write for number in sorted(self._returned) for write in self._returned[number]]
+        self._returned.clear()
+        self._budget.bytes -= sum(write.size for write in self._queue)
+        writes.extend(self._queue)
         self._queue.clear()
-        self._budget.bytes -= sum(write.size for write in queued)
-        return queued
+        return writes
+
+    # Batches.
+
+    def _flush_soon(self) -> None:
+        if self._queue and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = False
-        while self._queue and not self.closed and len(self._under_way) < self._store.pipeline_depth:
-            writes = self._gather()
+        depth = self._store.pipeline_depth
+        while (
+            self._queue and len(self._under_way) < depth and not self.closed and self._pause is None
+        ):
+            writes, rows = self._gather()
             if not writes:
-                continue
-            count = sum(write.rows for write in writes)
+                break
             try:
-                ids = self.ids.take(count, self._clock.now_ms(), self._clock.monotonic() * 1000)
+                ids = self.ids.take(rows, self._clock.now_ms(), self._clock.monotonic() * 1000)
             except LeadExceeded as exceeded:
-                self._queue.extendleft(reversed(writes))
-                self._budget.bytes += sum(write.size for write in writes)
-                self._flush_later(exceeded.wait_ms / 1000)
+                self._put_back(writes)
+                self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
                 return
-            batch = _batch(writes, ids)
-            task = self._loop.create_task(self._commit(batch, writes))
+            self._batches += 1
+            task = self._loop.create_task(self._commit(self._batches, _batch(writes, ids), writes))
             self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            task.add_done_callback(self._landed)
+        self._tell_if_quiet()
 
-    def _flush_later(self, seconds: float) -> None:
-        self._scheduled = True
-
-        async def wait() -> None:
-            await self._clock.sleep(seconds)
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if self._queue and not self._scheduled:
             self._flush()
+        self._tell_if_quiet()
 
-        task = self._loop.create_task(wait())
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+    def _tell_if_quiet(self) -> None:
+        if not self.busy:
+            for future in self._quiet:
+                if not future.done():
+                    future.set_result(None)
+            self._quiet.clear()
 
-    def _gather(self) -> list[Write]:
+    def _put_back(self, writes: list[Write]) -> None:
+        self._queue.extendleft(reversed(writes))
+        self._budget.bytes += sum(write.size for write in writes)
+
+    async def _resume(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        self._pause = None
+        self._flush()
+
+    def _gather(self) -> tuple[list[Write], int]:
         """Take from the queue what the next batch holds, leaving out what nobody waits for."""
-        queue = self._queue
+        queue, settings = self._queue, self._settings
+        bytes_max, rows_max = settings.batch_bytes_max, settings.batch_rows_max
         writes: list[Write] = []
-        size = rows = 0
-        now = self._clock.monotonic()
+        size = rows = taken = 0
+        now: float | None = None
         while queue:
             write = queue[0]
-            if writes and (
-                size + write.size > self._settings.batch_bytes_max
-                or rows + write.rows > self._settings.batch_rows_max
-            ):
+            if writes and (size + write.size > bytes_max or rows + write.rows > rows_max):
                 break
             queue.popleft()
-            self._budget.bytes -= write.size
+            taken += write.size
             if write.future.done():
                 continue
-            if write.deadline is not None and write.deadline < now:
-                write.future.set_exception(Overloaded("The deadline passed in the queue."))
-                continue
+            if write.deadline is not None and guards.holds("deadline"):
+                now = self._clock.monotonic() if now is None else now
+                if write.deadline < now:
+                    write.future.set_exception(Overloaded("The deadline passed in the queue."))
+                    continue
             writes.append(write)
             size += write.size
             rows += write.rows
-        return writes
+        self._budget.bytes -= taken
+        return writes, rows
 
-    def _count(self, writes: list[Write], batch: Batch) -> None:
-        rows = sum(len(segment.ids) for segment in batch.segments)
-        payload_bytes = sum(write.size for write in writes) - rows * ROW_OVERHEAD_BYTES
-        self._metrics.batched(len(writes), rows)
-        self._metrics.moved(self._kind, self._topic_label, rows, payload_bytes)
-
-    async def _commit(self, batch: Batch, writes: list[Write]) -> None:
+    async def _commit(self, number: int, batch: Batch, writes: list[Write]) -> None:
         try:
             await self._store.append(self.hold, batch)
             if self._confirm is not None:
-                await self._confirm()
-        except BodyTooLarge as error:
+                await self._confirmed(self._confirm)
+        except RequestError as error:
+            # Refused before anything was sent: the hold goes on.
             _fail(writes, error)
         except Fenced as error:
             # Nothing of it counts, so whoever takes the log next may have it, in the same order.
-            self._queue.extendleft(reversed(writes))
-            self._budget.bytes += sum(write.size for write in writes)
+            self._returned[number] = writes
             self.close(error)
         except BrokerError as error:
             _fail(writes, error)
@@ -251,11 +299,26 @@ class LogWriter:
         else:
             self._committed(batch)
             _answer(writes, batch)
-            self._count(writes, batch)
-        finally:
-            if self._queue and not self._scheduled:
-                self._scheduled = True
-                self._loop.call_soon(self._flush)
+            self._count(writes)
+
+    @staticmethod
+    async def _confirmed(confirm: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await confirm()
+        except BrokerError as error:
+            # The rows are stored. Whether anybody will ever see them is what could not be found out.
+            raise OutcomeUnknown(error.message) from error
+
+    def _count(self, writes: list[Write]) -> None:
+        rows = sum([write.rows for write in writes])
+        payload_bytes = sum([write.size for write in writes]) - rows * ROW_OVERHEAD_BYTES
+        self._around.metrics.batched(len(writes), rows)
+        self._around.metrics.moved(self._kind, self._topic_label, rows, payload_bytes)
+
+
+def ends_hold(error: BrokerError, hold: Hold) -> bool:
+    """Whether a change under ``hold`` that failed so leaves the hold of no more use."""
+    return hold.done or not isinstance(error, (RequestError, Unavailable))
 
 
 def _batch(writes: list[Write], ids: list[RowId]) -> Batch:
@@ -293,7 +356,7 @@ def _joined(writes: list[Write], ids: list[RowId]) -> Segment:
     return Segment(ids, payloads)
 
 
-def _side(key: tuple[bytes, bytes], first: RowId, last: RowId) -> SideRow:
+def _side(key: KeyMark, first: RowId, last: RowId) -> SideRow:
     hashed, body_hash = key
     return SideRow(b"k", hashed, first, encode_answer(Answer(first, last, body_hash)))
 

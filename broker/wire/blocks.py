@@ -99,16 +99,31 @@ def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> Encoded
 
 def encode_inline_items(rows: Sequence[RowId], payloads: Sequence[bytes]) -> EncodedItems:
     """Encode messages whose payloads lie in their own rows, by their row ids."""
-    tails = [
-        _INLINE_TAILS[size] if size < _SHORT else bytes(10) + encode_long(size)
-        for size in map(len, payloads)
-    ]
+    tails = _inline_tails(payloads)
     return _joined(
         [
             b"".join((_ID_LENGTH, row, tail, payload))
             for row, tail, payload in zip(rows, tails, payloads, strict=True)
         ]
     )
+
+
+def encode_inline_block(rows: Sequence[RowId], payloads: Sequence[bytes]) -> bytes:
+    """Return messages whose payloads lie in their own rows as one block, to be cut no further."""
+    if not rows:
+        return b""
+    parts: list[bytes] = [_ID_LENGTH] * (4 * len(rows))
+    parts[1::4] = rows
+    parts[2::4] = _inline_tails(payloads)
+    parts[3::4] = payloads
+    return encode_long(len(rows)) + b"".join(parts)
+
+
+def _inline_tails(payloads: Sequence[bytes]) -> list[bytes]:
+    return [
+        _INLINE_TAILS[size] if size < _SHORT else bytes(10) + encode_long(size)
+        for size in map(len, payloads)
+    ]
 
 
 def _joined(items: list[bytes]) -> EncodedItems:

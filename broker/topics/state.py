@@ -1,0 +1,121 @@
+"""What a node knows of one topic that is in use: its record, its leader here, and who waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from broker.model import Topic, TopicId
+from broker.topics.cache import TopicCache
+from broker.topics.leader import TopicLeader
+from broker.topics.reading import Reading
+from broker.topics.stats import Rates
+from broker.topics.surroundings import Surroundings
+from broker.topics.writer import Write
+
+PAGE_BYTES = 1024 * 1024
+
+
+class TopicState:
+    """One topic that is in use on this node.
+
+    ``leader`` is who writes to it now. After its end it is ``former`` until all that it sent has its
+    outcome; ``carried`` is what it certainly did not store, for the next leader. ``touched`` is set
+    with every use and cleared by the search for idle topics.
+    """
+
+    __slots__ = (
+        "around",
+        "carried",
+        "carried_generation",
+        "changes",
+        "former",
+        "id",
+        "leader",
+        "lock",
+        "rates",
+        "topic",
+        "touched",
+        "users",
+        "waiting",
+    )
+
+    def __init__(self, identifier: TopicId, around: Surroundings) -> None:
+        """Begin without leader and record."""
+        self.id = identifier
+        self.around = around
+        self.topic: Topic | None = None
+        self.leader: TopicLeader | None = None
+        self.former: TopicLeader | None = None
+        self.carried: list[Write] = []
+        self.carried_generation = 0
+        self.lock = asyncio.Lock()
+        self.waiting: set[asyncio.Future[None]] = set()
+        self.changes = 0
+        self.users = 0
+        self.touched = True
+        self.rates = Rates(around.clock)
+
+    @property
+    def cache(self) -> TopicCache | None:
+        """The cache of this node's leader of the topic, if it is one."""
+        return self.leader.cache if self.leader is not None else None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody uses it, waits on it, or has something under way."""
+        return not (
+            self.users
+            or self.waiting
+            or self.former is not None
+            or self.carried
+            or self.lock.locked()
+            or (self.leader is not None and self.leader.busy)
+        )
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Keep this state from being forgotten."""
+        self.users += 1
+        self.touched = True
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+    def is_generation(self, generation: int) -> bool:
+        """Whether the topic still is the one that was looked up."""
+        return self.topic is not None and self.topic.generation == generation
+
+    def wake(self) -> None:
+        """Tell those who wait that the log changed."""
+        self.changes += 1
+        for future in self.waiting:
+            if not future.done():
+                future.set_result(None)
+        self.waiting.clear()
+
+    async def changed(self, seen: int, seconds: float) -> bool:
+        """Wait for a change after the one numbered ``seen``; False if none came in time."""
+        if self.changes != seen:
+            return True
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiting.add(change)
+        try:
+            done, _ = await asyncio.wait((change,), timeout=seconds)
+            return bool(done)
+        finally:
+            self.waiting.discard(change)
+
+    async def next_page(self, reading: Reading) -> bytes:
+        """Return the next page of a reading, counting what it gives out."""
+        self.touched = True
+        if self.topic is not None:
+            reading.follow(self.topic)
+        before = reading.messages
+        page = await reading.page(self.cache, PAGE_BYTES)
+        count = reading.messages - before
+        self.rates.polled(count)
+        self.around.metrics.moved("poll", "/".join(self.id), count, len(page))
+        return page
