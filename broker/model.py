@@ -53,6 +53,11 @@ class TopicId(NamedTuple):
         """Give ``namespace:topic``."""
         return f"{self.namespace}:{self.topic}"
 
+    @property
+    def entity(self) -> str:
+        """The longer form, ``topic:namespace.topic``, as other error texts of the original have it."""
+        return f"topic:{self.namespace}.{self.topic}"
+
 
 def check_namespace(namespace: str) -> str:
     """Return ``namespace`` if it is a valid name, else raise BadName."""

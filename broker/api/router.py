@@ -19,7 +19,7 @@ from urllib.parse import unquote
 from broker.api.access import Action
 from broker.api.replies import Answer
 from broker.api.request import NO_NAMES, Names, Request
-from broker.errors import BadRequest, MethodNotAllowed, NotFound
+from broker.errors import MethodNotAllowed, NotFound
 from broker.model import check_namespace, check_topic
 
 PATHS_KEPT_MAX = 20_000
@@ -72,7 +72,7 @@ class Router:
         Raises:
             NotFound: no template fits.
             MethodNotAllowed: a template fits, but not this method.
-            BadRequest, BadName: a piece of the path is not UTF-8 or not a valid name.
+            BadName: the path has a namespace or topic that is no valid name.
         """
         key = f"{method} {path}"
         found = self._kept.get(key)
@@ -110,10 +110,8 @@ def _segments(path: str) -> list[str]:
     segments = path.split("/", SEGMENTS_MAX)
     if "%" not in path:
         return segments
-    try:
-        return [unquote(segment, errors="strict") for segment in segments]
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"The path is not UTF-8: {error}") from error
+    # What is no UTF-8 becomes U+FFFD, which no name may have.
+    return [unquote(segment, errors="replace") for segment in segments]
 
 
 def _fits(shape: tuple[str, ...], segments: list[str]) -> bool:

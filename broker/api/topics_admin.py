@@ -20,13 +20,13 @@ class TopicsAdmin:
 
     async def create(self, request: Request) -> Answer:
         """Make a topic that does not exist."""
-        properties = decode_properties(request.body, self._properties_default)
+        properties = decode_properties(request.body, self._properties_default, request.topic)
         await self._topics.create(request.topic, properties)
         return EMPTY
 
     async def update(self, request: Request) -> Answer:
         """Replace all properties of a topic."""
-        properties = decode_properties(request.body, self._properties_default)
+        properties = decode_properties(request.body, self._properties_default, request.topic)
         await self._topics.update(request.topic, properties)
         return EMPTY
 

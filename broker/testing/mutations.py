@@ -51,15 +51,15 @@ POLL_JSON: Final = Target("poll", JSON)
 PROPERTIES: Final = Target("properties", JSON)
 
 LAST_FIELDS: Final = {
-    PUBLISH: "messages",
-    ROLLBACK: "endSequenceId",
-    POLL: "transaction",
-    PUBLISH_JSON: "messages",
-    ROLLBACK_JSON: "endSequenceId",
-    POLL_JSON: "transaction",
-    PROPERTIES: "ttl",
+    PUBLISH: "messages: ",
+    ROLLBACK: "endSequenceId: ",
+    POLL: "transaction: ",
+    PUBLISH_JSON: "messages: ",
+    ROLLBACK_JSON: "endSequenceId: ",
+    POLL_JSON: "transaction: ",
+    PROPERTIES: "The ttl property ",
 }
-"""What a reader reads last; its errors begin with the name."""
+"""How errors begin that are about what a reader reads last."""
 
 LEGAL_LONGS: Final = (0, 1, 63, 64, 8191, 8192, 1_480_000_000_000, 1 << 62, (1 << 63) - 1)
 ODD_LONGS: Final = (*LEGAL_LONGS, -1, -2, -64, -65, -(1 << 31), -(1 << 62), -(1 << 63))

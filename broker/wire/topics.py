@@ -27,22 +27,23 @@ GENERATION = "generation"
 TRANSACTIONS = "transactions"
 TTL_MAX_S: Final = (1 << 31) - 1
 
+_INVALID = "Invalid topic properties. It must be JSON object with string values."
 _INTEGER = re.compile(r"[+-]?[0-9]{1,11}")
 _INT32 = range(-(1 << 31), 1 << 31)
 
 
-def decode_properties(body: bytes, defaults: Mapping[str, str]) -> dict[str, str]:
+def decode_properties(body: bytes, defaults: Mapping[str, str], topic: TopicId) -> dict[str, str]:
     """Read the body of a create or an update, over the defaults, without ``generation``.
+
+    Errors are in the original's words, which name the topic; what it leaves unsaid follows them.
 
     Raises:
         BadRequest: it is neither empty nor an object of plain values, or a property that the broker
             knows has a wrong value, or there is no ttl even by default.
     """
-    sent = _strings(parse(body, number=str)) if body else {}
-    properties = {**defaults, **sent}
-    if int32(GENERATION, properties.pop(GENERATION, "1")) == 0:
-        raise BadRequest(f"{GENERATION}: can't be 0.")
-    ttl_of(properties)
+    properties = {**defaults, **(_sent(body) if body else {})}
+    _check_generation(properties.pop(GENERATION, "1"), topic)
+    ttl_of(properties, topic)
     transactions_of(properties)
     return properties
 
@@ -50,7 +51,7 @@ def decode_properties(body: bytes, defaults: Mapping[str, str]) -> dict[str, str
 def make_topic(topic: TopicId, generation: int, properties: Mapping[str, str]) -> Topic:
     """Return a topic, its properties parsed. Raises BadRequest for a wrong value."""
     kept = {name: value for name, value in properties.items() if name != GENERATION}
-    return Topic(topic, generation, kept, ttl_of(kept), transactions_of(kept))
+    return Topic(topic, generation, kept, ttl_of(kept, topic), transactions_of(kept))
 
 
 def encode_properties(topic: Topic) -> bytes:
@@ -65,14 +66,28 @@ def encode_names(names: Iterable[str]) -> bytes:
     return json.dumps(ordered, separators=(",", ":")).encode("ascii")
 
 
-def ttl_of(properties: Mapping[str, str]) -> int:
+def ttl_of(properties: Mapping[str, str], topic: TopicId) -> int:
     """Return how many seconds messages live. Raises BadRequest."""
     if TTL not in properties:
-        raise BadRequest(f"{TTL}: is missing, and there is no default.")
-    ttl_s = int32(TTL, properties[TTL])
+        raise BadRequest(f"The {TTL} property is missing for topic {topic.entity}")
+    ttl_s = int32(properties[TTL])
+    if ttl_s is None:
+        raise BadRequest(
+            f"The {TTL} property must be a number greater than zero for topic {topic.entity}"
+        )
     if ttl_s <= 0:
-        raise BadRequest(f"{TTL}: must be between 1 and {TTL_MAX_S} seconds, not {ttl_s}.")
+        raise BadRequest(f"The {TTL} property must be greater than zero for topic {topic.entity}")
     return ttl_s
+
+
+def _check_generation(text: str, topic: TopicId) -> None:
+    generation = int32(text)
+    if generation is None:
+        raise BadRequest(
+            f"The {GENERATION} property must be a number other than zero for topic {topic.entity}"
+        )
+    if generation == 0:
+        raise BadRequest(f"The {GENERATION} property must not be zero for topic {topic.entity}")
 
 
 def transactions_of(properties: Mapping[str, str]) -> TransactionUse:
@@ -84,16 +99,23 @@ def transactions_of(properties: Mapping[str, str]) -> TransactionUse:
         raise BadRequest(f"{TRANSACTIONS}: is one of {', '.join(TransactionUse)}.") from None
 
 
-def int32(name: str, text: str) -> int:
-    """Return the number that a property holds. Raises BadRequest."""
+def int32(text: str) -> int | None:
+    """Return the whole number of 32 bits that a property holds, or None if it holds none."""
     if not _INTEGER.fullmatch(text) or int(text) not in _INT32:
-        raise BadRequest(f"{name}: a whole number of 32 bits is needed, not {text!a:.80}.")
+        return None
     return int(text)
+
+
+def _sent(body: bytes) -> dict[str, str]:
+    try:
+        return _strings(parse(body, number=str))
+    except BadRequest as error:
+        raise BadRequest(f"{_INVALID} {error.message}") from error
 
 
 def _strings(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise BadRequest("The body must be a JSON object of properties, or empty.")
+        raise BadRequest("The body is no object.")
     for name, one in value.items():
         _check_text(name, name)
         if not isinstance(one, str | bool):

@@ -46,7 +46,7 @@ async def test_polls_read_what_was_published(broker: Broker) -> None:
 
 
 async def test_a_long_reply_is_many_chunks_of_whole_blocks(broker: Broker) -> None:
-    payloads = [b"%06d" % n + b"x" * 250 for n in range(20_000)]
+    payloads = [b"%06d" % n + b"x" * 250 for n in range(6_000)]
     body = avro.encode_publish_request(PublishRequest(None, payloads))
     assert (await broker.call("POST", PUBLISH, body, AVRO)).status == 200
     got = messages(await poll(broker, Poll()))
@@ -100,3 +100,14 @@ async def test_topics_that_are_not_there(broker: Broker) -> None:
     assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
     told = await broker.call("POST", topic_path("no", "poll"), json.dumps({}).encode(), JSON)
     assert told.json["code"] == "topic_not_found"
+
+
+async def test_an_open_message_holds_up_only_whoever_begins_at_it(broker: Broker) -> None:
+    pointer = broker.clock.now_ms() * 1_000_000
+    for body in (PublishRequest(pointer, [b"open"]), PublishRequest(None, [b"plain"])):
+        await broker.call("POST", PUBLISH, avro.encode_publish_request(body), AVRO)
+    opened, plain = messages(await poll(broker, Poll()))
+    as_of = Snapshot(transaction_id=pointer + 1, read_pointer=pointer, in_progress=[pointer])
+    assert messages(await poll(broker, Poll(opened.id, snapshot=as_of))) == []
+    behind = Poll(opened.id, inclusive=False, snapshot=as_of)
+    assert messages(await poll(broker, behind)) == [plain]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from broker.errors import BrokerError
+from broker.model import TopicId
 from broker.testing import mutations
 from broker.testing.mutations import LAST_FIELDS, Mutant, Target
 from broker.wire import avro, avrojson
@@ -15,6 +16,7 @@ from broker.wire.varint import encode_long
 
 MUTANTS = 100_000
 MESSAGES_MAX = 50
+TOPIC = TopicId("ns", "t")
 
 READERS: dict[Target, Callable[[bytes], object]] = {
     mutations.PUBLISH: lambda body: avro.decode_publish_request(body, messages_max=MESSAGES_MAX),
@@ -25,7 +27,7 @@ READERS: dict[Target, Callable[[bytes], object]] = {
     ),
     mutations.ROLLBACK_JSON: avrojson.decode_publish_response,
     mutations.POLL_JSON: avrojson.decode_poll,
-    mutations.PROPERTIES: lambda body: decode_properties(body, {"ttl": "5"}),
+    mutations.PROPERTIES: lambda body: decode_properties(body, {"ttl": "5"}, TOPIC),
 }
 
 
@@ -44,7 +46,7 @@ def outcome(mutant: Mutant) -> str:
         return "read"
     assert 400 <= error.http_status < 500, (mutant, error)
     assert error.outcome == "refused"
-    last = error.message.startswith(f"{LAST_FIELDS[mutant.target]}:")
+    last = error.message.startswith(LAST_FIELDS[mutant.target])
     return "refused in the last field" if last else "refused before"
 
 

@@ -18,17 +18,17 @@ NAME = TopicId("ns", "t")
 
 
 def decode(value: object) -> dict[str, str]:
-    return decode_properties(json.dumps(value).encode(), DEFAULTS)
+    return decode_properties(json.dumps(value).encode(), DEFAULTS, NAME)
 
 
 def test_nothing_sent_is_all_defaults():
-    assert decode_properties(b"", DEFAULTS) == DEFAULTS
-    assert decode_properties(b"{}", DEFAULTS) == DEFAULTS
+    assert decode_properties(b"", DEFAULTS, NAME) == DEFAULTS
+    assert decode_properties(b"{}", DEFAULTS, NAME) == DEFAULTS
 
 
 def test_plain_values_become_the_strings_that_they_were_written_as():
     body = b'{"ttl":7,"x":true,"y":1.50,"z":1e3,"n":-0,"own":"key"}'
-    assert decode_properties(body, DEFAULTS) == {
+    assert decode_properties(body, DEFAULTS, NAME) == {
         "ttl": "7",
         "x": "true",
         "y": "1.50",
@@ -75,19 +75,19 @@ def test_the_use_of_transactions(use):
     ],
 )
 def test_wrong_values_name_the_property(value, name):
-    with pytest.raises(BadRequest, match=f"^{name}: "):
+    with pytest.raises(BadRequest, match=rf"^{name}: |^The {name} property |values\. {name}: "):
         decode(value)
 
 
 @pytest.mark.parametrize("body", [b"null", b"[]", b"1", b'"a"', b"{", b'{"a":[]}', b" ", b"\xff"])
 def test_what_is_no_object_of_plain_values_is_refused(body):
     with pytest.raises(BadRequest):
-        decode_properties(body, DEFAULTS)
+        decode_properties(body, DEFAULTS, NAME)
 
 
 def test_a_ttl_there_must_be():
-    with pytest.raises(BadRequest, match=r"^ttl: "):
-        decode_properties(b"", {})
+    with pytest.raises(BadRequest, match=r"^The ttl property is missing"):
+        decode_properties(b"", {}, NAME)
 
 
 def test_properties_are_compact_sorted_strings():
@@ -108,7 +108,7 @@ def test_every_property_is_given_back(properties):
         body = json.dumps(sent, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return
-    topic = make_topic(NAME, 2, decode_properties(body, DEFAULTS))
+    topic = make_topic(NAME, 2, decode_properties(body, DEFAULTS, NAME))
     assert json.loads(encode_properties(topic)) == {**sent, "generation": "2"}
 
 
