@@ -215,6 +215,21 @@ async def open_store(
     return await LevelDBStore.open(Path(storage.data_dir), options, observe=synced)
 
 
+async def sweep_store(config: Config) -> SweepReport:
+    """Sweep the configured store, which no node serves. Raises as ``open_store`` does."""
+    store = await open_store(config)
+    try:
+        owner, metrics = secrets.token_hex(8), Metrics(STANDALONE)
+        settings = topic_settings(config)
+        around = Surroundings(store, SystemClock(), settings, owner=owner, metrics=metrics)
+        topics = Topics(around, store)
+        report = await Sweeper(topics.leaders).sweep()
+        await topics.close()
+    finally:
+        await store.close()
+    return report
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

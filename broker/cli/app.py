@@ -131,6 +131,9 @@ def _guarded(work: Callable[[], int], *, as_json: bool) -> int:  # noqa: PLR0911
         return USAGE
     except BrokenPipeError:
         return _read_enough()
+    except OSError as error:
+        click.echo(f"broker: {error}", err=True)
+        return FAILED
     except SystemExit as left:  # Click's own answer to a broken pipe.
         if isinstance(left.__context__, BrokenPipeError):
             return _read_enough()

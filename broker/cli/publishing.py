@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from broker.cli.options import connect, to_broker, topic_argument
@@ -86,9 +87,13 @@ def _progress(file: IO[bytes]) -> Progress:
     size = Path(file.name).stat().st_size if file is not sys.stdin.buffer else LONG_BYTES
     shown = sys.stderr.isatty() and size >= LONG_BYTES
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    bar = Progress(*columns, TimeRemainingColumn(), transient=True, disable=not shown)
-    bar.console.stderr = True
-    return bar
+    return Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not shown,
+    )
 
 
 @click.command()
