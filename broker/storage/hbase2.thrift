@@ -78,6 +78,8 @@ exception TIOError {
 service THBaseService {
   TResult get(1: required binary table, 2: required TGet tget) throws (1: TIOError io)
 
+  void put(1: required binary table, 2: required TPut tput) throws (1: TIOError io)
+
   bool checkAndPut(
     1: required binary table,
     2: required binary row,

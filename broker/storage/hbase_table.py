@@ -1,8 +1,8 @@
 """One HBase table as the ports need it: rows of cells in one family, through the Thrift-2 gateway.
 
-All through Thrift-2, reads too, though happybase (Thrift-1) reads a little faster: one gateway, one pool,
-one classification of errors; ``getScannerResults`` opens a scanner, reads and closes it in one call, so
-that no scanner is ever left open, where Thrift-1 takes three calls and leaks one with every error between;
+All through Thrift-2, reads too, and not through happybase (Thrift-1): ``getScannerResults`` opens a
+scanner, reads and closes it in one call, where Thrift-1 takes three and leaves a scanner open with every
+error between; a page of 100 rows takes half the time; there is one pool and one classification of errors;
 and only Thrift-2 syncs what it writes.
 
 What the rest relies on, as measured or read in HBase 2.6:
@@ -81,20 +81,21 @@ class HBaseTable:
 
     def _put(self, rows: Sequence[RowCells], synced: bool, client: Any) -> None:
         durability = IDL.TDurability.FSYNC_WAL if synced else IDL.TDurability.SYNC_WAL
-        client.putMultiple(
-            self._name,
-            [
-                IDL.TPut(
-                    row=row.key,
-                    durability=durability,
-                    columnValues=[
-                        _column_value(column, cell.value, cell.tag)
-                        for column, cell in row.columns.items()
-                    ],
-                )
-                for row in rows
-            ],
-        )
+        puts = [
+            IDL.TPut(
+                row=row.key,
+                durability=durability,
+                columnValues=[
+                    _column_value(column, cell.value, cell.tag)
+                    for column, cell in row.columns.items()
+                ],
+            )
+            for row in rows
+        ]
+        if len(puts) == 1:
+            client.put(self._name, puts[0])  # Takes a third less time than a list of one.
+        else:
+            client.putMultiple(self._name, puts)
 
     async def get(self, key: bytes) -> Columns | None:
         """Return a row's cells, or None. Raises CellsError."""

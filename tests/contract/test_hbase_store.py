@@ -8,20 +8,22 @@ set of tables with a random prefix, and each test has topics and records of its 
 import itertools
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
+import thriftpy2
 from typing_extensions import override
 
 from broker.clock import SystemClock
 from broker.storage.cells import Columns, RowCells, Table
-from broker.storage.hbase import Address, Gateway
+from broker.storage.hbase import IDL, Address, Gateway
 from broker.storage.hbase_cells import HBaseCells
 from broker.storage.hbase_records import HBaseRecordStore
 from broker.storage.ports import Record
 from broker.storage.tables import TableLogStore
 from broker.testing.contract.log_lifecycle import LogStoreContract
 from broker.testing.contract.record_store import RecordStoreContract
-from broker.testing.servers import HBaseServer
+from broker.testing.servers import HBaseServer, thrift2_idl
 
 pytestmark = pytest.mark.integration
 
@@ -138,3 +140,29 @@ class RecordHarness:
 
     async def close(self) -> None:
         pass
+
+
+def specs(definition: Any) -> dict[str, dict[int, Any]]:
+    """Return the fields of every struct, argument list and result by their numbers."""
+    service = definition.THBaseService
+    names = [name + end for name in service.thrift_services for end in ("_args", "_result")]
+    structs = [*definition.__thrift_meta__["structs"], *definition.__thrift_meta__["exceptions"]]
+    structs += [getattr(service, name) for name in names]
+    return {struct.__name__: struct.thrift_spec for struct in structs}
+
+
+def plain(spec: Any) -> Any:
+    """Return a field's type and name; a struct by its name, whoever defines it."""
+    if isinstance(spec, tuple):
+        return tuple(plain(part) for part in spec)
+    return getattr(spec, "__name__", spec)
+
+
+@pytest.mark.server("hbase")
+def test_the_shortened_definition_says_what_the_gateways_says() -> None:
+    whole = thriftpy2.load(str(thrift2_idl()), module_name="whole_thrift")
+    original = specs(whole)
+    for name, fields in specs(IDL).items():
+        for number, spec in fields.items():
+            assert plain(spec) == plain(original[name][number]), f"{name}.{number}"
+    assert IDL.TDurability._NAMES_TO_VALUES == whole.TDurability._NAMES_TO_VALUES

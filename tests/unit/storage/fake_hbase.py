@@ -1,0 +1,131 @@
+"""The calls of a Thrift-2 gateway that the broker makes, over a table in memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+from broker.storage.cells import Cell, CellsError, RowCells
+from broker.storage.hbase import IDL
+from broker.storage.hbase_table import FAMILY
+from broker.storage.memory import MemoryTable
+
+
+class FakeClient:
+    """What a gateway answers: starts with ``start`` itself backwards, and so on."""
+
+    def __init__(self) -> None:
+        self.table = MemoryTable()
+        self.calls: list[str] = []
+
+    def put(self, name: bytes, put: Any) -> None:
+        self.calls.append("put")
+        self._put(put)
+
+    def putMultiple(self, name: bytes, puts: list[Any]) -> None:  # noqa: N802  Thrift's name.
+        self.calls.append("putMultiple")
+        for put in puts:
+            self._put(put)
+
+    def _put(self, put: Any) -> None:
+        columns = {v.qualifier: Cell(v.timestamp, v.value) for v in put.columnValues}
+        assert {v.family for v in put.columnValues} == {FAMILY}
+        self.table.put(RowCells(put.row, columns))
+
+    def get(self, name: bytes, get: Any) -> Any:
+        self.calls.append("get")
+        return _result(get.row, self.table.get(get.row) or {})
+
+    def checkAndPut(  # noqa: N802  Thrift's name.
+        self, name: bytes, row: bytes, family: bytes, column: bytes, expected: bytes, put: Any
+    ) -> bool:
+        self.calls.append("checkAndPut")
+        (value,) = put.columnValues
+        assert (value.family, value.qualifier, put.row) == (family, column, row)
+        return self.table.check_and_put(row, expected, value.value)
+
+    def deleteMultiple(self, name: bytes, deletes: list[Any]) -> list[Any]:  # noqa: N802
+        self.calls.append("deleteMultiple")
+        self.table.delete([delete.row for delete in deletes])
+        return []
+
+    def getScannerResults(self, name: bytes, scan: Any, rows_max: int) -> list[Any]:  # noqa: N802
+        self.calls.append("getScannerResults")
+        everything = self.table.scan(b"", b"\xff" * 200, 1 << 30, reverse=bool(scan.reversed))
+        if scan.reversed:
+            rows = [r for r in everything if scan.stopRow < r.key <= scan.startRow]
+        else:
+            end = scan.stopRow or b"\xff" * 200
+            rows = [r for r in everything if scan.startRow <= r.key < end]
+        cut = rows[: min(rows_max, scan.limit)]
+        if scan.filterString:
+            cut = [
+                RowCells(
+                    row.key,
+                    {
+                        column: Cell(cell.tag, len(cell.value).to_bytes(4, "big"))
+                        for column, cell in row.columns.items()
+                    },
+                )
+                for row in cut
+            ]
+        return [_result(row.key, row.columns) for row in cut]
+
+
+def _result(row: bytes, columns: Any) -> Any:
+    values = [
+        IDL.TColumnValue(family=FAMILY, qualifier=column, value=cell.value, timestamp=cell.tag)
+        for column, cell in columns.items()
+    ]
+    return IDL.TResult(row=row, columnValues=values)
+
+
+class FakeGateway:
+    """Calls that end as the test says: ``endings`` holds what to do to each compare-and-set."""
+
+    def __init__(self) -> None:
+        self.client = FakeClient()
+        self.endings: list[Callable[[Callable[[], Any]], Any]] = []
+
+    async def call(self, work: Callable[[Any], Any]) -> Any:
+        before = self.client.calls.count("checkAndPut")
+        probe = _Counting(self.client)
+        answer = work(probe)
+        if self.client.calls.count("checkAndPut") == before and probe.held is not None:
+            ending = self.endings.pop(0) if self.endings else (lambda apply: apply())
+            answer = ending(probe.held)
+        return answer
+
+
+class _Counting:
+    """Holds a compare-and-set back until the test has said how it ends."""
+
+    def __init__(self, client: FakeClient) -> None:
+        self._client = client
+        self.held: Callable[[], Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        if name != "checkAndPut":
+            return method
+
+        def hold(*arguments: Any) -> bool:
+            self.held = lambda: method(*arguments)
+            return False
+
+        return hold
+
+
+def lost_answer(apply: Callable[[], Any]) -> Any:
+    """Do it and say that the connection broke."""
+    apply()
+    raise CellsError("TSocket read 0 bytes")
+
+
+def lie(apply: Callable[[], Any]) -> Any:
+    """Do it and say False, as a gateway that did it twice."""
+    apply()
+    return False
+
+
+def not_done(apply: Callable[[], Any]) -> Any:
+    """Fail before anything happened."""
+    raise CellsError("time-out")
