@@ -1,0 +1,158 @@
+"""The commands and programs in the README and in docs/ do what they say.
+
+Every line that begins with ``$`` in a console block runs in a shell, in an empty folder, with the
+project's command on the path and a broker where the page says that one is; every Python block runs as
+a program. A program that follows a topic for ever is stopped once it has printed something.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.testing.process import BrokerProcess
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]
+ADDRESS = "127.0.0.1:8080"
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DEADLINE_S = 120
+
+# Run elsewhere, and where.
+ELSEWHERE = {
+    "make demo": "test_the_demonstration_runs",
+    "make serve": "test_serving_from_make_runs_until_it_is_told_to_stop",
+    "make test": "what runs this very test",
+}
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    """Return (page, text) of each block of a kind."""
+    return [
+        (page, found.group(2))
+        for page in PAGES
+        for found in BLOCK.finditer((ROOT / page).read_text())
+        if found.group(1) == kind
+    ]
+
+
+def commands(block: str) -> list[str]:
+    """Return the commands of a console block; a backslash continues one."""
+    joined = block.replace("\\\n", " ")
+    return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    with BrokerProcess(tmp_path_factory.mktemp("docs") / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def environment(broker):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "BROKER_URL": broker.url}
+
+
+def there(text: str, broker: BrokerProcess) -> str:
+    """Say where the test's broker is instead of where a reader's is."""
+    return text.replace(ADDRESS, f"127.0.0.1:{broker.port}")
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("console"), ids=lambda part: part[:40])
+def test_commands_succeed(page, block, broker, environment, tmp_path):
+    found = commands(block)
+    assert found, f"{page}: a console block without a command"
+    for command in found:
+        if command in ELSEWHERE:
+            continue
+        script = there(command, broker).replace("curl ", "curl --fail --silent --show-error ")
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{page}: {command}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda part: part[:40])
+def test_programs_run(page, block, broker, environment, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(there(block, broker))
+    endless = "client.tail(" in block
+    with subprocess.Popen(
+        [sys.executable, "-u", str(program)],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        if endless:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            process.terminate()
+            assert first, f"{page}: printed nothing\n{process.communicate(timeout=DEADLINE_S)[1]}"
+        else:
+            _, errors = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, f"{page}:\n{errors}"
+
+
+def test_every_page_with_commands_is_looked_at():
+    assert {page for page, _ in blocks("console")} >= {"README.md", "docs/reference/http.md"}
+    assert {page for page, _ in blocks("python")} >= {"README.md", "docs/guides/transactions.md"}
+
+
+@pytest.mark.slow
+def test_the_demonstration_runs(tmp_path):
+    done = run_demonstration(tmp_path, b"a line\nanother\xff\n\n" * 500 + b"without an end")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every byte is the same" in done.stdout
+    assert "after a restart of the broker: 1,501 messages" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [b"", None])
+def test_the_demonstration_refuses_to_show_nothing(tmp_path, content):
+    done = run_demonstration(tmp_path, content)
+    assert done.returncode != 0
+    assert "make demo INPUT=file" in done.stderr
+
+
+def run_demonstration(folder: Path, content: bytes | None) -> subprocess.CompletedProcess[str]:
+    source = folder / "input.log"
+    if content is not None:
+        source.write_bytes(content)
+    return subprocess.run(
+        [sys.executable, "scripts/demo.py"],
+        cwd=ROOT,
+        env={**os.environ, "INPUT": str(source), "STAY": ""},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_serving_from_make_runs_until_it_is_told_to_stop(tmp_path):
+    with subprocess.Popen(
+        ["make", "--no-print-directory", "serve", f"ARGS=--port 0 --data-dir {tmp_path}/data"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any(line.startswith("broker ready at ") for line in lines)
+        os.killpg(process.pid, 15)
+        process.wait(DEADLINE_S)
