@@ -119,7 +119,7 @@ async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> Non
             await raw_poll(stuck)
             await eventually(lambda: broker.shell.busy, lambda: "no request began")
             await eventually(lambda: not broker.shell.busy, lambda: "the reader was not cut")
-        async with RawHttp(http.port, receive_buffer=4096) as slow:
+        async with RawHttp(http.port, receive_buffer=65_536) as slow:
             await raw_poll(slow)
             assert len(read((await slow.reply()).body)) == 2 * len(PAYLOADS)
     await broker.close()

@@ -1,0 +1,143 @@
+"""Requests made from the OpenAPI document, by a tool that knows nothing else of us.
+
+Each operation gets requests that the document allows and ones that it does not; every answer must be
+one that the document promises, and none a server error. Bodies of Avro are mutants of valid ones.
+"""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from broker.api import routes
+from broker.api.openapi import OPERATIONS, make_document
+from broker.config import Config, LimitsConfig
+from broker.testing.mutations import AVRO, mutants
+from broker.testing.openapi import Answered, Checker
+from broker.testing.serving import Broker, topic_path
+
+EXAMPLES = 15
+ENDLESS = {"events"}
+"""A stream does not end by itself; its own tests look at it."""
+NOTHING_TO_GET_WRONG = {"healthz", "metrics", "openapi", "ping", "readyz", "service_status"}
+"""Operations without parameters, or whose parameter may be anything."""
+NEEDS_KNOWLEDGE = {"browse_as", "delete_topic", "rollback", "store"}
+"""Operations that want what no document can say: a live transaction, a snapshot's bytes, a topic."""
+KNOWN = {"namespace": "default", "topic": "t"}
+CHECKS = [
+    allow_header_conformance,
+    content_type_conformance,
+    not_a_server_error,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+]
+CHECKS_OF_NOTHING = [check for check in CHECKS if check is not content_type_conformance]
+"""An empty answer has no type; the document can't say that of a status that also has full ones."""
+
+BODIES = [mutant.body for mutant in mutants(7, 2000) if mutant.target.content_type == AVRO]
+schemathesis.openapi.media_type(AVRO, st.sampled_from(BODIES) | st.binary(max_size=60))
+schemathesis.openapi.media_type("application/octet-stream", st.binary(max_size=60))
+SCHEMA = schemathesis.openapi.from_dict(make_document())
+SHAPES = {shape.name: shape for shape in routes.SHAPES}
+OPERATION_NAMES = sorted(set(OPERATIONS) - ENDLESS)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A broker in a thread of its own, with a topic of each name that is likely to be tried."""
+    started = threading.Event()
+    told: dict[str, Any] = {}
+
+    async def serve() -> None:
+        # Waiting is short, so that a poll that waits for its longest does not hold the test up.
+        broker = Broker(Config(limits=LimitsConfig(wait_max_s=0.01)))
+        for topic in ("0", "a", "A", "t"):
+            for namespace in ("0", "a", "A", "default"):
+                await broker.call("PUT", f"/v1/namespaces/{namespace}/topics/{topic}")
+        assert (await broker.call("GET", topic_path("t"))).status == 200
+        await broker.shell.start("127.0.0.1", 0)
+        told["stop"], told["loop"] = asyncio.Event(), asyncio.get_running_loop()
+        told["port"] = broker.shell.port
+        started.set()
+        await told["stop"].wait()
+        await broker.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(30), "the broker did not start"
+    yield f"http://127.0.0.1:{told['port']}"
+    told["loop"].call_soon_threadsafe(told["stop"].set)
+    thread.join(30)
+    assert not thread.is_alive(), "the broker did not stop"
+
+
+def operation(name: str) -> schemathesis.APIOperation:
+    for result in SCHEMA.get_all_operations():
+        found = result.ok()
+        if found.definition.raw["operationId"] == name:
+            return found
+    raise AssertionError(f"no operation {name}")
+
+
+def answers(url: str, name: str, mode: GenerationMode, known: dict[str, str]) -> set[int]:
+    """Send requests made from an operation's entry; return the statuses of the answers."""
+    checker = Checker()
+    statuses: set[int] = set()
+
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation(name).as_strategy(generation_mode=mode, path_parameters=known))
+    def run(case: Case) -> None:
+        reply = case.call(base_url=url)
+        case.validate_response(reply, checks=CHECKS if reply.content else CHECKS_OF_NOTHING)
+        headers = CIMultiDict((key, value[0]) for key, value in reply.headers.items())
+        answered = Answered(reply.status_code, headers, reply.content)
+        checker.check(case.method, reply.request.path_url, answered)
+        statuses.add(reply.status_code)
+
+    run()
+    return statuses
+
+
+@pytest.mark.parametrize("name", OPERATION_NAMES)
+def test_answers_to_what_is_allowed(url: str, name: str) -> None:
+    template = SHAPES[name].template
+    known = {key: value for key, value in KNOWN.items() if f"{{{key}}}" in template}
+    if name in {"create_topic", "delete_topic"}:
+        known = {}
+    statuses = answers(url, name, GenerationMode.POSITIVE, known)
+    assert 200 in statuses or name in NEEDS_KNOWLEDGE, statuses
+
+
+@pytest.mark.parametrize("name", sorted(set(OPERATION_NAMES) - NOTHING_TO_GET_WRONG))
+def test_answers_to_what_is_not_allowed(url: str, name: str) -> None:
+    assert answers(url, name, GenerationMode.NEGATIVE, {}) - {200}
+
+
+def test_nothing_else_is_left_out() -> None:
+    assert len(OPERATION_NAMES) == len(OPERATIONS) - len(ENDLESS)
+    assert set(OPERATIONS) >= ENDLESS | NOTHING_TO_GET_WRONG
