@@ -121,7 +121,7 @@ class Database:
             StorageCorrupt, Unavailable: LevelDB does not open it.
         """
         directory = self._path.parent
-        files.probe(directory, max(_PROBE_BYTES_MIN, 2 * files.recovery_bytes(directory)))
+        files.probe(directory, _PROBE_BYTES_MIN + files.recovery_bytes(directory) * 9 // 8)
         with self._alone():
             self._close()
             self._open(create=False)

@@ -18,6 +18,7 @@ MESSAGES = 400 * KILLS
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 async def test_nothing_acknowledged_is_lost_by_kills(tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     history = History(time.monotonic_ns)

@@ -1,0 +1,138 @@
+"""A program that appends to a LevelDB store until it is killed, and says what was acknowledged.
+
+``python -m broker.testing.appender DIR [--without GUARD] [--depth N] [--payload-bytes N] …``
+prints::
+
+    pid N             first
+    ok ID             a batch of three rows was acknowledged; ID is the pointer, the ids before it follow
+    unknown           an append ended as storage_full, and nobody can say whether it was done
+    refused ROWS      a later one was refused; ROWS rows could be read at that time
+    reopened          the store takes writes again; the log was claimed anew
+
+Every line is flushed before the next append, so what was printed was acknowledged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from broker import guards
+from broker.errors import Fenced, StorageFull
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
+from broker.storage.keys import LogId
+from broker.storage.leveldb import Options
+from broker.storage.leveldb_store import LevelDBStore
+from broker.storage.ports import Batch, Hold, Segment
+
+LOG = LogId(TopicId("default", "appended"), 1)
+ROWS = 3
+
+
+def rows_until(last: RowId) -> list[RowId]:
+    """Return the ids of the batch whose last id this is."""
+    return [row_id(timestamp_of(last), seq) for seq in range(ROWS)]
+
+
+def payload_of(row: RowId, size: int) -> bytes:
+    """Return the payload of a row, which nothing can compress."""
+    return hashlib.shake_128(row).digest(size)
+
+
+async def read_ids(store: LevelDBStore) -> list[RowId]:
+    """Return all ids of the log, having compared the payloads."""
+    ids: list[RowId] = []
+    after, more = ROW_ID_MIN, True
+    while more:
+        page = await store.scan(LOG, after, ROW_ID_MAX, rows_max=1000, bytes_max=1 << 22)
+        for row in page.rows:
+            assert row.payload is not None
+            assert row.payload == payload_of(row.id, len(row.payload)), "a payload has changed"
+            ids.append(row.id)
+        after, more = page.seen, page.more
+    return ids
+
+
+class Appender:
+    """Appends without end, ``depth`` batches at a time."""
+
+    def __init__(self, store: LevelDBStore, payload_bytes: int) -> None:
+        """Append rows of this size."""
+        self._store = store
+        self._payload_bytes = payload_bytes
+        self._hold: Hold | None = None
+        self._claiming = asyncio.Lock()
+        self._ms: Iterator[int] = count()
+
+    async def run(self) -> None:
+        """Append until killed."""
+        while True:
+            hold = await self._claimed()
+            last = row_id(next(self._ms), ROWS - 1)
+            ids = rows_until(last)
+            payloads = [payload_of(row, self._payload_bytes) for row in ids]
+            try:
+                await self._store.append(hold, Batch([Segment(ids, payloads)], last))
+            except StorageFull as error:
+                await self._not_written(error)
+            except Fenced:
+                continue  # Another of us met the error.
+            else:
+                _say(f"ok {last.hex()}")
+
+    async def _claimed(self) -> Hold:
+        async with self._claiming:
+            while self._hold is None or self._hold.done:
+                try:
+                    self._hold = await self._store.claim(LOG, "appender")
+                except StorageFull:
+                    _say(f"refused {len(await read_ids(self._store))}")
+                    await self._store.probe()
+                else:
+                    self._ms = count(timestamp_of(self._hold.control.pointer) + 1)
+                    _say("reopened")
+            return self._hold
+
+    async def _not_written(self, error: StorageFull) -> None:
+        if error.outcome == "unknown":
+            _say("unknown")
+        else:
+            _say(f"refused {len(await read_ids(self._store))}")
+
+
+def _say(line: str) -> None:
+    os.write(1, line.encode() + b"\n")
+
+
+async def main() -> None:
+    """Do as the arguments say, until killed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--without", choices=sorted(guards.NAMES))
+    parser.add_argument("--depth", type=int, default=1)
+    parser.add_argument("--payload-bytes", type=int, default=1000)
+    parser.add_argument("--write-buffer-bytes", type=int, default=256 << 10)
+    arguments = parser.parse_args()
+    if arguments.without:
+        guards.switch_off(arguments.without)
+    _say(f"pid {os.getpid()}")
+    # Small files, so that tables are written and merged all the time.
+    options = Options(
+        write_buffer_bytes=arguments.write_buffer_bytes,
+        file_bytes_max=1 << 20,
+        probe_interval_s=0.01,
+    )
+    store = await LevelDBStore.open(arguments.directory, options)
+    appender = Appender(store, arguments.payload_bytes)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(arguments.depth):
+            group.create_task(appender.run())
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,116 @@
+"""What was on disk when a process died: its system calls replayed, its files cut at the last sync.
+
+A kill loses nothing that was written, synced or not; a power cut loses what was not synced. It is imitated
+from a trace (strace) of the process: of each file only the bytes that lay in it when its last completed
+sync began are kept. Names are taken to be durable at once, as a journalling file system keeps them in
+order; that LevelDB syncs its directory is not examined here::
+
+    openat(…, O_CREAT) = 7</db/000007.log>
+    write(7</db/000007.log>, …) = 312            written[000007.log] += 312
+    fdatasync(7</db/000007.log>) = 0             synced[000007.log] = written before it began
+    rename("a", "b")                             b takes over what is known of a
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+TRACED = "write,pwrite64,writev,fsync,fdatasync,msync,rename,renameat,renameat2,unlink,unlinkat,ftruncate"
+_LINE = re.compile(r"^(?P<pid>\d+) +(?:<\.\.\. \w+ resumed>)?(?P<rest>.*)$")
+_CALL = re.compile(r"^(?P<name>\w+)\((?P<arguments>.*)$")
+_RESULT = re.compile(r"\) += (?P<result>-?\d+)")
+_FILE = re.compile(r"^\d+<(?P<path>[^>]*)>")
+_NAME = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_SYNCS = frozenset({"fsync", "fdatasync"})
+
+
+def traced(trace: Path, command: list[str]) -> list[str]:
+    """Return the command that runs ``command`` and writes its trace to a file."""
+    return [
+        "strace",
+        "-f",
+        "-y",
+        "-s",
+        "0",
+        "-qq",
+        "-e",
+        f"trace={TRACED}",
+        "-o",
+        str(trace),
+        *command,
+    ]
+
+
+@dataclass(slots=True)
+class Disk:
+    """What a trace says of the files."""
+
+    written: dict[str, int] = field(default_factory=dict)
+    synced: dict[str, int] = field(default_factory=dict)
+    syncs: dict[str, int] = field(default_factory=dict)
+    """Completed syncs, by path."""
+
+    def syncs_of(self, suffix: str) -> int:
+        """Return how many syncs files with such names had."""
+        return sum(number for path, number in self.syncs.items() if path.endswith(suffix))
+
+
+def replay(lines: Iterable[str], disk: Disk | None = None) -> Disk:
+    """Follow a trace from its beginning; ``disk`` is what was there before it began."""
+    disk = disk or Disk()
+    begun: dict[str, tuple[str, str, int]] = {}
+    for line in lines:
+        matched = _LINE.match(line)
+        if matched is None:
+            continue
+        pid, rest = matched["pid"], matched["rest"]
+        called = _CALL.match(rest)
+        if called is not None:
+            name, arguments = called["name"], called["arguments"]
+            opened = _FILE.match(arguments)
+            at_begin = disk.written.get(opened["path"], 0) if opened else 0
+            if rest.endswith("<unfinished ...>"):
+                begun[pid] = (name, arguments, at_begin)
+                continue
+        elif pid in begun:
+            name, arguments, at_begin = begun.pop(pid)
+        else:
+            continue
+        result = _RESULT.search(rest)
+        if result is not None and int(result["result"]) >= 0:
+            _apply(disk, name, arguments, int(result["result"]), at_begin)
+    return disk
+
+
+def _apply(disk: Disk, name: str, arguments: str, result: int, at_begin: int) -> None:
+    opened = _FILE.match(arguments)
+    if opened is not None:
+        path = opened["path"]
+        if name in _SYNCS:
+            disk.synced[path] = max(at_begin, disk.synced.get(path, 0))
+            disk.syncs[path] = disk.syncs.get(path, 0) + 1
+        elif name in {"write", "writev", "pwrite64"}:
+            disk.written[path] = disk.written.get(path, 0) + result
+        return
+    names = _NAME.findall(arguments)
+    if name.startswith("rename"):
+        for known in (disk.written, disk.synced):
+            if names[0] in known:
+                known[names[1]] = known.pop(names[0])
+    elif name.startswith("unlink"):
+        for known in (disk.written, disk.synced):
+            known.pop(names[0], None)
+
+
+def cut_copy(directory: Path, disk: Disk, target: Path) -> None:
+    """Copy a directory with every file that the trace wrote to cut at its last synced byte."""
+    shutil.copytree(directory, target)
+    for path in target.rglob("*"):
+        traced_path = str(directory / path.relative_to(target))
+        if path.is_file() and traced_path in disk.written:
+            with path.open("r+b") as file:
+                file.truncate(disk.synced.get(traced_path, 0))

@@ -1,0 +1,163 @@
+"""On disk means on disk: syncs counted, power cuts imitated, a disk that is full, a second process."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.leveldb_check import check
+from broker.storage.leveldb_store import LevelDBStore
+from broker.testing import full_disk
+from broker.testing.appender import read_ids, rows_until
+from broker.testing.synced import Disk, cut_copy, replay, traced
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+CUTS = int(os.environ.get("BROKER_CUTS", "20"))
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+
+
+class Life(NamedTuple):
+    """A run of the appender until it was killed."""
+
+    acknowledged: list[str]
+    disk: Disk
+
+
+def live(directory: Path, trace: Path, acknowledgements: int, *options: str) -> Life:
+    """Append to a store until so many appends were acknowledged; kill."""
+    child = [sys.executable, "-m", "broker.testing.appender", str(directory), *options]
+    environment = {**os.environ, "BROKER_TESTING": "1"}
+    acknowledged: list[str] = []
+    with subprocess.Popen(
+        traced(trace, child), stdout=subprocess.PIPE, text=True, env=environment
+    ) as tracer:
+        assert tracer.stdout is not None
+        pid = int(tracer.stdout.readline().split()[1])
+        for line in tracer.stdout:
+            if line.startswith("ok "):
+                acknowledged.append(line.split()[1])
+            if len(acknowledged) == acknowledgements:
+                os.kill(pid, 9)
+                break
+        # What it still said before it died counts too.
+        rest = [line for line in tracer.stdout.read().split("\n") if line.startswith("ok ")]
+        acknowledged += [line.split()[1] for line in rest]
+    with trace.open() as lines:
+        return Life(acknowledged, replay(lines))
+
+
+async def missing(directory: Path, acknowledged: list[str]) -> list[str]:
+    """Return the acknowledged batches that a store has not."""
+    store = await LevelDBStore.open(directory)
+    try:
+        there = set(await read_ids(store))
+    finally:
+        await store.close()
+    return [last for last in acknowledged if not there.issuperset(rows_until(bytes.fromhex(last)))]
+
+
+@needs_strace
+async def test_after_each_power_cut_what_was_acknowledged_is_there(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    directory = tmp_path / "0"
+    for number in range(1, CUTS + 1):
+        # Many appends at once and few; payloads so small and large that syncs fall everywhere.
+        depth = ("--depth", str(1 + number % 5), "--payload-bytes", str(50 + 997 * (number % 7)))
+        life = live(directory, tmp_path / "trace", 20 + 13 * (number % 9), *depth)
+        acknowledged += life.acknowledged
+        copy = tmp_path / str(number)
+        cut_copy(directory, life.disk, copy)
+        shutil.rmtree(directory)
+        directory = copy
+        assert await missing(directory, acknowledged) == [], f"after cut {number}"
+    assert check(directory).is_sound
+    assert len(acknowledged) > 20 * CUTS
+
+
+@needs_strace
+async def test_a_store_that_never_syncs_fails_the_power_cut(tmp_path: Path) -> None:
+    life = live(tmp_path / "store", tmp_path / "trace", 50, "--without", "row-sync")
+    cut_copy(tmp_path / "store", life.disk, tmp_path / "copy")
+    try:
+        gone = await missing(tmp_path / "copy", life.acknowledged)
+    except StorageCorrupt:
+        return
+    assert len(gone) >= 40
+
+
+@needs_strace
+@pytest.mark.parametrize(("options", "is_synced"), [([], True), (["--without", "row-sync"], False)])
+def test_every_acknowledged_append_was_synced(
+    tmp_path: Path, options: list[str], is_synced: bool
+) -> None:
+    life = live(tmp_path / "store", tmp_path / "trace", 200, *options)
+    assert (life.disk.syncs_of(".log") >= len(life.acknowledged)) is is_synced
+
+
+@needs_strace
+def test_appends_at_the_same_time_share_syncs(tmp_path: Path) -> None:
+    life = live(tmp_path / "store", tmp_path / "trace", 400, "--depth", "16")
+    assert 0 < life.disk.syncs_of(".log") < len(life.acknowledged) / 2
+
+
+def on_a_full_disk(directory: Path, *options: str) -> dict[str, Any]:
+    directory.mkdir()
+    run = subprocess.run(
+        full_disk.command(directory, *options),
+        check=False,
+        env={**os.environ, "BROKER_TESTING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if run.returncode and "mount" in run.stderr:
+        pytest.skip("no mount namespace can be had here")
+    assert run.returncode == 0, run.stderr
+    seen: dict[str, Any] = json.loads(run.stdout)
+    return seen
+
+
+# With a large buffer the log is what meets the full disk, with a small one often a table.
+LARGE_BUFFER, SMALL_BUFFER = str(64 << 20), str(256 << 10)
+
+
+@pytest.mark.parametrize("buffer", [LARGE_BUFFER, SMALL_BUFFER])
+def test_on_a_full_disk_reads_go_on_and_writing_resumes(tmp_path: Path, buffer: str) -> None:
+    seen = on_a_full_disk(tmp_path / "disk", "--write-buffer-bytes", buffer)
+    before, after = seen["acknowledged"]
+    assert before > 100
+    assert after >= 60
+    assert seen["unknown"] >= 1
+    assert len(seen["read_while_full"]) >= 4
+    assert all(rows >= 3 * before for rows in seen["read_while_full"])
+    assert (seen["problems"], seen["missing"]) == ([], [])
+
+
+def test_a_store_that_goes_on_with_a_failed_database_loses_messages(tmp_path: Path) -> None:
+    options = ("--write-buffer-bytes", LARGE_BUFFER, "--without", "leveldb-reopen")
+    seen = on_a_full_disk(tmp_path / "disk", *options)
+    assert sum(seen["acknowledged"]) > 100
+    assert seen["problems"] or seen["missing"]
+
+
+async def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    child = [sys.executable, "-m", "broker.testing.appender", str(tmp_path / "store")]
+    process = await asyncio.create_subprocess_exec(*child, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        pid = (await process.stdout.readline()).split()[1].decode()
+        assert await process.stdout.readline()  # It has claimed, so the store is open.
+        with pytest.raises(Unavailable, match=f"in use by another process .pid {pid}."):
+            await LevelDBStore.open(tmp_path / "store")
+    finally:
+        process.kill()
+        await process.communicate()
+    store = await LevelDBStore.open(tmp_path / "store")
+    await store.close()
