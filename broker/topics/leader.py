@@ -112,6 +112,10 @@ class TopicLeader:
             lambda mark: publish(number, lifetime_ms, mark),
         )
 
+    async def publish_reference(self, number: int, lifetime_ms: int | None) -> Published:
+        """Make a transaction's stored payloads part of the topic; repeated, answer as before."""
+        return await self.payloads.publish_reference(number, lifetime_ms)
+
     async def store(self, request: PublishRequest, options: PublishOptions) -> Published:
         """Store payloads of a transaction, to be published by a reference later.
 
