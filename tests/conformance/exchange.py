@@ -1,0 +1,126 @@
+"""One connection to a server, on which requests are written byte by byte as a test wants them.
+
+A library would mend what is being tested: it adds headers, refuses odd methods, hides whether the
+server closed. Answers are parsed by ``http.client``, which is what reads them is not being tested.
+"""
+
+import socket
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from typing import Self
+
+TIMEOUT_S = 20.0
+ANY_ZLIB_FORMAT = 47
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A request. ``chunks``, if there are any, are its body, in that framing.
+
+    ``length`` is the header Content-Length: by default the body's, "" for none at all.
+    """
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: Mapping[str, str] | None = None
+    chunks: tuple[bytes, ...] | None = None
+    length: str | None = None
+
+    def bytes_on_the_wire(self) -> bytes:
+        lines = [f"{self.method} {self.path} HTTP/1.1", "Host: broker"]
+        lines += [f"{name}: {value}" for name, value in (self.headers or {}).items()]
+        body = self.body
+        if self.chunks is not None:
+            lines.append("Transfer-Encoding: chunked")
+            framed = (b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in self.chunks)
+            body = b"".join(framed) + b"0\r\n\r\n"
+        elif self.length is None:
+            lines.append(f"Content-Length: {len(body)}")
+        elif self.length:
+            lines.append(f"Content-Length: {self.length}")
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """An answer. ``closed``: the server said that it would close, or did without a word."""
+
+    status: int
+    type: str
+    framing: str
+    closed: bool
+    encoding: str
+    body: bytes
+    whole: bool
+
+
+class Connection:
+    """Keeps one connection alive over many requests, and opens another one when it was closed."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = (host, port)
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def send(self, sent: Sent) -> Received:
+        """Send a request and read its answer.
+
+        Raises:
+            ConnectionError: the server closed without an answer, on a connection that it had said
+                it would keep.
+        """
+        kept = self._socket is not None
+        if self._socket is None:
+            self._socket = socket.create_connection(self._address, timeout=TIMEOUT_S)
+        # A server may refuse a large body while it is being sent; its answer is there to be read.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(sent.bytes_on_the_wire())
+        response = HTTPResponse(self._socket, method=sent.method)
+        try:
+            return self._receive(response)
+        except (HTTPException, OSError) as error:
+            self.close()
+            where = "a kept" if kept else "a new"
+            message = f"{sent.method} {sent.path}: no answer on {where} connection: {error!r}"
+            raise ConnectionError(message) from error
+
+    def _receive(self, response: HTTPResponse) -> Received:
+        response.begin()
+        try:
+            body, whole = response.read(), True
+        except IncompleteRead as error:
+            body, whole = error.partial, False
+        encoding = response.headers.get("Content-Encoding", "")
+        if encoding:
+            body = zlib.decompress(body, ANY_ZLIB_FORMAT)
+        received = Received(
+            status=response.status,
+            type=response.headers.get("Content-Type", ""),
+            framing="chunked"
+            if response.chunked or "Transfer-Encoding" in response.headers
+            else "length"
+            if "Content-Length" in response.headers
+            else "none",
+            closed=response.will_close or not whole,
+            encoding=encoding,
+            body=body,
+            whole=whole,
+        )
+        response.close()
+        if received.closed:
+            self.close()
+        return received

@@ -1,0 +1,103 @@
+"""No body, however broken, makes a broker fail or leaves anything behind.
+
+Mutants go to the handlers as values, and some of them by HTTP. None may get a server error; after each
+refusal the topic must read exactly as before it.
+"""
+
+from collections import Counter
+
+import pytest
+
+from broker.model import Poll
+from broker.testing.mutations import LAST_FIELDS, PROPERTIES, Mutant, mutants
+from broker.testing.serving import Answered, Broker, Http, listening, topic_path
+from broker.wire import avro
+
+MUTANTS = 4_000
+MUTANTS_OVER_HTTP = 3_000
+MUTANTS_A_TOPIC = 250
+"""A topic is read in whole after each refusal, so it is not let grow."""
+TARGET, SETTINGS = "t", "p"
+EVERYTHING = avro.encode_poll(Poll())
+AVRO = {"Content-Type": "avro/binary"}
+
+pytestmark = pytest.mark.slow
+
+
+def request(mutant: Mutant) -> tuple[str, str, bytes, dict[str, str]]:
+    # Properties that happen to be valid would change what publishing to the topic means.
+    topic = SETTINGS if mutant.target is PROPERTIES else TARGET
+    method = "PUT" if mutant.target is PROPERTIES else "POST"
+    headers = {"Content-Type": mutant.target.content_type}
+    return method, topic_path(topic, mutant.target.action), mutant.body, headers
+
+
+class Trial:
+    """Sends mutants to one broker and watches what they leave behind."""
+
+    def __init__(self, caller: Broker | Http) -> None:
+        self.call = caller.call if isinstance(caller, Broker) else caller
+        self.statuses: Counter[str] = Counter()
+        self._reads = b""
+        self._shows = b""
+
+    async def fresh_topics(self) -> None:
+        for topic in (TARGET, SETTINGS):
+            await self.call("DELETE", topic_path(topic))
+            assert (await self.call("PUT", topic_path(topic))).status == 200
+        await self._look()
+
+    async def _look(self) -> None:
+        self._reads, self._shows = await self._state()
+
+    async def _state(self) -> tuple[bytes, bytes]:
+        read = await self.call("POST", topic_path(TARGET, "poll"), EVERYTHING, AVRO)
+        shown = await self.call("GET", topic_path(SETTINGS))
+        assert read.status == shown.status == 200
+        return read.body, shown.body
+
+    async def send(self, mutant: Mutant) -> None:
+        reply = await self.call(*request(mutant))
+        assert reply.status < 500, (mutant, reply)
+        self.statuses[self._outcome(mutant, reply)] += 1
+        if reply.status == 200:
+            await self._look()
+        else:
+            assert await self._state() == (self._reads, self._shows), (mutant, reply)
+
+    @staticmethod
+    def _outcome(mutant: Mutant, reply: Answered) -> str:
+        if reply.status == 200:
+            return "done"
+        # What was decoded in whole may still be refused, for the state of the topic or of time.
+        decoded = reply.status in (409, 422) or reply.headers["Broker-Error"] != "bad_request"
+        last = reply.body.decode().find(LAST_FIELDS[mutant.target]) in (0, 12)
+        return "refused decoded" if decoded or last else "refused"
+
+
+async def run(trial: Trial, seed: int, count: int) -> Counter[str]:
+    for number, mutant in enumerate(mutants(seed, count)):
+        if number % MUTANTS_A_TOPIC == 0:
+            await trial.fresh_topics()
+        await trial.send(mutant)
+    assert sum(trial.statuses.values()) == count
+    decoded = trial.statuses["done"] + trial.statuses["refused decoded"]
+    assert decoded >= 0.3 * count, trial.statuses
+    assert trial.statuses["refused"] >= 0.2 * count, trial.statuses
+    return trial.statuses
+
+
+@pytest.mark.timeout(300)
+async def test_mutants_in_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    broker = Broker()
+    statuses = await run(Trial(broker), 11, MUTANTS)
+    await broker.close()
+    with capsys.disabled():
+        print(f"\n{MUTANTS} mutants: {dict(statuses)}")
+
+
+async def test_mutants_over_http() -> None:
+    broker = Broker()
+    async with listening(broker) as http:
+        await run(Trial(http), 12, MUTANTS_OVER_HTTP)
+    await broker.close()
