@@ -197,7 +197,7 @@ class TableLogStore:
                 held.check()
                 await self._put_batch(held, rows)
             # No await between letting the rows' lock go and queueing for the chain: order holds.
-            await self._commit(held, batch.last)
+            await self._commit(held, batch)
             committed = True
         except (PayloadsSealed, _RowsRefused):
             committed = True  # Nothing more is ever committed above these rows, or nobody cares.
@@ -215,12 +215,15 @@ class TableLogStore:
             # The rows may land yet. No pointer of this epoch will pass them: the hold ends here.
             raise Unavailable(f"Rows could not be stored: {error}") from error
 
-    async def _commit(self, held: TableHold, last: RowId) -> None:
-        epoch, generation = held.epoch, held.log.generation
+    async def _commit(self, held: TableHold, batch: Batch) -> None:
+        epoch, generation, last = held.epoch, held.log.generation, batch.last
 
         def build(current: Control | None, token: bytes) -> Control:
             base = _adopted(held, current)
             _check_open(base)
+            if batch.segments[0].ids[0] <= base.pointer and guards.holds("ids-rise"):
+                # A payload log that was opened by an old answer: its ids were taken too low.
+                raise Fenced("The log was written further than was known when it was opened.")
             return control.committed(base, last, token)
 
         try:

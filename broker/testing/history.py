@@ -116,6 +116,7 @@ class Ending:
         self._topic = topic
         self.node: str | None = None
         self.epoch: int | None = None
+        self.is_open = True
 
     def ok(self, value: Value, identifier: str | None = None) -> None:
         """Write that it was done."""
@@ -130,6 +131,8 @@ class Ending:
         self._end("unknown", {"why": why}, None)
 
     def _end(self, kind: EventType, value: Value, identifier: str | None) -> None:
+        assert self.is_open, "a call ends once"
+        self.is_open = False
         history = self._history
         history.events.append(
             Event(

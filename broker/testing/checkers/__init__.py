@@ -28,6 +28,7 @@ from broker.testing.checkers.reads import (
     cursor,
     floor_lowered,
     time_addressing,
+    unreadable,
 )
 from broker.testing.checkers.transactions import payloads_changed, rolled_back
 from broker.testing.checkers.violations import Verdict, Violation
@@ -48,6 +49,7 @@ ALL: tuple[Checker, ...] = (
     changed_read,
     cursor,
     time_addressing,
+    unreadable,
     floor_lowered,
     rolled_back,
     payloads_changed,

@@ -101,6 +101,15 @@ def _skipped(consumer: str, after: str, ids: list[str], final: Final) -> list[Vi
     ]
 
 
+def unreadable(calls: Sequence[Call]) -> list[Violation]:
+    """Find logs that can't be read to the end when everything is healed."""
+    return [
+        Violation("unreadable", spot(str(call.told.get("why")), asked=call.asked))
+        for call in of(calls, "read")
+        if call.process == "final" and not call.is_ok
+    ]
+
+
 def time_addressing(calls: Sequence[Call]) -> list[Violation]:
     """Find answers with rows outside of what was asked for, or not in order."""
     found = []
