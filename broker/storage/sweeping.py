@@ -3,10 +3,15 @@
 Only what no reader can be shown any more goes: rows strictly below a *confirmed* floor, rows below the
 pointer whose own life is over, what belongs to payload logs that were declared dropped, and to older
 generations. A slice that was answered from an old state finds less to remove, never something else.
+
+A deleted row stays in HBase's way until a compaction: a scan from the first key would pass all rows that
+went before, and a round over many rows would take time in the square of their number. So each slice
+begins where the one before ended.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from broker.model import ROW_ID_BYTES, RowId, TopicId, timestamp_of
@@ -31,6 +36,9 @@ from broker.storage.reading import LogReader
 from broker.storage.retrying import Retrying
 from broker.storage.visibility import judged
 
+RESUMED_MAX = 1024
+"""Ranges of which is known where the next slice begins; a forgotten one begins at its first key."""
+
 
 class LogSweeper:
     """Removes what is over."""
@@ -40,17 +48,18 @@ class LogSweeper:
         self._cells = cells
         self._retrying = retrying
         self._reader = reader
+        self._resumed: OrderedDict[tuple[Table, bytes], bytes] = OrderedDict()
 
     async def log(
         self, hold: TableHold, expired_before_ms: int, rows_max: int, side_before: RowId
     ) -> Swept:
         """Remove a slice of a message log, as LogStore.sweep_log does."""
         hold.check()
-        below = await self._range(
-            Table.MESSAGES, log_prefix(hold.log), row_key(hold.log, hold.control.floor), rows_max
-        )
-        if below.more or below.rows:
-            return below._replace(more=True)
+        if not hold.swept_to:
+            floor = row_key(hold.log, hold.control.floor)
+            below = await self._range(Table.MESSAGES, log_prefix(hold.log), floor, rows_max)
+            if below.more or below.rows:
+                return below._replace(more=True)
         swept, finished = await self._short_lived(hold, expired_before_ms, rows_max)
         if not finished:
             return Swept(swept, more=True)
@@ -137,9 +146,14 @@ class LogSweeper:
         return Swept(swept, more=False)
 
     async def _range(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> Swept:
-        rows = await self._scan(table, start, stop, rows_max + 1)
+        begin = self._resumed.pop((table, start), start)
+        rows = await self._scan(table, begin, stop, rows_max + 1)
         keys = [row.key for row in rows[:rows_max]]
         await self._delete(table, keys)
+        if len(rows) > rows_max:
+            self._resumed[table, start] = rows[-1].key
+            if len(self._resumed) > RESUMED_MAX:
+                self._resumed.popitem(last=False)
         return Swept(len(keys), more=len(rows) > rows_max)
 
     async def _scan(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> list[RowCells]:
