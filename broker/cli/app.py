@@ -109,8 +109,10 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _invoke(words: list[str]) -> int:
-    returned = cli.main(args=words, prog_name="broker", standalone_mode=False)
-    return returned if isinstance(returned, int) else 0
+    # Not cli.main, which takes some errors for its own, in ways that differ between releases.
+    with cli.make_context("broker", list(words)) as context:
+        cli.invoke(context)
+    return 0
 
 
 def _guarded(work: Callable[[], int], *, as_json: bool) -> int:  # noqa: PLR0911 - A table.
@@ -118,10 +120,13 @@ def _guarded(work: Callable[[], int], *, as_json: bool) -> int:  # noqa: PLR0911
     try:
         code = work()
         sys.stdout.flush()
+    except click.exceptions.Exit as left:  # After --help, for example.
+        return left.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
+        click.echo(err=True)  # Ends the line on which the terminal shows ^C.
         return INTERRUPTED
     except BrokerError as error:
         click.echo(explain(error, as_json=as_json), err=True)
@@ -134,10 +139,6 @@ def _guarded(work: Callable[[], int], *, as_json: bool) -> int:  # noqa: PLR0911
     except OSError as error:
         click.echo(f"broker: {error}", err=True)
         return FAILED
-    except SystemExit as left:  # Click's own answer to a broken pipe.
-        if isinstance(left.__context__, BrokenPipeError):
-            return _read_enough()
-        raise
     return code
 
 

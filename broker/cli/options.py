@@ -19,6 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 URL_DEFAULT: Final = "http://127.0.0.1:8080"
 _UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_MS_DIGITS: Final = 19  # More do not fit in an int64.
 _ID: Final = re.compile(rf"[0-9a-fA-F]{{{2 * MESSAGE_ID_BYTES}}}")
 
 
@@ -108,7 +109,7 @@ def place_of(text: str, now_ms: int) -> MessageId | int:
         return now_ms
     if _ID.fullmatch(text):
         return bytes.fromhex(text)
-    if text.isdecimal():
+    if text.isdecimal() and len(text) < _MS_DIGITS:
         return int(text)
     if match := _DURATION.fullmatch(text):
         return max(0, now_ms - round(float(match[1]) * _UNITS_MS[match[2]]))

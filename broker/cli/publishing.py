@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -64,8 +63,7 @@ def _opened(lines: str) -> Iterator[IO[bytes]]:
 def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Progress) -> int:
     """Publish the lines of a file in order, and return their number; tell how far it came."""
     published = 0
-    total = Path(file.name).stat().st_size if isinstance(file, io.BufferedReader) else None
-    task = bar.add_task("publishing", total=total if file is not sys.stdin.buffer else None)
+    task = bar.add_task("publishing", total=_size(file))
     for number, batch in enumerate(batches(file), start=1):
         key = f"{order.key}-{number}" if order.key is not None else None
         try:
@@ -82,10 +80,15 @@ def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Prog
     return published
 
 
+def _size(file: IO[bytes]) -> int | None:
+    """Return the size of a file, None for standard input."""
+    return None if file is sys.stdin.buffer else Path(file.name).stat().st_size
+
+
 def _progress(file: IO[bytes]) -> Progress:
     """Return a bar on standard error, shown only to people and only if it takes a while."""
-    size = Path(file.name).stat().st_size if file is not sys.stdin.buffer else LONG_BYTES
-    shown = sys.stderr.isatty() and size >= LONG_BYTES
+    size = _size(file)
+    shown = sys.stderr.isatty() and (size is None or size >= LONG_BYTES)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     return Progress(
         *columns,

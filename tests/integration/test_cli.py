@@ -1,0 +1,203 @@
+"""The commands against a whole broker, as a person or a script runs them."""
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from broker.cli import app
+from broker.client import SyncClient
+from broker.testing.process import BrokerProcess
+from broker.testing.served import ServedNode
+
+LINES = [b"first", b"", b"\xff\x00 not text", b"last without an end"]
+
+
+Broker = Callable[..., "Done"]
+
+
+class Done(NamedTuple):
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ServedNode]:
+    with ServedNode() as node:
+        yield node
+
+
+@pytest.fixture
+def broker(
+    node: ServedNode, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Done]:
+    """Return what runs a command in this process; a whole process for each takes a while."""
+    monkeypatch.setenv("BROKER_URL", node.url)
+
+    def run(*words: str, stdin: bytes = b"") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as left:
+            app.run(list(words))
+        assert isinstance(left.value.code, int)
+        return Done(left.value.code, *capfdbinary.readouterr())
+
+    return run
+
+
+def done(completed: Done) -> bytes:
+    assert (completed.returncode, completed.stderr.count(b"Traceback")) == (0, 0), completed.stderr
+    return completed.stdout
+
+
+def test_topics_are_created_listed_shown_changed_and_deleted(broker: Broker) -> None:
+    done(broker("topics", "create", "cli/a", "color=red", "--ttl", "60"))
+    assert broker("topics", "create", "cli/a").returncode == 1
+    done(broker("topics", "create", "cli/a", "--keep"))
+    assert done(broker("topics", "list", "cli")) == b"cli/a\n"
+    done(broker("topics", "set", "cli/a", "ttl=70"))
+    shown = json.loads(done(broker("topics", "show", "cli/a", "--json")))
+    assert shown["ttl_s"] == 70
+    assert shown["properties"]["color"] == "red"
+    assert b"red" in done(broker("topics", "show", "cli/a"))
+    done(broker("topics", "set", "cli/a", "--replace"))
+    shown = json.loads(done(broker("topics", "show", "cli/a", "--json")))
+    assert "color" not in shown["properties"]
+    assert broker("topics", "delete", "cli/a", stdin=b"n\n").returncode == 130
+    done(broker("topics", "delete", "cli/a", "--yes"))
+    assert json.loads(done(broker("topics", "list", "cli", "--json"))) == []
+
+
+def test_lines_come_back_byte_for_byte(broker: Broker, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"\n".join(LINES))
+    done(broker("topics", "create", "cli/lines"))
+    told = broker("publish", "cli/lines", "--lines", str(file))
+    assert b"published 4 messages" in told.stderr
+    done(broker("publish", "cli/lines", "--lines", "-", stdin=b"from a pipe\n"))
+    expected = b"".join(line + b"\n" for line in [*LINES, b"from a pipe"])
+    assert done(broker("tail", "cli/lines", "--no-follow")) == expected
+    assert done(broker("poll", "cli/lines")) == expected
+    rows = [
+        json.loads(row) for row in done(broker("poll", "cli/lines", "--json")).split(b"\n")[:-1]
+    ]
+    assert [row["encoding"] for row in rows] == ["text", "text", "base64", "text", "text"]
+    page = json.loads(done(broker("browse", "cli/lines", "--limit", "2", "--json")))
+    assert [row["payload"] for row in page["messages"]] == ["first", ""]
+    following = done(broker("browse", "cli/lines", "--from", page["next"], "--full"))
+    assert b"not text" in following
+    assert b"5" in done(broker("stats", "cli/lines"))
+    last = rows[-2]["id"]
+    assert done(broker("tail", "cli/lines", "--after", last, "--no-follow")) == b"from a pipe\n"
+    assert done(broker("tail", "cli/lines", "--since", "1h", "--limit", "1")) == b"first\n"
+
+
+def test_a_key_makes_the_same_command_publish_once(broker: Broker, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"".join(b"%d\n" % i for i in range(2500)))
+    done(broker("topics", "create", "cli/keyed"))
+    for _ in range(2):
+        done(broker("publish", "cli/keyed", "--lines", str(file), "--key", "once"))
+        done(broker("publish", "cli/keyed", "word", "--key", "twice"))
+    assert len(done(broker("poll", "cli/keyed")).split()) == 2501
+
+
+def test_a_failing_command_stops_the_tail_and_the_message_comes_again(
+    broker: Broker, tmp_path: Path
+) -> None:
+    done(broker("topics", "create", "cli/exec"))
+    done(broker("publish", "cli/exec", "good", "bad", "later"))
+    script = tmp_path / "handle"
+    script.write_text(
+        "#!/bin/sh\nread -r message\necho $BROKER_TOPIC $BROKER_MESSAGE_ID $message\n"
+        f"test $message != bad -o -e {tmp_path}/mended\n"
+    )
+    script.chmod(0o755)
+    words = ("tail", "cli/exec", "--no-follow", "--exec", str(script))
+    cursor = ("--cursor", str(tmp_path / "cursor"))
+    first = broker(*words, *cursor)
+    assert first.returncode == 1
+    assert [line.split()[2] for line in first.stdout.splitlines()] == [b"good", b"bad"]
+    assert b"--since" in first.stderr
+    (tmp_path / "mended").touch()
+    second = done(broker(*words, *cursor))
+    assert [line.split()[2] for line in second.splitlines()] == [b"bad", b"later"]
+    assert done(broker(*words, *cursor)) == b""
+
+
+def following(node: ServedNode, topic: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "broker.cli", "tail", topic, "--url", node.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_ctrl_c_and_a_closed_pipe_end_a_tail_quietly(node: ServedNode, broker: Broker) -> None:
+    done(broker("topics", "create", "cli/follow"))
+    done(broker("publish", "cli/follow", "one"))
+    with following(node, "cli/follow") as interrupted:
+        assert interrupted.stdout is not None
+        assert interrupted.stdout.readline() == b"one\n"
+        interrupted.send_signal(signal.SIGINT)
+        assert interrupted.wait(30) == 130
+        assert interrupted.stderr is not None
+        assert interrupted.stderr.read() == b"\n"
+    with following(node, "cli/follow") as cut:
+        assert cut.stdout is not None
+        assert cut.stdout.readline() == b"one\n"
+        cut.stdout.close()
+        done(broker("publish", "cli/follow", "two"))
+        assert cut.wait(30) == 0
+        assert cut.stderr is not None
+        assert cut.stderr.read() == b""
+
+
+def test_a_store_is_made_checked_swept_and_mended(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = [sys.executable, "-m", "broker.cli", "storage"]
+
+    def storage(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*command, *words], capture_output=True, text=True, timeout=60, check=False
+        )
+
+    assert storage("init", str(data)).returncode == 0
+    assert storage("init", str(data)).returncode == 1
+    with BrokerProcess(data) as process, SyncClient(process.url) as client:
+        client.create_topic("a/b")
+        client.publish("a/b", [b"1", b"2"])
+        busy = storage("check", str(data))
+        assert busy.returncode == 4
+        assert "in use by another process" in busy.stderr
+        assert process.stop() == 0
+    report = json.loads(storage("check", str(data), "--json").stdout)
+    assert (report["problems"], report["rows"]) == ([], 2)
+    assert storage("sweep", str(data)).returncode == 0
+    assert storage("repair", str(data), str(tmp_path / "mended")).returncode == 0
+    assert storage("repair", str(data), str(tmp_path / "mended")).returncode == 1
+    (data / "db" / "CURRENT").unlink()
+    damaged = storage("check", str(data))
+    assert damaged.returncode == 1
+    assert "CURRENT is missing" in damaged.stdout
+
+
+def test_a_tail_goes_on_while_the_broker_is_killed_and_started_again(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process, SyncClient(process.url) as client:
+        client.create_topic("a/b")
+        client.publish("a/b", [b"0", b"1"])
+        with SyncClient(process.url) as reader:
+            tail = reader.tail("a/b")
+            found = [next(tail).payload, next(tail).payload]
+            process.kill()
+            process.start()
+            client.publish("a/b", b"2")
+            found.append(next(tail).payload)
+            tail.close()
+    assert found == [b"0", b"1", b"2"]

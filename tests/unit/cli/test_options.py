@@ -1,0 +1,62 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.cli.options import place_of
+from broker.cli.output import time_text
+from broker.cli.publishing import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches
+
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("now", NOW_MS),
+        ("30s", NOW_MS - 30_000),
+        ("10m", NOW_MS - 600_000),
+        ("1h", NOW_MS - 3_600_000),
+        ("1.5h", NOW_MS - 5_400_000),
+        ("2d", NOW_MS - 172_800_000),
+        ("1w", NOW_MS - 604_800_000),
+        ("99999w", 0),
+        ("1769860800000", 1_769_860_800_000),
+        ("2026-01-31T12:00:00Z", 1_769_860_800_000),
+        ("2026-01-31T12:00:00", 1_769_860_800_000),
+        ("2026-01-31T13:00:00+01:00", 1_769_860_800_000),
+        ("2026-01-31", 1_769_817_600_000),
+        ("00" * 19 + "Ff", bytes(19) + b"\xff"),
+    ],
+)
+def test_a_place_is_an_age_a_time_or_an_id(text, place):
+    assert place_of(text, NOW_MS) == place
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "1y", "h", "-1h", "00" * 19, "0x10"])
+def test_what_is_no_place_is_refused_with_what_may_be_written(text):
+    with pytest.raises(ValueError, match="neither a duration"):
+        place_of(text, NOW_MS)
+
+
+def test_times_are_written_as_they_are_read():
+    assert place_of(time_text(1_769_860_800_123), 0) == 1_769_860_800_123
+    assert time_text((1 << 63) - 1) == str((1 << 63) - 1)
+
+
+@given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"") + b"\n")))
+def test_batches_hold_every_line_in_order(lines):
+    assert [m + b"\n" for batch in batches(lines) for m in batch] == lines
+
+
+def test_batches_are_bounded_and_always_cut_in_the_same_way():
+    lines = [b"x" * 999 + b"\n"] * 2500
+    sizes = [len(batch) for batch in batches(lines)]
+    assert sizes == [1000, 1000, 500]
+    assert max(sizes) <= BATCH_MESSAGES_MAX
+    large = [b"x" * (BATCH_BYTES_MAX // 2) + b"\n"] * 5
+    assert [len(batch) for batch in batches(large)] == [2, 2, 1]
+    assert [len(batch) for batch in batches([b"x" * (2 * BATCH_BYTES_MAX)] * 2)] == [1, 1]
+
+
+def test_a_last_line_without_an_end_counts():
+    assert list(batches([b"a\n", b"\n", b"b"])) == [[b"a", b"", b"b"]]
