@@ -75,8 +75,9 @@ class RowIds:
         start = self._start(now_ms)
         end_counter = start.counter + count
         last_ms = start.timestamp_ms + (end_counter - 1) // self._per_ms
-        wait_ms = last_ms - self._limit_ms(now_ms, monotonic_ms)
-        if wait_ms > 0:
+        followed_ms = self._follow(now_ms, monotonic_ms)
+        wait_ms = last_ms - followed_ms - self._lead_ms_max
+        if wait_ms > 0 and not self._can_only_wait(count, start.timestamp_ms - followed_ms):
             raise LeadExceeded(wait_ms)
         spilled_ms, counter = divmod(end_counter, self._per_ms)
         self._next = Position(start.timestamp_ms + spilled_ms, counter)
@@ -89,9 +90,17 @@ class RowIds:
             return Position(now_ms, 0)
         return Position(now_ms, 0) if now_ms > self._next.timestamp_ms else self._next
 
-    def _limit_ms(self, now_ms: int, monotonic_ms: float) -> float:
+    def _follow(self, now_ms: int, monotonic_ms: float) -> float:
+        """Return where id time may be: the highest that the clock was, and the time since then."""
         followed_ms = self._base_ms + (monotonic_ms - self._base_monotonic_ms)
-        return max(now_ms, followed_ms) + self._lead_ms_max
+        if now_ms <= followed_ms:
+            return followed_ms
+        self._base_ms, self._base_monotonic_ms = now_ms, monotonic_ms
+        return now_ms
+
+    def _can_only_wait(self, count: int, ahead_ms: float) -> bool:
+        """Whether a request is over the bound all by itself, and nothing else is in its way."""
+        return ahead_ms <= 0 and count > self._lead_ms_max * self._per_ms
 
     def _run(self, timestamp_ms: int, start: int, end: int) -> list[RowId]:
         head = _TIMESTAMP.pack(timestamp_ms)

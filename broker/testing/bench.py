@@ -1,0 +1,185 @@
+"""A node's topics over memory, for tests: a store whose calls a test can hold up, fail and count.
+
+Everything above the tables is the shipped code. A Bench belongs on a virtual loop (clock.py), where a
+test can let days pass and be the same every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from broker.model import Message, Poll, PublishRequest, Topic, TopicId
+from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.tables import TableLogStore
+from broker.testing.clock import VirtualClock, VirtualLoop
+from broker.topics.leader import TopicLeader
+from broker.topics.retention import Sweeper
+from broker.topics.service import Topics
+from broker.topics.settings import NO_OPTIONS, Published, PublishOptions, TopicSettings
+from broker.topics.surroundings import Surroundings
+
+TOPIC = TopicId("ns", "t")
+Hook = Callable[..., Awaitable[Any]]
+LIFE_S = 1 << 40
+"""So that small write pointers are young enough."""
+
+
+class HookedStore:
+    """A log store. ``on(call, hook)``: the next such call is ``hook(real call, *arguments)``."""
+
+    def __init__(self, inner: Any) -> None:
+        """Stand before ``inner``."""
+        self._inner = inner
+        self._hooks: dict[str, deque[Hook]] = defaultdict(deque)
+        self.calls: list[str] = []
+
+    def on(self, call: str, *hooks: Hook) -> None:
+        """Let the next calls of this name be those hooks, each called with the real one first."""
+        self._hooks[call].extend(hooks)
+
+    def __getattr__(self, name: str) -> Any:
+        """Give a call of the store, with its hook if there is one."""
+        real = getattr(self._inner, name)
+        if not callable(real):
+            return real
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self.calls.append(name)
+            hooks = self._hooks[name]
+            if hooks:
+                return hooks.popleft()(real, *arguments, **named)
+            return real(*arguments, **named)
+
+        return call
+
+
+def failing(error: BaseException) -> Hook:
+    """Fail without having done anything."""
+
+    async def hook(real: Hook, *arguments: Any, **named: Any) -> Any:
+        del real, arguments, named
+        raise error
+
+    return hook
+
+
+def done_but(error: BaseException) -> Hook:
+    """Do it, and fail."""
+
+    async def hook(real: Hook, *arguments: Any, **named: Any) -> Any:
+        await real(*arguments, **named)
+        raise error
+
+    return hook
+
+
+class Gate:
+    """Holds a call up until it is opened; ``reached`` tells that the call has come."""
+
+    def __init__(self) -> None:
+        """Start closed."""
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    def open(self) -> None:
+        """Let the call go on."""
+        self.opened.set()
+
+    async def before(self, real: Hook, *arguments: Any, **named: Any) -> Any:
+        """Wait, then do it."""
+        self.reached.set()
+        await self.opened.wait()
+        return await real(*arguments, **named)
+
+    async def after(self, real: Hook, *arguments: Any, **named: Any) -> Any:
+        """Do it, then wait before saying so."""
+        result = await real(*arguments, **named)
+        self.reached.set()
+        await self.opened.wait()
+        return result
+
+
+class Bench:
+    """A node's topics over memory. ``restart`` forgets the process and keeps the storage."""
+
+    def __init__(self, **settings: Any) -> None:
+        """Start with empty storage. Must be called in a running virtual loop."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.clock = VirtualClock(loop)
+        self.cells = MemoryCells()
+        self.records = MemoryRecordStore()
+        self.settings: dict[str, Any] = {"transaction_life_max_s": LIFE_S, **settings}
+        self._starts = 0
+        self.restart()
+
+    def restart(self, **settings: Any) -> None:
+        """Forget all but the storage, as after a crash. Tasks of before go on if nobody ends them."""
+        self._starts += 1
+        self.settings.update(settings)
+        chance = random.Random(self._starts)
+        self.store = HookedStore(TableLogStore(self.cells, self.clock, chance=chance))
+        self.around = Surroundings(
+            self.store, self.clock, TopicSettings(**self.settings), owner=f"node.{self._starts}"
+        )
+        self.topics = Topics(self.around, self.records, seed=self._starts)
+        self.sweeper = Sweeper(self.topics.leaders)
+
+    async def create(self, topic: TopicId = TOPIC, ttl_s: int = 600, **more: str) -> Topic:
+        """Create a topic."""
+        return await self.topics.create(topic, {"ttl": str(ttl_s), **more})
+
+    async def publish(
+        self,
+        *payloads: bytes,
+        pointer: int | None = None,
+        topic: TopicId = TOPIC,
+        options: PublishOptions = NO_OPTIONS,
+    ) -> Published:
+        """Publish messages, or a reference."""
+        return await self.topics.publish(topic, PublishRequest(pointer, payloads), options)
+
+    async def stored(
+        self,
+        number: int,
+        *payloads: bytes,
+        topic: TopicId = TOPIC,
+        options: PublishOptions = NO_OPTIONS,
+    ) -> Published:
+        """Store payloads of a transaction."""
+        return await self.topics.store(topic, PublishRequest(number, payloads), options)
+
+    async def poll(self, poll: Poll | None = None, topic: TopicId = TOPIC) -> list[Message]:
+        """Return a whole reply."""
+        stream = await self.topics.poll(topic, poll or Poll())
+        return [message async for messages in stream.messages() for message in messages]
+
+    async def payloads(self, poll: Poll | None = None, topic: TopicId = TOPIC) -> list[bytes]:
+        """Return the payloads of a whole reply."""
+        return [message.payload for message in await self.poll(poll, topic)]
+
+    def leader(self, topic: TopicId = TOPIC) -> TopicLeader:
+        """Return the topic's leader, which there must be."""
+        leader = self.topics.leaders.states[topic].leader
+        assert leader is not None
+        return leader
+
+    def forget_cache(self) -> None:
+        """Let whatever is cached go, so that reading asks storage."""
+        bytes_max, self.around.cache.bytes_max = self.around.cache.bytes_max, -1
+        self.around.cache.grow(0)
+        self.around.cache.bytes_max = bytes_max
+
+    async def pass_ms(self, milliseconds: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(milliseconds / 1000)
+
+
+async def settle(turns: int = 50) -> None:
+    """Let everything that can happen now happen."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
