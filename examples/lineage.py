@@ -1,0 +1,36 @@
+"""Dataset accesses for lineage: programs report what they read and write, without waiting for it.
+
+BROKER_URL=http://127.0.0.1:8080 python examples/lineage.py
+"""
+
+import json
+import os
+from collections import defaultdict
+
+from broker.client import SyncClient, TailOptions
+
+TOPIC = "examples/lineage"
+ACCESSES = [
+    {"program": "importer", "access": "write", "dataset": "raw"},
+    {"program": "cleaner", "access": "read", "dataset": "raw"},
+    {"program": "cleaner", "access": "write", "dataset": "clean"},
+    {"program": "report", "access": "read", "dataset": "clean"},
+]
+
+with SyncClient(os.environ.get("BROKER_URL")) as client:
+    client.create_topic(TOPIC, if_exists="keep")
+
+    # The program goes on at once; a bounded queue holds what the broker has not acknowledged yet.
+    for access in ACCESSES:
+        client.publish_later(TOPIC, json.dumps(access))
+    client.flush()
+
+    readers, writers = defaultdict(list), defaultdict(list)
+    for message in client.tail(TOPIC, options=TailOptions(follow=False)):
+        access = json.loads(message.payload)
+        table = readers if access["access"] == "read" else writers
+        table[access["dataset"]].append(access["program"])
+    for dataset in writers:
+        print(f"{', '.join(writers[dataset])} -> {dataset} -> {', '.join(readers[dataset])}")
+
+    client.delete_topic(TOPIC)

@@ -1,0 +1,35 @@
+"""Program states: each reported once, however often the report is repeated.
+
+BROKER_URL=http://127.0.0.1:8080 python examples/program_states.py
+"""
+
+import json
+import os
+
+from broker.client import SyncClient
+
+TOPIC = "examples/states"
+
+
+def report(client: SyncClient, run: str, state: str) -> None:
+    """Report a state. The key makes it safe to repeat, whatever became of an earlier attempt."""
+    client.publish(TOPIC, json.dumps({"run": run, "state": state}), key=f"{run}-{state}")
+
+
+with SyncClient(os.environ.get("BROKER_URL")) as client:
+    client.create_topic(TOPIC, {"transactions": "refused"}, if_exists="keep")
+
+    report(client, "run-1", "starting")
+    report(client, "run-2", "starting")
+    report(client, "run-1", "running")
+    report(client, "run-1", "running")  # The launcher was restarted and reports again.
+    report(client, "run-1", "completed")
+
+    messages = client.poll(TOPIC)
+    states = {}
+    for message in messages:
+        event = json.loads(message.payload)
+        states[event["run"]] = event["state"]
+    print(f"{len(messages)} reports: {states}")
+
+    client.delete_topic(TOPIC)
