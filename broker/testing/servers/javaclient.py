@@ -193,6 +193,7 @@ class JavaTopics:
         inclusive: bool = True,
         limit: int | None = None,
         transaction: bytes | Mapping[str, Any] | None = None,
+        take: int | None = None,
     ) -> Sequence[tuple[bytes, bytes]]:
         """Fetch messages as pairs of id and payload.
 
@@ -203,6 +204,7 @@ class JavaTopics:
             limit: How many at most; without it all.
             transaction: Its encoded bytes, or the fields ``read_pointer``, ``transaction_id``,
                 ``invalids``, ``in_progress`` and ``first_short``.
+            take: After how many the iterator is closed, though there may be more.
         """
         found = self._call(
             "fetch",
@@ -212,6 +214,7 @@ class JavaTopics:
             inclusive=inclusive,
             limit=limit,
             transaction=transaction.hex() if isinstance(transaction, bytes) else transaction,
+            take=take,
         )
         return [
             (bytes.fromhex(message_id), bytes.fromhex(payload)) for message_id, payload in found

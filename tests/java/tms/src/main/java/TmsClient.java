@@ -161,9 +161,10 @@ public final class TmsClient {
     if (has(command, "transaction")) {
       fetcher.setTransaction(transaction(command.get("transaction")));
     }
+    int take = has(command, "take") ? command.get("take").getAsInt() : Integer.MAX_VALUE;
     JsonArray messages = new JsonArray();
     try (CloseableIterator<RawMessage> found = fetcher.fetch()) {
-      while (found.hasNext()) {
+      while (messages.size() < take && found.hasNext()) {
         RawMessage message = found.next();
         JsonArray pair = new JsonArray();
         pair.add(new JsonPrimitive(hex(message.getId())));
