@@ -129,7 +129,7 @@ async def read_all(directory: Path) -> int:
 async def test_damage_is_refused_and_named(
     directory: Path, name: str, change: Callable[[bytearray], object], named: str
 ) -> None:
-    [path] = (directory / "db").glob(name)
+    path = max((directory / "db").glob(name), key=lambda found: found.stat().st_size)
     damage(path, change)
     before = contents(directory)
     with pytest.raises(StorageCorrupt, match=named) as refusal:

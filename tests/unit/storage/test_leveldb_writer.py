@@ -1,0 +1,204 @@
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.errors import BadRequest, StorageCorrupt, StorageFull, Unavailable
+from broker.storage.leveldb_holds import Holds
+from broker.storage.leveldb_writer import ROUND_BYTES_MAX, Apply, Round, Writer
+
+NEVER_S = 3600.0
+
+
+class FakeBatch:
+    """Collects what a round puts; its writing can be held up and can fail."""
+
+    def __init__(self, database: "FakeDatabase", *, synced: bool) -> None:
+        self._database = database
+        self.synced = synced
+        self.puts: dict[bytes, bytes] = {}
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.puts[key] = value
+
+    def delete(self, key: bytes) -> None:
+        self.puts[key] = b""
+
+    def approximate_size(self) -> int:
+        return 12 + sum(len(key) + len(value) for key, value in self.puts.items())
+
+    def write(self) -> None:
+        self._database.writing.set()
+        assert self._database.may_write.wait(20)
+        if self._database.error is not None:
+            raise self._database.error
+        self._database.written.append(self)
+
+
+class FakeDatabase:
+    def __init__(self) -> None:
+        self.written: list[FakeBatch] = []
+        self.writing = threading.Event()
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.error: Exception | None = None
+        self.reopen_error: Exception | None = None
+        self.reopened = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        return None
+
+    def batch(self, *, synced: bool) -> FakeBatch:
+        return FakeBatch(self, synced=synced)
+
+    def reopen(self) -> None:
+        if self.reopen_error is not None:
+            raise self.reopen_error
+        self.reopened += 1
+        self.error = None
+
+
+@pytest.fixture
+def database() -> FakeDatabase:
+    return FakeDatabase()
+
+
+@pytest.fixture
+async def writer(database: FakeDatabase) -> AsyncIterator[Writer]:
+    made = Writer(database, Holds(), probe_interval_s=NEVER_S)
+    yield made
+    database.may_write.set()
+    await made.close()
+
+
+def putting(key: bytes, value: bytes = b"x") -> Apply:
+    def apply(round_: Round) -> bytes:
+        round_.put(key, value)
+        return key
+
+    return apply
+
+
+def refusing(error: Exception, key: bytes | None = None) -> Apply:
+    def apply(round_: Round) -> None:
+        if key is not None:
+            round_.put(key, b"half")
+        raise error
+
+    return apply
+
+
+async def hold_up(database: FakeDatabase, writer: Writer) -> asyncio.Future[bytes]:
+    """Let a first write hang, so that what follows waits together."""
+    database.may_write.clear()
+    first = writer.submit(putting(b"first"))
+    assert await asyncio.to_thread(database.writing.wait, 20)
+    return first
+
+
+async def test_what_waits_shares_one_write(database: FakeDatabase, writer: Writer) -> None:
+    first = await hold_up(database, writer)
+    others = [writer.submit(putting(b"%d" % number)) for number in range(5)]
+    database.may_write.set()
+    assert await first == b"first"
+    assert await asyncio.gather(*others) == [b"0", b"1", b"2", b"3", b"4"]
+    assert [set(batch.puts) for batch in database.written] == [
+        {b"first"},
+        {b"0", b"1", b"2", b"3", b"4"},
+    ]
+
+
+async def test_one_synced_change_syncs_its_round(database: FakeDatabase, writer: Writer) -> None:
+    await writer.submit(putting(b"a"), synced=False)
+    await writer.submit(putting(b"b"))
+    first = await hold_up(database, writer)
+    both = [writer.submit(putting(b"c"), synced=False), writer.submit(putting(b"d"))]
+    database.may_write.set()
+    await asyncio.gather(first, *both)
+    assert [batch.synced for batch in database.written] == [False, True, True, True]
+
+
+async def test_nothing_to_write_is_not_written(database: FakeDatabase, writer: Writer) -> None:
+    assert await writer.submit(lambda _: "answer") == "answer"
+    assert database.written == []
+
+
+async def test_a_round_is_bounded(database: FakeDatabase, writer: Writer) -> None:
+    first = await hold_up(database, writer)
+    large = bytes(ROUND_BYTES_MAX // 2)
+    others = [writer.submit(putting(b"%d" % number, large)) for number in range(5)]
+    database.may_write.set()
+    await asyncio.gather(first, *others)
+    assert [sorted(batch.puts) for batch in database.written] == [
+        [b"first"],
+        [b"0", b"1"],
+        [b"2", b"3"],
+        [b"4"],
+    ]
+
+
+async def test_a_refusal_is_its_callers_alone(database: FakeDatabase, writer: Writer) -> None:
+    first = await hold_up(database, writer)
+    results = [
+        writer.submit(putting(b"a")),
+        writer.submit(refusing(BadRequest("no"))),
+        writer.submit(refusing(ZeroDivisionError("broken"), b"half")),
+        writer.submit(putting(b"b")),
+    ]
+    database.may_write.set()
+    await first
+    outcomes = await asyncio.gather(*results, return_exceptions=True)
+    assert [outcomes[0], outcomes[3]] == [b"a", b"b"]
+    assert isinstance(outcomes[1], BadRequest)
+    assert isinstance(outcomes[2], ZeroDivisionError)
+    assert set(database.written[-1].puts) == {b"a", b"b"}  # Nothing of the broken one.
+
+
+async def test_after_an_error_nothing_is_written_until_opened_anew(
+    database: FakeDatabase, writer: Writer
+) -> None:
+    database.error = OSError(28, "No space left on device")
+    refused = BadRequest("no")
+    first = await hold_up(database, writer)
+    waiting = [writer.submit(putting(b"a")), writer.submit(refusing(refused))]
+    database.reopen_error = OSError(28, "still full")
+    database.may_write.set()
+    with pytest.raises(StorageFull) as unknown:
+        await first
+    assert unknown.value.outcome == "unknown"
+    for future in waiting:
+        with pytest.raises(StorageFull) as failed:
+            await future
+        assert failed.value.outcome == "refused"
+    with pytest.raises(StorageFull):
+        writer.submit(putting(b"b"))
+    assert not await writer.probe()
+    database.reopen_error = Unavailable("LevelDB can't write its tables")
+    assert not await writer.probe()
+    assert database.written == []
+    database.reopen_error = None
+    assert await writer.probe()
+    assert database.reopened == 1
+    await writer.submit(putting(b"b"))
+    assert [set(batch.puts) for batch in database.written] == [{b"b"}]
+
+
+async def test_a_store_that_opens_damaged_says_so(database: FakeDatabase, writer: Writer) -> None:
+    database.error = OSError(5, "Input/output error")
+    with pytest.raises(StorageFull):
+        await writer.submit(putting(b"a"))
+    database.reopen_error = StorageCorrupt("a table is missing")
+    assert not await writer.probe()
+    with pytest.raises(StorageCorrupt, match="a table is missing"):
+        writer.submit(putting(b"a"))
+
+
+async def test_closing_writes_what_waits(database: FakeDatabase, writer: Writer) -> None:
+    first = await hold_up(database, writer)
+    last = writer.submit(putting(b"last"))
+    closing = asyncio.ensure_future(writer.close())
+    database.may_write.set()
+    await asyncio.gather(first, last, closing)
+    assert set(database.written[-1].puts) == {b"last"}
+    await writer.close()  # Closing again waits for nothing.
