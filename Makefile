@@ -39,7 +39,7 @@ bench: SERVERS = tms kafka redis
 test-servers: setup-dev
 	@$(BIN)/python -m broker.testing.servers fetch --if-possible $(SERVERS)
 
-bench: setup-dev test-servers ## Measure us and our peers side by side.
+bench: $(VENV)/.bench test-servers ## Measure us and our peers side by side.
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 lint: setup-dev ## Check format, style and types.
@@ -72,6 +72,11 @@ $(VENV)/.server: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: pyproject.toml $(VENV)/.server
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml $(VENV)/.dev
+	@echo "installing what the benchmarks need into $(VENV)"
+	@$(PIP) install --editable '.[bench]'
 	@touch $@
 
 $(VENV)/bin/python:

@@ -1,0 +1,111 @@
+"""``python -m benchmarks [a b c d e f] [--runs N] [--json FILE] [--quick]``.
+
+Exits with 1 if a figure is below what it must be, else with 0. What could not be measured, or gave no
+result, is said so and is neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from benchmarks import (
+    client_publish,
+    full_topic,
+    http_batches,
+    http_single,
+    latency,
+    machine,
+    peers,
+    polls,
+    report,
+    syncs,
+)
+from benchmarks.figures import Question, percentile
+from benchmarks.harness import Bench, Plan, say
+
+QUESTIONS: dict[str, Callable[[Bench], Awaitable[Question]]] = {
+    "a": client_publish.measure,
+    "b": http_single.measure,
+    "c": http_batches.measure,
+    "d": polls.measure,
+    "e": latency.measure,
+    "f": full_topic.measure,
+}
+_RAW_SYNC_S = 2.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write; return the exit code."""
+    options = _options(arguments)
+    if len(os.sched_getaffinity(0)) < 2:
+        say("Two cores are needed: one for the server, one for the load.")
+        return 2
+    os.sched_setaffinity(0, {peers.LOAD_CPU})
+    plan = Plan.quick() if options.quick else Plan()
+    if options.runs:
+        plan = replace(plan, runs=options.runs)
+    results = uvloop.run(_measure(options.questions or list(QUESTIONS), plan))
+    results["quick"] = options.quick
+    say(report.as_text(results))
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(results, indent=1) + "\n")
+    say(f"written to {options.json}; `python -m benchmarks.report {options.json}` makes the page")
+    missed = [
+        ratio
+        for question in results["questions"]
+        for ratio in question["ratios"]
+        if ratio["verdict"] == "missed"
+    ]
+    return 1 if missed else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], metavar="a…f")
+    parser.add_argument("--runs", type=int, help="kept runs a side (5)")
+    parser.add_argument("--quick", action="store_true", help="short runs, no conclusions")
+    parser.add_argument("--json", type=Path, default=Path("data/benchmarks.json"))
+    return parser.parse_args(arguments)
+
+
+async def _measure(letters: Sequence[str], plan: Plan) -> dict[str, Any]:
+    bench = Bench(plan)
+    results: dict[str, Any] = machine.described()
+    results["questions"] = []
+    results["raw_sync"] = [_raw_sync()]
+    try:
+        for letter in letters:
+            say(
+                f"\n({letter}) {(sys.modules[QUESTIONS[letter].__module__].__doc__ or '')[4:].splitlines()[0]}"
+            )
+            question = await QUESTIONS[letter](bench)
+            results["questions"].append(question.as_json())
+            results["raw_sync"].append(_raw_sync())
+    finally:
+        bench.close()
+    return results
+
+
+def _raw_sync() -> dict[str, float]:
+    given = syncs.raw_syncs(peers.data_folder(), _RAW_SYNC_S)
+    ordered = sorted(given.latencies_ns)
+    raw = {
+        "per_second": given.units / given.seconds,
+        "p50_ms": percentile(ordered, 0.5) / 1e6,
+        "p99_ms": percentile(ordered, 0.99) / 1e6,
+    }
+    say(f"raw syncs of 256 B: {raw['per_second']:,.0f} per second, p50 {raw['p50_ms']:.3f} ms")
+    return raw
+
+
+if __name__ == "__main__":
+    sys.exit(main())

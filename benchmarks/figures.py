@@ -1,0 +1,196 @@
+"""Figures and what may be concluded from them; pure.
+
+A *series* is what one side gave in one question, run by run. Only kept runs count; fewer than asked,
+or kept runs that lie more than half their median apart, are no result. A *ratio* relates two figures,
+and may have a least value that must be reached::
+
+    met      it is at least the must (or at most, where less is better)
+    missed   it is not
+    no result, not measured      nothing can be said, and why
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+SPREAD_MAX = 0.5
+"""Kept runs whose highest and lowest differ by more than this part of the median are no result."""
+
+Verdict = Literal["met", "missed", "no result", "not measured", "for information"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One timed run. ``apart`` says why it does not count, and is empty if it does."""
+
+    value: float
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    server_cpu_us: float | None = None
+    apart: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class Series:
+    """All runs of one side; ``absent`` says why there are none."""
+
+    name: str
+    unit: str
+    runs: list[Run] = field(default_factory=list)
+    runs_wanted: int = 5
+    absent: str = ""
+    acks_per_sync: float | None = None
+
+    @property
+    def kept(self) -> list[Run]:
+        """The runs that count."""
+        return [run for run in self.runs if not run.apart]
+
+    @property
+    def median(self) -> float | None:
+        """The median of the runs that count."""
+        return statistics.median(run.value for run in self.kept) if self.kept else None
+
+    @property
+    def median_of_all(self) -> float | None:
+        """The median of all runs, kept or not: shown, never judged by."""
+        return statistics.median(run.value for run in self.runs) if self.runs else None
+
+    @property
+    def spread(self) -> float | None:
+        """How far the kept runs lie apart, as a part of their median."""
+        values = [run.value for run in self.kept]
+        return (max(values) - min(values)) / statistics.median(values) if values else None
+
+    def median_of(self, part: Literal["p50_ms", "p99_ms", "server_cpu_us"]) -> float | None:
+        """The median of another figure of the kept runs, or of all if none was kept."""
+        values = [getattr(run, part) for run in self.kept or self.runs]
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    @property
+    def unusable(self) -> str:
+        """Why nothing may be concluded from it; empty if something may."""
+        if self.absent:
+            return f"not measured: {self.name}: {self.absent}"
+        if len(self.kept) < self.runs_wanted:
+            return (
+                f"no result: {self.name} has {len(self.kept)} kept runs, "
+                f"{self.runs_wanted} are wanted"
+            )
+        if self.spread is not None and self.spread > SPREAD_MAX:
+            return f"no result: the runs of {self.name} lie {self.spread:.0%} apart"
+        return ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything known, runs kept apart included."""
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "absent": self.absent,
+            "median": self.median,
+            "median_of_all_runs": self.median_of_all,
+            "spread": self.spread,
+            "p50_ms": self.median_of("p50_ms"),
+            "p99_ms": self.median_of("p99_ms"),
+            "server_cpu_us": self.median_of("server_cpu_us"),
+            "acks_per_sync": self.acks_per_sync,
+            "runs_kept": len(self.kept),
+            "runs": [asdict(run) for run in self.runs],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """A relation between two figures, and what it must be."""
+
+    text: str
+    value: float | None
+    verdict: Verdict
+    must: float | None = None
+    aim: float | None = None
+    at_most: bool = False
+    why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return asdict(self)
+
+
+@dataclass(slots=True, kw_only=True)
+class Question:
+    """What one question gave."""
+
+    letter: str
+    title: str
+    series: list[Series] = field(default_factory=list)
+    ratios: list[Ratio] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def named(self, name: str) -> Series:
+        """Return one side's series."""
+        return next(series for series in self.series if series.name == name)
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            "letter": self.letter,
+            "title": self.title,
+            "series": [series.as_json() for series in self.series],
+            "ratios": [ratio.as_json() for ratio in self.ratios],
+            "notes": self.notes,
+        }
+
+
+def compare(
+    ours: Series,
+    theirs: Series,
+    *,
+    must: float | None = None,
+    aim: float | None = None,
+    at_most: bool = False,
+) -> Ratio:
+    """Relate our median to theirs. A bound that can't be judged is not met and not missed."""
+    text = f"{ours.name} / {theirs.name}"
+    why = ours.unusable or theirs.unusable
+    mine, other = ours.median_of_all, theirs.median_of_all
+    if why:
+        shown = mine / other if mine and other else None
+        verdict: Verdict = "not measured" if why.startswith("not measured") else "no result"
+        return Ratio(
+            text=text, value=shown, verdict=verdict, must=must, aim=aim, at_most=at_most, why=why
+        )
+    assert ours.median is not None
+    assert theirs.median is not None, "a usable series has a median"
+    return judged(text, ours.median / theirs.median, must=must, aim=aim, at_most=at_most)
+
+
+def judged(
+    text: str,
+    value: float,
+    *,
+    must: float | None = None,
+    aim: float | None = None,
+    at_most: bool = False,
+) -> Ratio:
+    """Judge a value by its bound."""
+    if must is None:
+        verdict: Verdict = "for information"
+    else:
+        verdict = "met" if (value <= must if at_most else value >= must) else "missed"
+    return Ratio(text=text, value=value, verdict=verdict, must=must, aim=aim, at_most=at_most)
+
+
+def best(series: Sequence[Series]) -> Series | None:
+    """Return the fastest of several sides that were measured, usable ones first."""
+    measured = [one for one in series if one.median_of_all is not None]
+    usable = [one for one in measured if not one.unusable]
+    return max(usable or measured, key=lambda one: one.median_of_all or 0.0, default=None)
+
+
+def percentile(ordered: Sequence[float], part: float) -> float:
+    """Return a percentile of values in order; ``part`` is between 0 and 1."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]

@@ -1,0 +1,218 @@
+"""How runs are made: servers warmed, one at a time, in turn A-B-C-A-B-C, each judged for company.
+
+A question describes its *sides*: a name, a server, and a load that can be run for some seconds. The
+harness warms each side once, then lets them take turns until each has enough runs in which nothing else
+used the processor, or until it has tried three times as often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks import occupancy, syncs
+from benchmarks.figures import Question, Run, Series, percentile
+from benchmarks.load import Load
+from broker.testing.servers import Server, ServerFailed, ServerMissing
+
+ATTEMPTS_PER_RUN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long and how often."""
+
+    runs: int = 5
+    run_s: float = 4.0
+    settle_s: float = 1.0
+    warm_s: float = 20.0
+    cdap_warm_s: float = 60.0
+    strace_s: float = 2.0
+    attempts_per_run: int = ATTEMPTS_PER_RUN
+    stored_messages: int = 5_000_000
+
+    @classmethod
+    def quick(cls) -> Plan:
+        """Figures in a minute or two, for those who work on the code: not for conclusions."""
+        return cls(
+            runs=3,
+            run_s=1.5,
+            settle_s=0.3,
+            warm_s=4.0,
+            cdap_warm_s=12.0,
+            strace_s=1.0,
+            attempts_per_run=1,
+            stored_messages=200_000,
+        )
+
+
+Runner = Callable[[float], Awaitable[Load]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One thing to be measured in a question. ``figure`` makes a run's value; a rate by default."""
+
+    name: str
+    run: Runner
+    server: Server | None = None
+    unit: str = "msg/s"
+    warm_s: float | None = None
+    count_syncs: bool = False
+    figure: Callable[[Load], float] | None = None
+
+
+class Bench:
+    """Starts servers, makes runs, says how it goes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.folder = Path()
+        self._servers: dict[str, Server] = {}
+        self._absent: dict[str, str] = {}
+        self._exit = ExitStack()
+
+    def close(self) -> None:
+        """End all servers."""
+        self._exit.close()
+
+    # Servers.
+
+    async def server(self, name: str, make: Callable[[], Server]) -> Server | None:
+        """Return a started server, the same one for the same name; None if it can't be had."""
+        if name in self._absent:
+            return None
+        if name not in self._servers:
+            try:
+                self.freeze_all()
+                server = await asyncio.to_thread(self._exit.enter_context, make())
+            except (ServerMissing, ServerFailed) as error:
+                self._absent[name] = str(error)
+                say(f"  {name}: not measured: {error}")
+                return None
+            self._servers[name] = server
+            say(f"  {name} started in {server.start_s:.1f} s")
+        return self._servers[name]
+
+    def absent(self, name: str) -> str:
+        """Return why a server can't be had."""
+        return self._absent.get(name, "")
+
+    def stop(self, name: str) -> None:
+        """End a server before the others."""
+        server = self._servers.pop(name, None)
+        if server is not None:
+            server.resume()
+            server.close()
+
+    def freeze_all(self) -> None:
+        """Let no server run."""
+        for server in self._servers.values():
+            if server.running:
+                server.suspend()
+
+    @asynccontextmanager
+    async def awake(self, server: Server | None) -> AsyncIterator[None]:
+        """Let one server run, and no other."""
+        self.freeze_all()
+        if server is not None:
+            server.resume()
+        try:
+            yield
+        finally:
+            if server is not None and server.running:
+                server.suspend()
+
+    # Runs.
+
+    async def measure(self, question: Question, sides: Sequence[Side]) -> None:
+        """Warm all sides, let them take turns, and put what they gave into the question."""
+        plan = self.plan
+        warm_s = sum(plan.warm_s if side.warm_s is None else side.warm_s for side in sides)
+        runs_s = plan.runs * len(sides) * (plan.run_s + plan.settle_s)
+        say(f"  {len(sides)} sides: about {warm_s + runs_s:.0f} s, more if runs are kept apart")
+        series = {side.name: self._series(question, side) for side in sides}
+        for side in sides:
+            await self._warm(side, series[side.name])
+        for turn in range(plan.runs * plan.attempts_per_run):
+            for side in sides:
+                one = series[side.name]
+                if len(one.kept) < plan.runs and (turn < plan.runs or plan.attempts_per_run > 1):
+                    one.runs.append(await self._run(side))
+                    say(f"  {turn + 1:2}  {side.name:32} {_line(one.runs[-1], side.unit)}")
+            if all(len(one.kept) >= plan.runs for one in series.values()):
+                break
+
+    def _series(self, question: Question, side: Side) -> Series:
+        series = Series(name=side.name, unit=side.unit, runs_wanted=self.plan.runs)
+        question.series.append(series)
+        return series
+
+    async def _warm(self, side: Side, series: Series) -> None:
+        seconds = self.plan.warm_s if side.warm_s is None else side.warm_s
+        async with self.awake(side.server):
+            if seconds:
+                say(f"  warming {side.name} for {seconds:.0f} s")
+                await side.run(seconds)
+            if side.count_syncs and side.server is not None:
+                strace_s = self.plan.strace_s
+                series.acks_per_sync = await syncs.acks_per_sync(
+                    side.server.pid, side.run, strace_s
+                )
+
+    async def _run(self, side: Side) -> Run:
+        async with self.awake(side.server):
+            if self.plan.settle_s and side.warm_s != 0:
+                await side.run(self.plan.settle_s)
+            gc.collect()
+            pids = [os.getpid(), *(server.pid for server in self._servers.values())]
+            before = occupancy.snapshot(time.monotonic(), pids)
+            load = await side.run(self.plan.run_s)
+            after = occupancy.snapshot(time.monotonic(), pids)
+        cpu_us = None
+        if side.server is not None and load.units:
+            pid = side.server.pid
+            cpu_us = 1e6 * (after.processes_s[pid] - before.processes_s[pid]) / load.units
+        ordered = sorted(load.latencies_ns)
+        value = side.figure(load) if side.figure is not None else load.units / load.seconds
+        return Run(
+            value=value,
+            p50_ms=percentile(ordered, 0.50) / 1e6 if ordered else None,
+            p99_ms=percentile(ordered, 0.99) / 1e6 if ordered else None,
+            server_cpu_us=cpu_us,
+            apart=occupancy.objection(before, after),
+        )
+
+
+def p50_ms(latencies_ns: Sequence[int]) -> float:
+    """A run's figure where the time of one request is the question."""
+    return percentile(sorted(latencies_ns), 0.50) / 1e6
+
+
+def not_measured(question: Question, name: str, unit: str, why: str) -> Series:
+    """Put a side into the question that could not be had."""
+    series = Series(name=name, unit=unit, absent=why)
+    question.series.append(series)
+    return series
+
+
+def _line(run: Run, unit: str) -> str:
+    parts = [f"{run.value:12,.2f} {unit}" if run.value < 100 else f"{run.value:12,.0f} {unit}"]
+    if run.p50_ms is not None and run.p99_ms is not None:
+        parts.append(f"p50 {run.p50_ms:.2f} ms, p99 {run.p99_ms:.2f} ms")
+    if run.server_cpu_us is not None:
+        parts.append(f"{run.server_cpu_us:.1f} us of server")
+    return ", ".join(parts) + (f"   APART: {run.apart}" if run.apart else "")
+
+
+def say(line: str) -> None:
+    """Print a line at once; who reads may be a pipe that was closed."""
+    with contextlib.suppress(BrokenPipeError):
+        print(line, flush=True)

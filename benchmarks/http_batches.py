@@ -1,0 +1,86 @@
+"""(c) 100 messages per request over 4 topics: us, CDAP's own server, and what LevelDB itself can do.
+
+LevelDB itself is plyvel in a process on the servers' core: rows of our keys and values, one write batch
+after the other, each synced. A batch of 100 rows is what one request would be alone; our server joins
+what arrives during a sync, so batches of 1,600 (a topic's 16 connections) are measured, too. We are
+judged by the faster of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from array import array
+from functools import partial
+
+from benchmarks import peers, prepared
+from benchmarks.figures import Question, best, compare
+from benchmarks.harness import Bench, Side, not_measured
+from benchmarks.load import Load, drive
+from broker.testing.servers.process import tied_to_us
+
+CONNECTIONS, MESSAGES = 64, 100
+TOPICS = ("bench-c1", "bench-c2", "bench-c3", "bench-c4")
+OURS, CDAP = "ours", "CDAP's server"
+ROWS = (100, 1_600)
+
+
+async def measure(bench: Bench) -> Question:
+    """Ask the question."""
+    question = Question(
+        letter="c",
+        title=f"{MESSAGES} messages per request over {len(TOPICS)} topics, "
+        f"{CONNECTIONS} connections",
+    )
+    lanes = [
+        prepared.publishes(TOPICS[number % len(TOPICS)], messages=MESSAGES, requests=16)
+        for number in range(CONNECTIONS)
+    ]
+    sides: list[Side] = []
+    for name, make in ((OURS, peers.OurServer), (CDAP, peers.cdap)):
+        server = await bench.server(name, make)
+        if server is None:
+            not_measured(question, name, "msg/s", bench.absent(name))
+            continue
+        assert isinstance(server, peers.HttpServer)
+        async with bench.awake(server):
+            for topic in TOPICS:
+                await prepared.create_topic(server.port, topic)
+        sides.append(
+            Side(
+                name=name,
+                run=partial(_load, server.port, lanes),
+                server=server,
+                warm_s=bench.plan.cdap_warm_s / 2 if name == CDAP else bench.plan.warm_s / 2,
+                count_syncs=True,
+            )
+        )
+    sides += [Side(name=_plyvel_name(rows), run=partial(_plyvel, rows), warm_s=0) for rows in ROWS]
+    await bench.measure(question, sides)
+    ours = question.named(OURS)
+    question.ratios.append(compare(ours, question.named(CDAP), must=0.9))
+    fastest = best([question.named(_plyvel_name(rows)) for rows in ROWS])
+    assert fastest is not None, "plyvel is always there"
+    question.ratios.append(compare(ours, fastest, must=0.4))
+    return question
+
+
+def _plyvel_name(rows: int) -> str:
+    return f"plyvel, {rows:,} rows a sync"
+
+
+async def _load(port: int, lanes: list[list[bytes]], seconds: float) -> Load:
+    return await drive(port, lanes, units=MESSAGES, seconds=seconds)
+
+
+async def _plyvel(rows: int, seconds: float) -> Load:
+    command = [sys.executable, "-m", "benchmarks.bare_leveldb", str(rows), str(seconds)]
+    process = await asyncio.create_subprocess_exec(
+        *tied_to_us(command, cpu=peers.SERVER_CPU), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"bare_leveldb ended with {process.returncode}")
+    given = json.loads(said)
+    return Load(given["rows"], given["seconds"], array("q", given["latencies_ns"]))

@@ -1,0 +1,200 @@
+"""HTTP load that costs little: a protocol of our own on raw connections.
+
+It must not be what limits the rate. A connection sends a prepared request, and on the last byte of the
+answer the next; an empty answer that arrives in one piece, which nearly all are, is recognized by three
+looks at its bytes, any other goes through httptools. Every answer's status is checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from typing import NamedTuple, cast
+
+import httptools
+from typing_extensions import override
+
+HOST = "127.0.0.1"
+_LAST_ANSWERS_S = 30.0
+
+
+class LoadFailed(Exception):
+    """An answer was not what a successful request gets."""
+
+
+class Load(NamedTuple):
+    """What a run gave: ``units`` acknowledged (messages) in ``seconds``, and each request's time."""
+
+    units: int
+    seconds: float
+    latencies_ns: Sequence[int]
+
+
+class Wire(asyncio.Protocol):
+    """One keep-alive connection; ``answered`` is called with each answer's body size, or the body."""
+
+    def __init__(self, *, keep_body: bool = False) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._keep_body = keep_body
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._waiting: asyncio.Future[int] | None = None
+        self.body = b""
+
+    async def exchange(self, request: bytes) -> int:
+        """Send a request and return the size of the answer's body."""
+        return await self.begin(request)
+
+    def begin(self, request: bytes) -> asyncio.Future[int]:
+        """Send a request; the future is done with the size of the answer's body."""
+        self._waiting = asyncio.get_running_loop().create_future()
+        self.write(request)
+        return self._waiting
+
+    def write(self, request: bytes) -> None:
+        """Send a request."""
+        assert self._transport is not None, "not connected"
+        self._transport.write(request)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def answered(self, size: int) -> None:
+        """Take the end of an answer."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(size)
+
+    def failed(self, error: Exception) -> None:
+        """Take the end of all hope."""
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(error)
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.failed(LoadFailed(f"the server closed the connection ({exc})"))
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if data[-4:] == b"\r\n\r\n" and data[9:12] == b"200" and b"ength: 0\r\n" in data:
+            self.answered(0)
+        else:
+            self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        """Count, or keep, a piece of an answer's body."""
+        self._size += len(body)
+        if self._keep_body or self._parser.get_status_code() != 200:
+            self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        """Check and report an answer."""
+        size, self._size = self._size, 0
+        self.body, self._pieces = b"".join(self._pieces), []
+        status = self._parser.get_status_code()
+        if status == 200:
+            self.answered(size)
+        else:
+            self.failed(LoadFailed(f"status {status}: {self.body[:300]!r}"))
+
+
+class _Sender(Wire):
+    """A connection that sends without end, until its deadline."""
+
+    def __init__(self, requests: Iterator[bytes], deadline_ns: int) -> None:
+        super().__init__()
+        self._requests = requests
+        self._deadline_ns = deadline_ns
+        self._began_ns = 0
+        self.latencies = array("q")
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def send_first(self) -> None:
+        """Send the first request."""
+        self._began_ns = time.perf_counter_ns()
+        self.write(next(self._requests))
+
+    @override
+    def answered(self, size: int) -> None:
+        now_ns = time.perf_counter_ns()
+        if now_ns < self._deadline_ns:
+            self.latencies.append(now_ns - self._began_ns)
+            self._began_ns = now_ns
+            self.write(next(self._requests))
+        elif not self.done.done():
+            self.done.set_result(None)
+
+    @override
+    def failed(self, error: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+def http_request(
+    method: str, path: str, body: bytes = b"", content_type: str = "avro/binary"
+) -> bytes:
+    """Return a whole request as bytes."""
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def connect(port: int, *, keep_body: bool = False) -> Wire:
+    """Open one connection."""
+    loop = asyncio.get_running_loop()
+    _, wire = await loop.create_connection(lambda: Wire(keep_body=keep_body), HOST, port)
+    return wire
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    """Make one request on a connection of its own and return the answer's body."""
+    wire = await connect(port, keep_body=True)
+    try:
+        await wire.exchange(request)
+        return wire.body
+    finally:
+        wire.close()
+
+
+async def drive(port: int, lanes: Sequence[Sequence[bytes]], *, units: int, seconds: float) -> Load:
+    """Send without end on one connection per lane, each its own requests in turn.
+
+    ``units`` is what one request counts for. Answers after the deadline are awaited, not counted.
+
+    Raises:
+        LoadFailed: an answer was an error, or a connection broke.
+    """
+    loop = asyncio.get_running_loop()
+    began_ns = time.perf_counter_ns()
+    deadline_ns = began_ns + int(seconds * 1e9)
+    senders: list[_Sender] = []
+    for number, lane in enumerate(lanes):
+        # Each connection starts at another place of its requests.
+        requests = islice(cycle(lane), number % len(lane), None)
+        sender = _Sender(requests, deadline_ns)
+        await loop.create_connection(lambda sender=sender: sender, HOST, port)  # type: ignore[misc]
+        senders.append(sender)
+    began_ns = time.perf_counter_ns()
+    for sender in senders:
+        sender.send_first()
+    try:
+        async with asyncio.timeout(seconds + _LAST_ANSWERS_S):
+            await asyncio.gather(*(sender.done for sender in senders))
+    finally:
+        for sender in senders:
+            sender.close()
+    latencies = array("q")
+    for sender in senders:
+        latencies.extend(sender.latencies)
+    return Load(len(latencies) * units, (deadline_ns - began_ns) / 1e9, latencies)
