@@ -25,12 +25,13 @@ with SyncClient(os.environ.get("BROKER_URL")) as client:
         client.publish_later(TOPIC, json.dumps(access))
     client.flush()
 
-    readers, writers = defaultdict(list), defaultdict(list)
+    readers: dict[str, list[str]] = defaultdict(list)
+    writers: dict[str, list[str]] = defaultdict(list)
     for message in client.tail(TOPIC, options=TailOptions(follow=False)):
         access = json.loads(message.payload)
         table = readers if access["access"] == "read" else writers
         table[access["dataset"]].append(access["program"])
-    for dataset in writers:
-        print(f"{', '.join(writers[dataset])} -> {dataset} -> {', '.join(readers[dataset])}")
+    for dataset, programs in writers.items():
+        print(f"{', '.join(programs)} -> {dataset} -> {', '.join(readers[dataset])}")
 
     client.delete_topic(TOPIC)

@@ -78,12 +78,13 @@ class _Track:
     def close(self) -> None:
         """Close it for good; requests under way end as unanswered."""
         self._closed = True
-        self.close_if_idle(float("inf"))
+        if self._connection is not None:
+            self._connection.close()
 
     def close_if_idle(self, before: float) -> None:
         """Close the connection if it was last used before that time of the loop's clock."""
         connection = self._connection
-        if connection is not None and connection.idle_since < before:
+        if connection is not None and not self.under_way and connection.idle_since < before:
             connection.close()
             self._connection = None
 
@@ -129,9 +130,8 @@ class Lane:
 
     def close_if_idle(self, before: float) -> None:
         """Close connections that were last used before that time of the loop's clock."""
-        if not self._tasks:
-            for track in self._tracks:
-                track.close_if_idle(before)
+        for track in self._tracks:
+            track.close_if_idle(before)
 
     # --- Batches ----------------------------------------------------------------------------------
 

@@ -180,7 +180,8 @@ class SyncClient:
     ) -> concurrent.futures.Future[Published]:
         """Queue a message to be published in the background; blocks only while the queue is full.
 
-        The future is done when the broker has acknowledged or refused the message.
+        The future is done when the broker has acknowledged or refused the message. Close the client,
+        or ``flush``, before the program ends: what is still queued then is lost.
         """
         answer = self._wait(self._client.publish_later(topic, message, on_full=on_full))
         return self._thread.submit(_outcome(answer))

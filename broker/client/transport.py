@@ -137,8 +137,11 @@ class HttpTransport:
 
 async def _chunks(response: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:
     with _read_errors(request):
-        async for chunk in response.content.iter_any():
-            yield chunk
+        try:
+            async for chunk in response.content.iter_any():
+                yield chunk
+        except RuntimeError as error:  # What aiohttp says when the session was closed meanwhile.
+            raise outcomes.no_answer(request, error) from error
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ class ScriptedTransport:
         self.answer: Callable[[Request], Any] = lambda request: OK
         self.gate: asyncio.Event | None = None
         self.connections = 0
+        self.ours = True
         self._arrived = asyncio.Event()
 
     async def arrived(self, count: int = 1) -> None:
@@ -79,7 +80,7 @@ async def chunks_of(parts: list[Any]) -> AsyncIterator[bytes]:
 
 class ScriptedConnection:
     def __init__(self, transport: ScriptedTransport) -> None:
-        self.usable, self.ours = True, True
+        self.usable, self.ours = True, transport.ours
         self.requests_in_flight, self.idle_since = 0, float("inf")
         self._transport = transport
 
@@ -109,7 +110,8 @@ def make_client(transport: ScriptedTransport) -> Callable[..., Client]:
 class RawBroker:
     """Listens on a real socket; each request's answer is the next of ``answers``.
 
-    An answer is bytes to write, a callable on the request's bytes, or None to close the connection.
+    An answer is bytes to write, a coroutine function that returns them, either of these as the only
+    one of a tuple to close the connection afterwards, or None to close it at once.
     """
 
     def __init__(self) -> None:
@@ -134,8 +136,12 @@ class RawBroker:
                 answer = self.answers.popleft() if self.answers else HTTP_OK
                 if answer is None:
                     return
+                last = isinstance(answer, tuple)
+                (answer,) = answer if last else (answer,)
                 writer.write(await answer() if callable(answer) else answer)
                 await writer.drain()
+                if last:
+                    return
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         finally:

@@ -179,3 +179,30 @@ async def test_closing_refuses_what_waits(make_client, transport):
     await under_way
     await closing
     assert len(transport.requests) == 1
+
+
+async def test_a_server_that_is_not_known_to_be_ours_gets_one_request_at_a_time(
+    make_client, transport
+):
+    transport.ours = False
+    transport.gate = asyncio.Event()
+    async with make_client(requests_in_flight_max=5) as client:
+        first = asyncio.create_task(client.publish("ns1/t1", b"first"))
+        await transport.arrived()
+        second = asyncio.create_task(client.publish("ns1/t1", b"second"))
+        lane = client._lane("ns1/t1")
+        assert not lane._tracks[0].has_place
+        transport.gate.set()
+        await asyncio.gather(first, second)
+    assert [transport.payloads(0), transport.payloads(1)] == [[b"first"], [b"second"]]
+
+
+async def test_connections_of_topics_that_are_not_used_any_more_are_closed(make_client, transport):
+    async with make_client(idle_s_max=0.0) as client:
+        await client.publish("ns1/a", b"x")
+        track = client._lane("ns1/a")._tracks[0]
+        track._connection.idle_since = 0.0
+        await client.publish("ns1/b", b"x")
+        assert track._connection is None
+        await client.publish("ns1/a", b"x")
+    assert transport.connections == 3
