@@ -27,7 +27,7 @@ from broker.storage.keys import IDEMPOTENCY, LogId
 from broker.storage.leveldb import Options
 from broker.storage.leveldb_store import LevelDBStore
 from broker.storage.ports import Batch, Hold, Segment, SideRow
-from broker.testing.kills import Done, Gone, Refused, Seen, collapse, expand
+from broker.testing.drivers import Done, Gone, Refused, Seen, collapse, expand
 
 _LINE_BYTES_MAX = 1 << 26
 _CONTEXT = multiprocessing.get_context("forkserver")

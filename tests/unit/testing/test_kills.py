@@ -3,23 +3,11 @@ import time
 from collections.abc import Generator, Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from broker.testing.checkers import Verdict, check
+from broker.testing.drivers import Done, Gone, Refused, Seen
 from broker.testing.history import History
-from broker.testing.kills import Done, Extent, Gone, Refused, Seen, collapse, expand, run_kills
-
-
-@given(st.text(st.characters(exclude_characters="|", codec="utf-8"), max_size=20))
-def test_a_label_stands_for_a_payload(label: str) -> None:
-    assert collapse(expand(label)) == label
-
-
-def test_a_changed_payload_has_no_label() -> None:
-    payload = bytearray(expand("m:1:1"))
-    payload[-1] ^= 1
-    assert collapse(bytes(payload)).startswith("damaged:")
+from broker.testing.kills import Extent, run_kills
 
 
 class OneTurn:
