@@ -62,6 +62,11 @@ class RowIds:
         self._per_ms = 1 << 16 if instance is None else 1 << 8
         self._next = Position(first_ms, 0)
 
+    @property
+    def at_once_max(self) -> int:
+        """How many ids may be taken together without waiting, if none are ahead of the clock."""
+        return max(self._lead_ms_max, 1) * self._per_ms
+
     def ahead_ms(self, now_ms: int) -> int:
         """Return how far the next id lies ahead of the clock; 0 if it does not."""
         return max(0, self._next.timestamp_ms - now_ms)
@@ -100,7 +105,7 @@ class RowIds:
 
     def _can_only_wait(self, count: int, ahead_ms: float) -> bool:
         """Whether a request is over the bound all by itself, and nothing else is in its way."""
-        return ahead_ms <= 0 and count > self._lead_ms_max * self._per_ms
+        return ahead_ms <= 0 and count > self.at_once_max
 
     def _run(self, timestamp_ms: int, start: int, end: int) -> list[RowId]:
         head = _TIMESTAMP.pack(timestamp_ms)

@@ -12,7 +12,7 @@ from broker.topics.settings import TopicSettings
 
 
 class QueueBudget:
-    """The bytes of all requests of a node that wait for a commit."""
+    """The bytes of all requests of a node that wait for a commit, or are being committed."""
 
     __slots__ = ("bytes", "bytes_max")
 

@@ -118,6 +118,7 @@ class LogWriter:
         self.hold = hold
         self.ids = around.row_ids(timestamp_of(hold.control.pointer))
         self.closed = False
+        self._rows_max = min(around.settings.batch_rows_max, self.ids.at_once_max)
         self._around = around
         self._store = around.store
         self._clock = around.clock
@@ -218,7 +219,7 @@ class LogWriter:
             try:
                 ids = self.ids.take(rows, self._clock.now_ms(), self._clock.monotonic() * 1000)
             except LeadExceeded as exceeded:
-                self._put_back(writes)
+                self._queue.extendleft(reversed(writes))
                 self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
                 return
             self._batches += 1
@@ -240,10 +241,6 @@ class LogWriter:
                     future.set_result(None)
             self._quiet.clear()
 
-    def _put_back(self, writes: list[Write]) -> None:
-        self._queue.extendleft(reversed(writes))
-        self._budget.bytes += sum(write.size for write in writes)
-
     async def _resume(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
         self._pause = None
@@ -252,27 +249,28 @@ class LogWriter:
     def _gather(self) -> tuple[list[Write], int]:
         """Take from the queue what the next batch holds, leaving out what nobody waits for."""
         queue, settings = self._queue, self._settings
-        bytes_max, rows_max = settings.batch_bytes_max, settings.batch_rows_max
+        bytes_max, rows_max = settings.batch_bytes_max, self._rows_max
         writes: list[Write] = []
-        size = rows = taken = 0
+        size = rows = dropped = 0
         now: float | None = None
         while queue:
             write = queue[0]
             if writes and (size + write.size > bytes_max or rows + write.rows > rows_max):
                 break
             queue.popleft()
-            taken += write.size
             if write.future.done():
+                dropped += write.size
                 continue
             if write.deadline is not None and guards.holds("deadline"):
                 now = self._clock.monotonic() if now is None else now
                 if write.deadline < now:
+                    dropped += write.size
                     write.future.set_exception(Overloaded("The deadline passed in the queue."))
                     continue
             writes.append(write)
             size += write.size
             rows += write.rows
-        self._budget.bytes -= taken
+        self._budget.bytes -= dropped
         return writes, rows
 
     async def _commit(self, number: int, batch: Batch, writes: list[Write]) -> None:
@@ -300,6 +298,8 @@ class LogWriter:
             self._committed(batch)
             _answer(writes, batch)
             self._count(writes)
+        finally:
+            self._budget.bytes -= sum([write.size for write in writes])
 
     @staticmethod
     async def _confirmed(confirm: Callable[[], Awaitable[None]]) -> None:

@@ -1,0 +1,316 @@
+"""Polls over real topics against a naive model: messages in id order, every start, every width."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from broker.model import ROW_ID_MIN, Message, Poll, RollbackRange, Snapshot, row_id
+from broker.testing.bench import TOPIC, Bench, Gate
+from broker.testing.clock import VirtualLoop, simulate
+
+OPEN, INVALID, VISIBLE = 50, 60, 40
+SNAPSHOT = Snapshot(transaction_id=900, read_pointer=100, in_progress=[50], invalids=[60])
+FATES = {"committed": (VISIBLE, False), "open": (OPEN, False), "invalid": (INVALID, False)}
+FATES |= {"rolled back": (VISIBLE, True)}
+
+
+@dataclass
+class Shown:
+    """A row of the message log and what it gives; ``is_inline`` rows give one message."""
+
+    row: bytes
+    pointer: int | None
+    rolled_back: bool
+    is_inline: bool
+    messages: list[Message] = field(default_factory=list)
+
+
+def expected(rows: list[Shown], poll: Poll) -> list[Message]:
+    found: list[Message] = []
+    start = poll.start if isinstance(poll.start, bytes) else None
+    for row in rows:
+        if start is not None and row.row < start[:10]:
+            continue
+        after_it = start is not None and row.row == start[:10] and row.is_inline
+        if after_it and not (poll.inclusive and row.messages[0].id == start):
+            continue
+        if poll.snapshot is not None and row.pointer is not None:
+            if row.rolled_back or poll.snapshot.is_invalid(row.pointer):
+                continue
+            if not poll.snapshot.is_visible(row.pointer):
+                break
+        found += [
+            message
+            for message in row.messages
+            if start is None or message.id > start or (poll.inclusive and message.id == start)
+        ]
+    return found if poll.limit is None else found[: poll.limit]
+
+
+class Log:
+    """Makes rows of every kind, and remembers what they are."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._count = 0
+        self._numbers = iter(range(1, 10_000))
+        self.rows: list[Shown] = []
+
+    def _payloads(self, count: int) -> list[bytes]:
+        self._count += count
+        return [b"%d" % number for number in range(self._count - count, self._count)]
+
+    async def inline(self, count: int, fate: str | None) -> None:
+        pointer, rolled_back = (None, False) if fate is None else FATES[fate]
+        payloads = self._payloads(count)
+        done = await self._bench.publish(*payloads, pointer=pointer)
+        if rolled_back and pointer is not None:
+            back = RollbackRange(pointer, done.first, done.last)
+            assert await self._bench.topics.rollback(TOPIC, back) == count
+        timestamp = int.from_bytes(done.first[:8], "big")
+        seq = int.from_bytes(done.first[8:], "big")
+        for place, payload in enumerate(payloads):
+            row = row_id(timestamp, seq + place)
+            message = Message(row + ROW_ID_MIN, payload)
+            self.rows.append(Shown(row, pointer, rolled_back, True, [message]))
+
+    async def reference(self, stores: list[int], fate: str) -> None:
+        base, rolled_back = FATES[fate]
+        # A number of its own for each log, with the fate of its base.
+        number = base if base != VISIBLE else next(self._numbers) % 39 + 1
+        if any(not row.is_inline and row.pointer == number for row in self.rows):
+            return
+        messages: list[tuple[bytes, bytes]] = []
+        for count in stores:
+            payloads = self._payloads(count)
+            stored = await self._bench.stored(number, *payloads)
+            timestamp = int.from_bytes(stored.first[:8], "big")
+            seq = int.from_bytes(stored.first[8:], "big")
+            messages += [(row_id(timestamp, seq + i), p) for i, p in enumerate(payloads)]
+        done = await self._bench.publish(pointer=number)
+        if rolled_back:
+            await self._bench.topics.rollback(TOPIC, RollbackRange(number, done.first, done.last))
+        shown = [Message(done.first + row, payload) for row, payload in messages]
+        self.rows.append(Shown(done.first, number, rolled_back, False, shown))
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("inline"), st.integers(1, 3), st.sampled_from([None, None, *FATES])),
+        st.tuples(
+            st.just("reference"),
+            st.lists(st.integers(1, 3), max_size=2),
+            st.sampled_from(["committed", "committed", *FATES]),
+        ),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+async def make(bench: Bench, wanted: list[tuple[str, object, str | None]]) -> list[Shown]:
+    await bench.create()
+    log = Log(bench)
+    for kind, size, fate in wanted:
+        await bench.pass_ms(1)
+        if kind == "inline":
+            assert isinstance(size, int)
+            await log.inline(size, fate)
+        else:
+            assert isinstance(size, list)
+            assert fate is not None
+            await log.reference(size, fate)
+    return log.rows
+
+
+def places(rows: list[Shown]) -> list[bytes]:
+    """Every id, every row as an id, and what lies just beside them."""
+    ids = {message.id for row in rows for message in row.messages}
+    ids |= {row.row + ROW_ID_MIN for row in rows}
+    beside = {(int.from_bytes(i, "big") + d).to_bytes(20, "big") for i in ids for d in (-1, 1)}
+    return sorted(ids | beside)
+
+
+async def check_all(bench: Bench, rows: list[Shown], snapshot: Snapshot | None) -> None:
+    everything = expected(rows, Poll(snapshot=snapshot))
+    for start in [None, *places(rows)]:
+        for inclusive in (True, False):
+            whole = Poll(start, inclusive, None, snapshot)
+            assert await bench.poll(whole) == expected(rows, whole), (start, inclusive)
+    for width in range(1, len(everything) + 2):
+        got: list[Message] = []
+        start = None
+        while page := await bench.poll(Poll(start, False, width, snapshot)):
+            assert len(page) <= width
+            got += page
+            start = page[-1].id
+            assert len(got) <= len(everything)
+        assert got == everything, width
+
+
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(steps)
+def test_every_start_and_every_width_read_what_the_model_says(
+    wanted: list[tuple[str, object, str | None]],
+) -> None:
+    async def main(_: VirtualLoop) -> None:
+        bench = Bench()
+        rows = await make(bench, wanted)
+        for snapshot in (None, SNAPSHOT):
+            await check_all(bench, rows, snapshot)
+            bench.forget_cache()
+            await check_all(bench, rows, snapshot)
+        await bench.topics.close()
+        bench.restart(page_rows_max=2)
+        for snapshot in (None, SNAPSHOT):
+            await check_all(bench, rows, snapshot)
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+class TestDefectsOfTheOriginal:
+    """F1 to F6: what its fetch algorithm loses or stalls on."""
+
+    async def read_by(self, bench: Bench, width: int, cached: bool) -> list[bytes]:
+        got: list[bytes] = []
+        start = None
+        while True:
+            if not cached:
+                bench.forget_cache()
+            page = await bench.poll(Poll(start, inclusive=False, limit=width))
+            if not page:
+                return got
+            got += [message.payload for message in page]
+            start = page[-1].id
+
+    async def test_f1_the_first_payload_after_an_inline_id(
+        self, bench: Bench, cached: bool
+    ) -> None:
+        await bench.create()
+        await bench.publish(b"m0")
+        await bench.stored(5, b"p0", b"p1", b"p2")
+        await bench.publish(pointer=5)
+        assert await self.read_by(bench, 1, cached) == [b"m0", b"p0", b"p1", b"p2"]
+
+    @pytest.mark.parametrize("width", [1, 2, 3])
+    async def test_f2_f3_resuming_inside_a_transaction(
+        self, bench: Bench, cached: bool, width: int
+    ) -> None:
+        await bench.create()
+        await bench.stored(5, b"p0", b"p1")
+        await bench.stored(5, b"p2", b"p3", b"p4")
+        await bench.publish(pointer=5)
+        await bench.publish(b"m9", b"m10")
+        wanted = [b"p0", b"p1", b"p2", b"p3", b"p4", b"m9", b"m10"]
+        assert await self.read_by(bench, width, cached) == wanted
+
+    async def test_f4_resuming_behind_a_row_that_is_not_there(
+        self, bench: Bench, cached: bool
+    ) -> None:
+        await bench.create()
+        stored = await bench.stored(5, b"p0", b"p1", b"p2")
+        done = await bench.publish(pointer=5)
+        if not cached:
+            bench.forget_cache()
+        before_p0 = (int.from_bytes(stored.first, "big") - 1).to_bytes(10, "big")
+        got = await bench.payloads(Poll(done.first + before_p0, inclusive=False))
+        assert got == [b"p0", b"p1", b"p2"]
+
+    async def test_f5_an_expired_id_says_nothing_about_later_transactions(
+        self, bench: Bench, cached: bool
+    ) -> None:
+        await bench.create(ttl_s=10)
+        await bench.stored(6, b"early")
+        await bench.stored(5, b"old")
+        await bench.publish(pointer=5)
+        (old,) = await bench.poll()
+        await bench.pass_ms(20_000)
+        await bench.publish(pointer=6)
+        if not cached:
+            bench.forget_cache()
+        assert await bench.payloads(Poll(old.id, inclusive=False)) == [b"early"]
+
+    async def test_f6_an_empty_reference_costs_no_part_of_a_page(
+        self, bench: Bench, cached: bool
+    ) -> None:
+        await bench.create()
+        for number in (5, 6, 7):
+            await bench.publish(pointer=number)
+        await bench.publish(b"m")
+        assert await self.read_by(bench, 1, cached) == [b"m"]
+
+
+async def test_a_limit_of_nothing_gives_nothing(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    assert await bench.poll(Poll(limit=0)) == []
+
+
+async def test_a_poll_without_limit_ends_at_the_pointer_of_its_start(bench: Bench) -> None:
+    await bench.create()
+    bench.restart(page_rows_max=2, cache_bytes_max=0)
+    await bench.publish(*[b"before"] * 5)
+    stream = await bench.topics.poll(TOPIC, Poll())
+    got = []
+    async for messages in stream.messages():
+        got += [message.payload for message in messages]
+        await bench.publish(b"after")
+    assert got == [b"before"] * 5
+
+
+async def test_the_cap_of_the_node_bounds_every_poll(bench: Bench) -> None:
+    bench.restart(poll_messages_max=3)
+    await bench.create()
+    await bench.publish(*[b"m"] * 5)
+    assert len(await bench.poll()) == 3
+    assert len(await bench.poll(Poll(limit=2))) == 2
+    assert len(await bench.poll(Poll(limit=10))) == 3
+
+
+async def test_a_large_reply_comes_in_pages(bench: Bench) -> None:
+    await bench.create()
+    payload = bytes(100_000)
+    for _ in range(30):
+        await bench.publish(payload)
+    for _ in range(2):
+        stream = await bench.topics.poll(TOPIC, Poll())
+        blocks = [block async for block in stream.blocks()]
+        assert len(blocks) >= 2
+        assert len(await bench.poll()) == 30
+        bench.forget_cache()
+
+
+async def test_reading_goes_on_in_storage_when_the_cache_lets_go_meanwhile(bench: Bench) -> None:
+    await bench.create()
+    payload = bytes(100_000)
+    for number in range(30):
+        await bench.publish(payload + b"%d" % number)
+    stream = await bench.topics.poll(TOPIC, Poll())
+    got = []
+    async for messages in stream.messages():
+        got += [int(message.payload[100_000:]) for message in messages]
+        bench.forget_cache()
+    assert got == list(range(30))
+
+
+async def test_a_reader_does_not_pass_what_storage_has_and_the_cache_has_not_yet(
+    bench: Bench,
+) -> None:
+    bench.restart(page_rows_max=2)
+    await bench.create()
+    await bench.publish(b"1", b"2", b"3", b"4")
+    bench.forget_cache()
+    told = Gate()
+    bench.store.on("append", told.after)
+    publishing = asyncio.ensure_future(bench.publish(b"5"))
+    await told.reached.wait()
+    # Storage has confirmed the batch; this node's cache will be told of it in a moment.
+    assert await bench.payloads() == [b"1", b"2", b"3", b"4", b"5"]
+    told.open()
+    await publishing

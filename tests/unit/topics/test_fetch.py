@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.model import (
+    ROW_ID_MAX,
+    ROW_ID_MIN,
+    Poll,
+    Snapshot,
+    first_row_at,
+    row_after,
+    row_before,
+    row_id,
+)
+from broker.topics.fetch import (
+    Start,
+    Verdict,
+    expires_at_ms,
+    judge,
+    lives,
+    oldest_live,
+    start_of,
+)
+
+rows = st.builds(row_id, st.integers(0, 1 << 44), st.integers(0, 0xFFFF))
+OLDEST = first_row_at(0)
+
+
+@given(rows, rows)
+def test_an_exclusive_start_is_that_id(row: bytes, payload: bytes) -> None:
+    start = start_of(Poll(row + payload, inclusive=False), OLDEST)
+    assert start == Start(row_before(row), row, payload, inline=False)
+
+
+@given(rows)
+def test_an_inclusive_start_at_an_inline_message_takes_it(row: bytes) -> None:
+    start = start_of(Poll(row + ROW_ID_MIN), OLDEST)
+    assert start == Start(row_before(row), row, ROW_ID_MIN, inline=True)
+
+
+@given(rows, rows.filter(lambda row: row != ROW_ID_MIN))
+def test_an_inclusive_start_at_a_payload_takes_it(row: bytes, payload: bytes) -> None:
+    start = start_of(Poll(row + payload), OLDEST)
+    assert row_after(start.payload_after) == payload
+    assert not start.inline
+
+
+def test_an_id_that_has_expired_starts_at_the_oldest_that_lives() -> None:
+    bound = first_row_at(5000)
+    identifier = row_id(4999, 7) + row_id(123, 4)
+    assert start_of(Poll(identifier, inclusive=False), bound) == Start(row_before(bound))
+
+
+def test_an_id_at_the_bound_is_followed() -> None:
+    identifier = row_id(5000, 7) + ROW_ID_MIN
+    assert start_of(Poll(identifier), first_row_at(5000)).row == row_id(5000, 7)
+
+
+@given(st.integers(-(1 << 63), 1 << 70), st.integers(0, 1 << 44))
+def test_a_time_starts_at_its_millisecond_or_at_the_oldest_that_lives(
+    time_ms: int, bound_ms: int
+) -> None:
+    start = start_of(Poll(time_ms), first_row_at(bound_ms))
+    assert start == Start(row_before(max(first_row_at(bound_ms), first_row_at(time_ms))))
+
+
+def test_an_id_is_cut_to_its_20_bytes() -> None:
+    identifier = row_id(9, 1) + row_id(8, 2)
+    assert start_of(Poll(identifier + b"tail"), OLDEST) == start_of(Poll(identifier), OLDEST)
+
+
+@pytest.mark.parametrize("ttl_s", [1, 604_800, 2_147_483_647])
+def test_the_longest_ttl_does_not_overflow(ttl_s: int) -> None:
+    assert ROW_ID_MIN <= oldest_live(1_700_000_000_000, ttl_s * 1000) < ROW_ID_MAX
+
+
+@given(rows, st.integers(0, 1 << 44), st.integers(1, 1 << 32))
+def test_the_bound_and_the_judgement_of_one_row_agree(row: bytes, now_ms: int, ttl_ms: int) -> None:
+    assert (row >= oldest_live(now_ms, ttl_ms)) is lives(row, None, now_ms, ttl_ms)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "lifetime_ms", "ttl_ms", "is_alive"),
+    [
+        (1000, None, 1000, True),
+        (1001, None, 1000, False),
+        (500, 500, 1000, True),
+        (501, 500, 1000, False),
+        (1001, 5000, 1000, False),
+        (-(10**6), None, 1, True),
+    ],
+)
+def test_a_message_lives_to_the_last_millisecond(
+    age_ms: int, lifetime_ms: int | None, ttl_ms: int, is_alive: bool
+) -> None:
+    published_ms = 10_000_000
+    row = row_id(published_ms, 3)
+    now_ms = published_ms + age_ms
+    assert lives(row, lifetime_ms, now_ms, ttl_ms) is is_alive
+    assert (now_ms <= expires_at_ms(row, lifetime_ms, ttl_ms)) is is_alive
+
+
+SNAPSHOT = Snapshot(
+    transaction_id=200,
+    read_pointer=100,
+    in_progress=[50],
+    invalids=[60, 150],
+    checkpoint_pointers=[201],
+)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "verdict"),
+    [
+        (None, Verdict.TAKE),
+        (40, Verdict.TAKE),
+        (-40, Verdict.SKIP),
+        (50, Verdict.HOLD),
+        (-50, Verdict.SKIP),
+        (60, Verdict.SKIP),
+        (100, Verdict.TAKE),
+        (101, Verdict.HOLD),
+        (150, Verdict.SKIP),
+        (200, Verdict.TAKE),
+        (201, Verdict.TAKE),
+    ],
+)
+def test_a_snapshot_judges_by_the_pointer(pointer: int | None, verdict: Verdict) -> None:
+    assert judge(pointer, SNAPSHOT) is verdict
+    assert judge(pointer, None) is Verdict.TAKE

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker import guards
+from broker.errors import (
+    BodyTooLarge,
+    Fenced,
+    NoLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StorageFull,
+    Unavailable,
+)
+from broker.model import ROW_ID_MIN, PublishRequest
+from broker.storage.ports import Batch
+from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
+from broker.topics.settings import PublishOptions
+
+
+def publishing(bench: Bench, *payloads: bytes, **options: Any) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(bench.publish(*payloads, options=PublishOptions(**options)))
+
+
+async def batches(bench: Bench, into: list[Batch]) -> None:
+    """Note the batch of each append from here on."""
+
+    def note(real: Any, hold: Any, batch: Batch) -> Any:
+        into.append(batch)
+        bench.store.on("append", note)
+        return real(hold, batch)
+
+    bench.store.on("append", note)
+
+
+async def test_what_arrives_while_batches_are_under_way_is_the_next_batch(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    gates = [Gate(), Gate()]
+    bench.store.on("append", *(gate.before for gate in gates))
+    seen: list[Batch] = []
+    tasks = [publishing(bench, b"a")]
+    await gates[0].reached.wait()
+    tasks.append(publishing(bench, b"b"))
+    await gates[1].reached.wait()
+    await batches(bench, seen)
+    tasks += [publishing(bench, b"%d" % number) for number in range(10)]
+    await settle()
+    assert bench.store.calls.count("append") == 3, "no more than the pipeline's depth"
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(*tasks)
+    assert len(seen) == 1
+    wanted = [b"first", b"a", b"b", *(b"%d" % number for number in range(10))]
+    assert await bench.payloads() == wanted
+
+
+async def test_a_request_is_consecutive_and_its_answer_names_its_rows(bench: Bench) -> None:
+    await bench.create()
+    requests = [
+        ([b"a1", b"a2"], None, PublishOptions()),
+        ([b"b1"], 7, PublishOptions()),
+        ([b"c1", b"c2", b"c3"], None, PublishOptions()),
+        ([b"d1", b"d2"], None, PublishOptions(ttl_s=5)),
+        ([b"e1"], None, PublishOptions(key="k")),
+        ([b"f1", b"f2"], None, PublishOptions()),
+    ]
+    await bench.publish(b"first")
+    done = await asyncio.gather(
+        *(bench.publish(*p, pointer=t, options=options) for p, t, options in requests)
+    )
+    by_id = {message.id[:10]: message.payload for message in await bench.poll()}
+    order = sorted(by_id)
+    for (payloads, pointer, _), published in zip(requests, done, strict=True):
+        first, last = order.index(published.first), order.index(published.last)
+        assert [by_id[row] for row in order[first : last + 1]] == payloads
+        assert published.pointer == pointer
+
+
+async def test_batches_are_bounded_in_rows_and_bytes(bench: Bench) -> None:
+    bench.restart(batch_rows_max=4, batch_bytes_max=10_000)
+    await bench.create()
+    await bench.publish(b"first")
+    seen: list[Batch] = []
+    await batches(bench, seen)
+    sizes = [1, 1, 1, 1, 1, 9, 2]
+    tasks = [publishing(bench, *[b"x"] * size) for size in sizes]
+    tasks += [publishing(bench, bytes(6000)), publishing(bench, bytes(6000))]
+    await asyncio.gather(*tasks)
+    rows = [sum(len(segment.ids) for segment in batch.segments) for batch in seen]
+    assert rows == [4, 1, 9, 3, 1]
+
+
+async def test_a_request_over_the_bounds_goes_alone(bench: Bench) -> None:
+    bench.restart(batch_rows_max=4)
+    await bench.create()
+    published = await bench.publish(*[b"x"] * 20_000)
+    assert len(await bench.poll()) == 20_000
+    assert published.last > published.first
+
+
+async def test_over_the_bound_of_requests_the_next_is_refused_and_later_is_not(
+    bench: Bench,
+) -> None:
+    bench.restart(queued_requests_max=3)
+    await bench.create()
+    await bench.publish(b"first")
+    gates = [Gate(), Gate()]
+    bench.store.on("append", *(gate.before for gate in gates))
+    under_way = [publishing(bench, b"a")]
+    await gates[0].reached.wait()
+    under_way.append(publishing(bench, b"b"))
+    await gates[1].reached.wait()
+    waiting = [publishing(bench, b"%d" % number) for number in range(3)]
+    await settle()
+    with pytest.raises(Overloaded) as caught:
+        await bench.publish(b"too many")
+    assert caught.value.retriable
+    assert caught.value.outcome == "refused"
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(*under_way, *waiting)
+    await bench.publish(b"again")
+    assert b"too many" not in await bench.payloads()
+
+
+async def test_the_bound_of_bytes_is_the_nodes(bench: Bench) -> None:
+    bench.restart(queued_bytes_max=1000)
+    other = TOPIC._replace(topic="other")
+    await bench.create()
+    await bench.create(other)
+    await bench.publish(b"first")
+    await bench.publish(b"first", topic=other)
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    large = publishing(bench, bytes(2000))
+    await gate.reached.wait()
+    for topic in (TOPIC, other):
+        with pytest.raises(Overloaded):
+            await bench.publish(b"x", topic=topic)
+    gate.open()
+    await large
+    assert bench.around.queue.bytes == 0
+    await bench.publish(b"x", topic=other)
+
+
+async def test_a_deadline_that_passed_in_the_queue_is_a_refusal(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    await late_in_the_queue(bench)
+    assert await bench.payloads() == [b"first", b"a", b"b"]
+
+
+async def late_in_the_queue(bench: Bench) -> None:
+    gates = [Gate(), Gate()]
+    bench.store.on("append", *(gate.before for gate in gates))
+    under_way = [publishing(bench, b"a")]
+    await gates[0].reached.wait()
+    under_way.append(publishing(bench, b"b"))
+    await gates[1].reached.wait()
+    late = publishing(bench, b"late", deadline=bench.clock.monotonic() + 1)
+    await bench.pass_ms(1001)
+    for gate in gates:
+        gate.open()
+    with pytest.raises(Overloaded):
+        await late
+    await asyncio.gather(*under_way)
+
+
+async def test_without_its_guard_a_late_request_is_stored(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    await bench.create()
+    await bench.publish(b"first")
+    with guards.without("deadline"), pytest.raises(pytest.fail.Exception):
+        await late_in_the_queue(bench)
+
+
+async def test_whoever_went_away_in_the_queue_is_not_stored(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    gone = bench.topics.publish(TOPIC, PublishRequest(None, [b"gone"]))
+    stays = bench.topics.publish(TOPIC, PublishRequest(None, [b"stays"]))
+    assert isinstance(gone, asyncio.Future)
+    gone.cancel()
+    await stays
+    assert await bench.payloads() == [b"first", b"stays"]
+    assert bench.around.queue.bytes == 0
+
+
+async def test_ids_too_far_ahead_make_requests_wait_not_fail(bench: Bench) -> None:
+    bench.restart(id_lead_ms_max=2)
+    bench.around.instance = 0  # 256 ids a millisecond.
+    await bench.create()
+    began = bench.clock.now_ms()
+    await asyncio.gather(*(bench.publish(*[b"x"] * 256) for _ in range(20)))
+    assert bench.clock.now_ms() - began >= 16
+    assert len(await bench.poll()) == 20 * 256
+
+
+async def test_waiting_for_ids_works_in_a_store_with_a_depth_of_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.storage.tables.TableLogStore.pipeline_depth", 1)
+    await test_ids_too_far_ahead_make_requests_wait_not_fail(bench)
+
+
+async def test_what_the_store_cannot_hold_is_refused_and_leading_goes_on(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    leader = bench.leader()
+    bench.store.on("append", failing(BodyTooLarge("too large")))
+    with pytest.raises(BodyTooLarge):
+        await bench.publish(b"large")
+    await bench.publish(b"next")
+    assert bench.leader() is leader
+
+
+async def test_fenced_requests_go_to_the_next_leader_in_their_order(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    old = bench.leader()
+    gates = [Gate(), Gate()]
+    bench.store.on("append", gates[0].before, gates[1].before)
+    tasks = [publishing(bench, b"a")]
+    await gates[0].reached.wait()
+    tasks.append(publishing(bench, b"b"))
+    await gates[1].reached.wait()
+    tasks += [publishing(bench, b"%d" % number) for number in range(5)]
+    await settle()
+    await bench.around.store.claim(old.hold.log, "another")
+    gates[1].open()
+    gates[0].open()
+    await settle()
+    tasks.append(publishing(bench, b"newer"))
+    await asyncio.gather(*tasks)
+    assert bench.leader() is not old
+    wanted = [b"first", b"a", b"b", b"0", b"1", b"2", b"3", b"4", b"newer"]
+    assert await bench.payloads() == wanted
+
+
+async def test_later_batches_of_a_fenced_leader_are_not_forgotten(bench: Bench) -> None:
+    # The second batch learns of the end after the first one's requests were taken up.
+    await bench.create()
+    await bench.publish(b"first")
+    gates = [Gate(), Gate()]
+
+    def held_then(gate: Gate, error: BaseException) -> Any:
+        async def hook(real: Any, *arguments: Any) -> None:
+            del real, arguments
+            gate.reached.set()
+            await gate.opened.wait()
+            raise error
+
+        return hook
+
+    bench.store.on("append", *(held_then(gate, Fenced("over")) for gate in gates))
+    tasks = [publishing(bench, b"a")]
+    await gates[0].reached.wait()
+    tasks.append(publishing(bench, b"b"))
+    await gates[1].reached.wait()
+    gates[0].open()
+    await settle()
+    tasks.append(publishing(bench, b"newer"))
+    await bench.pass_ms(50)
+    gates[1].open()
+    await asyncio.gather(*tasks)
+    assert await bench.payloads() == [b"first", b"a", b"b", b"newer"]
+
+
+async def test_an_unknown_outcome_is_told_only_to_who_was_sent(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    gate = Gate()
+
+    async def lost(real: Any, *arguments: Any) -> None:
+        await gate.before(real, *arguments)
+        raise OutcomeUnknown("the answer was lost")
+
+    bench.store.on("append", lost)
+    sent = publishing(bench, b"sent")
+    await gate.reached.wait()
+    bench.store.on("append", failing(Fenced("over")))
+    queued = [publishing(bench, b"%d" % number) for number in range(3)]
+    await settle()
+    gate.open()
+    with pytest.raises(OutcomeUnknown) as caught:
+        await sent
+    assert not caught.value.retriable
+    assert caught.value.http_status == 500
+    await asyncio.gather(*queued)
+    assert await bench.payloads() == [b"first", b"sent", b"0", b"1", b"2"]
+
+
+async def test_under_a_key_an_unknown_outcome_may_be_repeated(bench: Bench) -> None:
+    await bench.create()
+    for error in (OutcomeUnknown("lost"), StorageFull("full", outcome="unknown")):
+        key = type(error).__name__
+        bench.store.on("append", done_but(error))
+        with pytest.raises(OutcomeUnknown) as caught:
+            await bench.publish(b"m", options=PublishOptions(key=key))
+        assert caught.value.retriable
+        assert caught.value.http_status == 503
+        assert caught.value.outcome == "unknown"
+        assert (await bench.publish(b"m", options=PublishOptions(key=key))).replayed
+    assert await bench.payloads() == [b"m", b"m"]
+
+
+async def test_a_full_disk_is_unknown_for_what_was_sent_and_refused_after(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    gate = Gate()
+
+    async def full(real: Any, *arguments: Any) -> None:
+        await gate.before(real, *arguments)
+        raise StorageFull("no space", outcome="unknown")
+
+    bench.store.on("append", full)
+    sent = publishing(bench, b"sent")
+    await gate.reached.wait()
+    bench.store.on("append", failing(Fenced("the hold is done")))
+    queued = publishing(bench, b"queued")
+    await settle()
+    # A claim that was under way itself: nothing of the request was sent.
+    bench.store.on("claim", failing(StorageFull("no space", outcome="unknown")))
+    gate.open()
+    with pytest.raises(StorageFull) as caught:
+        await sent
+    assert (caught.value.outcome, caught.value.retriable) == ("unknown", False)
+    with pytest.raises(StorageFull) as caught:
+        await queued
+    assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
+    assert await bench.payloads() == [b"first", b"sent"]
+    await bench.publish(b"space again")
+    assert await bench.payloads() == [b"first", b"sent", b"space again"]
+
+
+async def test_rows_that_were_certainly_not_stored_end_the_hold_and_are_refused(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    bench.store.on("append", failing(Unavailable("refused")))
+    with pytest.raises(Unavailable) as caught:
+        await bench.publish(b"not stored")
+    assert caught.value.outcome == "refused"
+    await bench.publish(b"next")
+    assert await bench.payloads() == [b"first", b"next"]
+
+
+async def test_a_closed_writer_takes_nothing(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    leader = bench.leader()
+    leader.end(NoLeader("over"))
+    with pytest.raises(Fenced):
+        leader.writer.submit(
+            type("W", (), {"size": 1})()  # Refused before it is looked at.
+        )
+    assert leader.hold.control.pointer > ROW_ID_MIN
+
+
+async def test_a_bug_in_an_append_is_an_unknown_outcome_and_ends_the_hold(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    old = bench.leader()
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    bench.store.on("append", failing(ZeroDivisionError()))
+    with pytest.raises(OutcomeUnknown):
+        await bench.publish(b"m")
+    await bench.publish(b"next")
+    assert bench.leader() is not old
+    assert await bench.payloads() == [b"first", b"next"]
