@@ -1,0 +1,189 @@
+"""A broker whose clock is set back and forth while it runs, and between its starts.
+
+libfaketime lies to the broker's process about the wall clock alone. The boot clock stays true, and by it
+the broker judges the wall clock: a jump is believed after a minute, or by whoever starts.
+"""
+
+import asyncio
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from broker.client import Client, Message
+from broker.testing.process import BrokerProcess
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+HOUR_S = 3600
+STEPS_S = (HOUR_S, -HOUR_S, 30, 30 * 24 * HOUR_S, -5, -30 * 24 * HOUR_S, 0)
+TOPICS = ("a", "b", "c")
+MESSAGES_A_STEP = 60
+DEADLINE_S = 60.0
+TOLERANCE_MS = 60_000
+"""How far a loaded machine may be from what the test expects; the steps are hours."""
+
+
+class FakeClock:
+    """How far the wall clock of whoever runs under ``environment`` is off."""
+
+    def __init__(self, folder: Path) -> None:
+        spec = find_spec("libfaketime")
+        assert spec is not None, "libfaketime is not installed: pip install libfaketime"
+        assert spec.origin is not None
+        library = Path(spec.origin).parent / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+        self._file = folder / "offset"
+        self.environment = {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(self._file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def set(self, offset_s: int) -> None:
+        """Let the clock be off by this much from now on."""
+        # A reader of a half-written file would see the true time for a moment.
+        written = self._file.with_suffix(".new")
+        written.write_text(f"{offset_s:+}\n")
+        written.replace(self._file)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> FakeClock:
+    clock = FakeClock(tmp_path)
+    clock.set(0)
+    return clock
+
+
+@pytest.fixture
+def broker(tmp_path: Path, clock: FakeClock) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data", environment=clock.environment) as broker:
+        yield broker
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Publisher:
+    """Publishes numbered messages to all topics for as long as it is let."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.acknowledged: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
+        self._grown = asyncio.Condition()
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.acknowledged.values()))
+
+    async def run(self, topic: str) -> None:
+        while True:
+            payload = b"%s-%d" % (topic.encode(), len(self.acknowledged[topic]))
+            await self._client.publish(topic, payload)
+            self.acknowledged[topic].append(payload)
+            async with self._grown:
+                self._grown.notify_all()
+
+    async def reach(self, count: int) -> None:
+        async with asyncio.timeout(DEADLINE_S), self._grown:
+            await self._grown.wait_for(lambda: self.count >= count)
+
+
+def assert_in_order(messages: list[Message], payloads: list[bytes]) -> None:
+    assert [message.payload for message in messages] == payloads
+    ids = [message.id for message in messages]
+    assert all(earlier < later for earlier, later in itertools.pairwise(ids))
+
+
+def test_the_boot_clock_stays_true(clock: FakeClock, tmp_path: Path) -> None:
+    """What the guard rests on; without it this file would test nothing."""
+    script = tmp_path / "clocks.py"
+    script.write_text(
+        "import time\n"
+        "print(time.time(), time.clock_gettime(time.CLOCK_BOOTTIME), time.monotonic())\n"
+    )
+    clock.set(HOUR_S)
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    wall_s, boot_s, monotonic_s = map(float, run_python(script, clock.environment).split())
+    after_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before_s <= boot_s <= after_s
+    assert before_s <= monotonic_s <= after_s
+    assert abs(wall_s * 1000 - now_ms() - HOUR_S * 1000) < TOLERANCE_MS
+
+
+def run_python(script: Path, environment: dict[str, str]) -> str:
+    command = [sys.executable, str(script)]
+    result = subprocess.run(
+        command, env=os.environ | environment, check=True, capture_output=True, text=True
+    )
+    return result.stdout
+
+
+async def test_steps_under_load_lose_nothing(broker: BrokerProcess, clock: FakeClock) -> None:
+    began_ms = now_ms()
+    async with Client(broker.url) as client:
+        for topic in TOPICS:
+            await client.create_topic(topic, ttl_s=60)
+        publisher = Publisher(client)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(publisher.run(topic)) for topic in TOPICS]
+            for offset_s in STEPS_S:
+                clock.set(offset_s)
+                await publisher.reach(publisher.count + MESSAGES_A_STEP)
+                # The ttl is a minute: had the jump been believed, all would have expired.
+                assert len(await client.poll(TOPICS[0], limit=10)) == 10
+            for task in tasks:
+                task.cancel()
+        for topic, payloads in publisher.acknowledged.items():
+            messages = await client.poll(topic)
+            # The last of a topic may have been published without its publisher having heard of it.
+            assert_in_order(messages[: len(payloads)], payloads)
+            assert len(messages) <= len(payloads) + 1
+            times_ms = [message.timestamp_ms for message in messages]
+            assert began_ms - TOLERANCE_MS < times_ms[0]
+            assert times_ms[-1] < now_ms() + TOLERANCE_MS
+
+
+async def test_a_start_under_another_clock_keeps_the_order(
+    broker: BrokerProcess, clock: FakeClock
+) -> None:
+    payloads: list[bytes] = []
+    for number, offset_s in enumerate((0, -HOUR_S, 2 * HOUR_S, -24 * HOUR_S, 0)):
+        clock.set(offset_s)
+        if number:
+            broker.kill() if number % 2 else broker.stop()
+            broker.start()
+        async with Client(broker.url) as client:
+            if not payloads:
+                await client.create_topic("t", ttl_s=7 * 24 * HOUR_S)
+            for _ in range(5):
+                payloads.append(b"%d at %d" % (len(payloads), offset_s))
+                await client.publish("t", payloads[-1])
+            messages = await client.poll("t")
+            assert_in_order(messages, payloads)
+    ahead_ms = messages[-1].timestamp_ms - now_ms()
+    assert abs(ahead_ms - 2 * HOUR_S * 1000) < TOLERANCE_MS, "ids follow the latest there ever was"
+
+
+async def test_expiry_goes_by_the_clock_that_a_broker_starts_with(
+    broker: BrokerProcess, clock: FakeClock
+) -> None:
+    async with Client(broker.url) as client:
+        await client.create_topic("t", ttl_s=HOUR_S)
+        await client.publish("t", [b"a", b"b"])
+        both = await client.poll("t")
+    for offset_s, seen in ((2 * HOUR_S, []), (-2 * HOUR_S, both), (0, both)):
+        clock.set(offset_s)
+        broker.kill()
+        broker.start()
+        async with Client(broker.url) as client:
+            # What has expired is not removed at once: a clock that is wrong at a start does no harm.
+            assert await client.poll("t") == seen, f"started {offset_s} s off"
