@@ -190,7 +190,8 @@ def committed(current: Control, last: RowId, token: bytes) -> Control:
 
 def edited(current: Control, token: bytes) -> Control:
     """Return ``current`` after a rollback: what was read before may have changed its marks."""
-    return replace(current, edits=current.edits + 1, token=token)
+    counted = 1 if guards.holds("edits") else 0
+    return replace(current, edits=current.edits + counted, token=token)
 
 
 def floor_raised(current: Control, floor: RowId, token: bytes) -> Control:

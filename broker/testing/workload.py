@@ -59,6 +59,8 @@ class Plan:
     step_ms: int = 3000
     clocks_wrong_ms: int = 3000
     delete: float = 0.02
+    second_node: float = 0.5
+    """How often clients go to the second node: each change of node is a takeover."""
     one_instance: bool = False
     """Whether both nodes have the same instance id, so that they may meet at the same key."""
 
@@ -88,7 +90,7 @@ class Workload:
         return Node(name, self.cells, clock, random.Random(self.chance.random()), instance=instance)
 
     def _any_node(self) -> Node:
-        return self.chance.choice(self.nodes)
+        return self.nodes[self.chance.random() < self.plan.second_node]
 
     async def _pause(self, mean_ms: float) -> None:
         await asyncio.sleep(self.chance.expovariate(1 / mean_ms) / 1000)
@@ -118,7 +120,10 @@ class Workload:
             assert self.loop.time() < deadline, f"{self.cells.still_to_come} late writes left"
             await asyncio.sleep(0.05)
         node = self.nodes[0]
-        await self._publish("last", node, [f"last{n}" for n in range(3)], None, None)
+        for number in range(2):
+            payloads = [f"last{number}.{place}" for place in range(3)]
+            if await self._publish("last", node, payloads, None, None) == "ok":
+                break
         after, more = ROW_ID_MIN, True
         while more:
             page = await self._read("final", after, ROW_ID_MAX, rows_max=ALL_ROWS)
@@ -229,7 +234,7 @@ class Workload:
             leader = await node.leader(generation)
             ending.node, ending.epoch = node.name, leader.epoch
             done = await leader.publish_reference(number, None)
-            ending.ok({}, done.first.hex())
+            ending.ok({"replayed": done.replayed}, done.first.hex())
 
         asked = {"number": number, "generation": generation}
         await self._call(name, node, "reference", asked, work)
@@ -263,7 +268,11 @@ class Workload:
         why: Exception
         try:
             await node.run(work(ending))
-        except (Deleted, StaleGeneration) as error:
+        except Deleted as error:
+            # Whoever meets a tombstone finishes the delete.
+            self.generation = max(self.generation, asked["generation"] + 1)
+            why, outcome = error, "fail"
+        except StaleGeneration as error:
             why, outcome = error, "fail"
         except NodeDied as error:
             why, outcome = error, "unknown"

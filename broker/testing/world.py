@@ -47,8 +47,8 @@ def own_tasks(loop: VirtualLoop) -> None:
         task = asyncio.Task(work, loop=in_loop, **options)
         node = _running.get()
         if node is not None:
-            node.tasks.add(task)
-            task.add_done_callback(node.tasks.discard)
+            node.tasks[task] = None
+            task.add_done_callback(node.tasks.pop)
         return task
 
     loop.set_task_factory(make)
@@ -70,7 +70,8 @@ class Node:
         self.name = name
         self.clock = clock
         self.claims = 0
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        """A set in the order of its members: a run must not depend on where things lie in memory."""
         self._cells = cells
         self._chance = chance
         self._instance = instance

@@ -173,7 +173,11 @@ def two_answers(calls: Sequence[Call]) -> list[Violation]:
 
 
 def written_after_delete(calls: Sequence[Call]) -> list[Violation]:
-    """Find acknowledgements for what was asked of a generation after its deletion was done."""
+    """Find acknowledgements for what was asked of a generation after its deletion was done.
+
+    A store is none: it shows nothing before its reference is published, which then is refused. Nor
+    is an answer given once more.
+    """
     deleted: dict[int, float] = {}
     for call in of(calls, "delete"):
         if call.is_ok:
@@ -181,6 +185,8 @@ def written_after_delete(calls: Sequence[Call]) -> list[Violation]:
             deleted[generation] = min(deleted.get(generation, call.end), call.end)
     return [
         Violation("written_after_delete", spot(call.op, asked=call.asked))
-        for call in of(calls, "publish", "store", "reference", "rollback")
-        if call.is_ok and deleted.get(call.asked["generation"], float("inf")) < call.invoked
+        for call in of(calls, "publish", "reference", "rollback")
+        if call.is_ok
+        and not call.told.get("replayed")
+        and deleted.get(call.asked["generation"], float("inf")) < call.invoked
     ]

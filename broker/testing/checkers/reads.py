@@ -22,7 +22,8 @@ from broker.testing.history import Call, of
 def covered(read: Call) -> tuple[str, str]:
     """Return the ids that a read vouches for, ``(after, up to]``."""
     if read.asked.get("reverse"):
-        return _below(read.told["seen"]), min(read.asked["through"], read.told["pointer"])
+        after = max(_below(read.told["seen"]), read.asked["after"])
+        return after, min(read.asked["through"], read.told["pointer"])
     return read.asked["after"], min(read.told["seen"], read.told["pointer"])
 
 
