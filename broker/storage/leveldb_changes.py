@@ -16,7 +16,8 @@ from broker.storage import control as controls
 from broker.storage.control import Control, State
 from broker.storage.keys import OLDER_RANGES, LogId, side_prefix
 from broker.storage.leveldb_holds import MESSAGES, HeldLog, database_control_key, table_of
-from broker.storage.leveldb_writer import Apply, Round
+from broker.storage.leveldb_round import Round
+from broker.storage.leveldb_writer import Apply
 from broker.storage.ports import Batch, Segment, SideRow
 from broker.storage.rowvalue import encode_checked, segment_head
 

@@ -24,7 +24,8 @@ from broker.storage.keys import LogId
 from broker.storage.leveldb import Database, Options, open_directory
 from broker.storage.leveldb_holds import RECORDS, HeldLog, Holds, database_control_key
 from broker.storage.leveldb_read import Page, Reader
-from broker.storage.leveldb_writer import Apply, Fault, Writer, version_bytes
+from broker.storage.leveldb_round import version_bytes
+from broker.storage.leveldb_writer import Apply, Fault, Writer
 from broker.storage.ports import Batch, Estimate, Hold, Record, Rows, SideRow, Swept
 from broker.storage.rowvalue import decode_checked
 

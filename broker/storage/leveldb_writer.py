@@ -24,17 +24,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from broker import guards
-from broker.errors import BrokerError, StorageCorrupt, StorageFull, Unavailable
-from broker.storage.control import TOKEN_BYTES, Control, Deleted, StaleGeneration, decode, encode
-from broker.storage.leveldb_holds import HeldLog, Holds
-from broker.storage.rowvalue import decode_checked, encode_checked
+from broker.errors import BrokerError, OutcomeUnknown, StorageCorrupt, StorageFull, Unavailable
+from broker.storage.control import Deleted, StaleGeneration
+from broker.storage.leveldb_holds import Holds
+from broker.storage.leveldb_round import Database, Round
 
 ROUND_BYTES_MAX = 16 << 20
 """A round takes no further change once its batch has grown to this."""
@@ -42,109 +41,6 @@ ROUND_BYTES_MAX = 16 << 20
 Fault = Callable[[int, str], None]
 """A test's hook: called with the number of the write and "before" or "after"; it may raise OSError."""
 
-
-class Batch(Protocol):
-    """What the writer needs of a write batch."""
-
-    def put(self, key: bytes, value: bytes, /) -> None:
-        """Add a key."""
-
-    def delete(self, key: bytes, /) -> None:
-        """Remove a key."""
-
-    def write(self) -> None:
-        """Write it all, atomically."""
-
-    def approximate_size(self) -> int:
-        """Return the bytes so far."""
-
-
-class Database(Protocol):
-    """What the writer needs of the database."""
-
-    def get(self, key: bytes) -> bytes | None:
-        """Return a value."""
-
-    def batch(self, *, synced: bool) -> Batch:
-        """Return an empty write batch."""
-
-    def reopen(self) -> None:
-        """Probe the disk, close and open anew. Raises OSError or BrokerError if it can't."""
-
-
-class Round:
-    """What one write is going to do."""
-
-    def __init__(self, database: Database, holds: Holds, *, synced: bool) -> None:
-        """Start empty."""
-        self.holds = holds
-        self.batch = database.batch(synced=synced)
-        self.put = self.batch.put
-        self.delete = self.batch.delete
-        self.get = database.get
-        self.token = secrets.token_bytes(TOKEN_BYTES)
-        self._controls: dict[bytes, Control] = {}
-        self._confirmed: dict[HeldLog, Control] = {}
-        self._versions: dict[bytes, bytes] = {}
-
-    def of(self, hold: HeldLog) -> Control:
-        """Return the control row under a hold as this round leaves it. Raises Fenced."""
-        self.holds.check(hold)
-        return self._controls.get(hold.key) or hold.control
-
-    def stored(self, key: bytes) -> Control | None:
-        """Return a control row as this round leaves it, whoever holds the log."""
-        pending = self._controls.get(key)
-        if pending is not None:
-            return pending
-        known, control = self.holds.last_confirmed(key)
-        if known:
-            return control
-        value = self.get(key)
-        return None if value is None else decode(value)
-
-    def change(self, hold: HeldLog, control: Control) -> None:
-        """Let ``control`` be the log's control row after this round."""
-        self._controls[hold.key] = control
-        self._confirmed[hold] = control
-
-    def change_unheld(self, key: bytes, control: Control) -> None:
-        """Let ``control`` be a control row that nobody holds after this round."""
-        self._controls[key] = control
-
-    def record_version(self, key: bytes) -> bytes | None:
-        """Return a record's version as this round leaves it; ``key`` is the one in the database."""
-        version = self._versions.get(key)
-        if version is None:
-            value = self.get(key)
-            version = None if value is None else version_bytes(decode_checked(value)[0])
-        return version
-
-    def put_record(self, key: bytes, number: int, value: bytes) -> bytes:
-        """Put a record in its version ``number``, which is returned as callers see it."""
-        self._versions[key] = version_bytes(number)
-        self.put(key, encode_checked(number, value))
-        return self._versions[key]
-
-    def close(self) -> bool:
-        """Add the control rows; return whether there is anything to write."""
-        for key, control in self._controls.items():
-            self.put(key, encode(control))
-        return bool(self._controls) or self.batch.approximate_size() > _EMPTY_BATCH_BYTES
-
-    def confirm(self) -> None:
-        """Tell the holds what they may rely on from now on."""
-        for hold, control in self._confirmed.items():
-            hold.confirm(control)
-
-
-def version_bytes(number: int) -> bytes:
-    """Return a record's version as callers see it."""
-    return number.to_bytes(8, "big")
-
-
-_EMPTY_BATCH_BYTES = 12
-"""LevelDB's batch header: sequence number and count."""
 
 Apply = Callable[[Round], Any]
 """Adds one change to a round, or raises before it has added anything; returns the caller's result."""
@@ -175,6 +71,7 @@ class Writer:
         holds: Holds,
         *,
         probe_interval_s: float,
+        deadline_s: float = 30.0,
         observe: Callable[[float, int], None] | None = None,
         fault: Fault | None = None,
     ) -> None:
@@ -184,6 +81,7 @@ class Writer:
             database: open.
             holds: who holds what.
             probe_interval_s: how long to wait between two attempts to open anew after an error.
+            deadline_s: how long a write may hang; then its outcome is unknown, as after an error.
             observe: told the seconds of each write and how many changes it carried, in the thread.
             fault: a test's hook.
         """
@@ -195,6 +93,10 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._waiting: list[Change] = []
+        self._deadline_s = deadline_s
+        self._unresolved: set[asyncio.Future[Any]] = set()
+        self._watch: asyncio.TimerHandle | None = None
+        self._resolved = 0
         self._writes = 0
         self._closing = False
         self.failure: BaseException | None = None
@@ -210,15 +112,32 @@ class Writer:
         """
         if self.failure is not None:
             raise self._refusal(self.failure)
+        return self._enqueue(apply, synced=synced)
+
+    def _enqueue(self, apply: Apply, *, synced: bool) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
+        self._unresolved.add(future)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._deadline_s, self._look, self._resolved)
         self._queue.put(Change(apply, future, synced))
         return future
 
+    def _look(self, resolved: int) -> None:
+        """Give up on what hangs: nothing was resolved for the length of a deadline."""
+        self._watch = None
+        if not self._unresolved:
+            return
+        if resolved == self._resolved:
+            hung = TimeoutError(f"a write has not ended for {self._deadline_s:g} s")
+            self._fail(hung)
+            error = OutcomeUnknown(f"nobody knows whether it was written: {hung}")
+            self._resolve([Outcome(future, None, error) for future in list(self._unresolved)])
+        else:
+            self._watch = self._loop.call_later(self._deadline_s, self._look, self._resolved)
+
     def probe(self) -> asyncio.Future[bool]:
         """Try now to open anew if a write failed; the future tells whether the store is writable."""
-        future: asyncio.Future[bool] = self._loop.create_future()
-        self._queue.put(Change(_is_writable, future, synced=False))
-        return future
+        return self._enqueue(_is_writable, synced=False)
 
     async def close(self) -> None:
         """Write what waits, then end the thread."""
@@ -236,10 +155,21 @@ class Writer:
             if changes:
                 self._write(changes)
 
-    def _tell(self, outcomes: Iterable[Outcome]) -> None:
+    def _tell(self, outcomes: list[Outcome]) -> None:
         # RuntimeError: the event loop is closed, and with it went everybody who waited.
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(_resolve, outcomes)
+            self._loop.call_soon_threadsafe(self._resolve, outcomes)
+
+    def _resolve(self, outcomes: list[Outcome]) -> None:
+        self._resolved += 1
+        for future, result, error in outcomes:
+            self._unresolved.discard(future)
+            if future.done():
+                continue  # Its caller was cancelled, or it was given up.
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
     def _take(self) -> tuple[list[Change], bool]:
         """Return all changes that wait, and whether the store is closing; waits for the first."""
@@ -276,6 +206,7 @@ class Writer:
             self._fail(error)
             outcomes = [_unknown(outcome, error) for outcome in outcomes]
         else:
+            # Holds that were given up while this hung are done: nobody relies on them any more.
             round_.confirm()
             if self._observe is not None:
                 self._observe(time.perf_counter() - started, carried)
@@ -368,13 +299,3 @@ def _unknown(outcome: Outcome, error: BaseException) -> Outcome:
         return outcome
     message = f"a write failed: {error}"
     return outcome._replace(error=StorageFull(message, outcome="unknown"))
-
-
-def _resolve(outcomes: Iterable[Outcome]) -> None:
-    for future, result, error in outcomes:
-        if future.done():
-            continue  # Its caller was cancelled.
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)

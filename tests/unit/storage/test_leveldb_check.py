@@ -34,6 +34,9 @@ async def directory(tmp_path: Path) -> Path:
     payloads = await store.open_payloads(hold, 7)
     await store.append(payloads, batch(7, 3))
     await store.raise_floor(hold, row_id(1000, 0))
+    # Merged, so that each table is in use; and something in the log after that.
+    await store.compact(LOG)
+    await store.append(hold, batch(50_000, 50))
     await store.close()
     return directory
 
@@ -74,7 +77,7 @@ async def test_a_sound_store_is_found_sound_and_left_alone(directory: Path) -> N
     assert report.is_sound
     assert contents(directory) == before
     assert (report.message_logs, report.payload_logs, report.records) == (2, 1, 1)
-    assert report.rows == 19 * 100 + 5 + 3
+    assert report.rows == 19 * 100 + 50 + 5 + 3
     assert report.ignorable == 100 + 10  # Below the floor; of the deleted generation.
     assert report.side_rows == 20
     assert report.bytes > 500_000

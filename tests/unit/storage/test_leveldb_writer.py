@@ -4,9 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.errors import BadRequest, StorageCorrupt, StorageFull, Unavailable
+from broker.errors import BadRequest, OutcomeUnknown, StorageCorrupt, StorageFull, Unavailable
 from broker.storage.leveldb_holds import Holds
-from broker.storage.leveldb_writer import ROUND_BYTES_MAX, Apply, Round, Writer
+from broker.storage.leveldb_round import Round
+from broker.storage.leveldb_writer import ROUND_BYTES_MAX, Apply, Writer
 
 NEVER_S = 3600.0
 
@@ -192,6 +193,20 @@ async def test_a_store_that_opens_damaged_says_so(database: FakeDatabase, writer
     assert not await writer.probe()
     with pytest.raises(StorageCorrupt, match="a table is missing"):
         writer.submit(putting(b"a"))
+
+
+async def test_a_write_that_hangs_is_given_up(database: FakeDatabase) -> None:
+    writer = Writer(database, Holds(), probe_interval_s=NEVER_S, deadline_s=0.01)
+    first = await hold_up(database, writer)
+    with pytest.raises(OutcomeUnknown, match="not ended"):
+        await first
+    with pytest.raises(StorageFull):
+        writer.submit(putting(b"b"))
+    database.may_write.set()
+    assert await writer.probe()
+    assert database.reopened == 1
+    await writer.submit(putting(b"b"))
+    await writer.close()
 
 
 async def test_closing_writes_what_waits(database: FakeDatabase, writer: Writer) -> None:
