@@ -12,6 +12,10 @@ writer gives (twice its epoch, or one more); the cell that ``check_and_put`` wri
 gives, and is never compared. A row that was deleted may hide later puts of the same key with small tags,
 so no key is written again after its deletion.
 
+All keys of one call belong to one topic, and so lie in one region. What a put leaves, whole or in part, is
+never seen with a gap: a region server takes the rows of one call as one step, or as several in the order of
+their keys. Readers rely on that where an older state answers them (reading.py): a row proves those below.
+
 Errors: ``CellsRefused`` when a write was certainly not sent, ``BodyTooLarge`` when the store can't hold
 it, and ``CellsError`` for everything else: *that write may have happened, in whole or in part, and may
 happen yet*. Each call ends within a deadline of its own.
@@ -61,11 +65,11 @@ class Cells(Protocol):
 
     @property
     def row_bytes_max(self) -> int:
-        """The largest row that can be written, keys and columns apart."""
+        """The largest row that can be written, its key and values together."""
 
     @property
     def put_bytes_max(self) -> int:
-        """The most bytes of one put; the caller splits what is more."""
+        """The most bytes of one put, keys and values; the caller splits what is more."""
 
     async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
         """Write rows, on disk on return if ``synced``. After an error any part may be written.
@@ -106,7 +110,10 @@ class Cells(Protocol):
         """Delete rows; after an error any of them may be gone, or go later."""
 
     async def weigh(self, table: Table, start: bytes, stop: bytes) -> tuple[int, int]:
-        """Return roughly how many rows and bytes lie in ``start <= key < stop``."""
+        """Return roughly how many rows and bytes lie in ``start <= key < stop``, or at least how many.
+
+        A store that can only count may stop at a bound of its own.
+        """
 
     async def compact(self, table: Table, start: bytes, stop: bytes) -> None:
         """Give space that deletes freed back, where the store does that on request."""
