@@ -11,6 +11,7 @@ dead database and must see nothing above it.
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from broker.errors import Fenced
@@ -36,10 +37,31 @@ def database_prefix(log: LogId) -> bytes:
     return table_of(log) + log_prefix(log)
 
 
+class SweepCursor(NamedTuple):
+    """Keys from which the search for what can be swept goes on, lest it walks over what is gone."""
+
+    rows: bytes = b""
+    """Rows below the floor; for as long as the hold, since nothing comes back there."""
+    lives: bytes = b""
+    """Entries of rows with lives of their own; until all were looked at once."""
+    side: bytes = b""
+    """Idempotency rows; likewise."""
+
+
 class HeldLog:
     """A Hold. Its attributes change by single assignments, and but for ``done`` in the writer thread."""
 
-    __slots__ = ("__weakref__", "control", "done", "key", "log", "prefix", "stored", "topic_hold")
+    __slots__ = (
+        "__weakref__",
+        "control",
+        "cursor",
+        "done",
+        "key",
+        "log",
+        "prefix",
+        "stored",
+        "topic_hold",
+    )
 
     def __init__(
         self, log: LogId, control: Control, stored: Control | None, topic_hold: HeldLog | None
@@ -52,6 +74,7 @@ class HeldLog:
         self.stored = stored
         self.topic_hold = topic_hold
         self.done = False
+        self.cursor = SweepCursor()
 
     @property
     def epoch(self) -> int:

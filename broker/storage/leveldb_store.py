@@ -8,7 +8,7 @@ a call adds to a write stands in leveldb_changes.py, what counts when reading in
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ class LevelDBStore:
         self._reader = Reader(database, writer.holds)
         self._readers = ThreadPoolExecutor(_READ_THREADS, "leveldb-read")
         self._sweeper = ThreadPoolExecutor(1, "leveldb-sweep")
-        self._side_swept_to: dict[bytes, bytes] = {}
+        self._swept_to: dict[Hashable, bytes] = {}
 
     @classmethod
     async def open(
@@ -234,14 +234,12 @@ class LevelDBStore:
     ) -> Swept:
         """Remove one slice of a held message log. See ports.LogStore."""
         held = _held(hold)
-        start = self._side_swept_to.pop(held.key, b"")
         find = partial(
-            sweep.log_slice, self._database, held, expired_before_ms, side_before, rows_max, start
+            sweep.log_slice, self._database, held, expired_before_ms, side_before, rows_max
         )
         slice_ = await self._search(find)
-        if slice_.side_next is not None:
-            self._side_swept_to[held.key] = slice_.side_next
         await self._remove(slice_.keys, held)
+        held.cursor = slice_.cursor
         return Swept(slice_.rows, slice_.more)
 
     async def sweep_payloads(self, topic_hold: Hold, number: int, rows_max: int) -> Swept:
@@ -251,9 +249,8 @@ class LevelDBStore:
         control = await self.head(log)
         if control is None or control.state is not State.DROPPED:
             return Swept(0, more=False)
-        keys = await self._search(partial(sweep.payload_rows, self._database, log, rows_max))
-        await self._remove(keys, topic)
-        return Swept(len(keys), more=len(keys) == rows_max)
+        find = partial(sweep.payload_rows, self._database, log, rows_max)
+        return await self._sweep(log, find, rows_max, topic)
 
     async def forget_payloads(self, topic_hold: Hold, number: int) -> None:
         """Remove the control row of a dropped payload log whose rows are gone."""
@@ -266,9 +263,22 @@ class LevelDBStore:
     async def sweep_generations(self, topic: TopicId, below: int, rows_max: int) -> Swept:
         """Remove one slice of all that belongs to generations < ``below``."""
         find = partial(sweep.older_generations, self._database, topic, below, rows_max)
-        keys = await self._search(find)
-        await self._remove(keys, None)
-        return Swept(len(keys), more=len(keys) == rows_max)
+        return await self._sweep((topic, below), find, rows_max, None)
+
+    async def _sweep(
+        self,
+        what: Hashable,
+        find: Callable[[bytes], list[bytes]],
+        rows_max: int,
+        hold: HeldLog | None,
+    ) -> Swept:
+        """Remove a slice and remember where the next begins, until a slice is not full."""
+        keys = await self._search(partial(find, self._swept_to.pop(what, b"")))
+        await self._remove(keys, hold)
+        more = len(keys) == rows_max
+        if more:
+            self._swept_to[what] = keys[-1]
+        return Swept(len(keys), more)
 
     async def _remove(self, keys: list[bytes], hold: HeldLog | None) -> None:
         if keys:

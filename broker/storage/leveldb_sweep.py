@@ -9,7 +9,7 @@ sync of their own; one that a crash undoes is found again.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from broker.model import ROW_ID_BYTES, RowId, TopicId
@@ -29,6 +29,7 @@ from broker.storage.leveldb_holds import (
     MESSAGES,
     PAYLOADS,
     HeldLog,
+    SweepCursor,
     database_prefix,
     table_of,
 )
@@ -45,8 +46,8 @@ class Slice(NamedTuple):
     keys: list[bytes]
     rows: int
     more: bool
-    side_next: bytes | None
-    """Where the search for side rows goes on; None: all were looked at."""
+    cursor: SweepCursor
+    """Where the next slice goes on, once this one is removed."""
 
 
 class Keys(Protocol):
@@ -57,73 +58,76 @@ class Keys(Protocol):
 
 
 def log_slice(
-    database: Keys,
-    hold: HeldLog,
-    expired_before_ms: int,
-    side_before: RowId,
-    limit: int,
-    side_start: bytes,
+    database: Keys, hold: HeldLog, expired_before_ms: int, side_before: RowId, limit: int
 ) -> Slice:
     """Return one slice of a message log: below the floor, then ended lives, then old side rows."""
-    log, control = hold.log, hold.control
-    keys = below_floor(database, log, control, limit)
-    rows = len(keys)
-    if rows == limit:
-        return Slice(keys, rows, more=True, side_next=side_start)
-    ended_rows, entries = ended(database, log, control, expired_before_ms, limit - rows)
-    rows += len(ended_rows)
-    if rows == limit:
-        return Slice(keys + ended_rows + entries, rows, more=True, side_next=side_start)
-    before = min(side_before, control.pointer)
-    side, side_next = old_side_rows(database, log, before, limit - rows, side_start)
-    keys = keys + ended_rows + entries + side
-    return Slice(keys, rows + len(side), more=side_next is not None, side_next=side_next)
+    control, cursor = hold.control, hold.cursor
+    prefix = database_prefix(hold.log)
+    end = prefix + min(control.floor, control.pointer)
+    keys = database.keys(max(prefix, cursor.rows), end, limit)
+    if keys:
+        cursor = cursor._replace(rows=_behind(keys[-1]))
+    left = limit - len(keys)
+    if not left:
+        return Slice(keys, limit, more=True, cursor=cursor)
+    looked_at, ended = _ended(database, hold, expired_before_ms, left)
+    keys += ended
+    if len(looked_at) == left:
+        cursor = cursor._replace(lives=_behind(looked_at[-1]))
+        return Slice(keys, limit - left + len(ended) // 2, more=True, cursor=cursor)
+    left -= len(ended) // 2
+    looked_at, old = _old_side_rows(database, hold, side_before, left)
+    more = len(looked_at) == left * SIDE_LOOKED_AT_PER_ROW
+    cursor = cursor._replace(lives=b"", side=_behind(looked_at[-1]) if more else b"")
+    return Slice(keys + old, limit - left + len(old), more=more, cursor=cursor)
 
 
-def below_floor(database: Keys, log: LogId, control: Control, limit: int) -> list[bytes]:
-    """Return keys of rows strictly below the floor, the row at the pointer left out."""
-    prefix = database_prefix(log)
-    return database.keys(prefix, prefix + min(control.floor, control.pointer), limit)
+def _behind(key: bytes) -> bytes:
+    return key + b"\0"
 
 
-def ended(
-    database: Keys, log: LogId, control: Control, before_ms: int, limit: int
+def _ended(
+    database: Keys, hold: HeldLog, before_ms: int, limit: int
 ) -> tuple[list[bytes], list[bytes]]:
-    """Return keys of rows whose own lifetime ended before a time, and of the entries that say so."""
-    entries, rows = [], []
-    prefix = expiry_prefix(log)
-    for entry in database.keys(prefix, prefix + _INT64.pack(before_ms), limit):
+    """Return the entries that were looked at, and keys of ended rows, each with its entry's."""
+    prefix = expiry_prefix(hold.log)
+    end = prefix + _INT64.pack(before_ms)
+    entries = database.keys(max(prefix, hold.cursor.lives), end, limit)
+    rows = database_prefix(hold.log)
+    gone = []
+    for entry in entries:
         row = entry[-ROW_ID_BYTES:]
-        if row < control.pointer:
-            rows.append(database_prefix(log) + row)
-            entries.append(entry)
-    return rows, entries
+        if row < hold.control.pointer:
+            gone += [rows + row, entry]
+    return entries, gone
 
 
-def old_side_rows(
-    database: Keys, log: LogId, before: RowId, limit: int, start: bytes
-) -> tuple[list[bytes], bytes | None]:
-    """Return keys of idempotency rows with an id below ``before``, and where the next slice starts.
+def _old_side_rows(
+    database: Keys, hold: HeldLog, before: RowId, limit: int
+) -> tuple[list[bytes], list[bytes]]:
+    """Return the idempotency rows that were looked at, and those with an id below ``before``.
 
-    They lie in the order of their hashes, so a slice looks at a stretch of them and goes on behind it;
-    None says that all were looked at.
+    They lie in the order of their hashes, so a slice looks at a stretch of them.
     """
-    prefix = side_row_prefix(log, IDEMPOTENCY)
-    looked_at_max = limit * SIDE_LOOKED_AT_PER_ROW
-    found = database.keys(max(start, prefix), prefix_end(prefix), looked_at_max)
-    old = [key for key in found if key[-ROW_ID_BYTES:] < before]
-    return old, found[-1] + b"\0" if len(found) == looked_at_max else None
+    prefix = side_row_prefix(hold.log, IDEMPOTENCY)
+    start, stop = max(prefix, hold.cursor.side), prefix_end(prefix)
+    found = database.keys(start, stop, limit * SIDE_LOOKED_AT_PER_ROW)
+    before = min(before, hold.control.pointer)
+    return found, [key for key in found if key[-ROW_ID_BYTES:] < before]
 
 
-def payload_rows(database: Keys, log: LogId, limit: int) -> list[bytes]:
-    """Return keys of a payload log's rows and side rows."""
+def payload_rows(database: Keys, log: LogId, limit: int, start: bytes = b"") -> list[bytes]:
+    """Return keys of a payload log's rows and side rows, from ``start`` on."""
     prefixes = [database_prefix(log), *(side_row_prefix(log, kind) for kind in _SIDE_KINDS)]
-    return _first(database, ((prefix, prefix_end(prefix)) for prefix in prefixes), limit)
+    ranges = ((prefix, prefix_end(prefix)) for prefix in prefixes)
+    return _first(database, ranges, limit, start)
 
 
-def older_generations(database: Keys, topic: TopicId, below: int, limit: int) -> list[bytes]:
-    """Return keys of all that belongs to a topic's generations ``1..below - 1``."""
-    return _first(database, _generation_ranges(topic, below), limit)
+def older_generations(
+    database: Keys, topic: TopicId, below: int, limit: int, start: bytes = b""
+) -> list[bytes]:
+    """Return keys of all that belongs to a topic's generations ``1..below - 1``, from ``start`` on."""
+    return _first(database, _generation_ranges(topic, below), limit, start)
 
 
 _SIDE_KINDS = (IDEMPOTENCY, PRODUCER, OLDER_RANGES, EXPIRY)
@@ -142,11 +146,13 @@ def _generation_ranges(topic: TopicId, below: int) -> Iterator[tuple[bytes, byte
     yield PAYLOADS + side_prefix(low, CONTROL), PAYLOADS + side_prefix(high, CONTROL)
 
 
-def _first(database: Keys, ranges: Iterator[tuple[bytes, bytes]], limit: int) -> list[bytes]:
+def _first(
+    database: Keys, ranges: Iterable[tuple[bytes, bytes]], limit: int, start: bytes
+) -> list[bytes]:
     found: list[bytes] = []
-    for start, stop in ranges:
-        if len(found) < limit:
-            found += database.keys(start, stop, limit - len(found))
+    for first, stop in sorted(ranges):
+        if len(found) < limit and start < stop:
+            found += database.keys(max(first, start), stop, limit - len(found))
     return found
 
 

@@ -45,40 +45,65 @@ def idempotency(hashed: int, milliseconds: int) -> bytes:
 
 def test_rows_below_the_floor_go_first_and_the_row_at_the_pointer_never() -> None:
     keys = SortedKeys(rows(LOG, 1, 2, 3, 4))
-    found = sweep.log_slice(keys, hold_at(4, 9), 0, ROW_ID_MIN, 10, b"")
+    found = sweep.log_slice(keys, hold_at(4, 9), 0, ROW_ID_MIN, 10)
     assert (found.keys, found.rows, found.more) == (rows(LOG, 1, 2, 3), 3, False)
-    found = sweep.log_slice(keys, hold_at(4, 3), 0, ROW_ID_MIN, 1, b"")
+    found = sweep.log_slice(keys, hold_at(4, 3), 0, ROW_ID_MIN, 1)
     assert (found.keys, found.more) == (rows(LOG, 1), True)
 
 
 def test_rows_whose_own_life_ended_go_with_their_entries() -> None:
     lives = [expiry(50, 1), expiry(51, 2), expiry(40, 9)]
     keys = SortedKeys([*rows(LOG, 1, 2, 9), *lives])
-    found = sweep.log_slice(keys, hold_at(9, 0), 51, ROW_ID_MIN, 10, b"")
+    found = sweep.log_slice(keys, hold_at(9, 0), 51, ROW_ID_MIN, 10)
     assert set(found.keys) == {*rows(LOG, 1), expiry(50, 1)}
     assert (found.rows, found.more) == (1, False)
+
+
+def test_a_search_goes_on_behind_what_is_gone() -> None:
+    keys = SortedKeys([*rows(LOG, *range(1, 30)), *(expiry(100 + n, n) for n in range(40, 60))])
+    hold = hold_at(50, 30)
+    asked: list[bytes] = []
+    gone: list[bytes] = []
+
+    class Watched:
+        def keys(self, start: bytes, stop: bytes, limit: int) -> list[bytes]:
+            asked.append(start)
+            return keys.keys(start, stop, limit)
+
+    more = True
+    while more:
+        found = sweep.log_slice(Watched(), hold, 500, ROW_ID_MIN, 4)
+        hold.cursor, more = found.cursor, found.more
+        gone += found.keys
+    entries = {expiry(100 + n, n) for n in range(40, 50)}
+    assert set(gone) == {*rows(LOG, *range(1, 30)), *rows(LOG, *range(40, 50)), *entries}
+    assert len(gone) == len(set(gone))
+    for prefix in (database_prefix(LOG), expiry_prefix(LOG)):
+        starts = [start for start in asked if start.startswith(prefix)]
+        # Never back to where everything is gone already.
+        assert starts == sorted(starts)
+        assert starts.count(prefix) == 1
 
 
 def test_old_idempotency_rows_are_found_a_stretch_at_a_time() -> None:
     per_slice = sweep.SIDE_LOOKED_AT_PER_ROW
     everything = [idempotency(number, number) for number in range(3 * per_slice)]
     keys = SortedKeys(everything)
-    start: bytes | None = b""
+    hold = hold_at(1000, 0)
     gone: list[bytes] = []
-    slices = 0
-    while start is not None:
-        found = sweep.log_slice(keys, hold_at(1000, 0), 0, row_id(7, 0), 1, start)
-        assert found.more is (found.side_next is not None)
+    slices, more = 0, True
+    while more:
+        found = sweep.log_slice(keys, hold, 0, row_id(7, 0), 1)
+        hold.cursor, more = found.cursor, found.more
         gone += found.keys
         slices += 1
-        start = found.side_next
     assert gone == everything[:7]
     assert slices == 4
 
 
 def test_idempotency_rows_above_the_pointer_stay() -> None:
     keys = SortedKeys([idempotency(1, 5)])
-    found = sweep.log_slice(keys, hold_at(4, 0), 0, row_id(99, 0), 10, b"")
+    found = sweep.log_slice(keys, hold_at(4, 0), 0, row_id(99, 0), 10)
     assert found.keys == []
 
 
@@ -113,7 +138,9 @@ def test_a_payload_logs_slice_has_its_rows_and_side_rows() -> None:
     side = side_row_prefix(log, IDEMPOTENCY, b"k" * 16) + row_id(1, 0)
     other = LOG._replace(number=8)
     keys = SortedKeys([*rows(log, 1, 2), side, *rows(other, 1), database_control_key(log)])
-    assert sweep.payload_rows(keys, log, 10) == [*rows(log, 1, 2), side]
+    assert set(sweep.payload_rows(keys, log, 10)) == {*rows(log, 1, 2), side}
+    [first] = sweep.payload_rows(keys, log, 1)
+    assert set(sweep.payload_rows(keys, log, 10, first + b"\0")) == {*rows(log, 1, 2)}
     assert side_row_prefix(log, CONTROL) not in sweep.payload_rows(keys, log, 10)
 
 
