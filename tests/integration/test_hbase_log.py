@@ -52,10 +52,12 @@ async def syncs_counted(server: HBaseServer, report: Path) -> AsyncIterator[None
         *command, "-o", str(report), stderr=asyncio.subprocess.PIPE
     )
     assert tracer.stderr is not None
-    async with asyncio.timeout(DEADLINE_S):
-        # It says how many threads it follows when it has all of them.
-        assert b"attached" in await tracer.stderr.readline()
-        yield
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            # It says how many threads it follows when it has all of them.
+            assert b"attached" in await tracer.stderr.readline()
+            yield
+    finally:
         tracer.send_signal(signal.SIGINT)
         await tracer.communicate()
 
@@ -77,11 +79,11 @@ async def test_rows_and_commits_are_synced(
     async with opened(hbase_server) as store:
         hold = await store.claim(LOGS[0], "a")
         async with syncs_counted(hbase_server, tmp_path / "synced"):
-            for number in range(COMMITS):
+            for number in range(1, COMMITS + 1):
                 await store.append(hold, batch(1000 * number, 5))
         async with syncs_counted(hbase_server, tmp_path / "unsynced"):
             with guards.without("row-sync"):
-                for number in range(COMMITS, 2 * COMMITS):
+                for number in range(COMMITS + 1, 2 * COMMITS + 1):
                     await store.append(hold, batch(1000 * number, 5))
     assert counted(tmp_path / "synced") >= 2 * COMMITS
     assert COMMITS <= counted(tmp_path / "unsynced") < 2 * COMMITS
