@@ -215,6 +215,7 @@ class _Leader:
         self._store = store
         self._holds: dict[tuple[str, int], Hold] = {}
         self._claiming: dict[str, asyncio.Lock] = {}
+        self._keys: dict[str, asyncio.Lock] = {}
         self._last_ms = 0
 
     async def ready(self) -> dict[str, Any]:
@@ -258,14 +259,20 @@ class _Leader:
         key: str | None,
     ) -> dict[str, Any]:
         hold = await self._hold(topic, generation)
-        ids = self._ids(len(payloads))
-        side: list[SideRow] = []
-        if key is not None:
+        if key is None:
+            return await self._append(hold, payloads, pointer, None)
+        # Who asks again while the first is under way waits for its outcome.
+        async with self._keys.setdefault(key, asyncio.Lock()):
             found = await self._store.side(hold.log, IDEMPOTENCY, key.encode())
             if found:
                 return {"done": [found[0].row.hex(), found[0].value.hex(), hold.epoch, True]}
-            ids = self._ids(len(payloads))
-            side = [SideRow(IDEMPOTENCY, key.encode(), ids[0], ids[-1])]
+            return await self._append(hold, payloads, pointer, key)
+
+    async def _append(
+        self, hold: Hold, payloads: list[str], pointer: int | None, key: str | None
+    ) -> dict[str, Any]:
+        ids = self._ids(len(payloads))
+        side = [] if key is None else [SideRow(IDEMPOTENCY, key.encode(), ids[0], ids[-1])]
         segment = Segment(ids, [expand(label) for label in payloads], pointer=pointer)
         await self._store.append(hold, Batch([segment], ids[-1], side))
         return {"done": [ids[0].hex(), ids[-1].hex(), hold.epoch]}
