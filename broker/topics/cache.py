@@ -62,10 +62,25 @@ class PlainEntry:
         if self._encoded is None:
             if self.open and len(self.ids) < CLOSED_ROWS_MIN:
                 return encode_inline_items(self.ids[first:stop], self.payloads[first:stop]).block()
-            self.open = False
-            self._encoded = encode_inline_items(self.ids, self.payloads)
-            self.payloads = []
+            self._encoded = self._encode()
         return self._encoded.block(first, stop)
+
+    def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
+        """Return how far the rows from ``first`` go in about ``bytes_max``; one goes in any case.
+
+        A commit may be as large as a request, and a reply is never made of so much at once.
+        """
+        if self._encoded is None:
+            if self.bytes <= bytes_max:
+                return stop
+            self._encoded = self._encode()
+        return min(stop, self._encoded.stop_within(first, bytes_max))
+
+    def _encode(self) -> EncodedItems:
+        self.open = False
+        encoded = encode_inline_items(self.ids, self.payloads)
+        self.payloads = []
+        return encoded
 
     def release(self) -> None:
         """Let go of what is kept, since nothing will be read from here any more."""

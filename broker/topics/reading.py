@@ -118,8 +118,8 @@ class Reading:
         through = self._through
         for entry, first, stop in cache.runs(self._after, through):
             if isinstance(entry, PlainEntry):
-                self._take_run(entry, first, stop)
-                if self._left <= 0 or self._bytes >= bytes_max:
+                whole = self._take_run(entry, first, stop, bytes_max)
+                if not whole or self._left <= 0 or self._bytes >= bytes_max:
                     return
             else:
                 # Judging may wait for storage, during which entries may go: begin again after it.
@@ -128,7 +128,8 @@ class Reading:
         self._after = max(self._after, through)
         self.ended = True
 
-    def _take_run(self, entry: PlainEntry, first: int, stop: int) -> None:
+    def _take_run(self, entry: PlainEntry, first: int, stop: int, bytes_max: int) -> bool:
+        """Take rows as they are; False if the page is full before the last of them."""
         ids = entry.ids
         bound = oldest_live(self._around.clock.now_ms(), self._topic.ttl_ms)
         if ids[first] == self._start.row and not self._start.inline:
@@ -136,14 +137,16 @@ class Reading:
         first = max(first, bisect_left(ids, bound, 0, stop) if ids[0] < bound else first)
         self._after = ids[stop - 1]
         if first >= stop:
-            return
-        stop = min(stop, first + self._left)
+            return True
+        last = stop
+        stop = entry.stop_within(first, min(stop, first + self._left), bytes_max - self._bytes)
         self._flush()
         block = entry.block(first, stop)
         self._blocks.append(block)
         self._bytes += len(block)
         self._count(stop - first)
         self._after = ids[stop - 1]
+        return stop == last
 
     async def _read_storage(self, bytes_max: int) -> None:
         settings = self._around.settings
@@ -330,11 +333,8 @@ class PollStream:
         self._reading = reading
         self._first = first
         self._source = source
-
-    @property
-    def empty(self) -> bool:
+        self.empty = not first
         """Whether there is no message."""
-        return not self._first
 
     @property
     def ended(self) -> bool:
@@ -352,9 +352,10 @@ class PollStream:
         return self._first
 
     async def blocks(self) -> AsyncIterator[bytes]:
-        """Yield blocks for the wire, without the final zero block."""
-        if self._first:
-            yield self._first
+        """Yield blocks for the wire, without the final zero block. Can be asked for once."""
+        page, self._first = self._first, b""  # A slow reader's stream holds one page, not two.
+        if page:
+            yield page
         while not self._reading.ended:
             page = await self._source.next_page(self._reading)
             if page:
