@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from aiohttp import HttpVersion11, web
 
 from broker.api.incoming import GZIP_WINDOW
-from broker.api.replies import CHUNKED, LAST_CHUNK, Answer, Reply, Stream, chunk_of
+from broker.api.replies import CHUNKED, LAST_CHUNK, Answer, Reply, Stream
 
 GZIP: Final = ("Content-Encoding", "gzip")
 GZIP_BYTES_MIN: Final = 1024
@@ -99,7 +99,7 @@ class Outgoing:
         if reply.chunked and not self._takes_chunks:
             reply = reply.with_body(reply.body, chunked=False)
         body = b"" if self._request.method == "HEAD" else reply.framed
-        await self._write(reply.head + self._tail + body)
+        await self._write(reply.head + self._tail, body)
 
     async def _send_stream(self, stream: Stream) -> None:
         first = await anext(stream.chunks, b"")
@@ -113,8 +113,15 @@ class Outgoing:
             packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
             headers.append(GZIP)
         head = stream.head(*headers) + self._tail
-        async for piece in _packed(first, stream.chunks, packer):
-            await self._write(head + (chunk_of(piece) if self._takes_chunks else piece))
+        pieces = _packed(first, stream.chunks, packer)
+        del (
+            first
+        )  # It is let go once it is sent, though this call lasts as long as the reader likes.
+        async for piece in pieces:
+            if self._takes_chunks:
+                await self._write(head + b"%x\r\n" % len(piece), piece, b"\r\n")
+            else:
+                await self._write(head, piece)
             head = b""
         await self._write(head + (LAST_CHUNK if self._takes_chunks else b""))
 
@@ -122,12 +129,13 @@ class Outgoing:
     def _takes_chunks(self) -> bool:
         return self._request.version >= HttpVersion11
 
-    async def _write(self, data: bytes) -> None:
+    async def _write(self, *parts: bytes) -> None:
         transport = self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client is gone.")
         self.began = True
-        transport.write(data)
+        # Not joined: a large part would be copied, and then be there twice while a reader is slow.
+        transport.writelines(parts)
         if self._request.protocol.writing_paused:
             await self._drain(transport)
 
@@ -147,10 +155,9 @@ class Outgoing:
 
 
 async def _packed(
-    first: bytes, rest: AsyncIterator[bytes], packer: Packer | None
+    piece: bytes, rest: AsyncIterator[bytes], packer: Packer | None
 ) -> AsyncIterator[bytes]:
-    """Yield the pieces of a body that are to be sent, none of them empty."""
-    piece = first
+    """Yield the pieces of a body that are to be sent, none of them empty; ``piece`` is the first."""
     while piece:
         if packer is None:
             yield piece
