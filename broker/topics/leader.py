@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from broker.errors import BrokerError
-from broker.model import PublishRequest, RollbackRange, RowId, Topic
+from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.storage.control import Control
 from broker.storage.ports import Batch, Hold
 from broker.topics.cache import TopicCache
@@ -48,7 +48,12 @@ class TopicLeader:
         self._around = around
         self._notify = committed
         self._lost = lost
-        self.cache = TopicCache(around.cache, hold.control.pointer)
+        # Before a generation's first commit there is nothing that the cache would lack.
+        committed_before = hold.control.has_committed()
+        self._claimed_at = hold.control.pointer
+        self.cache = TopicCache(
+            around.cache, hold.control.pointer if committed_before else ROW_ID_MIN
+        )
         self.writer = LogWriter(
             around, hold, committed=self._committed, lost=lambda _, error: self.end(error)
         )
@@ -65,6 +70,11 @@ class TopicLeader:
     def busy(self) -> bool:
         """Whether anything is under way."""
         return self.messages.busy or self.payloads.busy or bool(self._changing)
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether anything was committed under this hold."""
+        return self.hold.control.pointer > self._claimed_at
 
     def ahead_ms(self) -> int:
         """How far ids lead the clock."""
@@ -179,6 +189,11 @@ class TopicLeader:
         self.payloads.close(error)
         self.cache.close()
         self._lost(self)
+
+    async def quiet(self) -> None:
+        """Wait, after the end, until everything that was sent has its outcome."""
+        await self.payloads.quiet()
+        await self.writer.idle()
 
     async def settled(self) -> list[Write]:
         """Wait until all that was sent has its outcome; return what was certainly not stored.

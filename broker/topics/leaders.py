@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from broker import guards
 from broker.errors import BrokerError, Fenced, NoLeader, OutcomeUnknown, StorageFull
-from broker.leading.claims import claim
+from broker.leading.claims import BACK_OFF_MAX_S, BACK_OFF_S, claim
 from broker.model import RowId, Topic, TopicId, first_row_at
 from broker.storage.control import Deleted, StaleGeneration, State
 from broker.storage.keys import LogId
@@ -145,6 +145,7 @@ class Leaders:
         """Claim a topic and begin with what its former leader did not store."""
         try:
             await self._settle(state, deadline)
+            await self._back_off(state, deadline)
             found, hold = await self._claimed(state, deadline)
         except BrokerError as error:
             _fail(state.carried, error)
@@ -182,6 +183,17 @@ class Leaders:
                 state.carried.append(write)
         state.carried_generation = former.topic.generation
         state.former = None
+
+    async def _back_off(self, state: TopicState, deadline: float) -> None:
+        """Wait before a claim if the last ones were in vain: two nodes must not duel."""
+        if not state.claimed_in_vain:
+            return
+        clock = self.around.clock
+        pause_s = min(BACK_OFF_S * 2**state.claimed_in_vain, BACK_OFF_MAX_S)
+        pause_s *= self._jitter.uniform(0.5, 1.0)
+        if clock.monotonic() + pause_s > deadline:
+            raise NoLeader(f"Nobody leads topic '{state.id}' just now.")
+        await clock.sleep(pause_s)
 
     async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, Hold]:
         topic = state.id
@@ -222,6 +234,7 @@ class Leaders:
 
     def _lost(self, leader: TopicLeader) -> None:
         state = self.state(leader.topic.id)
+        state.claimed_in_vain = 0 if leader.has_committed else min(state.claimed_in_vain + 1, 8)
         if state.leader is leader:
             state.leader = None
             state.former = leader
@@ -230,9 +243,13 @@ class Leaders:
 
     async def _hand_over(self, state: TopicState) -> None:
         """See to it that what a former leader left is taken up or answered."""
-        deadline = self.around.clock.monotonic() + REQUEST_DEADLINE_S
         with state.used():
+            former = state.former
+            if former is not None:
+                # Not under the lock: creating and deleting need not wait for a slow disk.
+                await former.quiet()
             async with state.lock:
+                deadline = self.around.clock.monotonic() + REQUEST_DEADLINE_S
                 try:
                     await self._settle(state, deadline)
                     if state.carried and state.leader is None:

@@ -280,6 +280,11 @@ class StoredPayloads:
         for log in list(self._logs.values()):
             log.writer.close(error)
 
+    async def quiet(self) -> None:
+        """Wait, after the end, until everything that was sent has its outcome."""
+        for log in list(self._logs.values()):
+            await log.writer.idle()
+
     async def settled(self) -> None:
         """Wait until nothing is under way; give what certainly was not stored back to its callers."""
         for log in list(self._logs.values()):

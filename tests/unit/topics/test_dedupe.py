@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker import guards
+from broker.errors import Fenced, IdempotencyKeyReused
+from broker.model import row_id
+from broker.testing.bench import TOPIC, Bench, Gate, settle
+from broker.topics.dedupe import (
+    Answer,
+    AnsweredKeys,
+    decode_answer,
+    encode_answer,
+    key_hash,
+)
+from broker.topics.settings import PublishOptions
+
+WINDOW_MS = 600_000
+K = PublishOptions(key="k")
+
+
+def answer(number: int) -> Answer:
+    return Answer(row_id(number, 0), row_id(number, 1), bytes(32))
+
+
+def test_an_answer_survives_its_encoding() -> None:
+    assert decode_answer(row_id(5, 0), encode_answer(answer(5))) == answer(5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, WINDOW_MS // 2)), max_size=40),
+    st.integers(1, 5),
+)
+def test_a_key_within_its_window_is_known_or_is_looked_up(
+    puts: list[tuple[int, int]], keys_max: int
+) -> None:
+    # The bound is on memory, never on the window.
+    memory = AnsweredKeys(claimed_ms=0, window_ms=WINDOW_MS, keys_max=keys_max)
+    now_ms = 0.0
+    truth: dict[bytes, tuple[float, Answer]] = {}
+    for key_number, passed_ms in puts:
+        now_ms += passed_ms
+        key = key_hash(str(key_number))
+        for known, (at_ms, told) in truth.items():
+            if now_ms - at_ms <= WINDOW_MS:
+                found = memory.get(known, now_ms)
+                assert found == told or (found is None and memory.must_look_up(now_ms))
+        if memory.get(key, now_ms) is None:
+            truth[key] = (now_ms, answer(int(now_ms)))
+            memory.put(key, truth[key][1], now_ms)
+            assert len(memory._answers) <= keys_max
+
+
+def test_after_a_window_without_loss_nothing_is_looked_up() -> None:
+    memory = AnsweredKeys(claimed_ms=0, window_ms=WINDOW_MS, keys_max=10)
+    assert memory.must_look_up(WINDOW_MS)
+    assert not memory.must_look_up(WINDOW_MS + 1)
+
+
+async def test_the_same_key_is_answered_as_before_and_stores_nothing(bench: Bench) -> None:
+    await bench.create()
+    first = await bench.publish(b"a", b"b", options=K)
+    again = await bench.publish(b"a", b"b", options=K)
+    assert again == first._replace(replayed=True)
+    assert await bench.payloads() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("payloads", [[b"b"], [b"a", b""], [b"", b"a"]])
+async def test_another_body_under_the_key_is_refused(bench: Bench, payloads: list[bytes]) -> None:
+    await bench.create()
+    await bench.publish(b"a", options=K)
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(*payloads, options=K)
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(b"a", pointer=3, options=K)
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(b"a", options=K._replace(ttl_s=3))
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_whoever_comes_while_the_key_is_under_way_joins_it(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    one = asyncio.ensure_future(bench.publish(b"a", options=K))
+    await gate.reached.wait()
+    two = asyncio.ensure_future(bench.publish(b"a", options=K))
+    await settle()
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(b"other", options=K)
+    gate.open()
+    assert (await two) == (await one)._replace(replayed=True)
+    assert await bench.payloads() == [b"first", b"a"]
+
+
+async def test_the_work_goes_on_when_the_first_caller_leaves(bench: Bench) -> None:
+    await bench.create()
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    one = asyncio.ensure_future(bench.publish(b"a", options=K))
+    await gate.reached.wait()
+    two = asyncio.ensure_future(bench.publish(b"a", options=K))
+    await settle()
+    one.cancel()
+    await settle()
+    gate.open()
+    assert (await two).replayed
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_a_key_holds_after_a_restart_and_nine_minutes_later(bench: Bench) -> None:
+    await bench.create()
+    first = await bench.publish(b"a", options=K)
+    await bench.pass_ms(9 * 60_000)
+    assert (await bench.publish(b"a", options=K)).replayed
+    bench.restart()
+    assert await bench.publish(b"a", options=K) == first._replace(replayed=True)
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(b"b", options=K)
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_after_its_window_a_key_is_new(bench: Bench) -> None:
+    await bench.create(ttl_s=100_000)
+    await bench.publish(b"a", options=K)
+    await bench.pass_ms(WINDOW_MS + 1)
+    assert not (await bench.publish(b"a", options=K)).replayed
+    await bench.pass_ms(WINDOW_MS + 1)
+    bench.restart()
+    assert not (await bench.publish(b"b", options=K)).replayed
+    assert await bench.payloads() == [b"a", b"a", b"b"]
+
+
+async def test_more_keys_than_memory_holds_are_found_in_storage(bench: Bench) -> None:
+    bench.restart(idempotency_keys_max=3)
+    await bench.create()
+    for number in range(10):
+        await bench.publish(b"%d" % number, options=PublishOptions(key=str(number)))
+    await bench.pass_ms(9 * 60_000)
+    for number in range(10):
+        options = PublishOptions(key=str(number))
+        assert (await bench.publish(b"%d" % number, options=options)).replayed
+    assert len(await bench.poll(None)) == 10
+
+
+async def test_a_fenced_keyed_request_is_stored_once_by_the_next_leader(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    gate = Gate()
+
+    async def fenced(real: object, *arguments: object) -> None:
+        gate.reached.set()
+        await gate.opened.wait()
+        raise Fenced("over")
+
+    bench.store.on("append", fenced)
+    one = asyncio.ensure_future(bench.publish(b"a", options=K))
+    await gate.reached.wait()
+    two = asyncio.ensure_future(bench.publish(b"a", options=K))
+    await settle()
+    gate.open()
+    done = await asyncio.gather(one, two)
+    assert {published.first for published in done} == {done[0].first}
+    assert await bench.payloads() == [b"first", b"a"]
+
+
+async def test_a_key_is_its_topics_and_a_stores_key_its_payload_logs(bench: Bench) -> None:
+    other = TOPIC._replace(topic="other")
+    await bench.create()
+    await bench.create(other)
+    await bench.publish(b"a", options=K)
+    assert not (await bench.publish(b"b", topic=other, options=K)).replayed
+    assert not (await bench.stored(5, b"c", options=K)).replayed
+    assert not (await bench.stored(6, b"d", options=K)).replayed
+    assert (await bench.stored(5, b"c", options=K)).replayed
+
+
+async def test_a_keyed_store_is_repeated_as_it_was_also_after_its_publish(bench: Bench) -> None:
+    await bench.create()
+    first = await bench.stored(5, b"p", options=K)
+    await bench.publish(pointer=5)
+    assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
+    bench.restart()
+    assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
+    assert await bench.payloads() == [b"p"]
+
+
+async def test_a_key_on_a_reference_is_a_key_like_others(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"p")
+    first = await bench.publish(pointer=5, options=K)
+    assert (await bench.publish(pointer=5, options=K)).replayed
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(b"m", options=K)
+    bench.restart()
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(b"m", options=K)
+    assert (await bench.publish(pointer=5, options=K)).first == first.first
+
+
+async def test_a_refused_key_may_be_used_again(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    with pytest.raises(Exception, match="ttl"):
+        await bench.publish(b"a", options=PublishOptions(key="k", ttl_s=10**6))
+    assert not (await bench.publish(b"b", options=K)).replayed
+
+
+async def test_without_its_guard_a_key_does_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    await bench.create()
+    with guards.without("dedupe"):
+        for _ in range(2):
+            await bench.publish(b"a", options=K)
+    assert await bench.payloads() == [b"a", b"a"]

@@ -1,0 +1,625 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from broker.errors import (
+    BadRequest,
+    Fenced,
+    NoLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StorageFull,
+    TopicExists,
+    TopicNotFound,
+    Unavailable,
+)
+from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
+from broker.storage.control import State
+from broker.storage.keys import LogId
+from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
+from broker.topics.browse import BrowseQuery
+from broker.topics.settings import PublishOptions
+
+SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, in_progress=[50])
+
+
+def waiting(bench: Bench, poll: Poll | None = None, wait_s: float = 60) -> asyncio.Task[Any]:
+    return asyncio.ensure_future(bench.topics.poll(TOPIC, poll or Poll(), wait_s=wait_s))
+
+
+async def payloads_of(stream: Any) -> list[bytes]:
+    return [message.payload async for messages in stream.messages() for message in messages]
+
+
+# Topics.
+
+
+async def test_a_topic_is_created_shown_changed_listed_and_deleted(bench: Bench) -> None:
+    await bench.create(ttl_s=5, colour="red")
+    assert (await bench.topics.get(TOPIC)).properties == {"ttl": "5", "colour": "red"}
+    await bench.topics.update(TOPIC, {"ttl": "9"})
+    found = await bench.topics.get(TOPIC)
+    assert (found.properties, found.ttl_s, found.generation) == ({"ttl": "9"}, 9, 1)
+    assert await bench.topics.list("ns") == ["t"]
+    with pytest.raises(TopicExists):
+        await bench.create()
+    await bench.topics.delete(TOPIC)
+    for asked in (
+        bench.topics.get(TOPIC),
+        bench.topics.delete(TOPIC),
+        bench.topics.update(TOPIC, {"ttl": "9"}),
+        bench.publish(b"m"),
+        bench.poll(),
+        bench.stored(5, b"x"),
+        bench.topics.rollback(TOPIC, RollbackRange(5, bytes(10), bytes(10))),
+        bench.topics.stats(TOPIC),
+    ):
+        with pytest.raises(TopicNotFound):
+            await asked
+    assert await bench.topics.list("ns") == []
+    again = await bench.create(ttl_s=7)
+    assert (again.generation, again.properties) == (2, {"ttl": "7"})
+
+
+async def test_topics_are_listed_in_the_order_of_their_row_keys(bench: Bench) -> None:
+    for name in ("aa", "a", "a1", "a-b", "A"):
+        await bench.create(TopicId("ns", name))
+    assert await bench.topics.list("ns") == ["A", "a-b", "a1", "a", "aa"]
+    assert await bench.topics.list("n") == []
+
+
+async def test_names_that_are_no_topics_leave_nothing_behind(bench: Bench) -> None:
+    for number in range(100):
+        with pytest.raises(TopicNotFound):
+            await bench.poll(topic=TopicId("ns", f"no{number}"))
+        with pytest.raises(TopicNotFound):
+            await bench.publish(b"m", topic=TopicId("ns", f"no{number}"))
+    assert not bench.topics.leaders.states
+
+
+@pytest.mark.parametrize("restart", [True, False])
+async def test_a_loop_of_create_and_delete_under_publishing_never_shows_old_rows(
+    bench: Bench, restart: bool
+) -> None:
+    stop = False
+
+    async def publish(pointer: int | None) -> None:
+        while not stop:
+            with contextlib.suppress(TopicNotFound, Fenced, NoLeader):
+                await bench.publish(b"m", pointer=pointer)
+            await bench.pass_ms(0.3)
+
+    publishers = [asyncio.ensure_future(publish(pointer)) for pointer in (None, None, 5)]
+    last = b""
+    for _ in range(20):
+        await bench.create()
+        newest = last
+        for _ in range(5):
+            await bench.pass_ms(1)
+            messages = await bench.poll()
+            # A publish that was on its way when its topic went may land in the next one.
+            assert all(message.id > last for message in messages)
+            newest = max((message.id for message in messages), default=newest)
+        last = newest
+        await bench.topics.delete(TOPIC)
+        if restart:
+            bench.restart()
+    assert last
+    stop = True
+    await asyncio.gather(*publishers)
+
+
+async def test_re_creation_begins_empty_also_after_a_restart(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"old")
+    await bench.stored(5, b"old")
+    await bench.publish(pointer=5)
+    await bench.topics.delete(TOPIC)
+    await bench.create()
+    assert await bench.payloads() == []
+    bench.restart()
+    assert await bench.payloads() == []
+    await bench.publish(pointer=5)
+    await bench.publish(b"new")
+    assert await bench.payloads() == [b"new"]
+
+
+@pytest.mark.parametrize("asked", ["get", "publish", "poll", "create", "store", "update", "delete"])
+async def test_whoever_meets_a_tombstone_under_a_live_record_finishes_the_delete(
+    bench: Bench, asked: str
+) -> None:
+    await bench.create()
+    await bench.publish(b"old")
+    await bench.around.store.tombstone(LogId(TOPIC, 1), "crashed here")
+    bench.restart()
+    calls = {
+        "get": lambda: bench.topics.get(TOPIC),
+        "publish": lambda: bench.publish(b"m"),
+        "poll": bench.poll,
+        "store": lambda: bench.stored(5, b"m"),
+        "update": lambda: bench.topics.update(TOPIC, {"ttl": "1"}),
+        "delete": lambda: bench.topics.delete(TOPIC),
+    }
+    if asked != "create":
+        with pytest.raises(TopicNotFound):
+            await calls[asked]()
+        assert await bench.topics.list("ns") == []
+    assert (await bench.create()).generation == 2
+    assert await bench.payloads() == []
+
+
+async def test_a_delete_whose_record_was_not_written_is_finished_by_the_next_use(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.publish(b"old")
+    put_if = bench.records.put_if
+    broken = True
+
+    async def put(*arguments: Any) -> Any:
+        if broken:
+            raise StorageFull("no space")
+        return await put_if(*arguments)
+
+    bench.records.put_if = put  # type: ignore[method-assign]
+    with pytest.raises(StorageFull):
+        await bench.topics.delete(TOPIC)
+    broken = False
+    with pytest.raises(TopicNotFound):
+        await bench.publish(b"m")
+    assert (await bench.create()).generation == 2
+
+
+async def test_a_read_that_was_under_way_does_not_bring_a_deleted_topic_back(bench: Bench) -> None:
+    await bench.create()
+    bench.restart()
+    gate = Gate()
+    bench.store.on("head", gate.after)
+    reading = asyncio.ensure_future(bench.topics.get(TOPIC))
+    await gate.reached.wait()
+    deleting = asyncio.ensure_future(bench.topics.delete(TOPIC))
+    await settle()
+    gate.open()
+    await asyncio.gather(reading, deleting)
+    with pytest.raises(TopicNotFound):
+        await bench.topics.get(TOPIC)
+
+
+async def test_a_delete_goes_on_without_its_caller(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    gate = Gate()
+    bench.store.on("tombstone", gate.after)
+    deleting = asyncio.ensure_future(bench.topics.delete(TOPIC))
+    await gate.reached.wait()
+    deleting.cancel()
+    gate.open()
+    await settle()
+    assert await bench.topics.list("ns") == []
+
+
+async def test_what_waited_when_its_topic_went_is_refused(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    gates = [Gate(), Gate()]
+    bench.store.on("append", *(gate.before for gate in gates))
+    sent = []
+    for gate, payload in zip(gates, (b"a", b"b"), strict=True):
+        sent.append(asyncio.ensure_future(bench.publish(payload)))
+        await gate.reached.wait()
+    queued = asyncio.ensure_future(bench.publish(b"c"))
+    await settle()
+    await bench.topics.delete(TOPIC)
+    for gate in gates:
+        gate.open()
+    for publishing in (*sent, queued):
+        with pytest.raises(TopicNotFound):
+            await publishing
+
+
+async def test_what_waited_for_a_topic_is_not_put_into_its_next_generation(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    sent = asyncio.ensure_future(bench.publish(b"a"))
+    await gate.reached.wait()
+    deleting = asyncio.ensure_future(bench.topics.delete(TOPIC))
+    await deleting
+    await bench.topics.create(TOPIC, {"ttl": "9", "transactions": "required"})
+    gate.open()
+    with pytest.raises((Fenced, TopicNotFound, BadRequest)):
+        await sent
+    assert await bench.payloads() == []
+
+
+@pytest.mark.parametrize(
+    ("use", "pointer", "is_allowed"),
+    [
+        ("optional", None, True),
+        ("optional", 5, True),
+        ("required", None, False),
+        ("required", 5, True),
+        ("refused", None, True),
+        ("refused", 5, False),
+    ],
+)
+async def test_the_property_transactions_is_enforced(
+    bench: Bench, use: str, pointer: int | None, is_allowed: bool
+) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    await bench.topics.update(TOPIC, {"ttl": "9", "transactions": use})
+    if is_allowed:
+        await bench.publish(b"m", pointer=pointer)
+    else:
+        with pytest.raises(BadRequest):
+            await bench.publish(b"m", pointer=pointer)
+        if pointer is not None:
+            with pytest.raises(BadRequest):
+                await bench.stored(pointer, b"m")
+
+
+async def test_malformed_requests_are_refused(bench: Bench) -> None:
+    await bench.create(ttl_s=10)
+    for asked in (
+        bench.publish(),
+        bench.topics.store(TOPIC, PublishRequest(None, [b"m"])),
+        bench.topics.store(TOPIC, PublishRequest(5, [])),
+        bench.publish(b"m", options=PublishOptions(ttl_s=11)),
+        bench.publish(b"m", options=PublishOptions(ttl_s=0)),
+    ):
+        with pytest.raises(BadRequest):
+            await asked
+    await bench.publish(b"m", options=PublishOptions(ttl_s=10))
+
+
+# Expiry on every reader.
+
+
+@pytest.mark.parametrize("cached", [True, False])
+async def test_all_readers_lose_a_message_at_the_same_millisecond(
+    bench: Bench, cached: bool
+) -> None:
+    await bench.create(ttl_s=10)
+    await bench.stored(5, b"stored")
+    await bench.stored(5, b"stored short", options=PublishOptions(ttl_s=3))
+    await bench.pass_ms(4000)
+    began_ms = bench.clock.now_ms()
+    await bench.publish(b"plain", b"plain")
+    await bench.publish(b"short", options=PublishOptions(ttl_s=2))
+    await bench.publish(b"tx", pointer=7)
+    await bench.publish(pointer=5, options=PublishOptions(ttl_s=6))
+    published_ms = {m.payload: m.timestamp_ms for m in await bench.poll()}
+    lives_ms = {b"plain": 10_000, b"short": 2000, b"tx": 10_000}
+    lives_ms |= {b"stored": 6000, b"stored short": 3000}
+    snapshot = Snapshot(transaction_id=100, read_pointer=100)
+    moments = {published_ms[p] + lives_ms[p] + d for p in lives_ms for d in (0, 1)}
+    for moment in sorted(moments):
+        await bench.pass_ms(moment - bench.clock.now_ms())
+        assert bench.clock.now_ms() == moment
+        alive = {p for p in lives_ms if moment <= published_ms[p] + lives_ms[p]}
+        if not cached:
+            bench.forget_cache()
+        for poll in (Poll(), Poll(snapshot=snapshot), Poll(0), Poll(bytes(20), limit=100)):
+            assert set(await bench.payloads(poll)) == alive, (moment - began_ms, poll)
+        for descending in (True, False):
+            query = BrowseQuery(None, None, 100, descending)
+            page = await bench.topics.browse(TOPIC, query)
+            shown = {entry.payload for entry in page.entries if entry.payload is not None}
+            assert shown == alive
+
+
+async def test_a_ttl_that_changes_applies_to_what_is_there(bench: Bench) -> None:
+    await bench.create(ttl_s=100)
+    await bench.publish(b"m")
+    await bench.pass_ms(50_000)
+    await bench.topics.update(TOPIC, {"ttl": "49"})
+    assert await bench.payloads() == []
+    await bench.topics.update(TOPIC, {"ttl": "51"})
+    assert await bench.payloads() == [b"m"]
+
+
+async def test_the_longest_ttl_works(bench: Bench) -> None:
+    await bench.create(ttl_s=2_147_483_647)
+    await bench.publish(b"m")
+    assert await bench.payloads() == [b"m"]
+
+
+# Waiting.
+
+
+async def test_a_waiting_poll_is_woken_by_the_commit(bench: Bench) -> None:
+    await bench.create()
+    polls = [waiting(bench) for _ in range(3)]
+    await bench.pass_ms(5000)
+    assert bench.topics.waiting_polls == 3
+    before = bench.clock.monotonic()
+    await bench.publish(b"m")
+    for poll in polls:
+        assert await payloads_of(await poll) == [b"m"]
+    assert bench.clock.monotonic() - before < 0.001
+    assert bench.topics.waiting_polls == 0
+
+
+async def test_a_waiting_poll_ends_empty_in_time(bench: Bench) -> None:
+    await bench.create()
+    before = bench.clock.monotonic()
+    stream = await waiting(bench, wait_s=7)
+    assert (stream.empty, stream.ended, stream.blocked_by) == (True, True, None)
+    assert bench.clock.monotonic() - before == pytest.approx(7)
+
+
+async def test_no_wake_up_is_lost_between_the_reading_and_the_waiting(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"old")
+    (old,) = await bench.poll()
+    for call in ("before", "after"):
+        bench.forget_cache()
+        gate = Gate()
+        bench.store.on("scan", getattr(gate, call))
+        poll = waiting(bench, Poll(old.id, inclusive=False))
+        await gate.reached.wait()
+        await bench.publish(call.encode())
+        gate.open()
+        before = bench.clock.monotonic()
+        stream = await poll
+        assert bench.clock.monotonic() - before < 1
+        messages = [m async for ms in stream.messages() for m in ms]
+        assert [m.payload for m in messages] == [call.encode()]
+        old = messages[-1]
+
+
+async def test_what_this_consumer_may_not_see_does_not_end_its_wait(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first", pointer=40)
+    (first,) = await bench.poll()
+    poll = waiting(bench, Poll(first.id, False, None, SNAPSHOT), wait_s=10)
+    await bench.pass_ms(1000)
+    rolled = await bench.publish(b"open", pointer=50)
+    await bench.publish(b"behind", pointer=41)
+    await bench.pass_ms(1000)
+    assert not poll.done()
+    stream = await poll
+    assert (stream.empty, stream.blocked_by) == (True, 50)
+    # What holds a consumer may be rolled back while it waits.
+    poll = waiting(bench, Poll(first.id, False, None, SNAPSHOT), wait_s=10)
+    await bench.pass_ms(1000)
+    await bench.topics.rollback(TOPIC, RollbackRange(50, rolled.first, rolled.last))
+    before = bench.clock.monotonic()
+    assert await payloads_of(await poll) == [b"behind"]
+    assert bench.clock.monotonic() - before < 1
+
+
+async def test_who_is_blocked_at_once_says_by_what(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"a")
+    await bench.publish(pointer=50)
+    stream = await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT))
+    assert await payloads_of(stream) == [b"a"]
+    assert stream.blocked_by == 50
+
+
+async def test_a_waiting_poll_ends_with_its_topic(bench: Bench) -> None:
+    await bench.create()
+    poll = waiting(bench)
+    await bench.pass_ms(1000)
+    await bench.topics.delete(TOPIC)
+    await bench.create()
+    before = bench.clock.monotonic()
+    assert (await poll).empty
+    assert bench.clock.monotonic() - before < 1
+
+
+async def test_a_drain_answers_whoever_waits_and_lets_nobody_wait(bench: Bench) -> None:
+    await bench.create()
+    poll = waiting(bench)
+    await bench.pass_ms(1000)
+    before = bench.clock.monotonic()
+    bench.topics.begin_drain()
+    assert (await poll).empty
+    assert (await waiting(bench)).empty
+    assert bench.clock.monotonic() == before
+    await bench.publish(b"still taken")
+
+
+async def test_waiting_polls_are_bounded(bench: Bench) -> None:
+    bench.restart(waiting_polls_max=2)
+    await bench.create()
+    polls = [waiting(bench, wait_s=5) for _ in range(2)]
+    await bench.pass_ms(1)
+    with pytest.raises(Overloaded):
+        await waiting(bench)
+    assert await bench.payloads() == []
+    for poll in polls:
+        await poll
+    assert (await waiting(bench, wait_s=1)).empty
+
+
+async def test_a_waiting_poll_survives_a_change_of_leaders(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"a")
+    (a,) = await bench.poll()
+    poll = waiting(bench, Poll(a.id, inclusive=False))
+    await bench.pass_ms(1000)
+    bench.leader().end(NoLeader("over"))
+    await bench.pass_ms(1000)
+    await bench.publish(b"b")
+    assert await payloads_of(await poll) == [b"b"]
+
+
+async def test_a_stream_goes_on_while_its_topic_is_deleted_and_made_anew(bench: Bench) -> None:
+    bench.restart(page_rows_max=2, cache_bytes_max=0)
+    await bench.create()
+    await bench.publish(*(b"%d" % number for number in range(10)))
+    stream = await bench.topics.poll(TOPIC, Poll())
+    got: list[bytes] = []
+    async for messages in stream.messages():
+        got += [message.payload for message in messages]
+        if len(got) == 2:
+            await bench.topics.delete(TOPIC)
+        if len(got) == 4:
+            await bench.create()
+            await bench.publish(b"new")
+    assert got == [b"%d" % number for number in range(len(got))], "a prefix, never another log"
+
+
+# Leading.
+
+
+async def test_a_claim_of_unknown_outcome_is_followed_by_another(bench: Bench) -> None:
+    await bench.create()
+    bench.store.on(
+        "claim",
+        failing(OutcomeUnknown("lost")),
+        done_but(OutcomeUnknown("lost")),
+        failing(Fenced("x")),
+    )
+    await bench.publish(b"m")
+    assert bench.leader().epoch == 2
+    assert await bench.payloads() == [b"m"]
+
+
+async def test_a_claim_that_never_succeeds_ends_at_the_deadline(bench: Bench) -> None:
+    await bench.create()
+    bench.store.on("claim", *[failing(Unavailable("down"))] * 1000)
+    deadline = bench.clock.monotonic() + 5
+    with pytest.raises(NoLeader) as caught:
+        await bench.publish(b"m", options=PublishOptions(deadline=deadline))
+    assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
+    assert bench.clock.monotonic() <= deadline
+
+
+async def test_a_log_of_a_newer_generation_than_its_record_is_no_endless_loop(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.around.store.claim(LogId(TOPIC, 7), "from the future")
+    with pytest.raises(NoLeader):
+        await bench.publish(b"m", options=PublishOptions(deadline=bench.clock.monotonic() + 2))
+
+
+async def test_closing_hands_every_log_off_and_leads_nothing_after(bench: Bench) -> None:
+    others = [TopicId("ns", f"t{number}") for number in range(5)]
+    for topic in others:
+        await bench.create(topic)
+        await bench.publish(b"m", topic=topic)
+    await bench.topics.close()
+    for topic in others:
+        control = await bench.around.store.head(LogId(topic, 1))
+        assert control is not None
+        assert (control.owner, len(control.ranges)) == ("", 1)
+    with pytest.raises(NoLeader):
+        await bench.publish(b"late", topic=others[0])
+    assert await bench.payloads(topic=others[0]) == [b"m"]
+
+
+async def test_closing_finishes_what_is_under_way_and_one_bad_log_stops_nothing(
+    bench: Bench,
+) -> None:
+    other = TopicId("ns", "other")
+    await bench.create()
+    await bench.create(other)
+    await bench.publish(b"m")
+    await bench.publish(b"m", topic=other)
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    last = asyncio.ensure_future(bench.publish(b"last"))
+    await gate.reached.wait()
+    bench.store.on("release", failing(OutcomeUnknown("lost")))
+    closing = asyncio.ensure_future(bench.topics.close())
+    await settle()
+    assert not closing.done()
+    gate.open()
+    await asyncio.gather(last, closing)
+    bench.restart()
+    assert await bench.payloads() == [b"m", b"last"]
+
+
+async def test_idle_topics_are_handed_off_and_forgotten_and_come_back(bench: Bench) -> None:
+    bench.restart(topics_in_use_max=10)
+    topics = [TopicId("ns", f"t{number}") for number in range(100)]
+    for topic in topics:
+        await bench.create(topic)
+        await bench.publish(b"m", topic=topic)
+        await settle()
+    assert len(bench.topics.leaders.states) < 40
+    control = await bench.around.store.head(LogId(topics[0], 1))
+    assert control is not None
+    assert control.owner == ""
+    for topic in topics:
+        await bench.publish(b"n", topic=topic)
+    for topic in topics:
+        assert await bench.payloads(topic=topic) == [b"m", b"n"]
+    control = await bench.around.store.head(LogId(topics[0], 1))
+    assert control is not None
+    assert len(control.ranges) == 1, "after a handoff the range goes on"
+
+
+async def test_who_waits_keeps_its_topic_in_use(bench: Bench) -> None:
+    await bench.create()
+    poll = waiting(bench)
+    await bench.pass_ms(10)
+    for _ in range(3):
+        await bench.topics.forget_idle()
+    await bench.publish(b"m")
+    assert await payloads_of(await poll) == [b"m"]
+
+
+async def test_a_publish_while_its_topic_is_let_go_is_stored(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"a")
+    await bench.topics.forget_idle()
+    gate = Gate()
+    bench.store.on("release", gate.before)
+    forgetting = asyncio.ensure_future(bench.topics.forget_idle())
+    await gate.reached.wait()
+    publishing = asyncio.ensure_future(bench.publish(b"b"))
+    await settle()
+    gate.open()
+    await asyncio.gather(forgetting, publishing)
+    assert await bench.payloads() == [b"a", b"b"]
+
+
+async def test_ids_rise_over_generations_restarts_and_clocks_that_step_back(bench: Bench) -> None:
+    seen: list[bytes] = []
+    for number in range(12):
+        await bench.create(ttl_s=10**8)
+        for _ in range(3):
+            published = await bench.publish(b"a", b"b")
+            seen += [published.first, published.last]
+            bench.clock.step(-10_000 if number % 3 else 3_600_000)
+        if number % 2:
+            bench.restart()
+        await bench.topics.delete(TOPIC)
+    assert seen == sorted(set(seen))
+
+
+async def test_publishing_goes_on_after_the_clock_stepped_back_an_hour(bench: Bench) -> None:
+    await bench.create(ttl_s=10**8)
+    await bench.publish(b"a")
+    bench.clock.step(-3_600_000)
+    before = bench.clock.monotonic()
+    for _ in range(50):
+        await bench.publish(b"b")
+    assert bench.clock.monotonic() - before < 1
+    assert (await bench.topics.stats(TOPIC)).ids_ahead_ms > 3_000_000
+
+
+async def test_stats_tell_what_is_there(bench: Bench) -> None:
+    await bench.create()
+    empty = await bench.topics.stats(TOPIC)
+    assert (empty.messages, empty.first, empty.last, empty.open_payload_logs) == (0, None, None, 0)
+    first = await bench.publish(b"ab", b"c")
+    await bench.stored(5, b"x")
+    last = await bench.publish(pointer=6)
+    stats = await bench.topics.stats(TOPIC)
+    assert (stats.messages, stats.messages_exact, stats.bytes) == (3, True, 3)
+    assert (stats.first, stats.last) == (first.first + bytes(10), last.first + bytes(10))
+    assert stats.open_payload_logs == 1
+    assert stats.publish_per_s > 0
+    assert (await bench.around.store.head(LogId(TOPIC, 1, 5))).state is State.OPEN  # type: ignore[union-attr]

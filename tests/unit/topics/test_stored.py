@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from broker import guards
+from broker.errors import (
+    BadRequest,
+    Fenced,
+    OutcomeUnknown,
+    PayloadsSealed,
+    StorageFull,
+    TransactionTooOld,
+    Unavailable,
+)
+from broker.model import Poll, RollbackRange, Snapshot
+from broker.storage.control import State
+from broker.storage.keys import LogId
+from broker.testing.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
+from broker.topics.settings import PublishOptions
+
+LOG = LogId(TOPIC, 1, 5)
+
+
+async def state_of(bench: Bench, number: int = 5) -> State:
+    control = await bench.around.store.head(LOG._replace(number=number))
+    assert control is not None
+    return control.state
+
+
+async def test_stored_payloads_are_seen_when_their_reference_is(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a", b"b")
+    await bench.publish(b"m")
+    await bench.stored(5, b"c")
+    assert await bench.payloads() == [b"m"]
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"m", b"a", b"b", b"c"]
+
+
+async def test_the_reference_seals_first_and_is_marked_after(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    await bench.publish(pointer=5)
+    await settle()
+    order = [c for c in bench.store.calls if c in {"seal", "append", "mark_published"}]
+    assert order == ["append", "seal", "append", "mark_published"]
+    assert await state_of(bench) is State.PUBLISHED
+
+
+@pytest.mark.parametrize("stores", [[], [b"a"]])
+async def test_after_its_publish_nothing_is_stored(bench: Bench, stores: list[bytes]) -> None:
+    await bench.create()
+    if stores:
+        await bench.stored(5, *stores)
+    await bench.publish(pointer=5)
+    for _ in range(2):
+        with pytest.raises(PayloadsSealed):
+            await bench.stored(5, b"late")
+        bench.restart()
+    assert await bench.payloads() == stores
+
+
+async def test_the_same_reference_twice_delivers_once_and_answers_as_before(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    first = await bench.publish(pointer=5)
+    again = await bench.publish(pointer=5)
+    await settle()
+    marked = await bench.publish(pointer=5)
+    bench.restart()
+    restarted = await bench.publish(pointer=5)
+    assert {p[:3] for p in (first, again, marked, restarted)} == {first[:3]}
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_two_at_once_are_one(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    one, two = await asyncio.gather(bench.publish(pointer=5), bench.publish(pointer=5))
+    assert one == two
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_sealed_then_crashed_appends_it_the_second_time(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    await bench.publish(b"m")
+    bench.store.on("append", failing(OutcomeUnknown("crashed")))
+    with pytest.raises(OutcomeUnknown):
+        await bench.publish(pointer=5)
+    assert await state_of(bench) is State.SEALED
+    with pytest.raises(PayloadsSealed):
+        await bench.stored(5, b"late")
+    bench.restart()
+    await bench.publish(b"n")
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"m", b"n", b"a"]
+
+
+@pytest.mark.parametrize("restart", [True, False])
+async def test_appended_then_crashed_is_found_the_second_time(bench: Bench, restart: bool) -> None:
+    bench.restart(page_rows_max=2)
+    await bench.create()
+    await bench.stored(5, b"a")
+    for _ in range(5):
+        await bench.publish(b"m")
+    bench.store.on("append", done_but(OutcomeUnknown("the answer was lost")))
+    with pytest.raises(OutcomeUnknown):
+        await bench.publish(pointer=5)
+    for _ in range(5):
+        await bench.publish(b"n")
+    if restart:
+        bench.restart()
+    again = await bench.publish(pointer=5)
+    assert again.replayed
+    assert await bench.payloads() == [*[b"m"] * 5, b"a", *[b"n"] * 5]
+    assert (await bench.poll())[5].id[:10] == again.first
+
+
+async def test_a_reference_that_found_no_room_is_published_the_second_time(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    bench.around.queue.bytes_max = -1
+    with pytest.raises(Exception, match="wait"):
+        await bench.publish(pointer=5)
+    bench.around.queue.bytes_max = 1 << 20
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_a_store_at_the_time_of_the_publish_is_in_it_or_refused(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    early = asyncio.ensure_future(bench.stored(5, b"early"))
+    await gate.reached.wait()
+    publishing = asyncio.ensure_future(bench.publish(pointer=5))
+    await settle()
+    late = asyncio.ensure_future(bench.stored(5, b"late"))
+    await settle()
+    assert not late.done()
+    gate.open()
+    await early
+    await publishing
+    with pytest.raises(PayloadsSealed):
+        await late
+    assert await bench.payloads() == [b"a", b"early"]
+
+
+async def test_a_store_waits_for_a_publish_that_fails_before_its_seal(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+
+    async def refused(real: object, *arguments: object) -> None:
+        gate.reached.set()
+        await gate.opened.wait()
+        raise Unavailable("not sent")
+
+    bench.store.on("seal", refused)
+    publishing = asyncio.ensure_future(bench.publish(pointer=5))
+    await gate.reached.wait()
+    storing = asyncio.ensure_future(bench.stored(5, b"b"))
+    await settle()
+    gate.open()
+    with pytest.raises(Unavailable):
+        await publishing
+    await storing
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"a", b"b"]
+
+
+async def test_a_keyed_store_that_comes_behind_the_seal_is_refused_and_leading_goes_on(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    leader = bench.leader()
+    gate = Gate()
+    bench.store.on("side", gate.before)
+    late = asyncio.ensure_future(bench.stored(5, b"late", options=PublishOptions(key="k")))
+    await gate.reached.wait()
+    await bench.publish(pointer=5)
+    gate.open()
+    with pytest.raises(PayloadsSealed):
+        await late
+    assert bench.leader() is leader
+
+
+async def test_the_caller_may_leave_a_publish_half_way(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+    bench.store.on("seal", gate.after)
+    publishing = asyncio.ensure_future(bench.publish(pointer=5))
+    await gate.reached.wait()
+    publishing.cancel()
+    gate.open()
+    await settle()
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_a_store_is_acknowledged_only_while_the_topic_is_led(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+    bench.store.on("append", gate.after)
+    storing = asyncio.ensure_future(bench.stored(5, b"b"))
+    await gate.reached.wait()
+    await bench.around.store.claim(LogId(TOPIC, 1), "another")
+    gate.open()
+    with pytest.raises(OutcomeUnknown):
+        await storing
+    await bench.publish(b"m")
+
+
+async def test_a_check_that_cannot_be_made_is_an_unknown_outcome(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    bench.store.on("head", failing(Unavailable("no answer")))
+    with pytest.raises(OutcomeUnknown):
+        await bench.stored(5, b"b")
+
+
+async def test_stores_share_checks_that_were_begun_after_their_commits(bench: Bench) -> None:
+    await bench.create()
+    for number in (5, 6, 7):
+        await bench.stored(number, b"a")
+    before = bench.store.calls.count("head")
+    await asyncio.gather(*(bench.stored(number, b"b") for number in (5, 6, 7)))
+    assert bench.store.calls.count("head") - before == 1
+
+
+async def test_a_fenced_store_is_done_by_the_next_leader(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    old = bench.leader()
+    bench.store.on("append", failing(Fenced("over")))
+    await bench.stored(5, b"b")
+    assert bench.leader() is not old
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"a", b"b"]
+
+
+async def test_a_failed_seal_gives_the_topic_up_and_may_be_repeated(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    old = bench.leader()
+    bench.store.on("seal", done_but(StorageFull("full", outcome="unknown")))
+    with pytest.raises(StorageFull):
+        await bench.publish(pointer=5)
+    await bench.publish(pointer=5)
+    assert bench.leader() is not old
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_open_payload_logs_are_bounded_and_those_in_use_stay(bench: Bench) -> None:
+    bench.restart(payload_logs_open_max=2)
+    await bench.create()
+    gate = Gate()
+    await bench.stored(5, b"a")
+    bench.store.on("side", gate.before)
+    slow = asyncio.ensure_future(bench.stored(5, b"slow", options=PublishOptions(key="k")))
+    await gate.reached.wait()
+    kept = bench.leader().payloads._logs[5]
+    for number in range(6, 16):
+        await bench.stored(number, b"x")
+    assert bench.leader().payloads._logs[5] is kept
+    gate.open()
+    await slow
+    for number in range(16, 26):
+        await bench.stored(number, b"x")
+    assert len(bench.leader().payloads._logs) == 2
+    for number in range(5, 26):
+        await bench.publish(pointer=number)
+    assert await bench.payloads() == [b"a", b"slow", *[b"x"] * 20]
+
+
+async def test_payload_ids_rise_though_their_log_was_forgotten_and_the_clock_steps_back(
+    bench: Bench,
+) -> None:
+    bench.restart(payload_logs_open_max=1)
+    await bench.create(ttl_s=10**6)
+    for number in range(6):
+        await bench.stored(5, b"%d" % number)
+        await bench.stored(6, b"x")
+        bench.clock.step(-3_600_000)
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"%d" % number for number in range(6)]
+
+
+async def test_a_reference_that_shows_no_seal_is_read_again_and_then_refused(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    await bench.publish(pointer=5)
+    stale = 3
+
+    async def old_answer(real: Hook, log: LogId, *arguments: object, **named: object) -> Any:
+        nonlocal stale
+        page = await real(log, *arguments, **named)
+        if log.number is not None and stale:
+            stale -= 1
+            return page._replace(control=None, rows=[])
+        return page
+
+    bench.forget_cache()
+    bench.store.on("scan", *[old_answer] * 20)
+    assert await bench.payloads() == [b"a"]
+    stale = 100
+    bench.store.on("scan", *[old_answer] * 20)
+    with pytest.raises(Unavailable):
+        await bench.poll()
+
+
+async def test_without_its_guard_a_store_changes_what_was_published(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    await bench.create()
+    await bench.stored(5, b"a")
+    with guards.without("seal-first"):
+        await bench.publish(pointer=5)
+        assert await bench.payloads() == [b"a"]
+        await bench.stored(5, b"late")
+        assert await bench.payloads() == [b"a", b"late"]
+
+
+# Rolling back.
+
+
+async def test_a_rolled_back_reference_is_seen_without_a_snapshot_alone(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    done = await bench.publish(pointer=5)
+    assert await bench.topics.rollback(TOPIC, RollbackRange(5, done.first, done.last)) == 1
+    snapshot = Snapshot(transaction_id=100, read_pointer=100)
+    for _ in range(2):
+        assert await bench.payloads() == [b"a"]
+        assert await bench.payloads(Poll(snapshot=snapshot)) == []
+        bench.restart()
+    with pytest.raises(PayloadsSealed):
+        await bench.stored(5, b"late")
+
+
+async def test_a_rollback_after_a_takeover_finds_the_rows(bench: Bench) -> None:
+    await bench.create()
+    done = await bench.publish(b"a", b"b", pointer=7)
+    bench.restart()
+    assert await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last)) == 2
+    assert await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last)) == 2
+
+
+async def test_a_fenced_rollback_is_redone_under_a_claim(bench: Bench) -> None:
+    await bench.create()
+    done = await bench.publish(b"a", pointer=7)
+    bench.store.on("negate", failing(Fenced("over")))
+    assert await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last)) == 1
+    snapshot = Snapshot(transaction_id=100, read_pointer=100)
+    assert await bench.payloads(Poll(snapshot=snapshot)) == []
+
+
+async def test_a_rollback_goes_on_without_its_caller(bench: Bench) -> None:
+    # Else storage would say one thing and the cache another.
+    await bench.create()
+    done = await bench.publish(b"a", pointer=7)
+    gate = Gate()
+    bench.store.on("negate", gate.after)
+    rolling = asyncio.ensure_future(
+        bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last))
+    )
+    await gate.reached.wait()
+    rolling.cancel()
+    gate.open()
+    await settle()
+    snapshot = Snapshot(transaction_id=100, read_pointer=100)
+    assert await bench.payloads(Poll(snapshot=snapshot)) == []
+    bench.forget_cache()
+    assert await bench.payloads(Poll(snapshot=snapshot)) == []
+
+
+async def test_a_negative_pointer_rolls_nothing_forward(bench: Bench) -> None:
+    await bench.create()
+    done = await bench.publish(b"a", pointer=7)
+    await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last))
+    with pytest.raises(BadRequest):
+        await bench.topics.rollback(TOPIC, RollbackRange(-7, done.first, done.last))
+    for asked in (
+        bench.publish(b"x", pointer=-7),
+        bench.publish(pointer=-7),
+        bench.stored(-7, b"x"),
+    ):
+        with pytest.raises(BadRequest):
+            await asked
+    snapshot = Snapshot(transaction_id=100, read_pointer=100)
+    assert await bench.payloads(Poll(snapshot=snapshot)) == []
+
+
+async def test_a_transaction_past_its_longest_life_is_refused(bench: Bench) -> None:
+    bench.restart(transaction_life_max_s=90_000)
+    await bench.create()
+    now_ms = bench.clock.now_ms()
+    young = (now_ms - 90_000_000 + 1) * 1_000_000
+    old = (now_ms - 90_000_000) * 1_000_000
+    await bench.publish(b"a", pointer=young)
+    await bench.stored(young, b"b")
+    for asked in (
+        bench.publish(b"a", pointer=old),
+        bench.publish(pointer=old),
+        bench.stored(old, b"b"),
+    ):
+        with pytest.raises(TransactionTooOld):
+            await asked
