@@ -1,0 +1,180 @@
+"""Clients that mean no good, all at once: memory stays under a stated figure and publishing goes on."""
+
+import asyncio
+import gzip
+import resource
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.model import Poll, PublishRequest
+from broker.testing.process import BrokerProcess
+from broker.testing.serving import Answered, RawHttp, topic_path
+from broker.wire import avro
+
+IDLE = 10_000
+SLOW_READERS = 1_000
+BOMBS = 20
+ENDLESS_HEADS = 500
+PEAK_BYTES_MAX = 768 * 1024 * 1024
+"""What a node may need at most in all of this; the documentation says the same."""
+FILES_NEEDED = IDLE + SLOW_READERS + ENDLESS_HEADS + 500
+DEADLINE_S = 60.0
+
+AVRO = "Content-Type: avro/binary"
+MESSAGE = avro.encode_publish_request(PublishRequest(None, [b"x" * 256]))
+POLL = avro.encode_poll(Poll())
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "Host: x", *headers, f"Content-Length: {len(body)}"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FILES_NEEDED:
+        pytest.skip(f"the limit of open files is {hard}; {FILES_NEEDED} are needed")
+    wanted = max(soft, FILES_NEEDED)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture
+async def broker(many_files: None, tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    with BrokerProcess(tmp_path / "data") as process:
+        async with RawHttp(process.port) as raw:
+            await raw.send(request("PUT", topic_path("t")))
+            assert (await raw.reply()).status == 200
+            big = avro.encode_publish_request(PublishRequest(None, [b"y" * 4000] * 5000))
+            await raw.send(request("POST", topic_path("t", "publish"), big, AVRO))
+            assert (await raw.reply()).status == 200
+        yield process
+
+
+class Publisher:
+    """Publishes one message after the other, and remembers how long each took."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.times_ms: list[float] = []
+        self.progress = asyncio.Event()
+
+    async def run(self) -> None:
+        publish = request("POST", topic_path("other", "publish"), MESSAGE, AVRO)
+        async with RawHttp(self._port) as raw:
+            await raw.send(request("PUT", topic_path("other")))
+            assert (await raw.reply()).status == 200
+            while True:
+                began = time.perf_counter()
+                await raw.send(publish)
+                assert (await raw.reply()).status == 200
+                self.times_ms.append((time.perf_counter() - began) * 1000)
+                self.progress.set()
+
+    async def goes_on(self, count: int = 20) -> str:
+        """Wait for some more publishes; return how long they took."""
+        before = len(self.times_ms)
+        async with asyncio.timeout(DEADLINE_S):
+            while len(self.times_ms) < before + count:
+                self.progress.clear()
+                await self.progress.wait()
+        times = self.times_ms[before:]
+        return f"p50 {statistics.median(times):.1f} ms, p99 {sorted(times)[-1 - len(times) // 100]:.1f} ms"
+
+
+@asynccontextmanager
+async def publishing(port: int) -> AsyncIterator[Publisher]:
+    publisher = Publisher(port)
+    task = asyncio.create_task(publisher.run())
+    try:
+        yield publisher
+    finally:
+        task.cancel()
+        (ended,) = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(ended, asyncio.CancelledError), ended
+
+
+def memory(pid: int, name: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {name} of process {pid}")
+
+
+async def in_groups(count: int, act: Callable[[], Awaitable[Any]], group: int = 200) -> list[Any]:
+    done: list[Any] = []
+    while len(done) < count:
+        done += await asyncio.gather(*(act() for _ in range(min(group, count - len(done)))))
+    return done
+
+
+async def idle(stack: AsyncExitStack, port: int) -> None:
+    raw = await stack.enter_async_context(RawHttp(port))
+    await raw.send(request("GET", "/ping"))
+    assert (await raw.reply()).status == 200
+
+
+async def slow_reader(stack: AsyncExitStack, port: int) -> None:
+    raw = await stack.enter_async_context(RawHttp(port, receive_buffer=4096))
+    await raw.send(request("POST", topic_path("t", "poll"), POLL, AVRO))
+    assert await raw.line() == b"HTTP/1.1 200 OK\r\n"
+
+
+async def bomb(port: int, body: bytes) -> Answered:
+    async with RawHttp(port) as raw:
+        headers = (AVRO, "Content-Encoding: gzip")
+        await raw.send(request("POST", topic_path("t", "publish"), body, *headers))
+        return await raw.reply()
+
+
+async def endless_head(stack: AsyncExitStack, port: int) -> bool:
+    """Send headers as long as the broker takes them; return whether it refused."""
+    raw = await stack.enter_async_context(RawHttp(port))
+    try:
+        await raw.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n")
+        for number in range(5000):
+            await raw.send(b"X-%d: " % number + b"z" * 1000 + b"\r\n")
+            await asyncio.sleep(0)
+    except ConnectionError:
+        return True
+    return await raw.line() in (b"", b"HTTP/1.1 400 Bad Request\r\n")
+
+
+async def test_everything_at_once(
+    broker: BrokerProcess, record_testsuite_property: Callable[[str, object], None]
+) -> None:
+    port = broker.port
+    told: dict[str, str] = {}
+
+    def tell(what: str, times: str) -> None:
+        resident = memory(broker.pid, "VmRSS") >> 20
+        told[what] = f"{resident} MiB; publishing {times}"
+        record_testsuite_property(what, told[what])
+
+    async with publishing(port) as publisher, AsyncExitStack() as stack:
+        tell("nothing else", await publisher.goes_on())
+        await in_groups(IDLE, lambda: idle(stack, port))
+        tell(f"{IDLE} idle connections", await publisher.goes_on())
+        await in_groups(SLOW_READERS, lambda: slow_reader(stack, port))
+        tell(f"{SLOW_READERS} slow readers", await publisher.goes_on())
+        packed = gzip.compress(bytes(512 << 20))
+        for reply in await in_groups(BOMBS, lambda: bomb(port, packed), group=5):
+            assert reply.status == 413, reply
+        tell(f"{BOMBS} gzip bombs", await publisher.goes_on())
+        refused = await in_groups(ENDLESS_HEADS, lambda: endless_head(stack, port), group=100)
+        assert all(refused)
+        tell(f"{ENDLESS_HEADS} endless heads", await publisher.goes_on())
+    peak = memory(broker.pid, "VmHWM")
+    told["peak"] = f"{peak >> 20} MiB"
+    assert peak < PEAK_BYTES_MAX, told
+    print("\n" + "\n".join(f"{what}: {figure}" for what, figure in told.items()))  # noqa: T201
