@@ -31,8 +31,12 @@ PLANS = {
     "storm": Plan(bias=Bias(late_write=0.12, again=0.12, lie=0.1, partial_put=0.1)),
     "moves": Plan(bias=Bias(move=0.3), kill=0.3),
     "clocks": Plan(step_clock=0.6, one_instance=True, bias=Bias(late_write=0.1, again=0.15)),
-    "edits": Plan(bias=Bias(again=0.3, late_ms=60.0), take_over=0.1, kill=0.05),
+    "edits": Plan(bias=Bias(again=0.5, late_ms=60.0), take_over=0.02, kill=0.02, second_node=0.05),
+    "late": Plan(
+        bias=Bias(late_write=0.3, partial_put=0.3, late_ms=60.0), take_over=0.02, second_node=0.05
+    ),
     "deletes": Plan(delete=0.25),
+    "keys": Plan(keyed=0.7, kill=0.9, take_over=0.0, nemesis_steps=10),
 }
 
 
@@ -70,6 +74,36 @@ def explore(seed: int, plan: str = "usual") -> Outcome:
     return Outcome(seed, plan, checkers.check(calls), happened, calls)
 
 
+class Summary(NamedTuple):
+    """Many runs: what happened in all of them, and those in which something was wrong."""
+
+    runs: int
+    happened: Counter[str]
+    bad: list[tuple[str, list[str]]]
+    """(the command that repeats the run, what was found)."""
+
+
+def explore_many(seeds: range, plan: str) -> Summary:
+    """Make a run for each seed. Top-level, so that other processes can do it."""
+    happened: Counter[str] = Counter()
+    bad = []
+    for seed in seeds:
+        outcome = explore(seed, plan)
+        happened += outcome.happened
+        if not outcome.verdict.is_valid:
+            found = [f"{name}: {detail}" for name, detail in outcome.verdict.violations]
+            bad.append((outcome.command, found or ["too little happened to tell"]))
+    return Summary(len(seeds), happened, bad)
+
+
+def find(violation: str, seeds: range, plan: str) -> int | None:
+    """Return the first seed whose run shows a violation of this name."""
+    for seed in seeds:
+        if violation in explore(seed, plan).verdict.names:
+            return seed
+    return None
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Repeat runs by seed and print what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m broker.testing.exploration")
@@ -81,21 +115,15 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ["BROKER_TESTING"] = "1"
     for name in chosen.without:
         guards.switch_off(name)
-    total: Counter[str] = Counter()
-    bad = 0
-    for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        outcome = explore(seed, chosen.plan)
-        total += outcome.happened
-        if not outcome.verdict.is_valid:
-            bad += 1
-            _print(f"seed {seed}: {sorted(outcome.verdict.names) or 'too little happened'}")
-            if chosen.runs == 1:
-                for violation in outcome.verdict.violations:
-                    _print(f"  {violation.name}: {violation.detail}")
-    _print(
-        f"{chosen.runs} runs, {bad} bad; " + ", ".join(f"{n} {c}" for n, c in sorted(total.items()))
-    )
-    return 1 if bad else 0
+    seeds = range(chosen.seed, chosen.seed + chosen.runs)
+    summary = explore_many(seeds, chosen.plan)
+    for command, found in summary.bad:
+        _print(command)
+        for line in found:
+            _print(f"  {line}")
+    counts = ", ".join(f"{name} {number}" for name, number in sorted(summary.happened.items()))
+    _print(f"{summary.runs} runs, {len(summary.bad)} bad; {counts}")
+    return 1 if summary.bad else 0
 
 
 def _print(line: str) -> None:

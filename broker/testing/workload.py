@@ -52,6 +52,8 @@ class Plan:
     requests: int = 5
     """Requests of each publisher."""
     pause_ms: float = 6.0
+    keyed: float = 0.15
+    """The share of requests that are publishes under a key."""
     nemesis_steps: int = 6
     take_over: float = 0.35
     kill: float = 0.2
@@ -140,14 +142,14 @@ class Workload:
         for _ in range(self.plan.requests):
             await self._pause(self.plan.pause_ms)
             draw = self.chance.random()
-            if draw < 0.16:
-                await self._roll_back(name)
-            elif draw < 0.26:
-                await self._store_and_refer(name)
-            elif draw < 0.30:
-                await self._raise_floor(name)
-            elif draw < 0.45:
+            if draw < self.plan.keyed:
                 await self._publish_keyed(name)
+            elif draw < self.plan.keyed + 0.16:
+                await self._roll_back(name)
+            elif draw < self.plan.keyed + 0.26:
+                await self._store_and_refer(name)
+            elif draw < self.plan.keyed + 0.30:
+                await self._raise_floor(name)
             else:
                 await self._publish_some(name)
 
