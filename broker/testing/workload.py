@@ -351,7 +351,7 @@ class Workload:
                 continue
             rows = [row for row in rows + page.rows if row.id >= control.floor]
             after, shown = page.seen, state
-            ending.ok(_told(rows, page, control))
+            ending.ok(_told(rows, page, generation))
 
     async def _read(
         self, name: str, after: RowId, through: RowId, *, rows_max: int, reverse: bool = False
@@ -368,7 +368,7 @@ class Workload:
         except (BrokerError, NodeDied) as error:
             ending.fail(str(error))
             return None
-        ending.ok(_told(page.rows, page, page.control))
+        ending.ok(_told(page.rows, page, generation))
         return page
 
     async def _read_payloads(self, name: str, node: Node, row: Row) -> None:
@@ -443,8 +443,13 @@ def _asked(after: RowId, through: RowId, generation: int) -> dict[str, Any]:
     return {"after": after.hex(), "through": through.hex(), "generation": generation}
 
 
-def _told(rows: list[Row], page: Rows, control: Control | None) -> dict[str, Any]:
-    is_there = control is not None and control.state is not State.DELETED
+def _told(rows: list[Row], page: Rows, generation: int) -> dict[str, Any]:
+    control = page.control
+    is_there = (
+        control is not None
+        and control.generation == generation
+        and control.state is not State.DELETED
+    )
     return {
         "rows": [
             [row.id.hex(), None if row.payload is None else row.payload.decode(), row.pointer]
