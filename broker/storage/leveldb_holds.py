@@ -59,6 +59,7 @@ class HeldLog:
         "key",
         "log",
         "prefix",
+        "rows",
         "stored",
         "topic_hold",
     )
@@ -74,6 +75,9 @@ class HeldLog:
         self.stored = stored
         self.topic_hold = topic_hold
         self.done = False
+        self.rows = 0
+        """Appended under this hold less those swept, roughly: what LevelDB has in memory is in no
+        estimate of its own."""
         self.cursor = SweepCursor()
 
     @property

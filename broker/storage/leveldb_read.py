@@ -189,7 +189,12 @@ class Reader:
         """
         after, through = window
         control = self.head(database_control_key(log))
-        if control is None or control.generation != log.generation:
+        if (
+            control is None
+            or control.generation != log.generation
+            or control.state is State.DROPPED
+        ):
+            # Of what is dropped some rows may be gone already, so none is shown.
             return Rows([], control, more=False, seen=after)
         if guards.holds("commit-pointer"):
             through = min(through, control.pointer)
@@ -253,9 +258,13 @@ class Reader:
         sampled = sum(len(row.payload or b"") + _ROW_OVERHEAD_BYTES for row in page.rows)
         if not page.more or not page.rows:
             return Estimate(len(page.rows), sampled)
+        row_bytes = sampled / len(page.rows)
         prefix = database_prefix(log)
-        size = max(self._database.approximate_bytes(prefix, prefix_end(prefix)), sampled)
-        return Estimate(size * len(page.rows) // sampled, size)
+        on_disk = self._database.approximate_bytes(prefix, prefix_end(prefix)) / row_bytes
+        hold = self._holds.current(database_control_key(log))
+        appended = 0 if hold is None else hold.rows
+        rows = max(int(on_disk), appended, len(page.rows))
+        return Estimate(rows, int(rows * row_bytes))
 
 
 _ROW_OVERHEAD_BYTES = 40

@@ -8,6 +8,7 @@ a call adds to a write stands in leveldb_changes.py, what counts when reading in
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -106,7 +107,9 @@ class LevelDBStore:
         self._sweeper.shutdown()
         self._database.close()
         if self._writer.failure is None:
-            files.mark_closed(self.directory)
+            # On a full disk the note is left out: the next start then knows as much as after a crash.
+            with contextlib.suppress(OSError):
+                files.mark_closed(self.directory)
         self._lock.close()
 
     async def _read(self, function: Callable[[], T]) -> T:
@@ -240,6 +243,7 @@ class LevelDBStore:
         slice_ = await self._search(find)
         await self._remove(slice_.keys, held)
         held.cursor = slice_.cursor
+        held.rows -= slice_.rows
         return Swept(slice_.rows, slice_.more)
 
     async def sweep_payloads(self, topic_hold: Hold, number: int, rows_max: int) -> Swept:
