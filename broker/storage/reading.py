@@ -160,9 +160,10 @@ class LogReader:
         if (
             control is None
             or control.generation != log.generation
-            or control.state is State.DELETED
+            or control.state in {State.DELETED, State.DROPPED}
             or not control.has_committed()
         ):
+            # Of what is dropped some rows may be gone already, so none is shown.
             return Rows([], control, more=False, seen=after)
         last = min(through, control.pointer) if guards.holds("commit-pointer") else through
         first = max(row_after(after), control.floor)

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from broker.model import RowId
+from broker.model import ROW_ID_MIN, RowId, row_before
 from broker.storage.ports import Batch, Row, Segment
 from broker.wire.blocks import EncodedItems, encode_inline_items
 
@@ -169,6 +169,8 @@ class TopicCache:
         self._closed = False
         self.after = pointer
         self.pointer = pointer
+        self.floor = ROW_ID_MIN
+        """Rows below are not read any more, as storage does not give them out either."""
 
     def add(self, batch: Batch) -> None:
         """Add a batch that was just committed."""
@@ -227,6 +229,7 @@ class TopicCache:
 
         The caller takes each run before the next await: entries may go in between.
         """
+        after = max(after, row_before(self.floor))
         index = max(bisect_right(self._firsts, after, self._gone) - 1, self._gone)
         while index < len(self._entries):
             entry = self._entries[index]

@@ -160,6 +160,7 @@ class TopicLeader:
         """Raise the floor, which never passes the pointer."""
         if min(floor, self.hold.control.pointer) > self.hold.control.floor:
             await self.guarded(self._around.store.raise_floor(self.hold, floor))
+            self.cache.floor = self.hold.control.floor
 
     async def drop_payloads(self, number: int, may_drop: Callable[[Control], bool]) -> bool:
         """Declare that a payload log's rows may go; False if that may not be, looked at now."""

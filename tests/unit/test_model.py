@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import BadName, BadRequest
+from broker.model import (
+    POINTER_MAX,
+    ROW_ID_MAX,
+    ROW_ID_MIN,
+    TIMESTAMP_MAX_MS,
+    Message,
+    Snapshot,
+    Topic,
+    TopicId,
+    TransactionUse,
+    check_namespace,
+    check_topic,
+    first_row_at,
+    message_id_from_hex,
+    row_after,
+    row_before,
+    row_id,
+    timestamp_of,
+    unpack_row_id,
+)
+
+parts = st.tuples(st.integers(0, TIMESTAMP_MAX_MS), st.integers(0, 0xFFFF))
+
+
+@given(parts, parts)
+def test_row_ids_sort_as_their_parts(one: tuple[int, int], two: tuple[int, int]) -> None:
+    assert (row_id(*one) < row_id(*two)) is (one < two)
+    assert unpack_row_id(row_id(*one)) == one
+    assert timestamp_of(row_id(*one) + row_id(*two)) == one[0]
+
+
+@given(parts)
+def test_before_and_after_are_neighbours(part: tuple[int, int]) -> None:
+    row = row_id(*part)
+    if row > ROW_ID_MIN:
+        assert row_after(row_before(row)) == row
+    if row < ROW_ID_MAX:
+        assert row_before(row_after(row)) == row
+
+
+def test_the_ends_have_no_neighbours_beyond() -> None:
+    assert row_before(ROW_ID_MIN) == ROW_ID_MIN
+    assert row_after(ROW_ID_MAX) == ROW_ID_MAX
+    assert row_after(b"\xff" * 10) == ROW_ID_MAX
+
+
+@given(st.integers())
+def test_the_first_row_of_a_time_is_clamped(time_ms: int) -> None:
+    clamped = min(max(time_ms, 0), TIMESTAMP_MAX_MS)
+    assert unpack_row_id(first_row_at(time_ms)) == (clamped, 0)
+
+
+def test_the_vector_of_the_original() -> None:
+    identifier = row_id(1_480_000_000_000, 1) + ROW_ID_MIN
+    assert identifier.hex() == "0000015896dfd000000100000000000000000000"
+    assert message_id_from_hex(identifier.hex()) == identifier
+    assert Message(identifier, b"").timestamp_ms == 1_480_000_000_000
+
+
+@pytest.mark.parametrize("text", ["", "00", "zz" * 20, "0" * 39, "0" * 42, " " * 40, "0 " * 20])
+def test_what_is_no_message_id_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest):
+        message_id_from_hex(text)
+
+
+@pytest.mark.parametrize("name", ["a", "A_9", "_", "x" * 1000])
+def test_names_of_letters_digits_and_underscores(name: str) -> None:
+    assert check_namespace(name) == name
+    assert check_topic(name, name + "-") == TopicId(name, name + "-")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "ä", "a/b", "a\n", "a.b", "٣"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(BadName):
+        check_namespace(name)
+    with pytest.raises(BadName):
+        check_topic("ns", name)
+    with pytest.raises(BadName):
+        check_topic(name + "-", "t")
+
+
+def test_a_topic_says_its_name_and_its_life() -> None:
+    topic = Topic(TopicId("ns", "t"), 1, {}, 2_147_483_647, TransactionUse.OPTIONAL)
+    assert str(topic.id) == "ns:t"
+    assert topic.ttl_ms == 2_147_483_647_000
+
+
+pointers = st.integers(1, 60)
+lists = st.lists(pointers, max_size=8)
+
+
+@given(lists, lists, lists, pointers, pointers, st.sampled_from(list(Snapshot.Visibility)))
+def test_a_snapshot_sees_what_the_naive_rules_say(
+    invalids: list[int],
+    in_progress: list[int],
+    checkpoints: list[int],
+    read_pointer: int,
+    own: int,
+    visibility: Snapshot.Visibility,
+) -> None:
+    snapshot = Snapshot(
+        transaction_id=own,
+        read_pointer=read_pointer,
+        invalids=invalids,
+        in_progress=in_progress,
+        checkpoint_pointers=checkpoints,
+        visibility=visibility,
+    )
+    assert snapshot.write_pointer == own
+    for pointer in range(1, 61):
+        committed = pointer <= read_pointer and pointer not in {*invalids, *in_progress}
+        mine = pointer == own or pointer in checkpoints
+        hidden = (
+            visibility is Snapshot.Visibility.SNAPSHOT_EXCLUDE_CURRENT
+            and pointer == snapshot.write_pointer
+        )
+        assert snapshot.is_visible(pointer) is (committed or (mine and not hidden))
+        assert snapshot.is_invalid(pointer) is (pointer in invalids)
+
+
+def test_snapshots_are_equal_by_their_parts_and_no_keys() -> None:
+    one = Snapshot(transaction_id=1, read_pointer=1, invalids=[3, 2])
+    assert one == Snapshot(transaction_id=1, read_pointer=1, invalids=[2, 3])
+    assert one != Snapshot(transaction_id=1, read_pointer=2, invalids=[2, 3])
+    assert one != object()
+    assert one.first_short_in_progress == POINTER_MAX
+    assert "read_pointer=1" in repr(one)
+    with pytest.raises(TypeError):
+        hash(one)

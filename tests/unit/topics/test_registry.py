@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import OutcomeUnknown, StorageCorrupt, StorageFull, TopicExists, TopicNotFound
+from broker.model import TopicId
+from broker.storage.memory import MemoryRecordStore
+from broker.testing.clock import VirtualLoop, simulate
+from broker.topics.registry import TopicRegistry, record_key
+
+TOPIC = TopicId("ns", "t")
+PROPERTIES = {"ttl": "5"}
+
+
+class Unsure(MemoryRecordStore):
+    """Its puts end in OutcomeUnknown where ``plan`` says so: done, not done, or fine."""
+
+    def __init__(self, plan: list[str]) -> None:
+        super().__init__()
+        self.plan = list(plan)
+
+    async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
+        fate = self.plan.pop(0) if self.plan else "fine"
+        if fate == "not done":
+            raise OutcomeUnknown("the answer was lost")
+        version = await super().put_if(key, expected, value)
+        if fate == "done":
+            raise OutcomeUnknown("the answer was lost")
+        return version
+
+
+plans = st.lists(st.sampled_from(["done", "not done", "fine"]), max_size=7)
+
+
+@given(plans)
+def test_puts_of_unknown_outcome_are_resolved_by_their_token(plan: list[str]) -> None:
+    async def main(_: VirtualLoop) -> None:
+        registry = TopicRegistry(Unsure(plan))
+        created = await registry.create(TOPIC, PROPERTIES)
+        assert created.generation == 1
+        changed = await registry.update(TOPIC, {"ttl": "6"})
+        assert changed.ttl_s == 6
+        await registry.delete(TOPIC, 1)
+        with pytest.raises(TopicNotFound):
+            await registry.get(TOPIC)
+        again = await registry.create(TOPIC, PROPERTIES)
+        assert again.generation == 2
+
+    simulate(main)
+
+
+async def test_puts_that_never_end_are_unknown() -> None:
+    registry = TopicRegistry(Unsure(["not done"] * 100))
+    with pytest.raises(OutcomeUnknown):
+        await registry.create(TOPIC, PROPERTIES)
+
+
+async def test_after_a_failed_put_the_record_is_read_again() -> None:
+    records = MemoryRecordStore()
+    registry = TopicRegistry(records)
+    await registry.create(TOPIC, PROPERTIES)
+    put_if = records.put_if
+
+    async def full(*arguments: Any) -> Any:
+        await put_if(*arguments)
+        raise StorageFull("no space", outcome="unknown")
+
+    records.put_if = full  # type: ignore[method-assign]
+    with pytest.raises(StorageFull):
+        await registry.update(TOPIC, {"ttl": "6"})
+    assert (await registry.get(TOPIC)).ttl_s == 6
+
+
+async def test_two_registries_do_not_create_the_same_generation() -> None:
+    records = MemoryRecordStore()
+    one, two = TopicRegistry(records), TopicRegistry(records)
+    await one.create(TOPIC, PROPERTIES)
+    with pytest.raises(TopicExists):
+        await two.create(TOPIC, PROPERTIES)
+    await two.delete(TOPIC, 1)
+    assert (await one.create(TOPIC, PROPERTIES)).generation == 2
+
+
+async def test_deleting_what_is_gone_or_superseded_is_fine() -> None:
+    registry = TopicRegistry(MemoryRecordStore())
+    await registry.delete(TOPIC, 1)
+    await registry.create(TOPIC, PROPERTIES)
+    await registry.delete(TOPIC, 1)
+    await registry.delete(TOPIC, 1)
+    await registry.create(TOPIC, PROPERTIES)
+    await registry.delete(TOPIC, 1)
+    assert (await registry.get(TOPIC)).generation == 2
+
+
+async def test_a_record_that_does_not_decode_is_corrupt() -> None:
+    records = MemoryRecordStore()
+    await records.put_if(record_key(TOPIC), None, b"{")
+    with pytest.raises(StorageCorrupt):
+        await TopicRegistry(records).get(TOPIC)
+
+
+async def test_what_is_remembered_is_bounded() -> None:
+    registry = TopicRegistry(MemoryRecordStore(), cached_max=3)
+    topics = [TopicId("ns", f"t{number}") for number in range(10)]
+    for topic in topics:
+        await registry.create(topic, PROPERTIES)
+    assert sum(registry.cached(topic) is not None for topic in topics) == 3
+    for topic in topics:
+        assert (await registry.get(topic)).generation == 1
+    assert len(await registry.all()) == 10
