@@ -86,7 +86,7 @@ class StorageConfig:
 
     data_dir: Path = key(Path("data"), "Folder of the LevelDB database; made if it is missing.")
     block_cache_bytes: int = key(32 * _MIB, "LevelDB's cache of uncompressed blocks.", least=0)
-    write_buffer_bytes: int = key(16 * _MIB, "LevelDB's table in memory.", least=65_536)
+    write_buffer_bytes: int = key(64 * _MIB, "LevelDB's table in memory.", least=65_536)
     open_files_max: int = key(1_000, "Table files that LevelDB keeps open.", least=64)
     probe_interval_s: float = key(
         1.0, "After a failed write: how often a probe asks whether writing works again.", least=0.01

@@ -205,6 +205,7 @@ async def open_store(
     options = Options(
         write_buffer_bytes=storage.write_buffer_bytes,
         cache_bytes=storage.block_cache_bytes,
+        open_files_max=storage.open_files_max,
         probe_interval_s=storage.probe_interval_s,
     )
 
