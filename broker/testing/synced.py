@@ -30,19 +30,8 @@ _SYNCS = frozenset({"fsync", "fdatasync"})
 
 def traced(trace: Path, command: list[str]) -> list[str]:
     """Return the command that runs ``command`` and writes its trace to a file."""
-    return [
-        "strace",
-        "-f",
-        "-y",
-        "-s",
-        "0",
-        "-qq",
-        "-e",
-        f"trace={TRACED}",
-        "-o",
-        str(trace),
-        *command,
-    ]
+    options = ["--seccomp-bpf", "-f", "-y", "-s", "0", "-qq", "-e", f"trace={TRACED}"]
+    return ["strace", *options, "-o", str(trace), *command]
 
 
 @dataclass(slots=True)

@@ -74,5 +74,6 @@ def test_a_cut_copy_has_the_synced_bytes_alone(tmp_path: Path) -> None:
 
 def test_the_command_is_traced_with_its_children(tmp_path: Path) -> None:
     command = traced(tmp_path / "trace", ["program", "argument"])
-    assert command[:2] == ["strace", "-f"]
+    assert command[0] == "strace"
+    assert "-f" in command
     assert command[-2:] == ["program", "argument"]
