@@ -107,6 +107,11 @@ class MixedEntry:
         """Return rows ``first`` to ``stop`` (exclusive)."""
         return self._rows[first:stop]
 
+    def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
+        """Return how far the rows from ``first`` go in about ``bytes_max``; one goes in any case."""
+        rows = bytes_max * len(self.ids) // self.bytes
+        return min(stop, first + max(rows, 1))
+
     def release(self) -> None:
         """Let go of what is kept, since nothing will be read from here any more."""
         self.ids, self._rows = [], []

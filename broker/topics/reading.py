@@ -123,6 +123,7 @@ class Reading:
                     return
             else:
                 # Judging may wait for storage, during which entries may go: begin again after it.
+                stop = entry.stop_within(first, stop, bytes_max - self._bytes)
                 await self._take_rows(entry.rows(first, stop), bytes_max)
                 return
         self._after = max(self._after, through)

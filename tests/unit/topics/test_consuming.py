@@ -286,6 +286,17 @@ async def test_a_large_reply_comes_in_pages(bench: Bench) -> None:
         bench.forget_cache()
 
 
+@pytest.mark.parametrize("pointer", [None, 7])
+async def test_one_large_commit_is_no_large_page(bench: Bench, pointer: int | None) -> None:
+    await bench.create()
+    await bench.publish(*[bytes(1000)] * 5000, pointer=pointer)
+    for _ in range(2):
+        stream = await bench.topics.poll(TOPIC, Poll())
+        assert max([len(block) async for block in stream.blocks()]) < 600_000
+        assert len(await bench.poll()) == 5000
+        bench.forget_cache()
+
+
 async def test_reading_goes_on_in_storage_when_the_cache_lets_go_meanwhile(bench: Bench) -> None:
     await bench.create()
     payload = bytes(100_000)
