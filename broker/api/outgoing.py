@@ -16,8 +16,7 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Final, Protocol
 
-from aiohttp import HttpVersion11, web
-
+from broker.api.connection import Exchange
 from broker.api.incoming import GZIP_WINDOW
 from broker.api.replies import CHUNKED, LAST_CHUNK, Answer, Reply, Stream
 
@@ -44,37 +43,38 @@ class ReaderStalled(ConnectionError):
     """The client took nothing of its reply for too long."""
 
 
+def send_at_once(exchange: Exchange, reply: Reply, tail: bytes) -> bool:
+    """Send a small reply that needs no work; False, and nothing is sent, if it is another.
+
+    Most replies are such; what makes sending difficult begins with Outgoing.
+    """
+    connection = exchange.connection
+    transport = connection.transport
+    if (
+        len(reply.body) >= GZIP_BYTES_MIN
+        or reply.chunked
+        or transport is None
+        or transport.is_closing()
+        or connection.writing_paused
+        or exchange.method == "HEAD"
+    ):
+        return False
+    transport.write(reply.head + tail + reply.body)
+    return True
+
+
 class Outgoing:
     """Where one answer goes. ``tail`` is the part of the head that only this request knows."""
 
-    __slots__ = ("_request", "_stall_s", "_tail", "began")
+    __slots__ = ("_exchange", "_stall_s", "_tail", "began")
 
-    def __init__(self, request: web.BaseRequest, tail: bytes, stall_s: float) -> None:
-        """Send to the client of ``request``; ``stall_s`` bounds a reader's standstill."""
-        self._request = request
+    def __init__(self, exchange: Exchange, tail: bytes, stall_s: float) -> None:
+        """Send to the client of ``exchange``; ``stall_s`` bounds a reader's standstill."""
+        self._exchange = exchange
         self._tail = tail
         self._stall_s = stall_s
         self.began = False
         """Whether something was sent: then no other answer can be."""
-
-    def send_at_once(self, reply: Reply) -> bool:
-        """Send a small reply that needs no work; False, and nothing is sent, if it is another.
-
-        Most replies are such; what makes sending difficult begins with ``send``.
-        """
-        request = self._request
-        transport = request.transport
-        if (
-            len(reply.body) >= GZIP_BYTES_MIN
-            or reply.chunked
-            or transport is None
-            or transport.is_closing()
-            or request.protocol.writing_paused
-            or request.method == "HEAD"
-        ):
-            return False
-        transport.write(reply.head + self._tail + reply.body)
-        return True
 
     async def send(self, answer: Answer) -> None:
         """Send an answer whole.
@@ -92,13 +92,13 @@ class Outgoing:
             await answer.chunks.aclose()
 
     async def _send_reply(self, reply: Reply) -> None:
-        if len(reply.body) >= GZIP_BYTES_MIN and accepts_gzip(self._request.headers):
+        if len(reply.body) >= GZIP_BYTES_MIN and accepts_gzip(self._exchange.headers):
             packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
             body = await _pack(packer, reply.body, zlib.Z_FINISH)
             reply = reply.with_body(body, GZIP, chunked=reply.chunked)
         if reply.chunked and not self._takes_chunks:
             reply = reply.with_body(reply.body, chunked=False)
-        body = b"" if self._request.method == "HEAD" else reply.framed
+        body = b"" if self._exchange.method == "HEAD" else reply.framed
         await self._write(reply.head + self._tail, body)
 
     async def _send_stream(self, stream: Stream) -> None:
@@ -108,7 +108,7 @@ class Outgoing:
         if (
             stream.compressible
             and len(first) >= GZIP_BYTES_MIN
-            and accepts_gzip(self._request.headers)
+            and accepts_gzip(self._exchange.headers)
         ):
             packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
             headers.append(GZIP)
@@ -127,21 +127,21 @@ class Outgoing:
 
     @property
     def _takes_chunks(self) -> bool:
-        return self._request.version >= HttpVersion11
+        return self._exchange.takes_chunks
 
     async def _write(self, *parts: bytes) -> None:
-        transport = self._request.transport
+        transport = self._exchange.connection.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client is gone.")
         self.began = True
         # Not joined: a large part would be copied, and then be there twice while a reader is slow.
         transport.writelines(parts)
-        if self._request.protocol.writing_paused:
+        if self._exchange.connection.writing_paused:
             await self._drain(transport)
 
     async def _drain(self, transport: asyncio.Transport) -> None:
         """Wait until the reader has taken most of what was written."""
-        drained = asyncio.ensure_future(self._request.writer.drain())
+        drained = asyncio.ensure_future(self._exchange.writer.drain())
         left = transport.get_write_buffer_size()
         try:
             while not (await asyncio.wait((drained,), timeout=self._stall_s))[0]:

@@ -15,13 +15,13 @@ import re
 import secrets
 from email.utils import formatdate
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
 from broker import logs
-from broker.api.connection import SENT, SENT_LAST, Connection, Listener
+from broker.api.connection import SENT, SENT_LAST, Exchange, Listener
 from broker.api.dispatch import Dispatch
 from broker.api.incoming import BodyReader
-from broker.api.outgoing import Outgoing
+from broker.api.outgoing import Outgoing, send_at_once
 from broker.api.replies import Answer, Reply
 from broker.api.request import Request
 from broker.clock import Clock
@@ -128,77 +128,73 @@ class Shell:
 
     # One request.
 
-    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        connection = request.protocol
-        assert isinstance(connection, Connection), "a listener makes its connections itself"
+    async def _serve(self, exchange: Exchange) -> web.StreamResponse:
+        connection = exchange.connection
         listener = connection.listener
         listener.request_began(connection)
         try:
-            return await self._answer(request, connection)
+            identifier = exchange.headers.get(REQUEST_ID)
+            if identifier is None or not _GIVEN_ID.fullmatch(identifier):
+                identifier = f"{self._id_prefix}-{next(self._ids)}"
+            answer = await self._answer(exchange, identifier)
+            if isinstance(answer, Reply):
+                stays_open = exchange.keep_alive and not answer.close
+            else:
+                stays_open = exchange.keep_alive and exchange.takes_chunks
+            if listener.draining or not exchange.content.is_eof():
+                stays_open = False
+            tail = self._tail(exchange, identifier, stays_open)
+            if not isinstance(answer, Reply) or not send_at_once(exchange, answer, tail):
+                out = Outgoing(exchange, tail, self._stall_s)
+                stays_open = await self._send(out, exchange, answer, identifier) and stays_open
+            return SENT if stays_open else SENT_LAST
         finally:
             listener.request_ended(connection)
 
-    async def _answer(self, request: web.BaseRequest, connection: Connection) -> web.StreamResponse:
-        headers, content = request.headers, request.content
-        path, query_string = _target(request)
-        identifier = headers.get(REQUEST_ID)
-        if identifier is None or not _GIVEN_ID.fullmatch(identifier):
-            identifier = f"{self._id_prefix}-{next(self._ids)}"
-        answer: Answer
+    async def _answer(self, exchange: Exchange, identifier: str) -> Answer:
+        headers = exchange.headers
+        path, query_string = _target(exchange)
         try:
-            found = self._dispatch.router.find(request.method, path)
-            body = self._bodies.ready(content, headers)
+            found = self._dispatch.router.find(exchange.method, path)
+            body = self._bodies.ready(exchange.content, headers)
             if body is None:
-                self._say_continue(request)
-                body = await self._bodies.read(content, headers)
+                self._say_continue(exchange)
+                body = await self._bodies.read(exchange.content, headers)
         except BrokerError as error:
-            answer = self._dispatch.refuse(error, path, headers)
-        else:
-            values = Request(
-                request.method,
-                path,
-                query_string,
-                headers,
-                body,
-                identifier=identifier,
-                names=found.names,
-                deadline=self._clock.monotonic() + self._deadline_s,
-                abandoned=connection.abandoned,
-            )
-            try:
-                answer = await self._dispatch.answer(found, values)
-            finally:
-                self._bodies.budget.held -= len(body)
-        return await self._send(request, answer, identifier, connection.listener)
+            return self._dispatch.refuse(error, path, headers)
+        request = Request(
+            exchange.method,
+            path,
+            query_string,
+            headers,
+            body,
+            identifier=identifier,
+            names=found.names,
+            deadline=self._clock.monotonic() + self._deadline_s,
+            abandoned=exchange.connection.abandoned,
+        )
+        try:
+            return await self._dispatch.answer(found, request)
+        finally:
+            self._bodies.budget.held -= len(body)
 
     async def _send(
-        self, request: web.BaseRequest, answer: Answer, identifier: str, listener: Listener
-    ) -> web.StreamResponse:
-        if isinstance(answer, Reply):
-            may_stay = not answer.close
-        else:
-            may_stay = request.version >= HttpVersion11
-        stays_open = (
-            may_stay and request.keep_alive and not listener.draining and request.content.is_eof()
-        )
-        tail = self._tail(request, identifier, stays_open)
-        out = Outgoing(request, tail, self._stall_s)
-        if isinstance(answer, Reply) and out.send_at_once(answer):
-            return SENT if stays_open else SENT_LAST
+        self, out: Outgoing, exchange: Exchange, answer: Answer, identifier: str
+    ) -> bool:
+        """Send what takes more than one write; return whether the connection can be used again."""
         try:
             await out.send(answer)
         except ConnectionError:
             raise
         except Exception as error:  # noqa: BLE001 - The maker of a stream may raise anything.
+            reply = self._dispatch.failure(error, exchange.headers, identifier)
+            # Once the status is out, the missing end tells the reader that this is not all.
             if not out.began:
-                await out.send(self._dispatch.failure(error, request.headers, identifier))
-                return SENT_LAST
-            # The status is out. The missing end tells the reader that this is not all.
-            self._dispatch.failure(error, request.headers, identifier)
-            return SENT_LAST
-        return SENT if stays_open else SENT_LAST
+                await out.send(reply)
+            return False
+        return True
 
-    def _tail(self, request: web.BaseRequest, identifier: str, stays_open: bool) -> bytes:
+    def _tail(self, exchange: Exchange, identifier: str, stays_open: bool) -> bytes:
         """Return the end of a reply's head: what differs from request to request."""
         now_s = int(self._loop.time())
         if now_s != self._date_of_s:
@@ -206,24 +202,25 @@ class Shell:
             self._date = f"Date: {formatdate(self._clock.now_ms() / 1000, usegmt=True)}\r\n"
         if not stays_open:
             connection = "Connection: close\r\n\r\n"
-        elif request.version >= HttpVersion11:
+        elif exchange.takes_chunks:
             connection = "\r\n"
         else:
             connection = "Connection: keep-alive\r\n\r\n"
         return f"{REQUEST_ID}: {identifier}\r\n{self._date}{connection}".encode("ascii")
 
     @staticmethod
-    def _say_continue(request: web.BaseRequest) -> None:
+    def _say_continue(exchange: Exchange) -> None:
         """Tell a client that waits for it that its body may come."""
-        expected = request.headers.get("Expect", "").lower()
-        if expected == "100-continue" and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        transport = exchange.connection.transport
+        expected = exchange.headers.get("Expect", "").lower()
+        if expected == "100-continue" and transport is not None:
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-def _target(request: web.BaseRequest) -> tuple[str, str]:
+def _target(exchange: Exchange) -> tuple[str, str]:
     """Return a request's raw path and its raw query; a proxy's form of them is understood."""
-    target = request.raw_path
+    target = exchange.path
     if target[:1] != "/":
-        target = request.rel_url.raw_path_qs
+        target = exchange.message.url.raw_path_qs
     path, _, query_string = target.partition("?")
     return path, query_string
