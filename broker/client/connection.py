@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
                 error = outcomes.never_sent("the server closes the connection")
                 answer.set_exception(error)
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()  # What is not yet sent is of no use to anyone.
 
     # --- What the loop calls ----------------------------------------------------------------------
 
