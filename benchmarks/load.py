@@ -2,7 +2,8 @@
 
 It must not be what limits the rate. A connection sends a prepared request, and on the last byte of the
 answer the next; an empty answer that arrives in one piece, which nearly all are, is recognized by three
-looks at its bytes, any other goes through httptools. Every answer's status is checked.
+looks at its bytes, any other goes through httptools, and of large
+chunked ones only the framing is looked at. Every answer's status is checked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing_extensions import override
 
 HOST = "127.0.0.1"
 _LAST_ANSWERS_S = 30.0
+_SKIM_BYTES = 1 << 20
+_HEAD_END = b"\r\n\r\n"
 
 
 class LoadFailed(Exception):
@@ -107,6 +110,87 @@ class Wire(asyncio.Protocol):
             self.failed(LoadFailed(f"status {status}: {self.body[:300]!r}"))
 
 
+class Skimmer(asyncio.BufferedProtocol):
+    """A connection for large chunked answers: it looks at the framing and skips the bytes between.
+
+    Bytes are received into one buffer and copied nowhere else::
+
+        head CRLF CRLF | size CRLF bytes CRLF | size CRLF bytes CRLF | 0 CRLF CRLF
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray(_SKIM_BYTES)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        self._skip = 0
+        self._in_head = True
+        self._size = 0
+        self._transport: asyncio.Transport | None = None
+        self._waiting: asyncio.Future[int] | None = None
+
+    async def exchange(self, request: bytes) -> int:
+        """Send a request and return the size of the answer's body. Raises LoadFailed."""
+        assert self._transport is not None, "not connected"
+        self._waiting = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return await self._waiting
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.close()
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._failed(f"the server closed the connection ({exc})")
+
+    @override
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._filled :]
+
+    @override
+    def buffer_updated(self, nbytes: int) -> None:
+        end, at = self._filled + nbytes, 0
+        while True:
+            if self._skip:
+                step = min(self._skip, end - at)
+                self._skip -= step
+                at += step
+            if at == end:
+                break
+            line_end = self._buffer.find(_HEAD_END if self._in_head else b"\r\n", at, end)
+            if line_end < 0:
+                break
+            at = self._framing(at, line_end)
+        self._buffer[: end - at] = self._buffer[at:end]
+        self._filled = end - at
+
+    def _framing(self, at: int, end: int) -> int:
+        """Take a head or a chunk's size; return the place after it."""
+        if self._in_head:
+            head = bytes(self._buffer[at:end])
+            if head[9:12] != b"200" or b"chunked" not in head.lower():
+                self._failed(f"not a chunked answer: {head!r}")
+            self._in_head = False
+            return end + len(_HEAD_END)
+        size = int(self._buffer[at:end], 16)
+        self._size += size
+        self._skip = size + 2
+        if size == 0:
+            total, self._size, self._in_head = self._size, 0, True
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_result(total)
+        return end + 2
+
+    def _failed(self, why: str) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(LoadFailed(why))
+
+
 class _Sender(Wire):
     """A connection that sends without end, until its deadline."""
 
@@ -155,6 +239,12 @@ async def connect(port: int, *, keep_body: bool = False) -> Wire:
     loop = asyncio.get_running_loop()
     _, wire = await loop.create_connection(lambda: Wire(keep_body=keep_body), HOST, port)
     return wire
+
+
+async def skim(port: int) -> Skimmer:
+    """Open one connection for large answers."""
+    _, skimmer = await asyncio.get_running_loop().create_connection(Skimmer, HOST, port)
+    return skimmer
 
 
 async def ask(port: int, request: bytes) -> bytes:

@@ -16,7 +16,7 @@ from functools import partial
 from benchmarks import peers, prepared
 from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench, Side, not_measured
-from benchmarks.load import Load, LoadFailed, ask, connect
+from benchmarks.load import Load, LoadFailed, ask, connect, skim
 from broker.model import Message
 from broker.wire.blocks import PollDecoder
 
@@ -89,7 +89,7 @@ def decoded(body: bytes) -> list[Message]:
 
 async def _consume(port: int, polls: Sequence[tuple[bytes, int]], seconds: float) -> Load:
     """Poll one after the other until the time is over."""
-    wire = await connect(port)
+    wire = await skim(port)
     latencies, count, at = array("q"), 0, 0
     began_ns = now_ns = time.perf_counter_ns()
     while now_ns - began_ns < seconds * 1e9:
