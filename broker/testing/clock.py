@@ -129,6 +129,12 @@ def simulate(main: Callable[[VirtualLoop], Coroutine[Any, Any, Result]]) -> Resu
         return loop.run_until_complete(main(loop))
 
 
+async def pass_time(seconds: float = 0.0, result: Result | None = None) -> Result | None:
+    """Let virtual time pass, then return ``result``. Elsewhere this would be waiting by sleeping."""
+    assert isinstance(asyncio.get_running_loop(), VirtualLoop), "time passes by itself out here"
+    return await asyncio.sleep(seconds, result)
+
+
 async def within(seconds: float, what: Awaitable[Result], state: Callable[[], str]) -> Result:
     """Await ``what`` for at most so long; the error tells ``state()``, what it waited in."""
     try:

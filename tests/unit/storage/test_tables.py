@@ -14,7 +14,7 @@ from broker.storage.keys import IDEMPOTENCY, LogId, control_key
 from broker.storage.memory import MemoryCells
 from broker.storage.ports import Batch, Segment, SideRow
 from broker.storage.tables import TableLogStore
-from broker.testing.clock import VirtualClock, simulate
+from broker.testing.clock import VirtualClock, pass_time, simulate
 
 LOG = LogId(TopicId("default", "notes"), 1)
 
@@ -172,7 +172,7 @@ def test_rows_of_the_next_batch_are_sent_while_the_one_before_is_committed():
 
         async def slow_cas(*arguments):
             order.append("cas begins")
-            await asyncio.sleep(1)
+            await pass_time(1)
             order.append("cas ends")
             return await cas(*arguments)
 
@@ -193,7 +193,7 @@ def test_a_batch_whose_caller_is_gone_ends_the_hold():
         hold = await store.claim(LOG, "a")
         cells.gate = asyncio.Event()
         task = asyncio.ensure_future(store.append(hold, batch(10)))
-        await asyncio.sleep(0.1)
+        await pass_time(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

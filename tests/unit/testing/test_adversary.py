@@ -8,7 +8,7 @@ import pytest
 
 from broker.storage.cells import Cell, CellsError, CellsRefused, RowCells, Table
 from broker.testing.adversary import CALM, AdversaryCells
-from broker.testing.clock import simulate
+from broker.testing.clock import pass_time, simulate
 
 MESSAGES = Table.MESSAGES
 
@@ -68,7 +68,7 @@ def test_a_late_write_is_an_error_and_comes_later():
             await cells.check_and_put(MESSAGES, b"c", None, control(1))
         assert await names(cells) == []
         assert cells.still_to_come == 2
-        await asyncio.sleep(10)
+        await pass_time(10)
         assert await names(cells) == [b"a"]
         assert (await cells.get(MESSAGES, b"c")) is not None
         assert (cells.still_to_come, cells.happened["late_writes"]) == (0, 2)
@@ -82,7 +82,7 @@ def test_a_late_compare_and_set_finds_what_is_there_then():
             await cells.check_and_put(MESSAGES, b"c", None, control(1))
         cells.heal()
         assert await cells.check_and_put(MESSAGES, b"c", None, control(2))
-        await asyncio.sleep(10)
+        await pass_time(10)
         columns = await cells.get(MESSAGES, b"c")
         assert columns is not None
         assert columns[b"c"].value == control(2)
@@ -95,7 +95,7 @@ def test_a_write_comes_again():
         await cells.put(MESSAGES, [row(b"a", b"first")])
         cells.heal()
         await cells.delete(MESSAGES, [row(b"a").key])
-        await asyncio.sleep(10)
+        await pass_time(10)
         assert await names(cells) == [b"a"]
 
     run(story, always=["again"])
@@ -126,7 +126,7 @@ def test_a_refused_call_is_not_done():
     async def story(cells):
         with pytest.raises(CellsRefused):
             await cells.put(MESSAGES, [row(b"a")])
-        await asyncio.sleep(10)
+        await pass_time(10)
         assert await names(cells) == []
 
     run(story, always=["refused"])
@@ -176,11 +176,11 @@ def test_whoever_is_killed_on_the_way_may_have_been_heard():
         heard = 0
         for number in range(40):
             task = asyncio.ensure_future(cells.put(MESSAGES, [row(b"%02d" % number)]))
-            await asyncio.sleep(0)
+            await pass_time(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        await asyncio.sleep(10)
+        await pass_time(10)
         heard = len(await cells.scan(MESSAGES, b"ns", b"nt", rows_max=100))
         assert 0 < heard < 40
 

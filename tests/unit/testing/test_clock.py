@@ -1,9 +1,8 @@
-import asyncio
 import time
 
 import pytest
 
-from broker.testing.clock import EPOCH_MS, Hang, VirtualClock, simulate, within
+from broker.testing.clock import EPOCH_MS, Hang, VirtualClock, pass_time, simulate, within
 
 
 def test_an_hour_of_waiting_takes_no_time():
@@ -25,7 +24,7 @@ def test_timers_come_in_their_order():
         order = []
         for delay_s in (3, 1, 2):
             loop.call_later(delay_s, order.append, delay_s)
-        await asyncio.sleep(5)
+        await pass_time(5)
         return order
 
     assert simulate(main) == [1, 2, 3]
@@ -43,7 +42,7 @@ def test_wall_clocks_are_wrong_each_in_its_own_way():
     async def main(loop):
         right, wrong = VirtualClock(loop), VirtualClock(loop, wall_ms=EPOCH_MS - 500)
         assert wrong.now_ms() == right.now_ms() - 500
-        await asyncio.sleep(2)
+        await pass_time(2)
         wrong.step(-1000)
         assert wrong.now_ms() == right.now_ms() - 1500
         assert (right.steady_ms(), wrong.steady_ms()) == (2000, 0)
@@ -67,13 +66,13 @@ def test_what_is_left_is_cancelled_at_the_end():
 
     async def forever():
         try:
-            await asyncio.sleep(1e9)
+            await pass_time(1e9)
         finally:
             ended.append(True)
 
     async def main(loop):
         loop.create_task(forever())
-        await asyncio.sleep(0)
+        await pass_time(0)
 
     simulate(main)
     assert ended == [True]
@@ -81,7 +80,7 @@ def test_what_is_left_is_cancelled_at_the_end():
 
 def test_a_deadline_tells_the_state():
     async def main(loop):
-        assert await within(5, asyncio.sleep(1, "done"), lambda: "") == "done"
+        assert await within(5, pass_time(1, "done"), lambda: "") == "done"
         with pytest.raises(AssertionError, match="3 of 4 arrived"):
             await within(5, loop.create_future(), lambda: "3 of 4 arrived")
 
