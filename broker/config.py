@@ -66,7 +66,7 @@ class ServerConfig:
         "127.0.0.1", "Address to listen on; beyond loopback everyone may do everything."
     )
     port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0)
-    connections_max: int = key(16_384, "Open connections; further ones wait unaccepted.", least=1)
+    connections_max: int = key(16_384, "Open connections; further ones get 503.", least=1)
     keep_alive_s: float = key(75.0, "How long an idle connection stays open.", least=0)
     header_deadline_s: float = key(30.0, "How long a request's headers may take.", least=0.1)
     body_stall_s: float = key(30.0, "How long a request's body may stand still.", least=0.1)

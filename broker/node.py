@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import resource
 import secrets
 import signal
 import sys
@@ -42,6 +43,8 @@ from broker.topics.surroundings import Surroundings
 
 STANDALONE = "standalone"
 STEADY_CHECK_S = 1.0
+FILES_BESIDE_CONNECTIONS = 1500
+"""The database's tables, its log, and some."""
 
 log = logs.get_logger()
 
@@ -264,4 +267,15 @@ def serve(config: Config) -> None:
     import uvloop  # noqa: PLC0415 - Only whoever serves needs it.
 
     with logs.writing(config.logs):
+        _allow_files(config.server.connections_max + FILES_BESIDE_CONNECTIONS)
         uvloop.run(run(config))
+
+
+def _allow_files(wanted: int) -> None:
+    """Raise this process's limit of open files to what its connections need, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed < wanted:
+        log.warning("fewer open files are allowed than may be needed", wanted=wanted, limit=allowed)

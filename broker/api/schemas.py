@@ -54,6 +54,10 @@ def _union(branch: str, schema: Spec) -> Spec:
 
 _COUNT = record(value=INTEGER, estimate=BOOLEAN)
 _END = nullable(record(id=MESSAGE_ID, time=MOMENT))
+_NEXT = {
+    **nullable(MESSAGE_ID),
+    "description": "Where the following page begins: its `from`, or with `order=desc` its `to`.",
+}
 _BROWSED = record(
     id=MESSAGE_ID,
     time=MOMENT,
@@ -131,7 +135,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         "additionalProperties": False,
     },
     "ConsumeResponse": array(record(id=CODE_POINTS, payload=CODE_POINTS)),
-    "BrowsePage": record(messages=array(_BROWSED), next=nullable(MESSAGE_ID)),
+    "BrowsePage": record(messages=array(_BROWSED), next=_NEXT),
     "BrowsePageAs": record(
         messages=array(
             {
@@ -140,7 +144,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
                 "required": [*_BROWSED["required"], "consumable"],
             }
         ),
-        next=nullable(MESSAGE_ID),
+        next=_NEXT,
     ),
     "Snapshot": record(
         snapshot={
