@@ -18,7 +18,7 @@ from broker.wire.transaction import encode_transaction
 from tests.conformance.exchange import Connection, Sent
 from tests.conformance.script import AVRO
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 DEFAULT_TTL = "604800"
 NAMESPACES = (f"java{number}" for number in itertools.count())

@@ -13,7 +13,7 @@ from tests.conformance.exchange import Connection
 from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.conformance.script import Exchange, Script
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 REQUESTS_MIN = 900
 MINUTE_MS = 60_000
