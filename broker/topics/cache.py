@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 from broker.model import ROW_ID_MIN, RowId, row_before
 from broker.storage.ports import Batch, Row, Segment
-from broker.wire.blocks import EncodedItems, encode_inline_items
+from broker.wire.blocks import EncodedItems, encode_inline_block, encode_inline_items
 
 ENTRY_BYTES_MAX = 512 * 1024
 ENTRY_ROWS_MAX = 2048
@@ -57,13 +57,13 @@ class PlainEntry:
         """Whether further rows may be gathered here."""
         return self.open and self.bytes < ENTRY_BYTES_MAX and len(self.ids) < ENTRY_ROWS_MAX
 
-    def block(self, first: int, stop: int) -> bytes:
-        """Return rows ``first`` to ``stop`` (exclusive) as a block of a poll's reply."""
+    def parts(self, first: int, stop: int) -> Sequence[bytes | memoryview]:
+        """Return the parts of a block of a poll's reply: rows ``first`` to ``stop`` (exclusive)."""
         if self._encoded is None:
             if self.open and len(self.ids) < CLOSED_ROWS_MIN:
-                return encode_inline_items(self.ids[first:stop], self.payloads[first:stop]).block()
+                return (encode_inline_block(self.ids[first:stop], self.payloads[first:stop]),)
             self._encoded = self._encode()
-        return self._encoded.block(first, stop)
+        return self._encoded.parts(first, stop)
 
     def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
         """Return how far the rows from ``first`` go in about ``bytes_max``; one goes in any case.

@@ -69,7 +69,7 @@ class Reading:
         self._reference: _Reference | None = None
         self._ids: list[MessageId] = []
         self._payloads: list[bytes] = []
-        self._blocks: list[bytes] = []
+        self._blocks: list[bytes | memoryview] = []
         self._bytes = 0
 
     def follow(self, topic: Topic) -> None:
@@ -107,7 +107,7 @@ class Reading:
                 self.ended = True
         self._flush()
         blocks, self._blocks = self._blocks, []
-        return b"".join(blocks) if len(blocks) != 1 else blocks[0]
+        return b"".join(blocks)
 
     # The message log.
 
@@ -123,8 +123,8 @@ class Reading:
                     return
             else:
                 # Judging may wait for storage, during which entries may go: begin again after it.
-                stop = entry.stop_within(first, stop, bytes_max - self._bytes)
-                await self._take_rows(entry.rows(first, stop), bytes_max)
+                end = entry.stop_within(first, stop, bytes_max - self._bytes)
+                await self._take_rows(entry.rows(first, end), bytes_max)
                 return
         self._after = max(self._after, through)
         self.ended = True
@@ -142,9 +142,9 @@ class Reading:
         last = stop
         stop = entry.stop_within(first, min(stop, first + self._left), bytes_max - self._bytes)
         self._flush()
-        block = entry.block(first, stop)
-        self._blocks.append(block)
-        self._bytes += len(block)
+        parts = entry.parts(first, stop)
+        self._blocks += parts
+        self._bytes += sum(map(len, parts))
         self._count(stop - first)
         self._after = ids[stop - 1]
         return stop == last

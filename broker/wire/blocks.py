@@ -72,11 +72,14 @@ class EncodedItems:
 
     def block(self, first: int = 0, stop: int | None = None) -> bytes:
         """Return the items ``first`` to ``stop`` (exclusive) as one block, or no bytes if none."""
-        stop = self.count if stop is None else stop
+        return b"".join(self.parts(first, self.count if stop is None else stop))
+
+    def parts(self, first: int, stop: int) -> Sequence[bytes | memoryview]:
+        """Return what such a block is joined of, for those who join several: nothing is copied."""
         if first >= stop:
-            return b""
+            return ()
         start, end = self.offsets[first], self.offsets[stop]
-        return b"".join((encode_long(stop - first), memoryview(self.data)[start:end]))
+        return (encode_long(stop - first), memoryview(self.data)[start:end])
 
     def payload(self, index: int) -> bytes:
         """Return one message's payload."""

@@ -45,7 +45,7 @@ def read(cache: TopicCache, after: bytes, through: bytes) -> list[tuple[bytes, b
         if isinstance(entry, MixedEntry):
             found += [(row.id, row.payload) for row in entry.rows(first, stop)]
         else:
-            messages: list[Message] = PollDecoder().feed(entry.block(first, stop))
+            messages: list[Message] = PollDecoder().feed(b"".join(entry.parts(first, stop)))
             found += [(message.id[:10], message.payload) for message in messages]
     return found
 
