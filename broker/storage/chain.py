@@ -166,10 +166,12 @@ class Chain:
             if resolution in {Resolution.FENCED, Resolution.STOPPED}:
                 assert seen is not None
                 raise Lost(resolution, seen)
-            await pauses.next("the control row's compare-and-set is unresolved")
             if resolution is Resolution.BEHIND and _moved(current, written, seen):
+                # At once: whoever moved it may be about to do so again.
+                pauses.check("the control row does not stand still")
                 assert seen is not None
                 return seen
+            await pauses.next("the control row's compare-and-set is unresolved")
 
     async def _attempt(self, expected: bytes | None, value: bytes) -> bool:
         """Try once; False stands for every answer that is none."""

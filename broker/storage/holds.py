@@ -41,13 +41,16 @@ class TableHold:
     @property
     def control(self) -> Control:
         """The control row as last confirmed; a payload log's as its first write would claim it."""
-        confirmed = self.chain.confirmed
+        return self.adopted(self.chain.confirmed)
+
+    def adopted(self, current: Control | None) -> Control:
+        """Return ``current`` under this hold's epoch: a payload log is claimed by its first write."""
         if self.topic_hold is None:
-            assert confirmed is not None
-            return confirmed
+            assert current is not None, "a message log that is held has a control row"
+            return current
         topic = self.topic_hold.control
         return adopted(
-            confirmed, epoch=topic.epoch, owner=topic.owner, generation=self.log.generation
+            current, epoch=topic.epoch, owner=topic.owner, generation=self.log.generation
         )
 
     @property

@@ -29,11 +29,16 @@ class Pauses:
         self._deadline = deadline
         self._pause_s = PAUSE_S_FIRST
 
-    async def next(self, what: str) -> None:
-        """Wait a little longer than the last time. Raises OutcomeUnknown past the deadline."""
+    def check(self, what: str) -> float:
+        """Return how many seconds are left. Raises OutcomeUnknown past the deadline."""
         left_s = self._deadline - self._clock.monotonic()
         if left_s <= 0:
             raise OutcomeUnknown(f"Gave up: {what}.")
+        return left_s
+
+    async def next(self, what: str) -> None:
+        """Wait a little longer than the last time. Raises OutcomeUnknown past the deadline."""
+        left_s = self.check(what)
         await self._clock.sleep(min(self._pause_s * self._chance.uniform(0.5, 1.5), left_s))
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 

@@ -383,3 +383,56 @@ def test_side_rows_of_a_batch_are_swept_with_their_window_alone():
         assert [side.row for side in left] == [row_id(20, 0), row_id(30, 0)]
 
     run(story)
+
+
+@pytest.mark.parametrize("take", ["claim", "tombstone"])
+def test_a_busy_leader_does_not_keep_others_out(take):
+    """A log whose control row moves with every commit can still be claimed, and deleted."""
+
+    async def story(cells, store, other):
+        get, cas = cells.get, cells.check_and_put
+
+        async def slow_get(*arguments):
+            await pass_time(0.001)
+            return await get(*arguments)
+
+        async def slow_cas(*arguments):
+            await pass_time(0.0005)
+            return await cas(*arguments)
+
+        cells.get, cells.check_and_put = slow_get, slow_cas
+        hold = await store.claim(LOG, "a")
+
+        async def lead() -> int:
+            for ms in range(10, 100_000):
+                try:
+                    await store.append(hold, batch(ms))
+                    await pass_time(0.0012)
+                except Fenced:
+                    return ms
+            raise AssertionError("never fenced")
+
+        leading = asyncio.ensure_future(lead())
+        await pass_time(0.1)
+        if take == "claim":
+            await other.claim(LOG, "b")
+        else:
+            await other.tombstone(LOG, "b")
+        assert await leading > 20
+
+    run(story)
+
+
+def test_a_rollback_whose_caller_is_gone_ends_the_hold():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        await store.append(hold, batch(10, pointer=7))
+        cells.gate = asyncio.Event()
+        task = asyncio.ensure_future(store.negate(hold, row_id(10, 0), row_id(10, 0), 7))
+        await pass_time(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert hold.done
+
+    run(story)
