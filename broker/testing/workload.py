@@ -21,25 +21,18 @@ from broker.model import (
     PublishRequest,
     RollbackRange,
     RowId,
-    Topic,
-    TransactionUse,
-    first_row_at,
-    row_before,
 )
-from broker.storage.control import Control, Deleted, StaleGeneration, State
+from broker.storage.control import Deleted, StaleGeneration
 from broker.storage.keys import LogId
-from broker.storage.ports import Row, Rows
 from broker.testing.adversary import AdversaryCells, Bias
 from broker.testing.clock import VirtualClock, VirtualLoop
 from broker.testing.history import Ending, History
-from broker.testing.world import TOPIC, TTL_S, Node, NodeDied
+from broker.testing.workload_readers import ALL_ROWS, Readers
+from broker.testing.world import TOPIC, Node, NodeDied
 from broker.topics.keyed import request_hash
-from broker.topics.reading import scan_payloads
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
 from broker.topics.writer import Write
 
-ALL_ROWS = 1 << 20
-BYTES_MAX = 1 << 24
 LAST_WRITES_S = 60.0
 
 
@@ -82,6 +75,8 @@ class Workload:
         self.published: list[tuple[int, Published, int]] = []
         """Rows of transactions: (pointer, rows, generation)."""
         self.ids: list[RowId] = []
+        self.pause_ms = plan.pause_ms
+        self.readers = Readers(self)
         self._names = count(1)
 
     def _node(self, name: str, number: int) -> Node:
@@ -91,20 +86,23 @@ class Workload:
         instance = 0 if self.plan.one_instance else number
         return Node(name, self.cells, clock, random.Random(self.chance.random()), instance=instance)
 
-    def _any_node(self) -> Node:
+    def any_node(self) -> Node:
+        """Return one of the nodes."""
         return self.nodes[self.chance.random() < self.plan.second_node]
 
-    async def _pause(self, mean_ms: float) -> None:
+    async def pause(self, mean_ms: float) -> None:
+        """Let about so long pass."""
         await asyncio.sleep(self.chance.expovariate(1 / mean_ms) / 1000)
 
     # The run.
 
     async def run(self) -> None:
         """Let everybody act, then heal everything and read the log to its end."""
+        reading = self.readers
         publishers = [self._publisher(f"p{number}") for number in range(self.plan.publishers)]
         readers = [
             asyncio.ensure_future(reader)
-            for reader in (self._reader(), self._consumer(), self._cached_reader())
+            for reader in (reading.anything(), reading.consumer(), reading.cached())
         ]
         await asyncio.gather(*publishers, self._nemesis())
         for reader in readers:
@@ -128,19 +126,19 @@ class Workload:
                 break
         after, more = ROW_ID_MIN, True
         while more:
-            page = await self._read("final", after, ROW_ID_MAX, rows_max=ALL_ROWS)
+            page = await self.readers.read("final", after, ROW_ID_MAX, rows_max=ALL_ROWS)
             if page is None:
                 return  # The history shows it: a healed storage that does not answer is a violation.
             for row in page.rows:
                 if row.payload is None:
-                    await self._read_payloads("final payloads", node, row)
+                    await self.readers.read_payloads("final payloads", node, row)
             after, more = page.seen, page.more
 
     # Clients.
 
     async def _publisher(self, name: str) -> None:
         for _ in range(self.plan.requests):
-            await self._pause(self.plan.pause_ms)
+            await self.pause(self.plan.pause_ms)
             draw = self.chance.random()
             if draw < self.plan.keyed:
                 await self._publish_keyed(name)
@@ -158,15 +156,15 @@ class Workload:
 
     async def _publish_some(self, name: str) -> None:
         pointer = next(self._names) if self.chance.random() < 0.5 else None
-        await self._publish(name, self._any_node(), self._payloads(), pointer, None)
+        await self._publish(name, self.any_node(), self._payloads(), pointer, None)
 
     async def _publish_keyed(self, name: str) -> None:
         """Publish under a key, and again with it if nobody knows what became of it."""
         key, payloads = f"k{next(self._names)}", self._payloads()
         for _ in range(3):
-            if await self._publish(name, self._any_node(), payloads, None, key) != "unknown":
+            if await self._publish(name, self.any_node(), payloads, None, key) != "unknown":
                 return
-            await self._pause(self.plan.pause_ms)
+            await self.pause(self.plan.pause_ms)
 
     async def _publish(
         self, name: str, node: Node, payloads: list[str], pointer: int | None, key: str | None
@@ -195,7 +193,7 @@ class Workload:
         if not self.published:
             return
         pointer, rows, generation = self.chance.choice(self.published)
-        node = self._any_node()
+        node = self.any_node()
         first, last = rows.first, rows.last
         asked = {"pointer": pointer, "first": first.hex(), "last": last.hex()}
 
@@ -217,7 +215,7 @@ class Workload:
                 await self._store(name, number, generation)
 
     async def _store(self, name: str, number: int, generation: int) -> None:
-        node, payloads = self._any_node(), self._payloads()
+        node, payloads = self.any_node(), self._payloads()
         asked = {"payloads": payloads, "number": number, "generation": generation}
 
         async def work(ending: Ending) -> None:
@@ -230,7 +228,7 @@ class Workload:
         await self._call(name, node, "store", asked, work)
 
     async def _refer(self, name: str, number: int, generation: int) -> None:
-        node = self._any_node()
+        node = self.any_node()
 
         async def work(ending: Ending) -> None:
             leader = await node.leader(generation)
@@ -244,7 +242,7 @@ class Workload:
     async def _raise_floor(self, name: str) -> None:
         if not self.ids:
             return
-        floor, node, generation = self.chance.choice(self.ids), self._any_node(), self.generation
+        floor, node, generation = self.chance.choice(self.ids), self.any_node(), self.generation
 
         async def work(ending: Ending) -> None:
             leader = await node.leader(generation)
@@ -286,126 +284,27 @@ class Workload:
             (ending.fail if outcome == "fail" else ending.unknown)(f"{type(why).__name__}: {why}")
         return outcome
 
-    # Readers.
-
-    async def _reader(self) -> None:
-        """Read anything, in both directions, in pages of any width."""
-        for number in count():
-            await self._pause(3 * self.plan.pause_ms)
-            after, through = ROW_ID_MIN, ROW_ID_MAX
-            if self.ids and self.chance.random() < 0.5:
-                after = row_before(self.chance.choice(self.ids))
-            if self.ids and self.chance.random() < 0.3:
-                through = self.chance.choice(self.ids)
-            if self.chance.random() < 0.2:
-                after = row_before(first_row_at(self._any_node().clock.now_ms() - 50))
-            page = await self._read(
-                f"reader {number}",
-                after,
-                through,
-                rows_max=self.chance.choice((1, 2, 5, ALL_ROWS)),
-                reverse=self.chance.random() < 0.3,
-            )
-            for row in page.rows if page is not None else []:
-                if row.payload is None:
-                    await self._read_payloads(f"reader {number}", self._any_node(), row)
-
-    async def _consumer(self) -> None:
-        """Follow the log by its ids."""
-        after, generation = ROW_ID_MIN, self.generation
-        while True:
-            await self._pause(2 * self.plan.pause_ms)
-            if generation != self.generation:
-                after, generation = ROW_ID_MIN, self.generation
-            width = self.chance.choice((1, 3, ALL_ROWS))
-            page = await self._read("consumer", after, ROW_ID_MAX, rows_max=width)
-            if page is not None and page.control is not None and page.rows:
-                after = page.seen
-
-    async def _cached_reader(self) -> None:
-        """Keep what was read, and read again only if the control row shows that it must be."""
-        shown: tuple[int, int, int] | None = None
-        rows: list[Row] = []
-        after = ROW_ID_MIN
-        while True:
-            await self._pause(3 * self.plan.pause_ms)
-            node, generation = self.nodes[0], self.generation
-            asked = _asked(ROW_ID_MIN, ROW_ID_MAX, generation)
-            ending = self.history.invoke("cached reader", "read", str(TOPIC), asked)
-            try:
-                control = await node.run(node.store.head(LogId(TOPIC, generation)))
-                if control is None or control.generation != generation:
-                    ending.fail("nothing to read")
-                    continue
-                state = (control.generation, control.epoch, control.edits)
-                if state != shown:
-                    rows, after, shown = [], ROW_ID_MIN, None
-                through = control.pointer
-                page = await node.run(_scan(node, generation, after, through, ALL_ROWS))
-                if not _is_same(page.control, state):
-                    rows, after, shown = [], ROW_ID_MIN, None
-                    ending.fail("changed meanwhile")
-                    continue
-            except (BrokerError, NodeDied) as error:
-                ending.fail(str(error))
-                continue
-            rows = [row for row in rows + page.rows if row.id >= control.floor]
-            after, shown = page.seen, state
-            ending.ok(_told(rows, page, generation))
-
-    async def _read(
-        self, name: str, after: RowId, through: RowId, *, rows_max: int, reverse: bool = False
-    ) -> Rows | None:
-        """Read a page through some node. A name without a number is one consumer's."""
-        generation, node = self.generation, self._any_node()
-        asked = _asked(after, through, generation)
-        asked.update(reverse=reverse, cursor=name if name == "consumer" else None)
-        ending = self.history.invoke(name, "read", str(TOPIC), asked)
-        try:
-            page = await node.run(
-                _scan(node, generation, after, through, rows_max, reverse=reverse)
-            )
-        except (BrokerError, NodeDied) as error:
-            ending.fail(str(error))
-            return None
-        ending.ok(_told(page.rows, page, generation))
-        return page
-
-    async def _read_payloads(self, name: str, node: Node, row: Row) -> None:
-        number = row.payload_log
-        assert number is not None
-        generation = self.generation
-        asked = {"number": number, "generation": generation}
-        ending = self.history.invoke(name, "payloads", str(TOPIC), asked)
-        topic = Topic(TOPIC, generation, {}, TTL_S, TransactionUse.OPTIONAL)
-        try:
-            page = await node.run(scan_payloads(node.around, topic, number, ROW_ID_MIN, ALL_ROWS))
-        except (BrokerError, NodeDied) as error:
-            ending.fail(str(error))
-            return
-        ending.ok({"rows": [[row.id.hex(), (row.payload or b"").decode()] for row in page.rows]})
-
     # The nemesis.
 
     async def _nemesis(self) -> None:
         plan = self.plan
         for _ in range(plan.nemesis_steps):
-            await self._pause(3 * plan.pause_ms)
+            await self.pause(3 * plan.pause_ms)
             if self.chance.random() < plan.take_over:
                 await self._quietly(self._take_over())
             if self.chance.random() < plan.kill:
-                self._any_node().kill()
+                self.any_node().kill()
             if self.chance.random() < plan.step_clock:
-                self._any_node().clock.step(self.chance.randint(-plan.step_ms, plan.step_ms))
+                self.any_node().clock.step(self.chance.randint(-plan.step_ms, plan.step_ms))
             if self.chance.random() < plan.delete:
                 await self._delete()
 
     async def _take_over(self) -> None:
-        node = self._any_node()
+        node = self.any_node()
         await node.run(node.take_over(self.generation))
 
     async def _delete(self) -> None:
-        node, generation = self._any_node(), self.generation
+        node, generation = self.any_node(), self.generation
         asked = {"generation": generation}
 
         async def work(ending: Ending) -> None:
@@ -414,7 +313,7 @@ class Workload:
 
         if await self._call("nemesis", node, "delete", asked, work) == "ok":
             # The next generation is made a while later; until then the old one is just gone.
-            await self._pause(4 * self.plan.pause_ms)
+            await self.pause(4 * self.plan.pause_ms)
             self.generation = generation + 1
 
     @staticmethod
@@ -422,44 +321,3 @@ class Workload:
         """Let a step of the nemesis fail: that is no client's business."""
         with contextlib.suppress(BrokerError, NodeDied, Deleted, StaleGeneration):
             await work
-
-
-async def _scan(
-    node: Node,
-    generation: int,
-    after: RowId,
-    through: RowId,
-    rows_max: int,
-    *,
-    reverse: bool = False,
-) -> Rows:
-    log = LogId(TOPIC, generation)
-    return await node.store.scan(
-        log, after, through, rows_max=rows_max, bytes_max=BYTES_MAX, reverse=reverse
-    )
-
-
-def _asked(after: RowId, through: RowId, generation: int) -> dict[str, Any]:
-    return {"after": after.hex(), "through": through.hex(), "generation": generation}
-
-
-def _told(rows: list[Row], page: Rows, generation: int) -> dict[str, Any]:
-    control = page.control
-    is_there = (
-        control is not None
-        and control.generation == generation
-        and control.state is not State.DELETED
-    )
-    return {
-        "rows": [
-            [row.id.hex(), None if row.payload is None else row.payload.decode(), row.pointer]
-            for row in rows
-        ],
-        "seen": page.seen.hex(),
-        "floor": control.floor.hex() if control is not None and is_there else "",
-        "pointer": control.pointer.hex() if control is not None and is_there else "",
-    }
-
-
-def _is_same(control: Control | None, state: tuple[int, int, int]) -> bool:
-    return control is not None and (control.generation, control.epoch, control.edits) == state
