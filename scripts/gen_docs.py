@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -41,6 +42,53 @@ the same request, sent again unchanged, is both safe and useful.
 | code | status | outcome | retriable | meaning |
 |---|---|---|---|---|
 """
+
+_GUARDS_HEAD = """
+# Guards
+
+A guard is one check in one place that keeps messages safe (`broker/guards.py`). Tests can switch it off,
+under `BROKER_TESTING=1` alone, and a node that runs without one says so. A guard whose absence nothing
+notices is not tested: each of these is taken away in a run of the exploration, and the checkers, which see
+nothing but what clients were told, must find what goes wrong. What storage does in such a run is in
+`broker/testing/adversary.py`, what is checked in `broker/testing/checkers/`.
+
+A run is a plan and a seed, and repeats exactly while the code is the same; the test also takes the seeds
+that follow. With all guards in force `tests/simulation` makes thousands of runs, and none may show anything.
+
+| guard | without it | plan, seed | found as |
+|---|---|---|---|
+"""
+
+
+def guards_page() -> str:
+    """Return ``docs/internals/guards.md``."""
+    table = tomllib.loads((ROOT / "tests/simulation/guards.toml").read_text(encoding="utf-8"))
+    explored = [
+        f"| `{row['name']}` | {row['without_it']} | {row['plan']}, {row['seed']} "
+        f"| `{row['violation']}` |\n"
+        for row in table["guard"]
+    ]
+    elsewhere = [
+        f"| `{row['name']}` | {row['without_it']} | `{row['test']}` |\n"
+        for row in table["elsewhere"]
+    ]
+    cluster = [f"* `{row['name']}`: {row['without_it']}\n" for row in table["cluster"]]
+    example = table["guard"][0]
+    return "".join(
+        [
+            MADE,
+            _GUARDS_HEAD,
+            *explored,
+            (
+                "\nTo see one:\n\n```sh\npython -m broker.testing.exploration "
+                f"--without {example['name']} --plan {example['plan']} --seed {example['seed']}\n```\n"
+            ),
+            "\nOther tests take these away:\n\n| guard | without it | test |\n|---|---|---|\n",
+            *elsewhere,
+            "\nThese need several machines:\n\n",
+            *cluster,
+        ]
+    )
 
 
 def config_page() -> str:
@@ -88,6 +136,7 @@ def _code(text: str) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/config.md": config_page,
     "docs/reference/errors.md": errors_page,
+    "docs/internals/guards.md": guards_page,
 }
 
 

@@ -58,6 +58,16 @@ def test_a_guard_taken_away_is_found(row):
     )
 
 
+def test_every_guard_is_accounted_for():
+    named = [row["name"] for part in ("guard", "elsewhere", "cluster") for row in TABLE[part]]
+    assert sorted(named) == sorted(guards.NAMES)
+
+
+@pytest.mark.parametrize("row", TABLE["elsewhere"], ids=lambda row: row["name"])
+def test_a_guard_that_no_run_reaches_is_taken_away_elsewhere(row):
+    assert f'"{row["name"]}"' in Path(row["test"]).read_text()
+
+
 @pytest.mark.simulation
 @pytest.mark.parametrize("plan", sorted(PLANS))
 def test_a_seed_repeats_its_run(plan):
