@@ -1,0 +1,75 @@
+"""One node with its real handlers over a hostile storage, crashed at any await: a hundred seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker import guards
+from broker.testing.one_node import simulate
+from broker.topics.state import TopicState
+
+SEEDS = 100
+CHUNK = 20
+ENOUGH = 12
+"""Seeds among which a missing guard is found."""
+
+
+@pytest.fixture(autouse=True)
+def allow_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
+def test_no_seed_shows_anything_wrong(first: int) -> None:
+    starts = acknowledged = unknown = 0
+    for seed in range(first, first + CHUNK):
+        outcome = simulate(seed)
+        assert outcome.verdict.is_valid, f"{outcome.command}\n{outcome.verdict}"
+        starts += outcome.starts
+        acknowledged += sum(call.op == "publish" and call.is_ok for call in outcome.calls)
+        unknown += sum(call.op == "publish" and call.outcome == "unknown" for call in outcome.calls)
+    # Enough must have gone wrong, and right, for this to mean something.
+    assert starts > 3 * CHUNK
+    assert acknowledged > 10 * CHUNK
+    assert unknown > CHUNK // 2
+
+
+def found_within(names: set[str]) -> bool:
+    return any(simulate(seed).verdict.names & names for seed in range(1, ENOUGH + 1))
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("guard", "names"),
+    [
+        ("ids-rise", {"changed_read", "skipped", "old_rows", "reordered", "id_reused"}),
+        ("dedupe", {"two_answers", "duplicated"}),
+        ("seal-first", {"payloads_changed", "payloads_lost"}),
+        ("pointer-tag", {"rolled_back_read"}),
+    ],
+)
+def test_a_guard_taken_away_is_found(guard: str, names: set[str]) -> None:
+    with guards.without(guard):
+        assert found_within(names)
+
+
+@pytest.mark.simulation
+def test_a_wake_up_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TopicState, "wake", lambda self: None)
+    assert found_within({"stalled"})
+
+
+@pytest.mark.simulation
+def test_expired_messages_that_are_shown_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("broker.topics.reading.oldest_live", lambda now_ms, ttl_ms: bytes(10))
+    assert found_within({"expired_read"})
+
+
+@pytest.mark.simulation
+def test_a_seed_repeats_its_run() -> None:
+    one, other = simulate(3), simulate(3)
+    assert one.calls == other.calls
+    assert simulate(4).calls != one.calls
