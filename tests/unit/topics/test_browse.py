@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.model import RollbackRange, Snapshot
+from broker.testing.bench import TOPIC, Bench
+from broker.topics.browse import BrowseEntry, BrowseQuery, Kind, TransactionState
+from broker.topics.settings import PublishOptions
+
+
+@pytest.fixture
+async def filled(bench: Bench) -> Bench:
+    """Inline, transactional, rolled back, references with and without payloads."""
+    bench.restart(page_rows_max=3)
+    await bench.create(ttl_s=100)
+    await bench.publish(b"a", b"b")
+    await bench.publish(b"tx", pointer=40)
+    done = await bench.publish(b"gone", pointer=41)
+    await bench.topics.rollback(TOPIC, RollbackRange(41, done.first, done.last))
+    await bench.stored(42, b"s1", b"s2", b"s3", b"s4")
+    await bench.publish(pointer=42)
+    await bench.publish(pointer=43)
+    await bench.publish(b"open", pointer=50)
+    await bench.publish(b"z")
+    return bench
+
+
+async def whole(bench: Bench, query: BrowseQuery) -> list[BrowseEntry]:
+    """Follow ``next`` to the end."""
+    entries: list[BrowseEntry] = []
+    while True:
+        page = await bench.topics.browse(TOPIC, query)
+        assert len(page.entries) <= query.limit
+        entries += page.entries
+        if page.next is None:
+            return entries
+        if query.descending:
+            query = query._replace(end=page.next)
+        else:
+            query = query._replace(start=page.next)
+
+
+async def test_everything_that_lives_is_shown_as_what_it_is(filled: Bench) -> None:
+    entries = (await filled.topics.browse(TOPIC, BrowseQuery())).entries
+    none, published = TransactionState.NONE, TransactionState.PUBLISHED
+    assert [(e.payload, e.kind, e.tx_state, e.pointer) for e in entries] == [
+        (b"a", Kind.INLINE, none, None),
+        (b"b", Kind.INLINE, none, None),
+        (b"tx", Kind.INLINE, published, 40),
+        (b"gone", Kind.INLINE, TransactionState.ROLLED_BACK, 41),
+        (None, Kind.REFERENCE, published, 42),
+        *[(p, Kind.STORED, published, 42) for p in (b"s1", b"s2", b"s3", b"s4")],
+        (None, Kind.REFERENCE, published, 43),
+        (b"open", Kind.INLINE, published, 50),
+        (b"z", Kind.INLINE, none, None),
+    ]
+    assert [e.id for e in entries] == sorted({e.id for e in entries})
+    assert all(e.consumable is None for e in entries)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 11, 12, 13, 10_000])
+@pytest.mark.parametrize("descending", [False, True])
+async def test_pages_of_every_size_are_the_whole(
+    filled: Bench, limit: int, descending: bool
+) -> None:
+    everything = (await filled.topics.browse(TOPIC, BrowseQuery())).entries
+    got = await whole(filled, BrowseQuery(limit=limit, descending=descending))
+    assert got == (everything[::-1] if descending else everything)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+async def test_every_range_is_half_open(filled: Bench, descending: bool) -> None:
+    everything = (await filled.topics.browse(TOPIC, BrowseQuery())).entries
+    ids = [entry.id for entry in everything]
+    for low in range(len(ids)):
+        for high in range(len(ids)):
+            query = BrowseQuery(ids[low], ids[high], 100, descending)
+            wanted = everything[low:high]
+            page = await filled.topics.browse(TOPIC, query)
+            assert page.entries == (wanted[::-1] if descending else wanted)
+
+
+async def test_times_are_starts_of_milliseconds(filled: Bench) -> None:
+    everything = (await filled.topics.browse(TOPIC, BrowseQuery())).entries
+    await filled.pass_ms(5000)
+    later = await filled.publish(b"later")
+    at_ms = int.from_bytes(later.first[:8], "big")
+    page = await filled.topics.browse(TOPIC, BrowseQuery(start=at_ms))
+    assert [e.payload for e in page.entries] == [b"later"]
+    page = await filled.topics.browse(TOPIC, BrowseQuery(end=at_ms))
+    assert page.entries == everything
+    assert (await filled.topics.browse(TOPIC, BrowseQuery(at_ms, at_ms))).entries == []
+
+
+async def test_a_snapshot_adds_what_its_consumer_may_see(filled: Bench) -> None:
+    snapshot = Snapshot(transaction_id=100, read_pointer=60, in_progress=[50], invalids=[42])
+    query = BrowseQuery(snapshot=snapshot)
+    everything = await whole(filled, query)
+    consumable = [(e.payload, e.consumable) for e in everything]
+    assert consumable == [
+        (b"a", True),
+        (b"b", True),
+        (b"tx", True),
+        (b"gone", False),
+        (None, False),
+        *[(p, False) for p in (b"s1", b"s2", b"s3", b"s4")],
+        (None, True),
+        (b"open", False),
+        (b"z", False),
+    ]
+    # Wherever a page lies, what holds its consumer may lie before it.
+    for limit in (1, 3):
+        assert await whole(filled, query._replace(limit=limit)) == everything
+        reverse = await whole(filled, query._replace(limit=limit, descending=True))
+        assert reverse == everything[::-1]
+    (last,) = (await filled.topics.browse(TOPIC, query._replace(start=everything[-1].id))).entries
+    assert last.consumable is False
+
+
+async def test_expiry_is_the_last_millisecond_of_a_life(filled: Bench) -> None:
+    published = await filled.publish(b"short", options=PublishOptions(ttl_s=3))
+    (entry,) = (
+        await filled.topics.browse(TOPIC, BrowseQuery(start=published.first + bytes(10)))
+    ).entries
+    assert entry.expires_at_ms == int.from_bytes(published.first[:8], "big") + 3000
+
+
+async def test_looking_consumes_nothing(filled: Bench) -> None:
+    before = await filled.poll()
+    await whole(filled, BrowseQuery(limit=2))
+    assert await filled.poll() == before

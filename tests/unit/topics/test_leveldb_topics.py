@@ -1,0 +1,138 @@
+"""The same topics over LevelDB: what a restart must keep, and what a full disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.errors import BrokerError, PayloadsSealed, StorageFull
+from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
+from broker.storage.leveldb_store import LevelDBStore
+from broker.topics.retention import Sweeper
+from broker.topics.service import Topics
+from broker.topics.settings import PublishOptions, TopicSettings
+from broker.topics.surroundings import Surroundings
+
+TOPIC = TopicId("ns", "t")
+LIFE_S = 1 << 40
+
+
+class Node:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.full = False
+
+    async def start(self) -> None:
+        self.store = await LevelDBStore.open(self._directory, fault=self._fault)
+        settings = TopicSettings(transaction_life_max_s=LIFE_S, sweep_margin_ms=0)
+        around = Surroundings(self.store, SystemClock(), settings, owner="node")
+        self.topics = Topics(around, self.store)
+
+    def _fault(self, number: int, when: str) -> None:
+        del number
+        if self.full and when == "before":
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    async def stop(self) -> None:
+        await self.topics.close()
+        await self.store.close()
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def publish(self, *payloads: bytes, pointer: int | None = None, key: str = "") -> object:
+        options = PublishOptions(key=key) if key else PublishOptions()
+        return await self.topics.publish(TOPIC, PublishRequest(pointer, payloads), options)
+
+    async def payloads(self, poll: Poll | None = None) -> list[bytes]:
+        stream = await self.topics.poll(TOPIC, poll or Poll())
+        return [m.payload async for messages in stream.messages() for m in messages]
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    made = Node(tmp_path / "data")
+    await made.start()
+    await made.topics.create(TOPIC, {"ttl": "600"})
+    yield made
+    made.full = False
+    await made.stop()
+
+
+async def test_a_restart_keeps_all_that_was_acknowledged(node: Node) -> None:
+    await node.publish(b"a", key="k")
+    await node.topics.store(TOPIC, PublishRequest(5, [b"s1", b"s2"]))
+    done = await node.topics.publish(TOPIC, PublishRequest(7, [b"tx"]))
+    await node.topics.publish(TOPIC, PublishRequest(5, []))
+    await node.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last))
+    before = await node.payloads()
+    await node.restart()
+    assert await node.payloads() == before == [b"a", b"tx", b"s1", b"s2"]
+    snapshot = Snapshot(transaction_id=100, read_pointer=100)
+    assert await node.payloads(Poll(snapshot=snapshot)) == [b"a", b"s1", b"s2"]
+    with pytest.raises(PayloadsSealed):
+        await node.topics.store(TOPIC, PublishRequest(5, [b"late"]))
+    await node.publish(b"a", key="k")
+    assert await node.payloads() == before
+
+
+async def test_a_full_disk_stops_writing_and_nothing_else(node: Node) -> None:
+    await node.publish(b"before")
+    node.full = True
+    under_way = await asyncio.gather(
+        *(node.publish(b"%d" % number) for number in range(20)), return_exceptions=True
+    )
+    assert {type(error) for error in under_way} == {StorageFull}
+    assert any(isinstance(e, StorageFull) and e.outcome == "unknown" for e in under_way)
+    with pytest.raises(StorageFull) as caught:
+        await node.publish(b"later")
+    assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
+    assert await node.payloads() == [b"before"]
+    node.full = False
+    assert await node.store.probe()
+    await node.publish(b"after")
+    await node.restart()
+    got = await node.payloads()
+    assert (got[0], got[-1]) == (b"before", b"after")
+    refused = {
+        b"%d" % number
+        for number, error in enumerate(under_way)
+        if isinstance(error, BrokerError) and error.outcome == "refused"
+    }
+    assert not refused & set(got)
+
+
+async def test_sweeping_frees_what_old_generations_hold(node: Node) -> None:
+    for _ in range(3):
+        await node.publish(*[bytes(1000)] * 200)
+        await node.topics.delete(TOPIC)
+        await node.topics.create(TOPIC, {"ttl": "600"})
+    await node.publish(b"new")
+    report = await Sweeper(node.topics.leaders).sweep()
+    assert report.rows >= 600
+    assert report.skipped == 0
+    assert await node.payloads() == [b"new"]
+
+
+async def test_many_at_once_are_all_stored_in_pages_of_every_width(node: Node) -> None:
+    await asyncio.gather(*(node.publish(b"%d" % n, b"%d" % (n + 1)) for n in range(0, 2000, 2)))
+    everything = await node.payloads()
+    assert sorted(map(int, everything)) == list(range(2000))
+    await node.restart()
+    assert await node.payloads() == everything
+    got: list[bytes] = []
+    start = None
+    while True:
+        stream = await node.topics.poll(TOPIC, Poll(start, inclusive=False, limit=97))
+        page = [m async for messages in stream.messages() for m in messages]
+        if not page:
+            break
+        got += [message.payload for message in page]
+        start = page[-1].id
+    assert got == everything
