@@ -50,6 +50,7 @@ class Plan:
     nemesis_steps: int = 6
     take_over: float = 0.35
     kill: float = 0.2
+    hand_off: float = 0.15
     step_clock: float = 0.1
     step_ms: int = 3000
     clocks_wrong_ms: int = 3000
@@ -292,6 +293,9 @@ class Workload:
             await self.pause(3 * plan.pause_ms)
             if self.chance.random() < plan.take_over:
                 await self._quietly(self._take_over())
+            if self.chance.random() < plan.hand_off:
+                node = self.any_node()
+                await self._quietly(node.run(node.hand_off()))
             if self.chance.random() < plan.kill:
                 self.any_node().kill()
             if self.chance.random() < plan.step_clock:
@@ -315,6 +319,12 @@ class Workload:
             # The next generation is made a while later; until then the old one is just gone.
             await self.pause(4 * self.plan.pause_ms)
             self.generation = generation + 1
+            await self._quietly(node.run(self._sweep_older(node, generation + 1)))
+
+    @staticmethod
+    async def _sweep_older(node: Node, generation: int) -> None:
+        while (await node.store.sweep_generations(TOPIC, generation, 10)).more:
+            pass
 
     @staticmethod
     async def _quietly(work: Awaitable[None]) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-from broker.errors import Fenced
+from broker.errors import Fenced, NoLeader
 from broker.model import Topic, TopicId, TransactionUse
 from broker.storage.control import HOLD_NONCE_BYTES
 from broker.storage.keys import LogId
@@ -140,6 +140,15 @@ class Node:
             if former is not None:
                 former.end(Fenced("claimed again"))
             return self._leader
+
+    async def hand_off(self) -> None:
+        """Let go of the topic in good order, whatever else is asked of this node meanwhile."""
+        leader, self._leader = self._leader, None
+        if leader is None:
+            return
+        await leader.idle()
+        await self.store.release(leader.hold)
+        leader.end(NoLeader("handed off"))
 
     def _settle(self, leader: TopicLeader) -> None:
         token = _running.set(self)
