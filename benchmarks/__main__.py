@@ -53,12 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan.quick() if options.quick else Plan()
     if options.runs:
         plan = replace(plan, runs=options.runs)
-    results = uvloop.run(_measure(options.questions or list(QUESTIONS), plan))
-    results["quick"] = options.quick
-    say(report.as_text(results))
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(results, indent=1) + "\n")
-    say(f"written to {options.json}; `python -m benchmarks.report {options.json}` makes the page")
+    results = machine.described()
+    results |= {"quick": options.quick, "raw_sync": [], "questions": []}
+    uvloop.run(_measure(options.questions or list(QUESTIONS), plan, results, options.json))
+    say(f"`python -m benchmarks.report {options.json}` makes the page of this")
     missed = [
         ratio
         for question in results["questions"]
@@ -77,22 +75,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-async def _measure(letters: Sequence[str], plan: Plan) -> dict[str, Any]:
+async def _measure(letters: Sequence[str], plan: Plan, results: dict[str, Any], file: Path) -> None:
+    """Answer one question after the other; what is known is written after each."""
     bench = Bench(plan)
-    results: dict[str, Any] = machine.described()
-    results["questions"] = []
-    results["raw_sync"] = [_raw_sync()]
+    results["raw_sync"].append(_raw_sync())
     try:
         for letter in letters:
-            say(
-                f"\n({letter}) {(sys.modules[QUESTIONS[letter].__module__].__doc__ or '')[4:].splitlines()[0]}"
-            )
-            question = await QUESTIONS[letter](bench)
-            results["questions"].append(question.as_json())
+            asked = QUESTIONS[letter]
+            say(f"\n{(sys.modules[asked.__module__].__doc__ or '').splitlines()[0]}")
+            question = (await asked(bench)).as_json()
+            results["questions"].append(question)
             results["raw_sync"].append(_raw_sync())
+            _write(file, results)
+            say(report.as_text({"questions": [question]}))
     finally:
         bench.close()
-    return results
+
+
+def _write(file: Path, results: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _raw_sync() -> dict[str, float]:

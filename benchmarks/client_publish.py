@@ -105,8 +105,15 @@ async def measure(bench: Bench) -> Question:
             not_measured(question, name, "msg/s", bench.absent(name))
         else:
             load: Any = run
+            warm_s = bench.plan.jvm_warm_s if name == KAFKA else None
             sides.append(
-                Side(name=name, run=partial(load, server), server=server, count_syncs=True)
+                Side(
+                    name=name,
+                    run=partial(load, server),
+                    server=server,
+                    warm_s=warm_s,
+                    count_syncs=True,
+                )
             )
     sides.append(Side(name=ALONE, run=partial(_alone, ours), server=ours, count_syncs=True))
     await bench.measure(question, sides)

@@ -76,7 +76,7 @@ async def _side(bench: Bench, name: str, unit: str, make: _Make, filled: _Filled
     async with bench.awake(filled.server):
         lanes = await make(filled)
     run = partial(_load, filled.server.port, lanes)
-    return Side(name=name, run=run, server=filled.server, unit=unit, warm_s=bench.plan.warm_s / 4)
+    return Side(name=name, run=run, server=filled.server, unit=unit)
 
 
 async def _load(port: int, lanes: list[list[bytes]], seconds: float) -> Load:

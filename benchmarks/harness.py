@@ -27,12 +27,13 @@ ATTEMPTS_PER_RUN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long and how often."""
+    """How long and how often. CDAP's server needs the longest warming, once."""
 
     runs: int = 5
-    run_s: float = 4.0
+    run_s: float = 3.0
     settle_s: float = 1.0
-    warm_s: float = 20.0
+    warm_s: float = 5.0
+    jvm_warm_s: float = 20.0
     cdap_warm_s: float = 60.0
     strace_s: float = 2.0
     attempts_per_run: int = ATTEMPTS_PER_RUN
@@ -45,7 +46,8 @@ class Plan:
             runs=3,
             run_s=1.5,
             settle_s=0.3,
-            warm_s=4.0,
+            warm_s=2.0,
+            jvm_warm_s=6.0,
             cdap_warm_s=12.0,
             strace_s=1.0,
             attempts_per_run=1,

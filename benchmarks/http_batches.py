@@ -52,7 +52,7 @@ async def measure(bench: Bench) -> Question:
                 name=name,
                 run=partial(_load, server.port, lanes),
                 server=server,
-                warm_s=bench.plan.cdap_warm_s / 2 if name == CDAP else bench.plan.warm_s / 2,
+                warm_s=bench.plan.jvm_warm_s if name == CDAP else None,
                 count_syncs=True,
             )
         )

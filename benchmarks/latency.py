@@ -89,7 +89,6 @@ async def measure(bench: Bench) -> Question:
         run=meter.run,
         server=server,
         unit="ms",
-        warm_s=bench.plan.warm_s / 4,
         figure=figure,
     )
     await bench.measure(question, [side])

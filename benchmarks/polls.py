@@ -44,7 +44,7 @@ async def measure(bench: Bench) -> Question:
         assert isinstance(server, peers.HttpServer)
         async with bench.awake(server):
             requests = await _fill(server.port)
-        warm_s = (bench.plan.cdap_warm_s if source == CDAP else bench.plan.warm_s) / 2
+        warm_s = bench.plan.jvm_warm_s if source == CDAP else None
         whole = [(prepared.poll(TOPIC), MESSAGES)]
         for name, polls in ((_whole(source), whole), (_paged(source), requests)):
             run = partial(_consume, server.port, polls)
