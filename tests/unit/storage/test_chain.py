@@ -1,0 +1,92 @@
+"""Compare-and-sets whose answers can't be trusted."""
+
+import asyncio
+
+import pytest
+
+from broker.errors import Fenced, OutcomeUnknown, StorageCorrupt
+from broker.storage import control
+from broker.storage.cells import CONTROL_COLUMN, Cell, RowCells, Table
+from broker.storage.keys import control_key
+from broker.testing.clock import pass_time
+from tests.unit.storage.scripted_tables import LOG, batch, ids_ms, run
+
+
+@pytest.mark.parametrize("word", ["do and lie", "do and fail", "fail"])
+def test_an_unclear_compare_and_set_is_resolved(word):
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        for ms in (10, 20, 30):
+            cells.cas = [word]
+            await store.append(hold, batch(ms))
+        assert await ids_ms(store) == [10, 20, 30]
+        cells.cas = [word]
+        assert (await store.claim(LOG, "a")).epoch == 2
+
+    run(story)
+
+
+def test_a_compare_and_set_that_stays_unclear_is_unknown_and_ends_the_hold():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        cells.cas = ["fail"] * 1000
+        with pytest.raises(OutcomeUnknown):
+            await store.append(hold, batch(10))
+        cells.cas.clear()
+        assert hold.done
+        with pytest.raises(Fenced):
+            await store.append(hold, batch(20))
+
+    run(story)
+
+
+def test_a_damaged_control_row_stops_everything():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        value = control.encode(hold.control)[:-1] + b"?"
+        table = cells.tables[Table.MESSAGES]
+        table.put(RowCells(control_key(LOG), {CONTROL_COLUMN: Cell(1 << 40, value)}))
+        with pytest.raises(StorageCorrupt):
+            await store.head(LOG)
+        with pytest.raises(StorageCorrupt):
+            await store.claim(LOG, "a")
+
+    run(story)
+
+
+@pytest.mark.parametrize("take", ["claim", "tombstone"])
+def test_a_busy_leader_does_not_keep_others_out(take):
+    """A log whose control row moves with every commit can still be claimed, and deleted."""
+
+    async def story(cells, store, other):
+        get, cas = cells.get, cells.check_and_put
+
+        async def slow_get(*arguments):
+            await pass_time(0.001)
+            return await get(*arguments)
+
+        async def slow_cas(*arguments):
+            await pass_time(0.0005)
+            return await cas(*arguments)
+
+        cells.get, cells.check_and_put = slow_get, slow_cas
+        hold = await store.claim(LOG, "a")
+
+        async def lead() -> int:
+            for ms in range(10, 100_000):
+                try:
+                    await store.append(hold, batch(ms))
+                    await pass_time(0.0012)
+                except Fenced:
+                    return ms
+            raise AssertionError("never fenced")
+
+        leading = asyncio.ensure_future(lead())
+        await pass_time(0.1)
+        if take == "claim":
+            await other.claim(LOG, "b")
+        else:
+            await other.tombstone(LOG, "b")
+        assert await leading > 20
+
+    run(story)

@@ -1,0 +1,74 @@
+"""What is removed, slice by slice."""
+
+from broker.model import row_id
+from broker.storage.cells import CellsError
+from broker.storage.keys import IDEMPOTENCY
+from broker.storage.ports import Batch, Segment, SideRow
+from tests.unit.storage.scripted_tables import LOG, batch, ids_ms, run
+
+
+def test_side_rows_of_a_batch_are_swept_with_their_window_alone():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        for ms in (10, 20, 30):
+            side = [SideRow(IDEMPOTENCY, b"k" * 16, row_id(ms, 0), b"answer")]
+            await store.append(hold, batch(ms)._replace(side=side))
+        while (await store.sweep_log(hold, 0, 100, side_before=row_id(20, 0))).more:
+            pass
+        left = await store.side(LOG, IDEMPOTENCY, b"k" * 16)
+        assert [side.row for side in left] == [row_id(20, 0), row_id(30, 0)]
+
+    run(story)
+
+
+def test_a_stale_view_removes_nothing_that_a_reader_may_be_shown():
+    async def story(cells, store, other):
+        hold = await store.claim(LOG, "a")
+        for ms in (10, 20, 30):
+            await store.append(hold, batch(ms))
+        later = await other.claim(LOG, "b")
+        await other.append(later, batch(40))
+        # The fenced leader does not know yet that it is one. It may sweep by the floor it confirmed.
+        while (await store.sweep_log(hold, 1 << 50, 10, side_before=row_id(1 << 40, 0))).more:
+            pass
+        assert await ids_ms(other) == [10, 20, 30, 40]
+
+    run(story)
+
+
+def test_only_rows_whose_own_life_is_over_go_above_the_floor():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        for ms, lifetime_ms in ((10, 5), (20, None), (30, 500), (40, 5)):
+            segment = Segment([row_id(ms, 0)], [b"x"], None, None, lifetime_ms)
+            await store.append(hold, Batch([segment], row_id(ms, 0)))
+        for _ in range(50):
+            if not (await store.sweep_log(hold, 100, 1)).more:
+                break
+        assert await ids_ms(store) == [20, 30, 40]
+
+    run(story)
+
+
+def test_a_delete_that_fails_is_done_by_a_later_slice():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        for ms in range(10, 60, 10):
+            await store.append(hold, batch(ms))
+        await store.raise_floor(hold, row_id(40, 0))
+        delete, failures = cells.delete, [1, 1]
+
+        async def failing(table, keys):
+            if failures:
+                failures.pop()
+                await delete(table, keys[:1])
+                raise CellsError("time-out")
+            await delete(table, keys)
+
+        cells.delete = failing
+        while (await store.sweep_log(hold, 0, 2)).more:
+            pass
+        assert (await store.estimate(LOG)).rows == 2
+        assert await ids_ms(store) == [40, 50]
+
+    run(story)
