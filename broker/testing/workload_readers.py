@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import count
 from typing import Any, Protocol
 
@@ -112,7 +113,7 @@ class Readers:
             except (BrokerError, NodeDied) as error:
                 ending.fail(str(error))
                 continue
-            rows = [row for row in rows + page.rows if row.id >= control.floor]
+            rows = [row for row in [*rows, *page.rows] if row.id >= control.floor]
             after, shown = page.seen, state
             ending.ok(_told(rows, page, generation))
 
@@ -169,7 +170,7 @@ def _asked(after: RowId, through: RowId, generation: int) -> dict[str, Any]:
     return {"after": after.hex(), "through": through.hex(), "generation": generation}
 
 
-def _told(rows: list[Row], page: Rows, generation: int) -> dict[str, Any]:
+def _told(rows: Sequence[Row], page: Rows, generation: int) -> dict[str, Any]:
     control = page.control
     is_there = (
         control is not None

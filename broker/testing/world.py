@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -42,7 +42,9 @@ def own_tasks(loop: VirtualLoop) -> None:
     """Let every task of ``loop`` belong to the node that began it, so that it dies with it."""
 
     def make(
-        in_loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
+        in_loop: asyncio.AbstractEventLoop,
+        work: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+        **options: Any,
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(work, loop=in_loop, **options)
         node = _running.get()
@@ -76,6 +78,7 @@ class Node:
         self._chance = chance
         self._instance = instance
         self._incarnation = 0
+        self._settling: asyncio.Task[None] | None = None
         self._start()
 
     def _start(self) -> None:
@@ -152,7 +155,7 @@ class Node:
 
     def _settle(self, leader: TopicLeader) -> None:
         token = _running.set(self)
-        asyncio.get_running_loop().create_task(_refuse(leader))
+        self._settling = asyncio.get_running_loop().create_task(_refuse(leader))
         _running.reset(token)
 
 
