@@ -28,7 +28,7 @@ the other, went **{syncs:,.0f} times a second** (p50 {sync_p50:.3f} ms, p99 {syn
 
 Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and no
 more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie; over
-{spread:.0%} of the median is no result. *Server* is the processor time of the server for each
+{spread:.0%} of the median is no result. Where too few runs were kept, the median of all stands in brackets. *Server* is the processor time of the server for each
 message or poll. *Acks a sync* were counted with strace in a run of its own.
 """
 
@@ -164,7 +164,7 @@ def plot(results: dict[str, Any], path: Path) -> None:
         axes.text(max(ratio["value"], ratio["must"] * 1.05), place, said, va="center")
     axes.set_yticks(range(len(judged)), [text for text, _ in judged])
     axes.invert_yaxis()
-    axes.margins(x=0.15)
+    axes.set_xlim(0, 1.3 * max((ratio["value"] for _, ratio in judged), default=1.0))
     axes.set_xlabel("ratio; the triangle is what it must be at least (>) or at most (<)")
     figure.savefig(path, metadata={"Date": None})
     plt.close(figure)
