@@ -8,8 +8,9 @@ per run of equal heads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from broker import guards
@@ -31,18 +32,23 @@ from broker.storage.leveldb_holds import (
     database_control_key,
     database_prefix,
 )
-from broker.storage.ports import Estimate, Row, Rows, SideRow
+from broker.storage.ports import Estimate, PlainRows, Row, Rows, SideRow
 from broker.storage.rowvalue import (
     HEAD_BYTES,
+    Head,
     decode_checked,
     decode_head,
+    encode_head,
     head_bytes,
     with_pointer,
 )
 
 NEGATE_ROWS_MAX = 10_000
 """How many rows of a range one slice of a rollback looks at."""
+CHUNK_ROWS_MAX = 256
+"""How many rows are taken at once where the last ones were small."""
 _SAMPLE_ROWS = 1000
+_PLAIN_HEAD_BYTES = len(encode_head(Head(0, False, None, None, None)))
 
 Pairs = AbstractContextManager[Iterator[tuple[bytes, bytes]]]
 
@@ -83,17 +89,28 @@ def stretches(ranges: tuple[EpochRange, ...], first: RowId, through: RowId) -> l
 
 
 class Page:
-    """Rows being collected up to two bounds."""
+    """Rows being collected up to two bounds.
 
-    __slots__ = ("bytes_left", "full", "rows", "rows_left", "seen")
+    Most logs are long runs of plain rows, with one head. They are taken in chunks and kept as lists of
+    ids and payloads; where anything else comes, rows are looked at one by one from there on.
+    """
+
+    __slots__ = ("_ids", "_payloads", "_rows", "bytes_left", "full", "rows_left", "seen")
 
     def __init__(self, rows_max: int, bytes_max: int) -> None:
         """Start empty."""
-        self.rows: list[Row] = []
+        self._ids: list[RowId] = []
+        self._payloads: list[bytes] = []
+        self._rows: list[Row] | None = None
         self.rows_left = rows_max
         self.bytes_left = bytes_max
         self.seen: RowId | None = None
         self.full = rows_max <= 0
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """What was collected."""
+        return PlainRows(self._ids, self._payloads) if self._rows is None else self._rows
 
     def collect(self, pairs: Iterator[tuple[bytes, bytes]], entry: EpochRange) -> None:
         """Take counting rows until the pairs end or the page is full.
@@ -101,13 +118,39 @@ class Page:
         Raises:
             StorageCorrupt: a value has no head.
         """
-        rows_left, bytes_left = self.rows_left, self.bytes_left
-        rows, make = self.rows, tuple.__new__
-        head, size = b"\0", 1
+        size_max, chunk_rows = 1, 1
+        while not self.full:
+            wanted = max(1, min(self.rows_left, chunk_rows, self.bytes_left // size_max))
+            chunk = list(islice(pairs, wanted))
+            if not chunk:
+                return
+            self._take(chunk, entry)
+            size_max = max([size_max, *(len(value) for _, value in chunk)])
+            chunk_rows = min(2 * chunk_rows, CHUNK_ROWS_MAX)
+
+    def _take(self, chunk: list[tuple[bytes, bytes]], entry: EpochRange) -> None:
+        head = chunk[0][1][:_PLAIN_HEAD_BYTES]
+        if self._rows is not None or not _is_plain(head, entry) or _is_mixed(chunk, head):
+            self._take_each(chunk, entry)
+            return
+        payloads = [value[_PLAIN_HEAD_BYTES:] for _, value in chunk]
+        self._ids += [row for row, _ in chunk]
+        self._payloads += payloads
+        self.rows_left -= len(chunk)
+        self.bytes_left -= sum(map(len, payloads)) + _PLAIN_HEAD_BYTES * len(chunk)
+        self.full = self.rows_left <= 0 or self.bytes_left <= 0
+        self.seen = chunk[-1][0]
+
+    def _take_each(self, chunk: list[tuple[bytes, bytes]], entry: EpochRange) -> None:
+        if self._rows is None:
+            self._rows = list(PlainRows(self._ids, self._payloads))
+        rows, make = self._rows, tuple.__new__
+        head: bytes | None = None
+        size = 0
         counts, pointer, number, lifetime_ms, is_reference = False, None, None, None, False
-        key = None
-        for key, value in pairs:
-            if not value.startswith(head):
+        for key, value in chunk:
+            self.seen = key
+            if head is None or not value.startswith(head):
                 size = head_bytes(value)
                 head = value[:size]
                 _, is_reference, pointer, number, lifetime_ms = decoded = decode_head(value)
@@ -117,16 +160,23 @@ class Page:
                 continue
             payload = None if is_reference else value[size:]
             rows.append(make(Row, (key, payload, pointer, number, lifetime_ms)))
-            rows_left -= 1
-            bytes_left -= len(value)
-            if rows_left <= 0 or bytes_left <= 0:
+            self.rows_left -= 1
+            self.bytes_left -= len(value)
+            if self.rows_left <= 0 or self.bytes_left <= 0:
                 self.full = True
-                break
-        self.rows_left, self.bytes_left = rows_left, bytes_left
-        self.seen = key or self.seen
+                return
 
 
-assert HEAD_BYTES[0] == 0, "no head begins with the byte that stands for no head yet"
+def _is_plain(head: bytes, entry: EpochRange) -> bool:
+    """Whether a value begins with a head without fields, of an epoch that counts."""
+    if HEAD_BYTES[head[0] if head else 0] != _PLAIN_HEAD_BYTES or len(head) < _PLAIN_HEAD_BYTES:
+        return False
+    decoded = decode_head(head)
+    return not decoded.is_reference and entry.first <= decoded.epoch <= entry.last
+
+
+def _is_mixed(chunk: list[tuple[bytes, bytes]], head: bytes) -> bool:
+    return len([True for _, value in chunk if value.startswith(head)]) < len(chunk)
 
 
 def _require_pointer_row(

@@ -18,8 +18,10 @@ opened under the topic's hold, and giving up on it means claiming the *topic* ag
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol, overload
+
+from typing_extensions import override
 
 from broker.model import ROW_ID_MIN, RowId, TopicId
 from broker.storage.control import Control
@@ -75,6 +77,50 @@ class Row(NamedTuple):
         return self.number if self.number is not None else abs(self.pointer or 0)
 
 
+class PlainRows(Sequence[Row]):
+    """Inline rows without pointer and lifetime, as two parallel lists: cheap to make and to send on.
+
+    Equal to any sequence of the same rows.
+    """
+
+    __slots__ = ("ids", "payloads")
+
+    def __init__(self, ids: Sequence[RowId], payloads: Sequence[bytes]) -> None:
+        """Keep both lists."""
+        self.ids = ids
+        self.payloads = payloads
+
+    @override
+    def __len__(self) -> int:
+        """Return how many rows there are."""
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+    @overload
+    def __getitem__(self, place: slice) -> PlainRows: ...
+    @override
+    def __getitem__(self, place: int | slice) -> Row | PlainRows:
+        """Return one row, or some."""
+        if isinstance(place, slice):
+            return PlainRows(self.ids[place], self.payloads[place])
+        return Row(self.ids[place], self.payloads[place])
+
+    @override
+    def __iter__(self) -> Iterator[Row]:
+        """Yield the rows."""
+        return map(Row, self.ids, self.payloads)
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        """Compare row by row."""
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # As a list's.
+
+
 class Rows(NamedTuple):
     """A page of a log.
 
@@ -83,7 +129,7 @@ class Rows(NamedTuple):
     looked at (the least, when reading backwards), from which the next page goes on.
     """
 
-    rows: list[Row]
+    rows: Sequence[Row]
     control: Control | None
     more: bool
     seen: RowId

@@ -21,6 +21,7 @@ from broker.storage.ports import Batch, Hold
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
+from broker.topics.stats import Rates
 from broker.topics.stored import StoredPayloads
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import LogWriter, Write, ends_hold
@@ -44,6 +45,8 @@ class TopicLeader:
         self.topic = topic
         self.hold = hold
         self.ended: BrokerError | None = None
+        self.rates: Rates | None = None
+        """Told of what is committed, if there is one."""
         self.loop = asyncio.get_running_loop()
         self._around = around
         self._notify = committed
@@ -215,4 +218,6 @@ class TopicLeader:
 
     def _committed(self, batch: Batch) -> None:
         self.cache.add(batch)
+        if self.rates is not None:
+            self.rates.published(sum([len(segment.ids) for segment in batch.segments]))
         self._notify()

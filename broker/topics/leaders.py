@@ -153,6 +153,7 @@ class Leaders:
             raise
         state.topic = found
         leader = TopicLeader(found, hold, self.around, committed=state.wake, lost=self._lost)
+        leader.rates = state.rates
         carried, state.carried = state.carried, []
         if state.carried_generation == found.generation:
             leader.writer.take_over(carried)

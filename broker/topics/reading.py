@@ -28,7 +28,7 @@ from broker.model import (
 )
 from broker.storage.control import State
 from broker.storage.keys import LogId
-from broker.storage.ports import Row, Rows
+from broker.storage.ports import PlainRows, Row, Rows
 from broker.topics.cache import PlainEntry, TopicCache
 from broker.topics.fetch import Verdict, judge, lives, oldest_live, start_of
 from broker.topics.surroundings import Surroundings
@@ -168,34 +168,37 @@ class Reading:
     async def _take_rows(self, rows: Sequence[Row], bytes_max: int) -> bool:
         """Take rows in order; False if it stopped before the last of them."""
         now_ms = self._around.clock.now_ms()
+        if isinstance(rows, PlainRows):
+            return self._take_plain(rows.ids, rows.payloads, now_ms)
         first = 0
         for judged in _to_judge(rows, transactional=self._snapshot is not None):
-            if not self._take_plain(rows[first:judged], now_ms):
+            if not self._take_unjudged(rows[first:judged], now_ms):
                 return False
             first = judged + 1
             if not await self._take_row(rows[judged], now_ms, bytes_max):
                 return False
-        return self._take_plain(rows[first:], now_ms)
+        return self._take_unjudged(rows[first:], now_ms)
 
-    def _take_plain(self, rows: Sequence[Row], now_ms: int) -> bool:
+    def _take_unjudged(self, rows: Sequence[Row], now_ms: int) -> bool:
+        ids = [row[0] for row in rows]
+        return self._take_plain(ids, [row[1] or b"" for row in rows], now_ms)
+
+    def _take_plain(self, ids: Sequence[RowId], payloads: Sequence[bytes], now_ms: int) -> bool:
         """Take rows that need no judgement but by their age; False if the limit came before."""
-        if not rows:
+        if not ids:
             return True
-        self._after = rows[-1].id
+        self._after = ids[-1]
         bound = oldest_live(now_ms, self._topic.ttl_ms)
-        if rows[0].id < bound:
-            rows = rows[bisect_left(rows, bound, key=_id_of) :]
-        if rows and rows[0].id == self._start.row and not self._start.inline:
-            rows = rows[1:]
-        if len(rows) > self._left:
-            rows = rows[: self._left]
-        if rows:
+        first = bisect_left(ids, bound) if ids[0] < bound else 0
+        if first < len(ids) and ids[first] == self._start.row and not self._start.inline:
+            first += 1
+        stop = min(len(ids), first + self._left)
+        if first < stop:
             self._flush()
-            payloads = [row[1] or b"" for row in rows]
-            block = encode_inline_block([row[0] for row in rows], payloads)
+            block = encode_inline_block(ids[first:stop], payloads[first:stop])
             self._blocks.append(block)
             self._bytes += len(block)
-            self._count(len(rows))
+            self._count(stop - first)
         return self._left > 0
 
     async def _take_row(self, row: Row, now_ms: int, bytes_max: int) -> bool:
@@ -243,7 +246,7 @@ class Reading:
                 return
             self._reference = reference
 
-    def _take_payloads(self, reference: _Reference, rows: list[Row]) -> None:
+    def _take_payloads(self, reference: _Reference, rows: Sequence[Row]) -> None:
         now_ms = self._around.clock.now_ms()
         for row in rows:
             life_ms = shorter(reference.lifetime_ms, row.lifetime_ms)
@@ -266,10 +269,6 @@ class Reading:
         if self._ids:
             self._blocks.append(encode_block(self._ids, self._payloads))
             self._ids, self._payloads = [], []
-
-
-def _id_of(row: Row) -> RowId:
-    return row.id
 
 
 def _to_judge(rows: Sequence[Row], *, transactional: bool) -> list[int]:

@@ -140,7 +140,6 @@ class Topics:
                 and leader.topic.transactions is not TransactionUse.REQUIRED
             ):
                 state.touched = True
-                state.rates.published(len(request.payloads))
                 return leader.publish(Write(leader.loop.create_future(), request.payloads))
         return self._publish(topic, request, options)
 
@@ -159,9 +158,7 @@ class Topics:
             self._check(leader.topic, request, options)
             return await leader.publish_request(request, options)
 
-        published = await self.leaders.led(topic, attempt, options)
-        self.leaders.state(topic).rates.published(len(request.payloads))
-        return published
+        return await self.leaders.led(topic, attempt, options)
 
     async def store(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS

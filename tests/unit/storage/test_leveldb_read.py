@@ -94,3 +94,33 @@ def test_a_value_without_a_head_is_corrupt() -> None:
 def test_an_empty_window_has_no_stretches() -> None:
     assert stretches((ENTRY,), row(5), row(4)) == []
     assert stretches((ENTRY,), row(0), row(4)) == [Stretch(row(1), row(4), ENTRY)]
+
+
+kinds = st.tuples(
+    st.sampled_from([2, 2, 2, 3, 4]),  # The epoch; 4 does not count.
+    st.binary(max_size=40),
+    st.sampled_from([None, None, None, 7, -7]),
+)
+
+
+@given(st.lists(kinds, max_size=700), st.integers(1, 600), st.integers(0, 9000))
+def test_a_page_is_what_looking_at_each_row_gives(
+    rows: list[tuple[int, bytes, int | None]], rows_max: int, bytes_max: int
+) -> None:
+    pairs = [(row(n), value(*kind)) for n, kind in enumerate(rows, start=1)]
+    page = Page(rows_max, bytes_max)
+    page.collect(iter(pairs), ENTRY)
+    taken = list(page.rows)
+    assert taken == [
+        Row(key, payload, pointer)
+        for (key, _), (epoch, payload, pointer) in zip(pairs, rows, strict=True)
+        if epoch != 4 and page.seen is not None and key <= page.seen
+    ]
+    assert len(taken) <= rows_max
+    size = sum(len(stored) for (key, stored) in pairs if any(key == r.id for r in taken))
+    if page.full:
+        assert len(taken) == rows_max or size >= bytes_max
+        # A chunk is cut by its largest row so far, so that little can go over.
+        assert len(taken) == 1 or size <= bytes_max + 257 * 60
+    else:
+        assert page.seen == (pairs[-1][0] if pairs else None)
