@@ -1,7 +1,7 @@
 """How runs are made: servers warmed, one at a time, in turn A-B-C-A-B-C, each judged for company.
 
 A question describes its *sides*: a name, a server, and a load that can be run for some seconds. The
-harness warms each side once, then lets them take turns until each has enough runs in which nothing else
+harness keeps both cores awake (see ``keep_awake``), warms each side once, then lets them take turns until each has enough runs in which nothing else
 used the processor, or until it has tried three times as often.
 """
 
@@ -11,16 +11,18 @@ import asyncio
 import contextlib
 import gc
 import os
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import occupancy, syncs
+from benchmarks import occupancy, peers, syncs
 from benchmarks.figures import Question, Run, Series, percentile
 from benchmarks.load import Load
 from broker.testing.servers import Server, ServerFailed, ServerMissing
+from broker.testing.servers.process import start_child, tied_to_us
 
 ATTEMPTS_PER_RUN = 3
 
@@ -80,6 +82,14 @@ class Bench:
         self._servers: dict[str, Server] = {}
         self._absent: dict[str, str] = {}
         self._exit = ExitStack()
+        self._keepers = [self._keep_awake(core) for core in (peers.SERVER_CPU, peers.LOAD_CPU)]
+
+    def _keep_awake(self, core: int) -> int:
+        command = tied_to_us([sys.executable, "-m", "benchmarks.keep_awake", str(core)])
+        keeper = start_child(command, stderr=sys.stderr.buffer)
+        self._exit.callback(keeper.wait)
+        self._exit.callback(keeper.kill)
+        return keeper.pid
 
     def close(self) -> None:
         """End all servers."""
@@ -174,7 +184,8 @@ class Bench:
             if self.plan.settle_s and side.warm_s != 0:
                 await side.run(self.plan.settle_s)
             gc.collect()
-            pids = [os.getpid(), *(server.pid for server in self._servers.values())]
+            servers = (server.pid for server in self._servers.values())
+            pids = [os.getpid(), *self._keepers, *servers]
             before = occupancy.snapshot(time.monotonic(), pids)
             load = await side.run(self.plan.run_s)
             after = occupancy.snapshot(time.monotonic(), pids)
