@@ -130,7 +130,7 @@ class LogSweeper:
         for table, start, stop in ranges:
             if start >= stop:
                 continue
-            piece = await self._range(table, start, stop, rows_max - swept)
+            piece = await self._range_from_end(table, start, stop, rows_max - swept)
             swept += piece.rows
             if piece.more or swept >= rows_max:
                 return Swept(swept, more=True)
@@ -139,26 +139,34 @@ class LogSweeper:
     async def _prefixes(self, table: Table, prefixes: Sequence[bytes], rows_max: int) -> Swept:
         swept = 0
         for prefix in prefixes:
-            piece = await self._range(table, prefix, prefix_end(prefix), rows_max - swept)
+            piece = await self._range_from_end(table, prefix, prefix_end(prefix), rows_max - swept)
             swept += piece.rows
             if piece.more or swept >= rows_max:
                 return Swept(swept, more=True)
         return Swept(swept, more=False)
 
     async def _range(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> Swept:
-        begin = self._resumed.pop((table, start), start)
-        rows = await self._scan(table, begin, stop, rows_max + 1)
+        """Remove the first rows of a range."""
+        rows = await self._scan(table, start, stop, rows_max + 1)
         keys = [row.key for row in rows[:rows_max]]
         await self._delete(table, keys)
-        if len(rows) > rows_max:
-            self._resumed[table, start] = rows[-1].key
-            if len(self._resumed) > RESUMED_MAX:
-                self._resumed.popitem(last=False)
         return Swept(len(keys), more=len(rows) > rows_max)
 
-    async def _scan(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> list[RowCells]:
+    async def _range_from_end(
+        self, table: Table, start: bytes, stop: bytes, rows_max: int
+    ) -> Swept:
+        """Remove the last rows of a range, the very last one before the others."""
+        rows = await self._scan(table, start, stop, rows_max + 1, reverse=True)
+        keys = [row.key for row in rows[:rows_max]]
+        await self._delete(table, keys[:1])
+        await self._delete(table, keys[1:])
+        return Swept(len(keys), more=len(rows) > rows_max)
+
+    async def _scan(
+        self, table: Table, start: bytes, stop: bytes, rows_max: int, *, reverse: bool = False
+    ) -> list[RowCells]:
         return await self._retrying.read(
-            lambda: self._cells.scan(table, start, stop, rows_max=rows_max)
+            lambda: self._cells.scan(table, start, stop, rows_max=rows_max, reverse=reverse)
         )
 
     async def _delete(self, table: Table, keys: Sequence[bytes]) -> None:

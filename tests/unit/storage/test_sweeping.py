@@ -1,8 +1,8 @@
 """What is removed, slice by slice."""
 
 from broker.model import row_id
-from broker.storage.cells import CellsError
-from broker.storage.keys import IDEMPOTENCY
+from broker.storage.cells import CellsError, Table
+from broker.storage.keys import IDEMPOTENCY, control_key
 from broker.storage.ports import Batch, Segment, SideRow
 from tests.unit.storage.scripted_tables import LOG, batch, ids_ms, run
 
@@ -70,5 +70,28 @@ def test_a_delete_that_fails_is_done_by_a_later_slice():
             pass
         assert (await store.estimate(LOG)).rows == 2
         assert await ids_ms(store) == [40, 50]
+
+    run(story)
+
+
+def test_what_goes_as_a_whole_goes_from_its_end():
+    """A reader with an old control row is not shown a half-swept generation as if it were whole."""
+
+    async def story(cells, store, other):
+        hold = await store.claim(LOG, "a")
+        for ms in range(10, 60, 10):
+            await store.append(hold, batch(ms))
+        old = await cells.get(Table.MESSAGES, control_key(LOG))
+        await store.tombstone(LOG, "a")
+        await store.claim(LOG._replace(generation=2), "a")
+        assert (await store.sweep_generations(LOG.topic, 2, 2)).more
+        get, answers = cells.get, [old]
+
+        async def old_first(table, key):
+            return answers.pop() if answers else await get(table, key)
+
+        cells.get = old_first
+        assert await ids_ms(other) == []
+        assert other.stale_answers == 1
 
     run(story)
