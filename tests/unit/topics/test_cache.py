@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.model import ROW_ID_MIN, Message, row_before, row_id
@@ -63,6 +63,7 @@ batches = st.lists(
 )
 
 
+@settings(max_examples=50)
 @given(batches, st.integers(0, 60_000), st.data())
 def test_what_the_cache_covers_is_what_was_committed(
     kinds: list[list[tuple[str, int]]], bytes_max: int, data: st.DataObject

@@ -22,6 +22,7 @@ from broker.storage.control import State
 from broker.storage.keys import LogId
 from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
 from broker.topics.browse import BrowseQuery
+from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
 
 SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, in_progress=[50])
@@ -501,6 +502,31 @@ async def test_a_log_of_a_newer_generation_than_its_record_is_no_endless_loop(
     await bench.around.store.claim(LogId(TOPIC, 7), "from the future")
     with pytest.raises(NoLeader):
         await bench.publish(b"m", options=PublishOptions(deadline=bench.clock.monotonic() + 2))
+
+
+async def test_two_nodes_that_both_want_to_lead_back_off_and_lose_nothing(bench: Bench) -> None:
+    await bench.create()
+    one = bench.topics
+    bench.restart()
+    two = bench.topics
+
+    async def publish(topics: Topics, name: str) -> list[bytes]:
+        payloads = [f"{name}{number}".encode() for number in range(15)]
+        for payload in payloads:
+            await topics.publish(TOPIC, PublishRequest(None, [payload]))
+            await bench.pass_ms(1)
+        return payloads
+
+    before = bench.clock.monotonic()
+    asked = await asyncio.gather(
+        *(publish(topics, f"{name}{n}.") for topics, name in ((one, "a"), (two, "b")) for n in "12")
+    )
+    assert bench.clock.monotonic() - before < 60
+    got = await bench.payloads()
+    assert sorted(got) == sorted(payload for payloads in asked for payload in payloads)
+    for payloads in asked:
+        assert [payload for payload in got if payload in payloads] == payloads
+    await one.close()
 
 
 async def test_closing_hands_every_log_off_and_leads_nothing_after(bench: Bench) -> None:
