@@ -195,6 +195,16 @@ class PayloadContract(StoreSuite):
         assert [log for log, _ in await store.payload_logs(TOPIC)] == [kept.log]
         assert await ids_of(store, kept.log) == rows
 
+    async def test_nothing_of_a_dropped_log_is_shown(
+        self, store: LogStore, hold: Hold, ids: Ids
+    ) -> None:
+        payloads = await store.open_payloads(hold, 7)
+        await store.append(payloads, batch_of(ids.take(5)))
+        await store.drop(payloads)
+        page = await read(store, payloads.log)
+        assert (page.rows, page.more) == ([], False)
+        assert page.control == payloads.control
+
     async def test_nothing_is_added_to_a_dropped_log(
         self, store: LogStore, hold: Hold, ids: Ids
     ) -> None:
@@ -290,6 +300,21 @@ class FloorContract(StoreSuite):
         ]
         await sweep(store, hold, 1 << 50, 3)
         assert await ids_of(store) == [rows[0], rows[2], rows[4], rows[6], rows[8], rows[9]]
+
+    async def test_side_rows_go_with_their_window(
+        self, store: LogStore, hold: Hold, ids: Ids
+    ) -> None:
+        rows = ids.take(4)
+        side = [SideRow(IDEMPOTENCY, b"k" * 16, row, b"answer of " + row) for row in rows]
+        for row, its_side in zip(rows, side, strict=True):
+            await store.append(hold, batch_of([row], side=[its_side]))
+        await sweep(store, hold, 0, 10)
+        assert await store.side(LOG, IDEMPOTENCY, b"k" * 16) == side
+        for _ in range(SLICES_MAX):
+            if not (await store.sweep_log(hold, 0, 10, side_before=rows[2])).more:
+                break
+        assert await store.side(LOG, IDEMPOTENCY, b"k" * 16) == side[2:]
+        assert await ids_of(store) == rows
 
     async def test_a_fenced_holder_sweeps_nothing_more_than_the_floor_allows(
         self, store: LogStore, hold: Hold, ids: Ids
