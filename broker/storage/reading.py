@@ -9,6 +9,11 @@ state of the table that holds a counting row holds all that count below it. Henc
 A scan therefore reads on until it meets a counting row at or above the end of what it was asked for, at
 the latest the row at the pointer, which is never removed. If it does not meet that, what answered is old:
 the control row is read again, and the rows. Backwards a scan begins at such a row.
+
+Two things an old answer hides without a trace, because no row above them need follow: the mark of a
+rollback (the row is there, as it was before) and a side row. Only a server that lost its region and still
+answers, after a rollback or a keyed request was acknowledged elsewhere, can show that; where it matters,
+operators keep the time that a region server may live without its session shorter than the failover.
 """
 
 from __future__ import annotations
