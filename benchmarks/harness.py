@@ -1,8 +1,9 @@
 """How runs are made: servers warmed, one at a time, in turn A-B-C-A-B-C, each judged for company.
 
 A question describes its *sides*: a name, a server, and a load that can be run for some seconds. The
-harness keeps both cores awake (see ``keep_awake``), warms each side once, then lets them take turns until each has enough runs in which nothing else
-used the processor, or until it has tried three times as often.
+harness keeps both cores awake (see ``keep_awake``), warms each side once, then lets them take turns
+until each has enough runs in which nothing else used the processor, or until it has tried three times
+as often.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ class Plan:
     """How long and how often. CDAP's server needs the longest warming, once."""
 
     runs: int = 5
-    run_s: float = 3.0
-    settle_s: float = 1.0
-    warm_s: float = 5.0
+    run_s: float = 2.0
+    settle_s: float = 0.5
+    warm_s: float = 3.0
     jvm_warm_s: float = 20.0
-    cdap_warm_s: float = 60.0
+    cdap_warm_s: float = 45.0
     strace_s: float = 2.0
     attempts_per_run: int = ATTEMPTS_PER_RUN
     stored_messages: int = 5_000_000
