@@ -58,7 +58,12 @@ SETTINGS = TopicSettings(
     cache_bytes_max=6000,
     sweep_margin_ms=500,
     sweep_rows_max=5,
+    batch_rows_max=6,
+    idempotency_keys_max=3,
+    payload_logs_open_max=2,
+    topics_in_use_max=2,
 )
+"""Small bounds, so that every one of them is reached."""
 WAIT_S = 4.0
 SLACK_S = 1.5
 """How long after a commit a waiting poll may still be reading, in a storage that misbehaves."""

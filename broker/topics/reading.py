@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from broker import guards
 from broker.errors import Unavailable
 from broker.model import (
+    MESSAGE_ID_BYTES,
     ROW_ID_MAX,
     ROW_ID_MIN,
     Message,
@@ -237,7 +238,12 @@ class Reading:
         self._reference = reference
         while self._left > 0 and self._bytes < bytes_max:
             page = await scan_payloads(
-                self._around, self._topic, reference.number, reference.after, self._left
+                self._around,
+                self._topic,
+                reference.number,
+                reference.after,
+                self._left,
+                bytes_max=bytes_max - self._bytes,
             )
             self._take_payloads(reference, page.rows)
             reference = reference._replace(after=page.seen)
@@ -248,6 +254,13 @@ class Reading:
 
     def _take_payloads(self, reference: _Reference, rows: Sequence[Row]) -> None:
         now_ms = self._around.clock.now_ms()
+        if isinstance(rows, PlainRows):
+            if lives(reference.row, reference.lifetime_ms, now_ms, self._topic.ttl_ms):
+                self._ids += [reference.row + row for row in rows.ids]
+                self._payloads += rows.payloads
+                self._bytes += sum(map(len, rows.payloads)) + MESSAGE_ID_BYTES * len(rows)
+                self._count(len(rows))
+            return
         for row in rows:
             life_ms = shorter(reference.lifetime_ms, row.lifetime_ms)
             if lives(reference.row, life_ms, now_ms, self._topic.ttl_ms):
@@ -302,6 +315,7 @@ async def scan_payloads(  # noqa: PLR0913 - Each is named by its callers.
     *,
     through: RowId = ROW_ID_MAX,
     reverse: bool = False,
+    bytes_max: int | None = None,
 ) -> Rows:
     """Return a page of a payload log whose reference is committed.
 
@@ -315,7 +329,7 @@ async def scan_payloads(  # noqa: PLR0913 - Each is named by its callers.
             after,
             through,
             rows_max=min(settings.page_rows_max, rows_max),
-            bytes_max=settings.page_bytes_max,
+            bytes_max=min(settings.page_bytes_max, bytes_max or settings.page_bytes_max),
             reverse=reverse,
         )
         sealed = page.control is not None and page.control.state in _SEALED

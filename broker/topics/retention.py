@@ -118,7 +118,9 @@ class Sweeper:
             return
         report.topics += 1
         rows_before = report.rows
-        if not record.deleted:
+        if record.deleted:
+            self._swept.pop(topic, None)
+        else:
             await self._sweep_live(record.topic(topic), report)
         below = record.generation + 1 if record.deleted else record.generation
         await self._sweep_generations(topic, below, report)

@@ -297,6 +297,15 @@ async def test_one_large_commit_is_no_large_page(bench: Bench, pointer: int | No
         bench.forget_cache()
 
 
+async def test_many_stored_payloads_are_no_large_page(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(5, *[bytes(1000)] * 3000)
+    await bench.publish(pointer=5)
+    stream = await bench.topics.poll(TOPIC, Poll())
+    assert max([len(block) async for block in stream.blocks()]) < 600_000
+    assert len(await bench.poll()) == 3000
+
+
 async def test_reading_goes_on_in_storage_when_the_cache_lets_go_meanwhile(bench: Bench) -> None:
     await bench.create()
     payload = bytes(100_000)

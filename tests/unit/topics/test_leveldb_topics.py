@@ -22,15 +22,25 @@ TOPIC = TopicId("ns", "t")
 LIFE_S = 1 << 40
 
 
+class Ahead(SystemClock):
+    """The system's clock, and some time more."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
 class Node:
     def __init__(self, directory: Path) -> None:
+        self.clock = Ahead()
         self._directory = directory
         self.full = False
 
     async def start(self) -> None:
         self.store = await LevelDBStore.open(self._directory, fault=self._fault)
         settings = TopicSettings(transaction_life_max_s=LIFE_S, sweep_margin_ms=0)
-        around = Surroundings(self.store, SystemClock(), settings, owner="node")
+        around = Surroundings(self.store, self.clock, settings, owner="node")
         self.topics = Topics(around, self.store)
 
     def _fault(self, number: int, when: str) -> None:
@@ -80,6 +90,21 @@ async def test_a_restart_keeps_all_that_was_acknowledged(node: Node) -> None:
         await node.topics.store(TOPIC, PublishRequest(5, [b"late"]))
     await node.publish(b"a", key="k")
     assert await node.payloads() == before
+
+
+async def test_stored_payloads_expire_with_their_reference(node: Node) -> None:
+    options = PublishOptions(ttl_s=1)
+    await node.topics.store(TOPIC, PublishRequest(5, [b"long"] * 3))
+    await node.topics.store(TOPIC, PublishRequest(6, [b"short", b"short"]), options)
+    for number in (5, 6):
+        await node.topics.publish(TOPIC, PublishRequest(number, []))
+    assert await node.payloads() == [b"long"] * 3 + [b"short"] * 2
+    now_ms = node.clock.now_ms()
+    node.clock.ahead_ms = 1500
+    assert await node.payloads() == [b"long"] * 3
+    node.clock.ahead_ms = 600_000 + 1500
+    assert await node.payloads() == []
+    assert node.clock.now_ms() > now_ms
 
 
 async def test_a_full_disk_stops_writing_and_nothing_else(node: Node) -> None:
