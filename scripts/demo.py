@@ -207,13 +207,15 @@ def farewell(broker: Broker, *, stays: bool) -> None:
     pid = broker.process.pid if broker.process is not None else None
     if stays:
         say(f"the broker stays up at {url} with its data in {data_dir}; stop it: kill {pid}")
+        say(f"  .venv/bin/broker publish {NAME} 'one more' --url {url}")
+        say(f"  .venv/bin/broker tail {NAME} --no-follow --url {url}")
+        path = f"/v1/namespaces/{TOPIC.namespace}/topics/{TOPIC.topic}/messages?order=desc&limit=3"
+        say(f"  curl '{url}{path}'")
     else:
-        say("start a broker of your own: make serve   (http://127.0.0.1:8080)   and try:")
-    option = f" --url {url}" if stays else ""
-    say(f"  .venv/bin/broker publish {NAME}{option} 'hello'")
-    say(f"  .venv/bin/broker tail {NAME}{option} --no-follow")
-    address = url if stays else "http://127.0.0.1:8080"
-    say(f"  curl '{address}/v1/namespaces/{TOPIC.namespace}/topics/{TOPIC.topic}/messages?limit=3'")
+        say("now with a broker of your own: make serve   (http://127.0.0.1:8080), and beside it:")
+        say("  .venv/bin/broker topics create demo/mine")
+        say("  .venv/bin/broker publish demo/mine --lines README.md")
+        say("  .venv/bin/broker tail demo/mine")
 
 
 def main() -> int:
