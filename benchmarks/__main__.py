@@ -1,4 +1,4 @@
-"""``python -m benchmarks [a b c d e f] [--runs N] [--json FILE] [--quick]``.
+"""``python -m benchmarks [a b c d e f] [--runs N] [--attempts N] [--json FILE] [--quick]``.
 
 Exits with 1 if a figure is below what it must be, else with 0. What could not be measured, or gave no
 result, is said so and is neither.
@@ -53,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = Plan.quick() if options.quick else Plan()
     if options.runs:
         plan = replace(plan, runs=options.runs)
+    if options.attempts:
+        plan = replace(plan, attempts_per_run=options.attempts)
     results = machine.described()
     results |= {"quick": options.quick, "raw_sync": [], "questions": []}
     uvloop.run(_measure(options.questions or list(QUESTIONS), plan, results, options.json))
@@ -70,6 +72,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], metavar="a…f")
     parser.add_argument("--runs", type=int, help="kept runs a side (5)")
+    parser.add_argument("--attempts", type=int, help="most runs for each kept one (3)")
     parser.add_argument("--quick", action="store_true", help="short runs, no conclusions")
     parser.add_argument("--json", type=Path, default=Path("data/benchmarks.json"))
     return parser.parse_args(arguments)
