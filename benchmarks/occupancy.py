@@ -50,9 +50,9 @@ def snapshot(elapsed_s: float, processes: Iterable[int]) -> Snapshot:
 
 
 def process_s(pid: int) -> float:
-    """Return the seconds of processor time that a process has used; 0 if it is gone."""
+    """Return the seconds of processor time of a process and its ended children; 0 if it is gone."""
     fields = _stat_fields(pid)
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S if fields else 0.0
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S
 
 
 def objection(before: Snapshot, after: Snapshot) -> str:
