@@ -1,7 +1,7 @@
 """(a) 64 concurrent single-message publishes, each awaited, through each Python client.
 
 Each client as its documentation says that it is fast: ours with awaited publishes travelling together
-(its default; with two connections, and once more with that switched off); aiokafka with ``acks=all``
+(its default; and once more with that switched off); aiokafka with ``acks=all``
 and no linger, which sends what has gathered; redis-py's asyncio client on hiredis with a connection for
 each publisher. All of them on uvloop.
 """
@@ -51,8 +51,8 @@ async def _publishers(publish: Publish, seconds: float) -> Load:
     return Load(len(latencies), seconds, latencies)
 
 
-async def _ours(server: peers.OurServer, seconds: float, **settings: Any) -> Load:
-    async with Client(server.url, **settings) as client:
+async def _ours(server: peers.OurServer, seconds: float) -> Load:
+    async with Client(server.url) as client:
         await client.create_topic(TOPIC, if_exists="keep")
         return await _publishers(partial(client.publish, TOPIC), seconds)
 
@@ -95,10 +95,7 @@ async def measure(bench: Bench) -> Question:
     sides: list[Side] = []
     ours = await bench.server("ours", peers.OurServer)
     assert isinstance(ours, peers.OurServer)
-    settings = {"connections_per_topic": 2}
-    sides.append(
-        Side(name=OURS, run=partial(_ours, ours, **settings), server=ours, count_syncs=True)
-    )
+    sides.append(Side(name=OURS, run=partial(_ours, ours), server=ours, count_syncs=True))
     for name, make, run in ((KAFKA, peers.kafka, _kafka), (REDIS, peers.redis, _redis)):
         server = await bench.server(name, make)
         if server is None:
