@@ -14,8 +14,9 @@ from broker.topics.stats import Rates
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import Write
 
-PAGE_BYTES = 256 * 1024
-"""What a reader who stands still holds in memory; smaller pages make fast readers slower."""
+PAGE_BYTES = 288 * 1024
+"""What a reader who stands still holds in memory; smaller pages make fast readers slower. A thousand
+messages of a quarter KiB fit into one."""
 
 
 class TopicState:
