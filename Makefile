@@ -5,15 +5,22 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# What the targets hand on: INPUT and STAY to the demo, ARGS to the broker, the tests or the benchmarks.
+# What the targets hand on: INPUT and STAY to the demo, ARGS to the broker, the tests, the benchmarks or
+# the verifier, which takes MINUTES.
 INPUT ?=
 STAY  ?=
 ARGS  ?=
 export INPUT STAY
 
+# Of the simulation: how many seeds, of how many virtual minutes; or the one seed to run again.
+SEEDS   ?= 100
+SEED    ?=
+sim: MINUTES ?= 3
+chaos: MINUTES ?= 20
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo serve test test-all test-servers bench lint format docs clean
+.PHONY: help setup setup-dev demo serve cluster test test-all test-servers bench bench-cluster chaos lint format docs clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +33,10 @@ demo: setup ## Publish a real log, tail it, compare, restart, read again (INPUT=
 serve: setup ## Serve on port 8080 with the data in ./data until Ctrl-C.
 	@exec $(BIN)/broker serve $(ARGS)
 
+cluster: $(VENV)/.cluster ## Run a cluster on this machine until Ctrl-C: three nodes on ports 8081-8083.
+	@$(BIN)/python -m broker.testing.servers fetch hbase
+	@exec $(BIN)/broker cluster up $(ARGS)
+
 test: setup-dev test-servers lint ## Set up all that tests need, and run all that fit the time budget.
 	@$(BIN)/python -m pytest -m "not nightly" $(ARGS)
 
@@ -33,7 +44,8 @@ test-all: setup-dev test-servers lint ## Run every test, also those of an hour.
 	@$(BIN)/python -m pytest --timeout=3600 $(ARGS)
 
 # Which servers a target needs; none named means all. The peers of the benchmarks take a minute more.
-test: SERVERS = tms hbase
+# docker-compose, which reads the compose file, takes minutes to build: where it must not be missing.
+test: SERVERS = tms hbase toxiproxy $(if $(filter true,$(CI)),compose)
 bench: SERVERS = tms kafka redis
 
 test-servers: setup-dev
@@ -41,6 +53,19 @@ test-servers: setup-dev
 
 bench: $(VENV)/.bench test-servers ## Measure us and our peers side by side.
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+sim: setup-dev ## Run seeds of the simulated cluster (SEEDS=1000 MINUTES=10), or one again (SEED=77).
+	@$(BIN)/python -m broker.testing.simulation --minutes $(MINUTES) \
+	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+
+bench-cluster: SERVERS = hbase
+bench-cluster: test-servers ## Measure a cluster beside what HBase does alone.
+	@$(BIN)/python -m benchmarks.cluster $(ARGS)
+
+chaos: SERVERS = hbase toxiproxy
+chaos: test-servers ## Play every failure case, and mixed faults for MINUTES=20 (ARGS to chaos run).
+	@$(BIN)/python -m chaos case all
+	@$(BIN)/python -m chaos run --nemesis mix --minutes $(MINUTES) $(ARGS)
 
 lint: setup-dev ## Check format, style and types.
 	@$(BIN)/ruff format --check --quiet . || { echo "run: make format"; exit 1; }
@@ -56,7 +81,7 @@ docs: setup-dev ## Write the pages that are made from the code.
 
 clean: ## Remove .venv, caches and build products; data and fetched servers stay.
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
-	find broker tests scripts examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find broker chaos tests scripts examples benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 setup-dev: $(VENV)/.dev
 
@@ -69,10 +94,15 @@ $(VENV)/.server: pyproject.toml | $(VENV)/bin/python
 	  echo "It needs a package index that it can reach (see: $(BIN)/pip config list)."; exit 1; }
 	@touch $@
 
+$(VENV)/.cluster: pyproject.toml $(VENV)/.server
+	@echo "installing what a node of a cluster needs into $(VENV)"
+	@$(PIP) install --editable '.[cluster]'
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml $(VENV)/.server
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
-	@touch $@
+	@touch $@ $(VENV)/.cluster
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.dev
 	@echo "installing what the benchmarks need into $(VENV)"

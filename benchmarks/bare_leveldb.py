@@ -1,6 +1,10 @@
-"""LevelDB alone: synced write batches of rows like ours.
+"""LevelDB alone: synced write batches of rows like ours, opened with the options of our server.
 
-``python -m benchmarks.bare_leveldb ROWS SECONDS`` prints JSON: rows written, seconds, and the nanoseconds of each batch.
+Batches go to the topics in turn, as with us. To one topic alone LevelDB writes much faster: its files
+never overlap then, and nothing is ever merged.
+
+``python -m benchmarks.bare_leveldb ROWS SECONDS TOPICS`` prints JSON: rows written, seconds, and the
+nanoseconds of each batch.
 """
 
 from __future__ import annotations
@@ -13,25 +17,32 @@ import time
 import plyvel
 
 from benchmarks import prepared
+from broker.storage.leveldb import Options
 
-_PREFIX = b"mdefault:bench:" + bytes(4)
 _HEAD = bytes(9)
-_BUFFER_BYTES = 16 << 20
+_OURS = Options()
 
 
-def main(rows: int, seconds: float) -> None:
+def main(rows: int, seconds: float, topics: int) -> None:
     """Write for so many seconds."""
+    prefixes = [b"mdefault:bench-c%d:" % topic + bytes(4) for topic in range(topics)]
     payloads = [_HEAD + payload for payload in prepared.payloads(4096)]
     taken: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
-        database = plyvel.DB(folder, create_if_missing=True, write_buffer_size=_BUFFER_BYTES)
+        database = plyvel.DB(
+            folder,
+            create_if_missing=True,
+            write_buffer_size=_OURS.write_buffer_bytes,
+            max_file_size=_OURS.file_bytes_max,
+            compression=_OURS.compression,
+        )
         began_ns = time.perf_counter_ns()
         number, now_ns = 0, began_ns
         while now_ns - began_ns < seconds * 1e9:
             batch = database.write_batch(sync=True)
-            put = batch.put
+            put, prefix = batch.put, prefixes[number // rows % topics]
             for row in range(number, number + rows):
-                put(_PREFIX + row.to_bytes(10, "big"), payloads[row & 4095])
+                put(prefix + row.to_bytes(10, "big"), payloads[row & 4095])
             batch.write()
             number += rows
             before_ns, now_ns = now_ns, time.perf_counter_ns()
@@ -42,4 +53,4 @@ def main(rows: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
+    main(int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]))

@@ -30,14 +30,20 @@ ATTEMPTS_PER_RUN = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How long and how often. CDAP's server needs the longest warming, once."""
+    """How long and how often.
+
+    CDAP's server needs the longest warming, once for each kind of request: after 20 s its runs still lay
+    80% apart. Where LevelDB compacts what was written in the same breath, or a collection of garbage takes a
+    good part of a second, a run is long, so that each holds its share of both.
+    """
 
     runs: int = 5
     run_s: float = 2.0
     settle_s: float = 0.5
     warm_s: float = 3.0
     jvm_warm_s: float = 20.0
-    cdap_warm_s: float = 45.0
+    cdap_warm_s: float = 90.0
+    long_run_s: float = 12.0
     strace_s: float = 2.0
     attempts_per_run: int = ATTEMPTS_PER_RUN
     stored_messages: int = 5_000_000
@@ -52,6 +58,7 @@ class Plan:
             warm_s=2.0,
             jvm_warm_s=6.0,
             cdap_warm_s=12.0,
+            long_run_s=1.5,
             strace_s=1.0,
             attempts_per_run=1,
             stored_messages=200_000,
@@ -83,6 +90,8 @@ class Bench:
         self._servers: dict[str, Server] = {}
         self._absent: dict[str, str] = {}
         self._exit = ExitStack()
+        self.companions: Callable[[], Sequence[int]] = tuple
+        """Gives further processes that belong to what is measured."""
         self._keepers = [self._keep_awake(core) for core in (peers.SERVER_CPU, peers.LOAD_CPU)]
 
     def _keep_awake(self, core: int) -> int:
@@ -145,11 +154,14 @@ class Bench:
 
     # Runs.
 
-    async def measure(self, question: Question, sides: Sequence[Side]) -> None:
+    async def measure(
+        self, question: Question, sides: Sequence[Side], *, run_s: float | None = None
+    ) -> None:
         """Warm all sides, let them take turns, and put what they gave into the question."""
         plan = self.plan
+        run_s = run_s or plan.run_s
         warm_s = sum(plan.warm_s if side.warm_s is None else side.warm_s for side in sides)
-        runs_s = plan.runs * len(sides) * (plan.run_s + plan.settle_s)
+        runs_s = plan.runs * len(sides) * (run_s + plan.settle_s)
         say(f"  {len(sides)} sides: about {warm_s + runs_s:.0f} s, more if runs are kept apart")
         series = {side.name: self._series(question, side) for side in sides}
         for side in sides:
@@ -158,7 +170,7 @@ class Bench:
             for side in sides:
                 one = series[side.name]
                 if len(one.kept) < plan.runs and (turn < plan.runs or plan.attempts_per_run > 1):
-                    one.runs.append(await self._run(side))
+                    one.runs.append(await self._run(side, run_s))
                     say(f"  {turn + 1:2}  {side.name:32} {_line(one.runs[-1], side.unit)}")
             if all(len(one.kept) >= plan.runs for one in series.values()):
                 break
@@ -180,16 +192,25 @@ class Bench:
                     side.server.pid, side.run, strace_s
                 )
 
-    async def _run(self, side: Side) -> Run:
+    def snapshot(self) -> occupancy.Snapshot:
+        """Return what the machine and our processes have done so far."""
+        servers = (server.pid for server in self._servers.values())
+        pids = [os.getpid(), *self._keepers, *servers, *self.companions()]
+        return occupancy.snapshot(time.monotonic(), pids)
+
+    def objection(self, before: occupancy.Snapshot) -> str:
+        """Return why what was measured since ``before`` does not count; empty if it does."""
+        after = occupancy.snapshot(time.monotonic(), before.processes_s)
+        return occupancy.objection(before, after)
+
+    async def _run(self, side: Side, run_s: float) -> Run:
         async with self.awake(side.server):
             if self.plan.settle_s and side.warm_s != 0:
                 await side.run(self.plan.settle_s)
             gc.collect()
-            servers = (server.pid for server in self._servers.values())
-            pids = [os.getpid(), *self._keepers, *servers]
-            before = occupancy.snapshot(time.monotonic(), pids)
-            load = await side.run(self.plan.run_s)
-            after = occupancy.snapshot(time.monotonic(), pids)
+            before = self.snapshot()
+            load = await side.run(run_s)
+            after = occupancy.snapshot(time.monotonic(), before.processes_s)
         cpu_us = None
         if side.server is not None and load.units:
             pid = side.server.pid

@@ -1,7 +1,8 @@
 """(c) 100 messages per request over 4 topics: us, CDAP's own server, and what LevelDB itself can do.
 
-LevelDB itself is plyvel in a process on the servers' core: rows of our keys and values, one write batch
-after the other, each synced. A batch of 100 rows is what one request would be alone; our server joins
+LevelDB itself is plyvel in a process on the servers' core: rows of our keys and values for as many
+topics, one write batch after the other, each synced; the same without topics, for what it costs that
+topics lie side by side. A batch of 100 rows is what one request would be alone; our server joins
 what arrives during a sync, so batches of 1,600 (a topic's 16 connections) are measured, too. We are
 judged by the faster of them.
 """
@@ -24,6 +25,7 @@ CONNECTIONS, MESSAGES = 64, 100
 TOPICS = ("bench-c1", "bench-c2", "bench-c3", "bench-c4")
 OURS, CDAP = "ours", "CDAP's server"
 ROWS = (100, 1_600)
+ONE_LOG = f"plyvel, {ROWS[-1]:,} rows a sync, to one topic"
 
 
 async def measure(bench: Bench) -> Question:
@@ -52,12 +54,16 @@ async def measure(bench: Bench) -> Question:
                 name=name,
                 run=partial(_load, server.port, lanes),
                 server=server,
-                warm_s=bench.plan.jvm_warm_s if name == CDAP else None,
+                warm_s=bench.plan.cdap_warm_s if name == CDAP else None,
                 count_syncs=True,
             )
         )
-    sides += [Side(name=_plyvel_name(rows), run=partial(_plyvel, rows), warm_s=0) for rows in ROWS]
-    await bench.measure(question, sides)
+    sides += [
+        Side(name=_plyvel_name(rows), run=partial(_plyvel, rows, len(TOPICS)), warm_s=0)
+        for rows in ROWS
+    ]
+    sides.append(Side(name=ONE_LOG, run=partial(_plyvel, ROWS[-1], 1), warm_s=0))
+    await bench.measure(question, sides, run_s=bench.plan.long_run_s)
     ours = question.named(OURS)
     question.ratios.append(compare(ours, question.named(CDAP), must=0.9))
     fastest = best([question.named(_plyvel_name(rows)) for rows in ROWS])
@@ -74,8 +80,15 @@ async def _load(port: int, lanes: list[list[bytes]], seconds: float) -> Load:
     return await drive(port, lanes, units=MESSAGES, seconds=seconds)
 
 
-async def _plyvel(rows: int, seconds: float) -> Load:
-    command = [sys.executable, "-m", "benchmarks.bare_leveldb", str(rows), str(seconds)]
+async def _plyvel(rows: int, topics: int, seconds: float) -> Load:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.bare_leveldb",
+        str(rows),
+        str(seconds),
+        str(topics),
+    ]
     process = await asyncio.create_subprocess_exec(
         *tied_to_us(command, cpu=peers.SERVER_CPU), stdout=asyncio.subprocess.PIPE
     )

@@ -32,6 +32,7 @@ def described() -> dict[str, Any]:
             "redis": _first(_said("redis-server", "--version"), r"v=([\d.]+)"),
             "kafka": _jar("kafka", "kafka-clients"),
             "cdap-tms": _jar("tms", "cdap-tms"),
+            "hbase": _jar("hbase", "hbase-thrift"),
         },
     }
 

@@ -44,12 +44,12 @@ async def measure(bench: Bench) -> Question:
         assert isinstance(server, peers.HttpServer)
         async with bench.awake(server):
             requests = await _fill(server.port)
-        warm_s = bench.plan.jvm_warm_s if source == CDAP else None
+        warm_s = bench.plan.cdap_warm_s if source == CDAP else None
         whole = [(prepared.poll(TOPIC), MESSAGES)]
         for name, polls in ((_whole(source), whole), (_paged(source), requests)):
             run = partial(_consume, server.port, polls)
             sides.append(Side(name=name, run=run, server=server, warm_s=warm_s))
-    await bench.measure(question, sides)
+    await bench.measure(question, sides, run_s=bench.plan.long_run_s / 2)
     for named, must in ((_whole, 2.0), (_paged, 1.0)):
         theirs = question.named(named(CDAP))
         question.ratios.append(compare(question.named(named(CACHE)), theirs, must=must))

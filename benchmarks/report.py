@@ -118,11 +118,12 @@ def as_markdown(results: dict[str, Any]) -> str:
     if results["quick"]:
         parts.insert(2, "**A quick look with short runs: no basis for conclusions.**")
     for question in results["questions"]:
-        parts += _section(question)
+        parts += section(question)
     return "\n\n".join(parts) + "\n"
 
 
-def _section(question: dict[str, Any]) -> Iterator[str]:
+def section(question: dict[str, Any]) -> Iterator[str]:
+    """Give the parts of one question's section of a page."""
     yield f"## ({question['letter']}) {question['title']}"
     rows = [_HEADINGS, *(_row(series) for series in question["series"])]
     ruler = "|" + "|".join(["---", *["--:"] * (len(_HEADINGS) - 1)]) + "|"

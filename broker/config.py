@@ -22,10 +22,16 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, get_type_hints
+from urllib.parse import urlsplit
 
 T = TypeVar("T")
 
 TTL_S_MAX = 2_147_483_647
+INSTANCE_ID_MAX = 255
+REGIONS_MAX = 256
+EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - Compared only.
+"""Hosts that stand for every address of a machine."""
+"""A key's first byte says which region it lies in."""
 _MIB = 1024 * 1024
 
 
@@ -48,6 +54,20 @@ class LogFormat(enum.StrEnum):
     CONSOLE = "console"
     JSON = "json"
     AUTO = "auto"
+
+
+class Durability(enum.StrEnum):
+    """When a write to HBase is acknowledged: on disk, or in the memory of its servers."""
+
+    FSYNC = "fsync"
+    FLUSHED = "flushed"
+
+
+class Compression(enum.StrEnum):
+    """What LevelDB does to blocks of messages before it writes them."""
+
+    NONE = "none"
+    SNAPPY = "snappy"
 
 
 def key(default: T, doc: str, *, least: float | None = None) -> T:
@@ -86,7 +106,10 @@ class StorageConfig:
 
     data_dir: Path = key(Path("data"), "Folder of the LevelDB database; made if it is missing.")
     block_cache_bytes: int = key(32 * _MIB, "LevelDB's cache of uncompressed blocks.", least=0)
-    write_buffer_bytes: int = key(64 * _MIB, "LevelDB's table in memory.", least=65_536)
+    write_buffer_bytes: int = key(16 * _MIB, "LevelDB's table in memory.", least=65_536)
+    compression: Compression = key(
+        Compression.NONE, "`snappy` makes files of text smaller, and publishing slower."
+    )
     open_files_max: int = key(1_000, "Table files that LevelDB keeps open.", least=64)
     probe_interval_s: float = key(
         1.0, "After a failed write: how often a probe asks whether writing works again.", least=0.01
@@ -170,6 +193,59 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """How several nodes find each other; without ZooKeeper a node stands alone."""
+
+    zookeeper_hosts: tuple[str, ...] = key((), "ZooKeeper (host:port,...); empty: standalone.")
+    zookeeper_root: str = key("/broker", "Path below which this cluster lies in ZooKeeper.")
+    session_timeout_ms: int = key(
+        4_000, "Silence after which ZooKeeper takes a node for dead.", least=500
+    )
+    instance_id: int | None = key(
+        None, "Number of this node, 0 to 255; none takes the lowest free one.", least=0
+    )
+    advertised_url: str | None = key(None, "Where others reach this node; none: http://host:port.")
+    peer_urls: Mapping[str, str] = key(
+        MappingProxyType({}),
+        "How this node reaches others where not by what they advertise (theirs=mine,...).",
+    )
+    clock_skew_ms_max: int = key(
+        2_000, "Further from the storage's clock a node does not lead.", least=1
+    )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this node is one of a cluster."""
+        return bool(self.zookeeper_hosts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HBaseConfig:
+    """Where messages of a cluster lie, through HBase's Thrift-2 gateways."""
+
+    hbase_gateways: tuple[str, ...] = key((), "Thrift-2 gateways (host:port,...), equal in rights.")
+    hbase_namespace: str = key("default", "HBase's namespace for the tables.")
+    hbase_table_prefix: str = key("broker_", "What the names of the tables begin with.")
+    hbase_regions: int = key(
+        16, "Regions of each new table, which never split; at most 256.", least=1
+    )
+    hbase_connections_max: int = key(
+        16, "Connections to the gateways, and calls under way.", least=1
+    )
+    hbase_call_s: float = key(
+        25.0, "After this a change that storage does not answer is given up.", least=0.1
+    )
+    hbase_connect_s: float = key(2.0, "How long a connection may take to open.", least=0.01)
+    hbase_idle_s: float = key(
+        30.0, "An idle connection is not used again; gateways close it after 60 s.", least=0
+    )
+    durability: Durability = key(
+        Durability.FSYNC,
+        "fsync: acknowledged when on disk; flushed: a power cut may take it back.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """All of it. Making one checks it: raises ConfigError that tells everything that is wrong."""
 
@@ -180,9 +256,11 @@ class Config:
     sweep: SweepConfig = field(default_factory=SweepConfig)
     logs: LogsConfig = field(default_factory=LogsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    hbase: HBaseConfig = field(default_factory=HBaseConfig)
 
     def __post_init__(self) -> None:
-        problems = [*_too_small(self), *_contradictions(self)]
+        problems = [*_too_small(self), *_contradictions(self), *_of_clusters(self)]
         if problems:
             raise ConfigError("\n".join(problems))
 
@@ -262,3 +340,56 @@ def _contradictions(config: Config) -> Iterator[str]:
             "limits.queued_bytes_max must be at least limits.body_inflated_bytes_max, "
             "or the largest body could never be queued"
         )
+
+
+def _of_clusters(config: Config) -> Iterator[str]:
+    cluster, hbase = config.cluster, config.hbase
+    if cluster.zookeeper_hosts and not hbase.hbase_gateways:
+        yield "hbase.hbase_gateways must be set where cluster.zookeeper_hosts is"
+    if cluster.instance_id is not None and cluster.instance_id > INSTANCE_ID_MAX:
+        yield f"cluster.instance_id = {cluster.instance_id} must be at most {INSTANCE_ID_MAX}"
+    if hbase.hbase_regions > REGIONS_MAX:
+        yield f"hbase.hbase_regions = {hbase.hbase_regions} must be at most {REGIONS_MAX}"
+    if not cluster.zookeeper_root.startswith("/") or cluster.zookeeper_root.endswith("/"):
+        yield f"cluster.zookeeper_root = {cluster.zookeeper_root} must be a path like /broker"
+    yield from _of_urls(config)
+    addresses = {
+        "cluster.zookeeper_hosts": cluster.zookeeper_hosts,
+        "hbase.hbase_gateways": hbase.hbase_gateways,
+    }
+    for dotted, each in ((dotted, each) for dotted, all_ in addresses.items() for each in all_):
+        try:
+            parse_address(each)
+        except ValueError:
+            yield f"{dotted}: {each!r} is not host:port"
+
+
+def _of_urls(config: Config) -> Iterator[str]:
+    cluster = config.cluster
+    if cluster.is_on and cluster.advertised_url is None and config.server.host in EVERY_ADDRESS:
+        yield (
+            f"cluster.advertised_url must be set where server.host = {config.server.host!r}: that "
+            "names no machine, so other nodes would not find this one"
+        )
+    urls = [("cluster.advertised_url", cluster.advertised_url or "http://none")]
+    urls += [("cluster.peer_urls", url) for pair in cluster.peer_urls.items() for url in pair]
+    for dotted, url in urls:
+        if not _is_url(url):
+            yield f"{dotted}: {url!r} is not http://host:port"
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Return the host and the port of ``host:port``. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    number = int(port)
+    if not host or not 0 < number < 65_536:
+        raise ValueError(f"{text!r} is not host:port")
+    return host.strip("[]"), number

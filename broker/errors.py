@@ -89,7 +89,7 @@ class TopicExists(RequestError):
 
 
 class NotFound(RequestError):
-    """No such path."""
+    """No such path, no such node, or no cluster."""
 
     code = "not_found"
     http_status = 404
@@ -156,10 +156,24 @@ class NoLeader(UnavailableError):
 
 
 class NotLeader(UnavailableError):
-    """Another node leads; between nodes only."""
+    """Another node leads; between nodes only. ``node``, ``url``, ``epoch`` say what is known of it."""
 
     code = "not_leader"
     http_status = 421
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: int | None = None,
+        url: str | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Keep the text and which node to ask instead."""
+        super().__init__(message)
+        self.node = node
+        self.url = url
+        self.epoch = epoch
 
 
 class ClockSkew(UnavailableError):

@@ -2,7 +2,8 @@
 
 Each guard is one check in one place. A test switches it off and sees the checker find the violation
 that the guard prevents; a guard whose absence nothing notices is not tested. The switch works only
-with ``BROKER_TESTING=1`` in the environment, and a node that runs without a guard says so.
+with ``BROKER_TESTING=1`` in the environment, and a node that runs without a guard says so. Whoever starts
+a node as a process names its guards in ``BROKER_WITHOUT_GUARDS=epoch-tag,dedupe``.
 
 Code asks ``guards.holds("confirm-cas")`` at the guarded place, never caching the answer across calls.
 """
@@ -10,7 +11,7 @@ Code asks ``guards.holds("confirm-cas")`` at the guarded place, never caching th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 NAMES = frozenset(
@@ -40,6 +41,9 @@ NAMES = frozenset(
     }
 )
 
+VARIABLE = "BROKER_WITHOUT_GUARDS"
+"""Names, with commas between them, that a process is started without."""
+
 _off: set[str] = set()
 
 
@@ -60,6 +64,12 @@ def switch_off(name: str) -> None:
     if os.environ.get("BROKER_TESTING") != "1":
         raise RuntimeError("guards can be switched off only under BROKER_TESTING=1")
     _off.add(name)
+
+
+def switch_off_named(environment: Mapping[str, str]) -> None:
+    """Take away the guards that the environment of a process names. Raises as switch_off does."""
+    for name in filter(None, environment.get(VARIABLE, "").split(",")):
+        switch_off(name.strip())
 
 
 @contextmanager

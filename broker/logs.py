@@ -22,9 +22,9 @@ import os
 import queue
 import select
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import cast
+from typing import Any, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
@@ -203,6 +203,7 @@ def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[Sink]:
     )
     level = logging.getLevelNamesMapping()[config.log_level.upper()]
     sink = Sink(descriptor, config.log_lines_max, NOTICE_JSON if as_json else NOTICE)
+    before = structlog.get_config()
     structlog.configure(
         processors=_processors(as_json=as_json, colors=terminal),
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -213,9 +214,30 @@ def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[Sink]:
         with _standard_library(level, sink):
             yield sink
     finally:
-        structlog.reset_defaults()
+        structlog.configure(**before)
         sink.close(deadline_s=1.0)
         sink.release()
+
+
+@contextmanager
+def taken(take: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]:
+    """Hand the lines of this process to ``take``, event and fields, and write none."""
+
+    def note(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        fields = dict(event)
+        take(str(fields.pop("event", "")), fields)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[note],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        cache_logger_on_first_use=False,
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 @contextmanager

@@ -106,6 +106,13 @@ class Metrics(Collector):
         self._sync = _Histogram("sync_seconds", "Time of one synced write.", _SECONDS)
         self._cache = _Counter("cache_reads", "Polls by where they read: hit, miss.", "kind")
         self._swept = _Counter("swept_rows", "Rows removed, by reason.", "kind")
+        self._forwarded = _Counter("forwarded", "Requests passed on to leaders.", "kind", "code")
+        self._forward = _Histogram("forward_seconds", "Time to pass one on.", _SECONDS, "kind")
+        self._calls = _Counter("storage_calls", "Calls to the storage's gateways.", "kind", "code")
+        self._call = _Histogram("storage_call_seconds", "Time of one call.", _SECONDS, "kind")
+        self._unknown = _Counter(
+            "unknown_outcomes", "Answers that can't say what was done.", "kind"
+        )
         self._events = _Counter("events", "Rare events in the life of a node.", "kind")
         self._levels: dict[str, tuple[str, Callable[[], float]]] = {}
         self._registry = CollectorRegistry()
@@ -118,6 +125,20 @@ class Metrics(Collector):
         """Count a request. ``kind`` is the route's name, ``code`` OK or an error's code."""
         self._requests.sums[kind, code] += 1
         self._seconds.observe(seconds, kind)
+
+    def forwarded(self, kind: str, code: str, seconds: float) -> None:
+        """Count a request that was passed on to other nodes, by how it ended."""
+        self._forwarded.sums[kind, code] += 1
+        self._forward.observe(seconds, kind)
+
+    def called(self, kind: str, error: str | None, seconds: float) -> None:
+        """Count a call to a gateway of the storage; ``error`` says what went wrong, if anything did."""
+        self._calls.sums[kind, error or OK] += 1
+        self._call.observe(seconds, kind)
+
+    def unknown(self, kind: str) -> None:
+        """Count an answer with the outcome *unknown*."""
+        self._unknown.sums[kind,] += 1
 
     def moved(self, kind: str, topic: str, messages: int, payload_bytes: int) -> None:
         """Count messages. ``kind`` is publish, store or poll; ``topic`` is ``namespace/topic``."""

@@ -36,6 +36,8 @@ TIMESTAMP_MAX_MS = (1 << 63) - 1
 ROW_ID_MIN: RowId = bytes(ROW_ID_BYTES)
 ROW_ID_MAX: RowId = struct.pack(">qH", TIMESTAMP_MAX_MS, SEQ_MAX)
 POINTER_MAX = (1 << 63) - 1
+POINTERS_PER_MS = 1_000_000
+"""A write pointer divided by this is when its transaction began, in ms."""
 
 _ROW_ID = struct.Struct(">qH")
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]+")

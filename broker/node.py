@@ -1,14 +1,17 @@
-"""A node: the one file that names concrete classes and wires them.
+"""A node: a broker's parts, wired. What it stands on is in node_alone, node_cluster and node_servers.
 
 ::
 
-    configuration ─▶ LevelDB store ─▶ topics ─▶ handlers ─▶ listener
-                     clock ─────────▶   ▲
-                                     sweeper
+    configuration ─▶ ground ─▶ topics ─▶ handlers ─▶ listener
+                     clock ──▶   ▲
+                              sweeper
 
-A standalone node leads every topic. It starts by opening its store, which no second process can, and
-stops in the order in which it promised things: it takes nothing new, finishes what is under way, hands
-its logs off, and closes the store last.
+The *ground* is what differs: LevelDB and nobody beside it, or HBase, ZooKeeper and other nodes. A
+standalone node leads every topic. It starts by opening its store, which no second process can. A node of
+a cluster listens first, so that it is the only one with its address.
+
+A node stops in the order in which it promised things: it hands its topics over, takes nothing new,
+finishes and forwards what is under way, and closes the store last.
 """
 
 from __future__ import annotations
@@ -16,35 +19,36 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import os
-import resource
 import secrets
-import signal
-import sys
+import socket
 from collections.abc import Callable
-from pathlib import Path
+from typing import Protocol
 
 from broker import __version__, guards, logs
+from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.router import Router
-from broker.api.routes import make_routes
-from broker.api.shell import Shell
+from broker.api.routes import Around, make_routes
+from broker.api.shell import BACKLOG, Shell
 from broker.clock import Clock, SystemClock
 from broker.config import Config
+from broker.errors import Unavailable
+from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
-from broker.storage.leveldb import Options
-from broker.storage.leveldb_store import LevelDBStore
+from broker.node_alone import Alone, open_store
+from broker.node_cluster import InCluster
+from broker.storage.ports import LogStore, RecordStore
 from broker.topics.retention import Sweeper, SweepReport
 from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 
 STANDALONE = "standalone"
-STEADY_CHECK_S = 1.0
-FILES_BESIDE_CONNECTIONS = 1500
-"""The database's tables, its log, and some."""
+LET_GO_S = 1.0
+"""What a node that stops gives its topics at least, however long its last requests took."""
+
 
 log = logs.get_logger()
 
@@ -54,7 +58,9 @@ def topic_settings(config: Config) -> TopicSettings:
     limits, topics, sweep = config.limits, config.topics, config.sweep
     return TopicSettings(
         transaction_life_max_s=topics.transaction_life_max_s,
+        request_deadline_s=config.server.request_deadline_s,
         id_lead_ms_max=topics.id_lead_ms_max,
+        clock_skew_ms_max=config.cluster.clock_skew_ms_max,
         queued_requests_max=limits.queued_requests_max,
         queued_bytes_max=limits.queued_bytes_max,
         idempotency_window_ms=int(topics.idempotency_window_s * 1000),
@@ -68,59 +74,147 @@ def topic_settings(config: Config) -> TopicSettings:
     )
 
 
-class Node:
-    """A standalone broker in this process. ``start`` it, ``stop`` it; once each."""
+class Ground(Protocol):
+    """What a node stands on. ``open`` it first; all else is of use only then."""
 
-    def __init__(self, config: Config, *, clock: Clock | None = None) -> None:
-        """Keep the configuration; nothing is opened before ``start``."""
+    @property
+    def logs(self) -> LogStore:
+        """The log store."""
+
+    @property
+    def records(self) -> RecordStore:
+        """The record store."""
+
+    @property
+    def owner(self) -> str:
+        """The name of this incarnation of this node."""
+
+    @property
+    def instance(self) -> int | None:
+        """This node's number in its cluster; None when standalone."""
+
+    @property
+    def tenure(self) -> Tenure:
+        """Which topics this node may claim."""
+
+    @property
+    def stopped(self) -> asyncio.Future[str]:
+        """Done, with the reason, when this node must stop by itself."""
+
+    async def open(self, url: str) -> None:
+        """Open the stores, as the node at ``url``."""
+
+    def serve(self, topics: Topics) -> ClusterView | None:
+        """Take note of what is led; return what can be said of the cluster, None without one."""
+
+    def routed(self, topics: Topics, deadline_s: float) -> Around | None:
+        """Return what passes requests on to other nodes, None if there are none."""
+
+    def failure(self) -> str | None:
+        """Return why this node should get no requests, if there is a reason."""
+
+    def skewed(self, skew_ms: int) -> None:
+        """Take note that this node's clock can't be trusted."""
+
+    async def leave(self, seconds: float, *, waits_s: float) -> None:
+        """Hand over what is led, within ``seconds``; requests for it are forwarded from now on.
+
+        Who still waits for a leader ``waits_s`` from now is told that there is none.
+        """
+
+    async def close(self) -> None:
+        """Close what was opened."""
+
+
+MakeGround = Callable[[Config, Clock, Metrics], Ground]
+
+
+class Node:
+    """A broker in this process. ``start`` it, ``stop`` it; once each."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        clock: Clock | None = None,
+        ground: MakeGround | None = None,
+        listen: Callable[[str, int], socket.socket] | None = None,
+    ) -> None:
+        """Keep the configuration; nothing is opened before ``start``.
+
+        ``ground`` and ``listen`` are for simulations: another world below the same node.
+        """
         self.config = config
         self.clock = clock or SystemClock()
-        self.metrics = Metrics(STANDALONE, config.metrics.metrics_topics, process=True)
-        self._store: LevelDBStore | None = None
+        self._make_ground = ground or _ground
+        self._listen = listen or _listen
+        self.metrics = Metrics(node_name(config), config.metrics.metrics_topics, process=True)
+        self._ground: Ground | None = None
         self._topics: Topics | None = None
         self._shell: Shell | None = None
+        self._listening: socket.socket | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
 
     async def start(self) -> None:
-        """Open the store and listen.
+        """Open the ground and listen; after an error nothing is open.
 
         Raises:
-            Unavailable: another process has the store.
+            Unavailable: another process has the store, or HBase or ZooKeeper does not answer.
             StorageCorrupt: the store is damaged.
             OSError: the address can't be had.
         """
+        try:
+            await self._start()
+        except BaseException:
+            if self._listening is not None:
+                self._listening.close()
+            if self._ground is not None:
+                await self._ground.close()
+            raise
+
+    async def _start(self) -> None:
         config = self.config
-        self._store = await open_store(config, self.metrics.synced)
+        if config.cluster.is_on:
+            self._listening = self._listen(config.server.host, config.server.port)
+        self._ground = ground = self._make_ground(config, self.clock, self.metrics)
+        await ground.open(config.cluster.advertised_url or (self.url if self._listening else ""))
         around = Surroundings(
-            self._store,
+            ground.logs,
             self.clock,
             topic_settings(config),
-            owner=secrets.token_hex(8),
+            owner=ground.owner,
+            instance=ground.instance,
+            tenure=ground.tenure,
+            skewed=ground.skewed,
             metrics=self.metrics,
         )
-        self._topics = Topics(around, self._store)
+        self._topics = topics = Topics(around, ground.records)
         health = Health(
             version=__version__,
             not_ready=self._not_ready,
             metrics=self.metrics.render,
             openapi=document,
         )
-        router = Router(make_routes(self._topics, config, health))
-        self._shell = Shell(Dispatch(router, self.metrics), config, self.clock)
-        self._watch(self._topics, around, self._shell)
-        try:
-            await self._shell.start(config.server.host, config.server.port)
-        except OSError:
-            await self._store.close()
-            raise
-        self._sweeping = asyncio.create_task(self._sweep_forever(Sweeper(self._topics.leaders)))
+        view = ground.serve(topics)
+        routed = ground.routed(topics, config.server.request_deadline_s)
+        router = Router(make_routes(topics, config, health, view, around=routed))
+        shell = Shell(Dispatch(router, self.metrics), config, self.clock)
+        await shell.start(config.server.host, config.server.port, self._listening)
+        self._shell = shell
+        self._watch(topics, around, shell)
+        self._sweeping = asyncio.create_task(self._sweep_forever(Sweeper(topics.leaders)))
         self._announce()
+
+    @property
+    def stopped(self) -> asyncio.Future[str]:
+        """Done, with the reason, when this node must stop by itself."""
+        assert self._ground is not None, "not started"
+        return self._ground.stopped
 
     @property
     def url(self) -> str:
         """Where the node listens."""
-        assert self._shell is not None, "not started"
         host = self.config.server.host
         reachable = "127.0.0.1" if host in ("", "0.0.0.0") else host  # noqa: S104 - Compared only.
         return (
@@ -132,26 +226,46 @@ class Node:
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        assert self._shell is not None, "not started"
-        return self._shell.port
+        if self._shell is not None:
+            return self._shell.port
+        assert self._listening is not None, "not started"
+        port: int = self._listening.getsockname()[1]
+        return port
 
     async def stop(self) -> None:
-        """Finish what is under way, hand off, close."""
+        """Hand over, finish what is under way, close."""
         self._stopping = True
         log.info("node draining")
+        drain_s = self.config.server.drain_s
+        deadline = self.clock.monotonic() + drain_s
         if self._sweeping is not None:
             self._sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeping
+        if self._ground is not None and self._shell is not None:
+            # From here on every reply is the last of its connection, so that clients go elsewhere.
+            self._shell.begin_drain()
+            await self._ground.leave(drain_s / 2, waits_s=drain_s * 3 / 4)
         if self._topics is not None:
             self._topics.begin_drain()
         if self._shell is not None:
-            await self._shell.close()
+            await self._shell.close(max(deadline - self.clock.monotonic(), 0.0))
         if self._topics is not None:
-            await self._topics.close()
-        if self._store is not None:
-            await self._store.close()
+            await self._let_go(self._topics, max(deadline - self.clock.monotonic(), LET_GO_S))
+        if self._ground is not None:
+            await self._ground.close()
         log.info("node stopped")
+
+    async def _let_go(self, topics: Topics, seconds: float) -> None:
+        """Close the topics; in a cluster not for longer, for its storage may be away."""
+        closing = asyncio.ensure_future(topics.close())
+        await asyncio.wait((closing,), timeout=seconds if self.config.cluster.is_on else None)
+        if closing.done():
+            closing.result()
+            return
+        # Whoever leads them next adds a range to their control rows instead of extending the last.
+        log.warning("topics were not let go: storage does not answer", seconds=round(seconds, 1))
+        closing.cancel()
 
     async def sweep(self) -> SweepReport:
         """Sweep every topic now."""
@@ -161,12 +275,11 @@ class Node:
     def _not_ready(self) -> str | None:
         if self._stopping:
             return "it is stopping"
-        if self._store is not None and self._store.failure is not None:
-            return f"storage does not take writes: {self._store.failure}"
-        return None
+        return None if self._ground is None else self._ground.failure()
 
     def _announce(self) -> None:
-        log.info("node started", url=self.url, data_dir=str(self.config.storage.data_dir))
+        told = {} if self.config.cluster.is_on else {"data_dir": str(self.config.storage.data_dir)}
+        log.info("node started", url=self.url, **told)
         if not _is_loopback(self.config.server.host):
             log.warning(
                 "listening beyond loopback without access control: "
@@ -200,23 +313,18 @@ class Node:
                 log.info("swept", rows=report.rows, topics=report.topics, skipped=report.skipped)
 
 
-async def open_store(
-    config: Config, observe: Callable[[float], None] | None = None
-) -> LevelDBStore:
-    """Open the configured store; ``observe`` is told the seconds of each synced write."""
-    storage = config.storage
-    options = Options(
-        write_buffer_bytes=storage.write_buffer_bytes,
-        cache_bytes=storage.block_cache_bytes,
-        open_files_max=storage.open_files_max,
-        probe_interval_s=storage.probe_interval_s,
-    )
-
-    def synced(seconds: float, _: int) -> None:
-        if observe is not None:
-            observe(seconds)
-
-    return await LevelDBStore.open(Path(storage.data_dir), options, observe=synced)
+def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
+    """Return what a node stands on by its configuration. Raises Unavailable."""
+    if not config.cluster.is_on:
+        return Alone(config, metrics)
+    try:
+        from broker.node_servers import ConfiguredServers  # noqa: PLC0415 - See there.
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"A node of a cluster needs the package {error.name!r}: "
+            "pip install 'tms-broker[cluster]'"
+        ) from error
+    return InCluster(config, clock, metrics, ConfiguredServers(config, clock))
 
 
 async def sweep_store(config: Config) -> SweepReport:
@@ -243,39 +351,16 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-async def run(config: Config) -> None:
-    """Serve until SIGTERM or SIGINT; a line on standard output says where."""
-    node = Node(config)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await node.start()
-    _say(f"broker ready at {node.url}")
-    await stop.wait()
-    await node.stop()
+def _listen(host: str, port: int) -> socket.socket:
+    """Take an address. Whoever connects waits until the node has started. Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    listening.setblocking(False)
+    return listening
 
 
-def _say(line: str) -> None:
-    # Whoever started us may have closed the pipe; serving does not depend on being heard.
-    with contextlib.suppress(OSError):
-        os.write(sys.stdout.fileno(), line.encode() + b"\n")
-
-
-def serve(config: Config) -> None:
-    """Serve in this process until a signal, under uvloop. Raises as Node.start does."""
-    import uvloop  # noqa: PLC0415 - Only whoever serves needs it.
-
-    with logs.writing(config.logs):
-        _allow_files(config.server.connections_max + FILES_BESIDE_CONNECTIONS)
-        uvloop.run(run(config))
-
-
-def _allow_files(wanted: int) -> None:
-    """Raise this process's limit of open files to what its connections need, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log.warning("fewer open files are allowed than may be needed", wanted=wanted, limit=allowed)
+def node_name(config: Config) -> str:
+    """Return the label of a node's metrics."""
+    if not config.cluster.is_on:
+        return STANDALONE
+    return config.cluster.advertised_url or f"{config.server.host}:{config.server.port}"

@@ -7,10 +7,12 @@ import tomllib
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from broker.config import Config, Key, iter_keys
 from broker.errors import BrokerError, registry
 from broker.settings import as_text
+from chaos.cases import CASES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
 MADE = "<!-- Made by scripts/gen_docs.py (make docs): change the code, not this page. -->\n"
@@ -60,6 +62,24 @@ that follow. With all guards in force `tests/simulation` makes thousands of runs
 """
 
 
+_CLUSTER_GUARDS_HEAD = """
+## In the whole cluster
+
+The same in the [simulated cluster](simulation.md): nodes, clients, routing, and the network between them. A
+schedule is a workload, a seed, the kinds of fault that come, and what storage does; each is about a minute
+of virtual time. The test takes the guard away and looks for the violation by name, in the seeds from the
+recorded one on; the seed that shows it must show nothing wrong with the guard in force.
+
+```sh
+python -m broker.testing.simulation.directed dedupe          what is found without the guard
+python -m broker.testing.simulation.directed dedupe --with   the same with it
+```
+
+| guard | without it | workload, seed: faults | found as |
+|---|---|---|---|
+"""
+
+
 def guards_page() -> str:
     """Return ``docs/internals/guards.md``."""
     table = tomllib.loads((ROOT / "tests/simulation/guards.toml").read_text(encoding="utf-8"))
@@ -69,10 +89,9 @@ def guards_page() -> str:
         for row in table["guard"]
     ]
     elsewhere = [
-        f"| `{row['name']}` | {row['without_it']} | `{row['test']}` |\n"
+        f"| `{row['name']}` | {row['without_it']} | `{row['test']}` | {_found_as(row)} |\n"
         for row in table["elsewhere"]
     ]
-    cluster = [f"* `{row['name']}`: {row['without_it']}\n" for row in table["cluster"]]
     example = table["guard"][0]
     return "".join(
         [
@@ -83,12 +102,63 @@ def guards_page() -> str:
                 "\nTo see one:\n\n```sh\npython -m broker.testing.exploration "
                 f"--without {example['name']} --plan {example['plan']} --seed {example['seed']}\n```\n"
             ),
-            "\nOther tests take these away:\n\n| guard | without it | test |\n|---|---|---|\n",
+            "\nOther tests take these away:\n\n",
+            "| guard | without it | test | found as |\n|---|---|---|---|\n",
             *elsewhere,
-            "\nThese need several machines:\n\n",
-            *cluster,
+            *_cluster_guards(),
         ]
     )
+
+
+def _cluster_guards() -> list[str]:
+    table = tomllib.loads((ROOT / "tests/simulation/cluster_guards.toml").read_text("utf-8"))
+    return [
+        _CLUSTER_GUARDS_HEAD,
+        *(
+            f"| `{row['name']}` | {row['without_it']} | {_schedule(row)} | `{row['violation']}` |\n"
+            for row in table["guard"]
+        ),
+        "\nThese it does not show:\n\n| guard | why not | shown in |\n|---|---|---|\n",
+        *(f"| `{row['name']}` | {row['why']} | `{row['test']}` |\n" for row in table["elsewhere"]),
+    ]
+
+
+def _schedule(row: dict[str, Any]) -> str:
+    """Return what a schedule does, in a few words."""
+    faults = [*row.get("faults", ()), *(kind for kind, *_ in row.get("script", ()))]
+    storage = [name for name in row["bias"] if not name.endswith("_ms")]
+    workload = row.get("workload", "log")
+    return f"{workload}, {row['seed']}: {', '.join([*dict.fromkeys(faults), *storage]) or 'calm'}"
+
+
+def _found_as(row: dict[str, str]) -> str:
+    return f"`{row['violation']}`" if "violation" in row else "a failed assertion"
+
+
+_CASES_HEAD = """
+# Failure cases
+
+Ways in which the most trusted brokers were seen to fail, each played on purpose by the verifier. A case proves
+that its fault happened (if not, that says nothing: exit 2), passes (exit 0), and fails when what protects
+is taken away (exit 1, and the verdict names what is wrong): a test that can't fail shows nothing.
+
+```
+python -m chaos cases                                list them; --json
+python -m chaos case zombie-leader                   play one
+python -m chaos case zombie-leader --without-guard   the same without what protects
+python -m chaos case all                             all of them, on one cluster
+```
+
+Where they are played: *cluster*: three nodes, ZooKeeper and HBase, every connection through Toxiproxy, on
+tables of its own for each case; *alone*: a broker, or its store, over LevelDB, as processes; *inside*: the
+stores of several nodes in the verifier's own process, over tables that do on demand what no real server can
+be made to do at a chosen moment. Processes are told which guard they lack by `BROKER_WITHOUT_GUARDS`, under
+`BROKER_TESTING=1`, and the case sees to it that they say so in log, `/healthz` and status. Guards are in
+[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`.
+
+| # | case | what happens | what protects | guard | without it the verdict says |
+|---|---|---|---|---|---|
+"""
 
 
 def config_page() -> str:
@@ -125,6 +195,22 @@ def _error_row(error: type[BrokerError]) -> str:
     return f"| `{error.code}` | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
 
 
+def cases_page() -> str:
+    """Return ``docs/chaos-cases.md``."""
+    rows = "".join(_case_row(case) for case in CASES.values())
+    return f"{MADE}{_CASES_HEAD}{rows}"
+
+
+def _case_row(case: Case) -> str:
+    guard = f"`{case.guard}`" if case.guard else "none"
+    found = ", ".join(f"`{name}`" for name in sorted(case.violations))
+    without = f"{case.without} ({found})" if found else case.without
+    return (
+        f"| {case.number} | `{case.name}` ({case.where}) | {case.title}. {case.happens} | {case.protects} "
+        f"| {guard} | {without} |\n"
+    )
+
+
 def _first_line(documented: type) -> str:
     return (documented.__doc__ or "").strip().partition("\n")[0].replace("``", "`")
 
@@ -137,6 +223,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/config.md": config_page,
     "docs/reference/errors.md": errors_page,
     "docs/internals/guards.md": guards_page,
+    "docs/chaos-cases.md": cases_page,
 }
 
 

@@ -4,8 +4,8 @@ aiohttp parses and frames; this adds bounds over *all* connections, and what dra
 
     idle ---first byte---> head ---last byte of the head---> busy ---reply sent---> idle
       |                      |                                 |
-      closed by a drain      answered, or cut after a          answered
-                             deadline or a bound
+      ended by a drain       answered, or cut after a          answered
+      (see parting)          deadline or a bound
 
 Heads that never end are bounded for each connection by the parser, and for all together here.
 """
@@ -13,7 +13,7 @@ Heads that never end are bounded for each connection by the parser, and for all 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from aiohttp import HttpVersion11, StreamReader, web
@@ -22,14 +22,17 @@ from aiohttp.http import RawRequestMessage
 from typing_extensions import override
 
 from broker import logs
-from broker.api.replies import Reply, error_reply
+from broker.api.parting import OUR_CLIENT, Parting, half_close, has_arrived
+from broker.api.replies import error_reply
 from broker.config import ServerConfig
-from broker.errors import BadRequest, Overloaded
+from broker.errors import BadRequest, BrokerError, Overloaded
 
 HEAD_BYTES_MAX = 64 * 1024 * 1024
 """Bytes of unfinished request heads, over all connections."""
 WRITE_BUFFER_BYTES = 64 * 1024
-CLOSE_LINE = b"Connection: close\r\n\r\n"
+NEWCOMERS_S = 0.1
+"""How long at least someone who connects during a drain may take to ask: it is what they came for."""
+REQUEST_ID = "X-Request-Id"
 
 log = logs.get_logger()
 
@@ -93,6 +96,8 @@ class Exchange:
         self.takes_chunks = message.version >= HttpVersion11
         self.content = content
         self.connection = connection
+        connection.headers = message.headers
+        connection.begun = True
         self.writer = writer
         self._task = task
 
@@ -107,21 +112,80 @@ class Exchange:
 class Connection(web.RequestHandler):
     """One connection. ``busy`` from the end of a request's head until its reply is sent."""
 
-    __slots__ = ("body_paused", "busy", "gone", "head_bytes", "listener")
+    __slots__ = (
+        "__weakref__",
+        "begun",
+        "body_paused",
+        "busy",
+        "dismissed",
+        "gone",
+        "head_bytes",
+        "headers",
+        "listener",
+        "parted",
+    )
 
     def __init__(self, listener: Listener, **kwargs: Any) -> None:
         """Belong to a listener; the rest is aiohttp's."""
         super().__init__(listener, **kwargs)
         self.listener = listener
+        self.begun = False
+        """Whether a request was taken from those that were read; ``busy`` comes a turn later."""
         self.busy = False
         self.body_paused = False
         self.gone: asyncio.Future[None] | None = None
         self.head_bytes = 0
+        self.headers: Mapping[str, str] = {}
+        """Those of the last request."""
+        self.dismissed = False
+        self.parted: asyncio.Transport | None = None
+        """The way to a client that was sent the end, which aiohttp would close at once."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request is under way, or has begun to arrive."""
+        return self.busy or self.head_bytes > 0
+
+    @property
+    def has_read_ahead(self) -> bool:
+        """Whether a request was read while the one before it was under way, and is not answered."""
+        return self.begun or bool(self._messages)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something lies in the socket that the loop has not come to yet."""
+        return self.transport is not None and has_arrived(self.transport)
+
+    @property
+    def knows_last_words(self) -> bool:
+        """Whether the client takes an answer to nothing for what it is."""
+        return self.headers.get("User-Agent", "").startswith(OUR_CLIENT)
+
+    def dismiss(self, words: bytes) -> None:
+        """Send the last words and the end, and read nothing more."""
+        self.dismissed = True
+        if self.transport is not None and not half_close(self.transport, words):
+            self.force_close()
+
+    def say_goodbye(self) -> None:
+        """Send the end after the last answer, and look at nothing that still comes."""
+        transport = self.transport
+        if transport is not None and half_close(transport):
+            self.dismissed = True
+            self.parted, self.transport = transport, None
+            self.listener.parting.linger(self)
+
+    @override
+    def force_close(self) -> None:
+        super().force_close()
+        if self.parted is not None:
+            self.parted.close()
+            self.parted = None
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not self.listener.admit(self):
-            cast("asyncio.Transport", transport).write(self.listener.refusal)
+            cast("asyncio.Transport", transport).write(self.listener.refusal())
             transport.close()
             return
         super().connection_made(transport)
@@ -130,7 +194,11 @@ class Connection(web.RequestHandler):
     @override
     def data_received(self, data: bytes) -> None:
         # No bytes come when the parser is asked to go on with what it has.
-        if data and not self.busy and not self.listener.head_grew(self, len(data)):
+        if (
+            data
+            and not self.busy
+            and (self.dismissed or not self.listener.head_grew(self, len(data)))
+        ):
             return
         super().data_received(data)
 
@@ -186,8 +254,9 @@ class Listener(web.Server):
         self,
         handler: Callable[[Exchange], Awaitable[web.StreamResponse]],
         config: ServerConfig,
+        new_id: Callable[[], str],
     ) -> None:
-        """Serve with ``handler``. Must be made in the event loop."""
+        """Serve with ``handler``; ``new_id`` names what is answered here. Only in the event loop."""
         # To aiohttp's types an Exchange is no request; that it is enough of one, the tests show.
         super().__init__(cast("Any", handler), request_factory=cast("Any", Exchange))
         self._options: dict[str, Any] = {
@@ -202,15 +271,16 @@ class Listener(web.Server):
         self._connections_max = config.connections_max
         self._head_deadline_s = config.header_deadline_s
         self.draining = False
-        self.open: set[Connection] = set()
+        self.open: dict[Connection, None] = {}
         self.heads: dict[Connection, float] = {}
         """Connections with an unfinished head, oldest first, and when it began."""
         self.busy = 0
         self.head_bytes = 0
         self._quiet: asyncio.Future[None] = self._event_loop.create_future()
         self.refused = 0
-        full = error_reply(Overloaded("This node has as many connections as it may have."), {})
-        self.refusal = full.head + CLOSE_LINE + full.body
+        self._new_id = new_id
+        self.parting = Parting(self._event_loop, self._check_quiet)
+        self._patience_s = 0.0
 
     @override
     def __call__(self) -> Connection:
@@ -221,12 +291,19 @@ class Listener(web.Server):
         if len(self.open) >= self._connections_max:
             self.refused += 1
             return False
-        self.open.add(connection)
+        self.open[connection] = None
+        if self.draining:
+            self.parting.part(connection, max(self._patience_s, NEWCOMERS_S))
         return True
+
+    def refusal(self) -> bytes:
+        """Return what a connection is told that there is no room for."""
+        return self._last_words(Overloaded("This node has as many connections as it may have."))
 
     def left(self, connection: Connection) -> None:
         """Forget a connection."""
-        self.open.discard(connection)
+        self.open.pop(connection, None)
+        self.parting.gone(connection)
         self._head_ended(connection)
         self._check_quiet()
 
@@ -255,21 +332,29 @@ class Listener(web.Server):
         connection.busy = True
         self.busy += 1
 
-    def request_ended(self, connection: Connection) -> None:
+    def request_ended(self, connection: Connection, *, stays_open: bool) -> None:
         """Note that the reply was sent, or can't be."""
-        connection.busy = False
+        connection.busy = connection.begun = False
         self.busy -= 1
         if self.draining:
+            if stays_open and connection in self.open:
+                # Its long answer began before the drain, and has said nothing of it.
+                self.parting.part(connection, self._patience_s)
             self._check_quiet()
 
     async def wait_quiet(self) -> None:
-        """Return once no request is under way or has begun to arrive."""
-        while self.busy or self.heads:
-            self._quiet = self._event_loop.create_future()
-            await self._quiet
+        """Return once no request is under way or has begun to arrive, and idle clients have gone."""
+        while self._loud:
+            if self._quiet.done():
+                self._quiet = self._event_loop.create_future()
+            await asyncio.wait((self._quiet,))
+
+    @property
+    def _loud(self) -> bool:
+        return bool(self.busy or self.heads or self.parting.connections)
 
     def _check_quiet(self) -> None:
-        if self.draining and not self.busy and not self.heads and not self._quiet.done():
+        if self.draining and not self._loud and not self._quiet.done():
             self._quiet.set_result(None)
 
     def cut_slow_heads(self) -> None:
@@ -281,22 +366,31 @@ class Listener(web.Server):
             if not connection.busy:
                 connection.force_close()
 
-    def begin_drain(self) -> None:
-        """Close what is idle, and tell those who wait to answer now."""
+    def begin_drain(self, patience_s: float) -> None:
+        """End what is idle, other people's after a while, and tell those who wait to answer now."""
         self.draining = True
+        self._patience_s = patience_s
         for connection in list(self.open):
             connection.abandon()
-            if not connection.busy and not connection.head_bytes:
-                connection.force_close()
+            if not connection.in_use:
+                self.parting.part(connection, patience_s)
 
     def answer_unparsed(self, connection: Connection, message: str) -> Sent:
         """Answer what is no HTTP, as far as the client can still be told."""
-        reply: Reply = error_reply(BadRequest(f"This is no HTTP request: {message[:200]!a}"), {})
+        words = self._last_words(BadRequest(f"This is no HTTP request: {message[:200]!a}"))
         self._head_ended(connection)
         transport = connection.transport
         if transport is not None and not transport.is_closing():
-            transport.write(reply.head + CLOSE_LINE + reply.body)
+            transport.write(words)
         return SENT_LAST
+
+    def _last_words(self, error: BrokerError) -> bytes:
+        """Return a whole answer after which the connection ends, for what is not yet a request."""
+        identifier = self._new_id()
+        log.debug("connection refused", request_id=identifier, code=error.code, error=error.message)
+        reply = error_reply(error, {})
+        tail = f"{REQUEST_ID}: {identifier}\r\nConnection: close\r\n\r\n"
+        return reply.head + tail.encode("ascii") + reply.body
 
 
 SENT = Sent(keep_alive=True)

@@ -2,7 +2,8 @@
 
 There is one place for this, so that no handler can be reached without being authorized and no error
 leaves without a code. What nobody foresaw is *unknown*: it is logged once, with the request's id, and
-answered so.
+answered so. What is refused is a line at the level debug, an unknown outcome a warning: whoever asks
+after a request by its id finds what became of it.
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ class Dispatch:
             return await route.handler(request)
         except BrokerError as error:
             code = error.code
+            if error.outcome == "unknown":
+                self._metrics.unknown(route.name)
             return self.failure(error, request.headers, request.id)
         except Exception as error:  # noqa: BLE001 - The last resort: nothing ends in silence.
             code = INTERNAL
+            self._metrics.unknown(route.name)
             return self.failure(error, request.headers, request.id)
         finally:
             self._metrics.answered(route.name, code, monotonic() - started)
@@ -62,14 +66,21 @@ class Dispatch:
             return unexpected_reply(headers, request_id)
         if isinstance(error, StorageCorrupt):
             log.error("storage corrupt", request_id=request_id, error=error.message)
+        elif error.outcome == "unknown":
+            log.warning("outcome unknown", request_id=request_id, **_told(error))
+        else:
+            log.debug("request refused", request_id=request_id, **_told(error))
         return error_reply(error, headers)
 
-    def refuse(self, error: BrokerError, path: str, headers: Mapping[str, str]) -> Reply:
+    def refuse(
+        self, error: BrokerError, path: str, headers: Mapping[str, str], request_id: str = ""
+    ) -> Reply:
         """Return the reply to a request that reaches no handler.
 
         The connection ends with it, as in the original, unless a name was all that was wrong.
         """
         self._metrics.answered(UNKNOWN_ROUTE, error.code, 0.0)
+        log.debug("request refused", request_id=request_id, path=path, **_told(error))
         allow: Headers = ()
         if isinstance(error, MethodNotAllowed):
             allow = (("Allow", ", ".join(self.router.methods(path))),)
@@ -83,6 +94,7 @@ class Dispatch:
         body: bytes = b"",
         *,
         deadline: float | None = None,
+        source: object | None = None,
     ) -> Answer:
         """Answer a request that comes from this very process, as if it had come by HTTP.
 
@@ -101,6 +113,12 @@ class Dispatch:
             body,
             names=found.names,
             deadline=deadline,
+            is_timed=deadline is not None,
+            source=source,
             abandoned=never,
         )
         return await self.answer(found, request)
+
+
+def _told(error: BrokerError) -> dict[str, str]:
+    return {"code": error.code, "error": error.message}

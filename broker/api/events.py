@@ -14,7 +14,8 @@ It ends after a whole event: when the client goes, when the node drains, when th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Protocol
 
 import orjson
 
@@ -34,19 +35,41 @@ CHUNK_BYTES = 64 * 1024
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
+class Page(Protocol):
+    """What a poll found."""
+
+    def messages(self) -> AsyncIterator[list[Message]]:
+        """Yield the messages."""
+
+
+PollNext = Callable[[Request, Poll, float], Awaitable[Page | None]]
+"""Polls on behalf of a stream's request, waiting at most so many seconds; None if nobody waits."""
+
+
 class Events:
     """The handler of event streams."""
 
-    def __init__(self, topics: Topics, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
-        """Keep the service, and how long a stream may be silent."""
+    def __init__(
+        self,
+        topics: Topics,
+        *,
+        poll: PollNext | None = None,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
+        """Keep the service, by which way it polls, and how long a stream may be silent."""
         self._topics = topics
+        self._poll = poll or self._poll_here
         self._keep_alive_s = keep_alive_s
+
+    async def _poll_here(self, request: Request, poll: Poll, wait_s: float) -> Page | None:
+        waiting = self._topics.poll(request.topic, poll, wait_s=wait_s)
+        return await unless_abandoned(waiting, request.abandoned())
 
     async def stream(self, request: Request) -> Answer:
         """Answer a stream of events that goes on until somebody ends it."""
         await self._topics.get(request.topic)
         poll = await self._start(request)
-        chunks = self._chunks(request.topic, poll, request.abandoned())
+        chunks = self._chunks(request, poll, request.abandoned())
         return Stream(chunks, EVENTS, (("Cache-Control", "no-store"),), compressible=False)
 
     async def _start(self, request: Request) -> Poll:
@@ -68,19 +91,17 @@ class Events:
         return Poll(newest.entries[0].id, inclusive=False, limit=PAGE_MESSAGES)
 
     async def _chunks(
-        self, topic: TopicId, poll: Poll, abandoned: asyncio.Future[None]
+        self, request: Request, poll: Poll, abandoned: asyncio.Future[None]
     ) -> AsyncGenerator[bytes, None]:
-        yield f": {topic}\n\n".encode("ascii")
+        yield f": {request.topic}\n\n".encode("ascii")
         while not abandoned.done():
-            waiting = self._topics.poll(topic, poll, wait_s=self._keep_alive_s)
             try:
-                page = await unless_abandoned(waiting, abandoned)
+                page = await self._poll(request, poll, self._keep_alive_s)
             except TopicNotFound:
                 return
             if page is None:
                 return
-            if page.empty:
-                yield _KEEP_ALIVE
+            before = poll
             async for messages in page.messages():
                 for chunk in _event_chunks(messages):
                     yield chunk
@@ -88,6 +109,8 @@ class Events:
                         return
                 if messages:
                     poll = Poll(messages[-1].id, inclusive=False, limit=PAGE_MESSAGES)
+            if poll is before and not abandoned.done():
+                yield _KEEP_ALIVE
 
 
 def _event_chunks(messages: list[Message]) -> list[bytes]:

@@ -13,18 +13,21 @@ from typing import Any, Final
 import orjson
 
 from broker import __version__
+from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.api.replies import AVRO, EVENTS, JSON
-from broker.api.routes import SHAPES, Shape
+from broker.api.routes import SHAPES, TOPIC, Shape
 from broker.api.schemas import (
     BYTES,
     INTEGER,
     RESPONSES,
     SCHEMAS,
     STRING,
+    TOPIC_NAME,
     Spec,
     of,
 )
 from broker.metrics import CONTENT_TYPE
+from broker.routing.deadlines import REQUEST_TIMEOUT_S_MAX
 from broker.wire.topics import TTL_MAX_S
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
@@ -33,6 +36,11 @@ _NAMES = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]+$"},
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},
     "service": {"type": "string", "pattern": "^[a-zA-Z0-9._-]+$"},
+    "node": {
+        "type": "string",
+        "pattern": "^([0-9]{1,3}|https?://[^/]+/?)$",
+        "description": "An instance id, or a URL, percent-encoded.",
+    },
 }
 
 
@@ -91,7 +99,23 @@ _BROWSE_QUERY = [
         {"enum": ["preview", "full"], "default": "preview"},
     ),
 ]
+_TIMEOUT = _header(
+    "Request-Timeout",
+    "Seconds after which the request is answered, done or not.",
+    {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
+)
+_LEADER = {
+    "Broker-Leader": {
+        "description": "In a cluster: URL, number and epoch of the node that leads the topic.",
+        "schema": {"type": "string", "pattern": r"^[^;]+(;node=\d+)?(;epoch=\d+)?$"},
+    }
+}
 _DONE = _ok("Done.")
+_TOPICS_TOO = _query(
+    "topics",
+    f"Whether to name the topics led: the first {TOPICS_NAMED_MAX} by name, or one, if it is led.",
+    {"anyOf": [{"enum": ["no", "yes"]}, TOPIC_NAME], "default": "no"},
+)
 
 OPERATIONS: Final[dict[str, Spec]] = {
     "create_topic": {
@@ -205,6 +229,55 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "responses": {"200": _ok("Events whose data is an Event.", (EVENTS, STRING))},
         "errors": ("404",),
     },
+    "leader": {
+        "summary": "Ask which node leads a topic.",
+        "responses": {
+            "200": _ok(
+                "That node. Without a cluster it has no number; without an epoch nobody has claimed "
+                "the topic.",
+                (JSON, of("Leader")),
+            )
+        },
+        "errors": ("404",),
+    },
+    "cluster": {
+        "summary": "Show all nodes of the cluster; each is asked.",
+        "parameters": [_TOPICS_TOO],
+        "responses": {"200": _ok("As far as they answer.", (JSON, of("ClusterStatus")))},
+        "errors": ("404",),
+    },
+    "cluster_node": {
+        "summary": "Show what this node says of itself.",
+        "parameters": [_TOPICS_TOO],
+        "responses": {"200": _ok("Asks nobody else.", (JSON, of("ClusterNode")))},
+        "errors": ("404",),
+    },
+    "drain": {
+        "summary": "Let a node lead nothing, until it is undrained.",
+        "responses": {"200": _ok("Its topics move.", (JSON, of("Drained")))},
+        "errors": ("404",),
+    },
+    "undrain": {
+        "summary": "Let a node lead again.",
+        "responses": {"200": _ok("Topics move to it.", (JSON, of("Drained")))},
+        "errors": ("404",),
+    },
+    "pins": {
+        "summary": "List the topics that are pinned to a node.",
+        "responses": {"200": _ok("All pins.", (JSON, of("Pins")))},
+        "errors": ("404",),
+    },
+    "pin": {
+        "summary": "Pin a topic: that node leads it for as long as it lives.",
+        "requestBody": _body((JSON, of("PinSent"))),
+        "responses": {"200": _ok("The topic moves.", (JSON, of("Pinned")))},
+        "errors": ("404",),
+    },
+    "unpin": {
+        "summary": "Let any node lead a topic again.",
+        "responses": {"200": _ok("No pin is left.", (JSON, of("Pinned")))},
+        "errors": ("404",),
+    },
     "ping": {
         "summary": "Ask whether anybody is there.",
         "responses": {"200": _ok("Yes.", ("text/plain", STRING))},
@@ -263,9 +336,14 @@ def _operation(shape: Shape) -> Spec:
         {"name": name, "in": "path", "required": True, "schema": _NAMES[name]}
         for name in _PARAMETER.findall(shape.template)
     ]
+    timed = []
+    if shape.template.startswith(TOPIC):
+        timed = [_TIMEOUT]
+        done = responses["200"]
+        responses["200"] = {**done, "headers": {**done["headers"], **_LEADER}}
     return {
         **described,
         "operationId": shape.name,
-        "parameters": [*in_path, *described.get("parameters", ())],
+        "parameters": [*in_path, *described.get("parameters", ()), *timed],
         "responses": responses,
     }

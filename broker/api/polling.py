@@ -8,18 +8,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
+from typing import NamedTuple
 
 from broker.api.bodies import BodyType, body_type
 from broker.api.replies import AVRO, JSON, Answer, Headers, Reply, Stream
 from broker.api.request import Request
 from broker.api.waiting import unless_abandoned
 from broker.errors import BadRequest
+from broker.model import Poll
 from broker.topics.reading import PollStream
 from broker.topics.service import Topics
 from broker.wire import avro, avrojson
 from broker.wire.blocks import END
 
 BLOCKED_BY = "Broker-Blocked-By"
+WHOLE_BYTES_MAX = 16 * 1024
+"""A reply of at most so much is put together and sent at once. To put a larger one together costs more
+than a stream does: each copy is memory that the process fetches from the system and gives back.
+"""
+
+
+class Asked(NamedTuple):
+    """A poll as a request has it."""
+
+    kind: BodyType
+    poll: Poll
+    wait_s: float
 
 
 class Polling:
@@ -32,24 +46,26 @@ class Polling:
 
     async def poll(self, request: Request) -> Answer:
         """Answer messages, at once or as soon as there are some that this consumer may see."""
+        asked = self.asked(request)
+        return answer_of(await self.read(request, asked, asked.wait_s), asked.kind)
+
+    def asked(self, request: Request) -> Asked:
+        """Read what a request asks for. Raises BadRequest."""
         kind = body_type(request.headers)
         decode = avrojson.decode_poll if kind is BodyType.JSON else avro.decode_poll
-        poll = decode(request.body)
-        wait_s = self._wait_s(request)
-        stream: PollStream | None
+        return Asked(kind, decode(request.body), self._wait_s(request))
+
+    async def read(
+        self, request: Request, asked: Asked, wait_s: float, *, anywhere: bool = False
+    ) -> PollStream | None:
+        """Return what there is, waiting at most so long; None if nobody waits any more.
+
+        ``anywhere``: it may wait also where the topic is not led.
+        """
         if wait_s > 0:
-            waiting = self._topics.poll(request.topic, poll, wait_s=wait_s)
-            stream = await unless_abandoned(waiting, request.abandoned())
-        else:
-            stream = await self._topics.poll(request.topic, poll)
-        headers = _blocked_by(stream)
-        if kind is BodyType.JSON:
-            return Stream(_json_chunks(stream), JSON, headers)
-        if stream is None or stream.ended:
-            # Nothing is left to read: one chunk, without the cost of a stream.
-            first = b"" if stream is None else stream.first
-            return Reply(200, first + END, AVRO, headers, chunked=True)
-        return Stream(_avro_chunks(stream), AVRO, headers)
+            waiting = self._topics.poll(request.topic, asked.poll, wait_s=wait_s, anywhere=anywhere)
+            return await unless_abandoned(waiting, request.abandoned())
+        return await self._topics.poll(request.topic, asked.poll)
 
     def _wait_s(self, request: Request) -> float:
         if not request.query_string or (text := request.query.get("wait")) is None:
@@ -61,6 +77,18 @@ class Polling:
         if not 0 <= wait_s <= self._wait_max_s:
             raise BadRequest(f"wait must be 0 to {self._wait_max_s:g} seconds, not {text!r:.80}.")
         return wait_s
+
+
+def answer_of(stream: PollStream | None, kind: BodyType) -> Reply | Stream:
+    """Return the answer that has these messages; None is an empty one."""
+    headers = _blocked_by(stream)
+    if kind is BodyType.JSON:
+        return Stream(_json_chunks(stream), JSON, headers)
+    if stream is None or (stream.ended and len(stream.first) <= WHOLE_BYTES_MAX):
+        # Nothing is left to read: one chunk, without the cost of a stream.
+        first = b"" if stream is None else stream.first
+        return Reply(200, first + END, AVRO, headers, chunked=True)
+    return Stream(_avro_chunks(stream), AVRO, headers)
 
 
 def _blocked_by(stream: PollStream | None) -> Headers:

@@ -16,6 +16,8 @@ from broker.wire import avro, avrojson
 from broker.wire.topics import TTL_MAX_S
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
+NODE_KEY = "\0"
+"""What keys that nodes make begin with; no key of a client does."""
 _KEY = re.compile(r"[!-~]{1,255}")
 
 
@@ -52,7 +54,7 @@ class Publishing:
         decode: Callable[[bytes], RollbackRange] = (
             avrojson.decode_publish_response if media_type == JSON else avro.decode_publish_response
         )
-        await self._topics.rollback(request.topic, decode(request.body))
+        await self._topics.rollback(request.topic, decode(request.body), _options(request))
         return EMPTY
 
     def _decode(self, request: Request, *, raw: bool) -> tuple[PublishRequest, bool]:
@@ -69,12 +71,21 @@ class Publishing:
 
 def _options(request: Request) -> PublishOptions:
     key = request.headers.get(IDEMPOTENCY_KEY)
-    if key is None and not request.query_string:
+    repeat = request.repeat
+    if key is None and not request.query_string and not request.is_timed and repeat is None:
         return NO_OPTIONS
     if key is not None and not _KEY.fullmatch(key):
         raise BadRequest(f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters.")
     ttl_s = whole_number(request.query, "ttl", least=1, most=TTL_MAX_S, default=0)
-    return PublishOptions(ttl_s=ttl_s or None, key=key, deadline=request.deadline)
+    if repeat is None:
+        return PublishOptions(ttl_s=ttl_s or None, key=key, deadline=request.deadline)
+    return PublishOptions(
+        ttl_s=ttl_s or None,
+        key=key if repeat.key is None else NODE_KEY + repeat.key,
+        deadline=request.deadline,
+        is_fresh=repeat.is_fresh,
+        epoch=repeat.epoch,
+    )
 
 
 def _publish_reply(published: Published, *, as_json: bool) -> Reply:

@@ -74,6 +74,17 @@ class Reply:
         """The body as it goes out."""
         return chunk_of(self.body) + LAST_CHUNK if self.chunked else self.body
 
+    def with_headers(self, *headers: tuple[str, str]) -> Reply:
+        """Return this reply with more headers."""
+        return Reply(
+            self.status,
+            self.body,
+            self.content_type,
+            (*self.headers, *headers),
+            close=self.close,
+            chunked=self.chunked,
+        )
+
     def with_body(self, body: bytes, *headers: tuple[str, str], chunked: bool) -> Reply:
         """Return this reply with another body, more headers, and perhaps another framing."""
         return Reply(
@@ -139,11 +150,6 @@ def _head(status: int, content_type: str, headers: Headers) -> bytes:
 def json_reply(value: object, status: int = 200, headers: Headers = ()) -> Reply:
     """Answer with a value as JSON."""
     return Reply(status, orjson.dumps(value), JSON, headers)
-
-
-def text_reply(text: str, status: int = 200, headers: Headers = ()) -> Reply:
-    """Answer with plain text."""
-    return Reply(status, text.encode("utf-8", "replace"), PLAIN, headers)
 
 
 def names_json(headers: Mapping[str, str]) -> bool:

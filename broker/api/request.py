@@ -12,20 +12,24 @@ from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
 from broker.model import TopicId
+from broker.routing.nodeheaders import Repeat
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
 
 
 class Names:
-    """What the path names: a namespace and, under it, a topic."""
+    """What the path names: a namespace and, under it, a topic; or a node."""
 
-    __slots__ = ("namespace", "topic")
+    __slots__ = ("namespace", "node", "topic")
 
-    def __init__(self, namespace: str = "", topic: TopicId | None = None) -> None:
-        """Keep names that have been checked; empty where the path names nothing."""
+    def __init__(
+        self, namespace: str = "", topic: TopicId | None = None, *, node: str = ""
+    ) -> None:
+        """Keep names that have been checked, but for the node's; empty where the path has none."""
         self.namespace = namespace
         self.topic = topic
+        self.node = node
 
 
 NO_NAMES = Names()
@@ -40,8 +44,10 @@ class Request:
     """One request.
 
     ``headers`` is case-insensitive. ``body`` is whole and inflated. ``deadline`` is in seconds of the
-    monotonic clock. ``forwarded`` says that a node, not a client, sent it. ``abandoned`` gives a future
-    that is done once the caller is gone or this node drains; handlers that wait race against it.
+    monotonic clock; ``is_timed`` says that the caller gave it. ``forwarded`` says that a node, not a
+    client, sent it, and ``repeat`` what makes it repeatable then. ``source`` is the connection by which
+    it came: the requests of one keep their order. ``abandoned`` gives a future that is done once the
+    caller is gone or this node drains; handlers that wait race against it.
     """
 
     __slots__ = (
@@ -52,11 +58,14 @@ class Request:
         "forwarded",
         "headers",
         "id",
+        "is_timed",
         "method",
         "names",
         "path",
         "principal",
         "query_string",
+        "repeat",
+        "source",
     )
 
     def __init__(  # noqa: PLR0913 - A value; every part is named by its callers.
@@ -71,7 +80,8 @@ class Request:
         names: Names = NO_NAMES,
         principal: str | None = None,
         deadline: float | None = None,
-        forwarded: bool = False,
+        is_timed: bool = False,
+        source: object | None = None,
         abandoned: Callable[[], asyncio.Future[None]] = never,
     ) -> None:
         """Keep the parts."""
@@ -84,7 +94,10 @@ class Request:
         self.names = names
         self.principal = principal
         self.deadline = deadline
-        self.forwarded = forwarded
+        self.is_timed = is_timed
+        self.source = source
+        self.forwarded = False
+        self.repeat: Repeat | None = None
         self.abandoned = abandoned
         self._query: Mapping[str, str] | None = None
 

@@ -125,7 +125,8 @@ def _names(shape: tuple[str, ...], segments: list[str]) -> Names:
     given = dict(zip(shape, segments, strict=True))
     namespace = given.get("{namespace}")
     if namespace is None:
-        return NO_NAMES
+        node = given.get("{node}")
+        return NO_NAMES if node is None else Names(node=node)
     topic = given.get("{topic}")
     if topic is None:
         return Names(check_namespace(namespace))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from broker.api.access import Action
 from broker.api.browsing import Browsing
-from broker.api.events import Events
+from broker.api.cluster import Cluster, ClusterView
+from broker.api.events import Events, PollNext
 from broker.api.health import Health
+from broker.api.leadership import Leadership
+from broker.api.placing import Placing
 from broker.api.polling import Polling
 from broker.api.publishing import Publishing
 from broker.api.router import Handler, Route
@@ -28,25 +31,36 @@ class Shape(NamedTuple):
 
 
 _TOPICS = "/v1/namespaces/{namespace}/topics"
-_TOPIC = f"{_TOPICS}/{{topic}}"
-_MESSAGES = f"{_TOPIC}/messages"
+TOPIC = f"{_TOPICS}/{{topic}}"
+_MESSAGES = f"{TOPIC}/messages"
+_CLUSTER = "/v1/cluster"
+_PIN = f"{_CLUSTER}/pins/{{namespace}}/{{topic}}"
 
 SHAPES = (
     # The nine endpoints of the original.
-    Shape("create_topic", "PUT", _TOPIC, Action.ADMIN),
-    Shape("update_topic", "PUT", f"{_TOPIC}/properties", Action.ADMIN),
-    Shape("show_topic", "GET", _TOPIC, Action.ADMIN),
+    Shape("create_topic", "PUT", TOPIC, Action.ADMIN),
+    Shape("update_topic", "PUT", f"{TOPIC}/properties", Action.ADMIN),
+    Shape("show_topic", "GET", TOPIC, Action.ADMIN),
     Shape("list_topics", "GET", _TOPICS, Action.ADMIN),
-    Shape("delete_topic", "DELETE", _TOPIC, Action.ADMIN),
-    Shape("publish", "POST", f"{_TOPIC}/publish", Action.PUBLISH),
-    Shape("store", "POST", f"{_TOPIC}/store", Action.PUBLISH),
-    Shape("rollback", "POST", f"{_TOPIC}/rollback", Action.PUBLISH),
-    Shape("poll", "POST", f"{_TOPIC}/poll", Action.CONSUME),
+    Shape("delete_topic", "DELETE", TOPIC, Action.ADMIN),
+    Shape("publish", "POST", f"{TOPIC}/publish", Action.PUBLISH),
+    Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH),
+    Shape("rollback", "POST", f"{TOPIC}/rollback", Action.PUBLISH),
+    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME),
     # Beside them.
     Shape("browse", "GET", _MESSAGES, Action.BROWSE),
     Shape("browse_as", "POST", _MESSAGES, Action.BROWSE),
-    Shape("stats", "GET", f"{_TOPIC}/stats", Action.BROWSE),
-    Shape("events", "GET", f"{_TOPIC}/events", Action.CONSUME),
+    Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
+    Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME),
+    Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
+    # The cluster.
+    Shape("cluster", "GET", _CLUSTER, Action.CLUSTER),
+    Shape("cluster_node", "GET", f"{_CLUSTER}/node", Action.CLUSTER),
+    Shape("drain", "POST", f"{_CLUSTER}/nodes/{{node}}/drain", Action.CLUSTER),
+    Shape("undrain", "POST", f"{_CLUSTER}/nodes/{{node}}/undrain", Action.CLUSTER),
+    Shape("pins", "GET", f"{_CLUSTER}/pins", Action.CLUSTER),
+    Shape("pin", "PUT", _PIN, Action.CLUSTER),
+    Shape("unpin", "DELETE", _PIN, Action.CLUSTER),
     # The node itself.
     Shape("ping", "GET", "/ping", Action.CLUSTER),
     Shape("service_status", "GET", "/v3/system/services/{service}/status", Action.CLUSTER),
@@ -57,13 +71,40 @@ SHAPES = (
 )
 
 
-def make_routes(topics: Topics, config: Config, health: Health) -> list[Route]:
-    """Return all routes, bound to what answers them."""
-    handlers = {**_topic_handlers(topics, config), **_node_handlers(health)}
+class Around(Protocol):
+    """What a cluster puts around handlers, so that each request is answered where its topic is led."""
+
+    def bind(self, name: str, handler: Handler) -> Handler:
+        """Return what answers a route; the handler itself if it is not about a topic."""
+
+    def polls(self, polling: Polling) -> tuple[Handler, PollNext]:
+        """Return what answers polls, and by which way streams of events poll."""
+
+    def leader(self, topics: Topics) -> Handler:
+        """Return what tells who leads."""
+
+
+def make_routes(
+    topics: Topics,
+    config: Config,
+    health: Health,
+    cluster: ClusterView | None = None,
+    *,
+    around: Around | None = None,
+) -> list[Route]:
+    """Return all routes, bound to what answers them.
+
+    ``cluster`` and ``around`` None: the node stands alone, and nothing is between routes and handlers.
+    """
+    handlers = {
+        **_topic_handlers(topics, config, around),
+        **_cluster_handlers(topics, cluster),
+        **_node_handlers(health),
+    }
     return [Route(*shape, handler=handlers[shape.name]) for shape in SHAPES]
 
 
-def _topic_handlers(topics: Topics, config: Config) -> dict[str, Handler]:
+def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> dict[str, Handler]:
     limits = config.limits
     defaults = {
         TTL: str(config.topics.topic_ttl_default_s),
@@ -72,7 +113,10 @@ def _topic_handlers(topics: Topics, config: Config) -> dict[str, Handler]:
     admin = TopicsAdmin(topics, properties_default=defaults)
     publishing = Publishing(topics, messages_max=limits.messages_per_request_max)
     browsing = Browsing(topics, messages_max=limits.browse_messages_max)
-    return {
+    polling = Polling(topics, wait_max_s=limits.wait_max_s)
+    poll, poll_next = (polling.poll, None) if around is None else around.polls(polling)
+    leader = Leadership(topics).leader if around is None else around.leader(topics)
+    handlers: dict[str, Handler] = {
         "create_topic": admin.create,
         "update_topic": admin.update,
         "show_topic": admin.show,
@@ -81,11 +125,28 @@ def _topic_handlers(topics: Topics, config: Config) -> dict[str, Handler]:
         "publish": publishing.publish,
         "store": publishing.store,
         "rollback": publishing.rollback,
-        "poll": Polling(topics, wait_max_s=limits.wait_max_s).poll,
+        "poll": poll,
         "browse": browsing.browse,
         "browse_as": browsing.browse_with_snapshot,
         "stats": Stats(topics).stats,
-        "events": Events(topics).stream,
+        "events": Events(topics, poll=poll_next).stream,
+        "leader": leader,
+    }
+    if around is None:
+        return handlers
+    return {name: around.bind(name, handler) for name, handler in handlers.items()}
+
+
+def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:
+    cluster, placing = Cluster(view), Placing(view, topics.registry)
+    return {
+        "cluster": cluster.status,
+        "cluster_node": cluster.node,
+        "drain": placing.drain,
+        "undrain": placing.undrain,
+        "pins": placing.pins,
+        "pin": placing.pin,
+        "unpin": placing.unpin,
     }
 
 

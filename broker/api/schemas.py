@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from broker.api.replies import JSON
+from broker.coordination.ports import Contact
 from broker.errors import registry
 
 Spec = dict[str, Any]
@@ -70,6 +71,33 @@ _BROWSED = record(
     encoding={"enum": ["text", "base64"]},
     payload=nullable(STRING),
     truncated=BOOLEAN,
+)
+
+_INSTANCE: Final[Spec] = {"type": "integer", "minimum": 0, "maximum": 255}
+TOPIC_NAME: Final[Spec] = {"type": "string", "pattern": "^[a-zA-Z0-9_]+/[a-zA-Z0-9_-]+$"}
+_NODE_VIEW = record(
+    node=_INSTANCE,
+    incarnation=STRING,
+    url=STRING,
+    version=STRING,
+    protocol=INTEGER,
+    draining=BOOLEAN,
+    slots_led=INTEGER,
+    topics_led=INTEGER,
+    topics=nullable(array(record(topic=TOPIC_NAME, epoch=INTEGER))),
+    zookeeper=record(
+        contact={"enum": [contact.value for contact in Contact]}, session=nullable(STRING)
+    ),
+    storage=record(
+        calls=INTEGER,
+        errors=INTEGER,
+        last_success=nullable(MOMENT),
+        last_failure=nullable(MOMENT),
+        last_error=nullable(STRING),
+    ),
+    guards_off=array(STRING),
+    uptime_s=NUMBER,
+    clock_skew_ms=nullable(INTEGER),
 )
 
 SCHEMAS: Final[dict[str, Spec]] = {
@@ -172,6 +200,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         }
     ),
     "Stats": record(
+        namespace=STRING,
         topic=STRING,
         generation=INTEGER,
         messages=_COUNT,
@@ -187,6 +216,35 @@ SCHEMAS: Final[dict[str, Spec]] = {
         timestamp_ms=INTEGER,
         encoding={"enum": ["text", "base64"]},
         payload=STRING,
+    ),
+    "Leader": record(node=nullable(INTEGER), url=nullable(STRING), epoch=nullable(INTEGER)),
+    "ClusterStatus": record(
+        asked=_INSTANCE,
+        contact={"enum": [contact.value for contact in Contact]},
+        nodes=array(
+            record(
+                node=_INSTANCE,
+                url=STRING,
+                version=STRING,
+                protocol=INTEGER,
+                state={"enum": ["serving", "drained", "stopping", "silent"]},
+                drained=nullable(BOOLEAN),
+                problem=nullable(STRING),
+                view=nullable(_NODE_VIEW),
+            )
+        ),
+        drained=nullable(array(_INSTANCE)),
+        pins=nullable(INTEGER),
+        problem=nullable(STRING),
+    ),
+    "ClusterNode": _NODE_VIEW,
+    "Drained": record(node=_INSTANCE, url=nullable(STRING), drained=BOOLEAN, changed=BOOLEAN),
+    "Pins": record(pins=array(record(topic=TOPIC_NAME, node=_INSTANCE, lives=BOOLEAN))),
+    "PinSent": record(
+        node={"anyOf": [_INSTANCE, STRING], "description": "A live node's instance id or URL."}
+    ),
+    "Pinned": record(
+        topic=TOPIC_NAME, node=nullable(_INSTANCE), url=nullable(STRING), changed=BOOLEAN
     ),
     "Health": record(status={"const": "ok"}, version=STRING, guards_off=array(STRING)),
     "Ready": record(status={"const": "ready"}),
@@ -223,7 +281,7 @@ def _error(text: str) -> Spec:
 RESPONSES: Final[dict[str, Spec]] = {
     "400": _error("The request is malformed, or a name is not valid."),
     "403": _error("The caller may not do this."),
-    "404": _error("There is no such topic, or no such path."),
+    "404": _error("There is no such topic, no such path, no such node, or no cluster."),
     "405": _error("The path has no such method; the header Allow names those it has."),
     "409": _error("It exists already, or is sealed."),
     "413": _error("The body, one message or their number is over a bound."),

@@ -4,7 +4,8 @@ For one request: find its route by the path, read its body, hand a Request to ``
 answer. No middleware, no application object: this is the path of every published message.
 
 Draining, in this order: whoever waits is answered, what is idle is closed, requests of which a byte was
-read get their answer with ``Connection: close``, new connections too; the listener is closed last.
+read get their answer with ``Connection: close``, new connections too; the listener is closed; what was
+accepted until then is answered.
 """
 
 from __future__ import annotations
@@ -13,23 +14,29 @@ import asyncio
 import itertools
 import re
 import secrets
+import socket
+from contextlib import suppress
 from email.utils import formatdate
 
 from aiohttp import web
 
 from broker import logs
-from broker.api.connection import SENT, SENT_LAST, Exchange, Listener
+from broker.api.connection import REQUEST_ID, SENT, SENT_LAST, Exchange, Listener
 from broker.api.dispatch import Dispatch
 from broker.api.incoming import BodyReader
 from broker.api.outgoing import Outgoing, send_at_once
+from broker.api.parting import PATIENCE_S, stop_accepting
 from broker.api.replies import Answer, Reply
 from broker.api.request import Request
 from broker.clock import Clock
 from broker.config import Config
 from broker.errors import BrokerError
+from broker.routing.deadlines import REQUEST_TIMEOUT, parse_timeout_s
 
-REQUEST_ID = "X-Request-Id"
+BACKLOG = 1024
 SLOW_HEADS_EVERY_S = 1.0
+LULL_S = 0.25
+"""How long clients have to hear of a drain, and to go elsewhere, before nobody can connect any more."""
 HANDLERS_END_S = 0.5
 """How long handlers whose clients were cut may take to end before they are cancelled."""
 _GIVEN_ID = re.compile(r"[!-~]{1,128}")
@@ -49,6 +56,8 @@ class Shell:
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(4)
         self._deadline_s = config.server.request_deadline_s
+        # What is sent again under a key must find its first answer, however long that took.
+        self._timeout_s_max = config.topics.idempotency_window_s / 2
         self._stall_s = config.server.reply_stall_s
         self._date_of_s = 0
         self._date = ""
@@ -57,11 +66,19 @@ class Shell:
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
-    async def start(self, host: str, port: int) -> None:
-        """Listen. Port 0 takes a free one. Raises OSError if the address can't be had."""
+    async def start(self, host: str, port: int, listening: socket.socket | None = None) -> None:
+        """Listen, on a socket that does so already or a new one. Port 0 takes a free one.
+
+        Raises:
+            OSError: the address can't be had.
+        """
         self._loop = asyncio.get_running_loop()
-        self._listener = Listener(self._serve, self._config.server)
-        self._server = await self._loop.create_server(self._listener, host, port, backlog=1024)
+        self._listener = Listener(self._serve, self._config.server, self._new_id)
+        if listening is None:
+            server = await self._loop.create_server(self._listener, host, port, backlog=BACKLOG)
+        else:
+            server = await self._loop.create_server(self._listener, sock=listening, backlog=BACKLOG)
+        self._server = server
         self._sweeper = asyncio.create_task(self._cut_slow_heads(self._listener))
 
     @property
@@ -91,24 +108,33 @@ class Shell:
         """Bytes of bodies that are held for requests under way."""
         return self._bodies.budget.held
 
-    def begin_drain(self) -> None:
-        """Answer those who wait, close what is idle, and let every further reply be its last."""
+    def begin_drain(self, patience_s: float = PATIENCE_S) -> None:
+        """Answer those who wait, end what is idle, and let every further reply be its last.
+
+        Other people's idle connections have ``patience_s`` for a last request (see ``parting``).
+        """
         if self._listener is not None and not self._listener.draining:
-            self._listener.begin_drain()
+            self._listener.begin_drain(patience_s)
 
     async def quiet(self) -> None:
         """Return once no request is under way or has begun to arrive."""
         if self._listener is not None:
             await self._listener.wait_quiet()
 
-    async def close(self) -> None:
-        """Drain, wait for quiet at most the configured time, and close the listener and the rest."""
+    async def close(self, within_s: float | None = None) -> None:
+        """Drain, close the listener, and wait for quiet at most ``within_s``; None: as configured."""
         listener, server = self._listener, self._server
         if listener is None or server is None:
             return
-        self.begin_drain()
+        self.begin_drain(0.0)
         try:
-            async with asyncio.timeout(self._config.server.drain_s):
+            async with asyncio.timeout(
+                self._config.server.drain_s if within_s is None else within_s
+            ):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LULL_S):
+                        await listener.wait_quiet()
+                await stop_accepting(server, listener)
                 await listener.wait_quiet()
         except TimeoutError:
             log.warning("drain ended before all was answered", requests=listener.busy)
@@ -128,14 +154,18 @@ class Shell:
 
     # One request.
 
+    def _new_id(self) -> str:
+        return f"{self._id_prefix}-{next(self._ids)}"
+
     async def _serve(self, exchange: Exchange) -> web.StreamResponse:
         connection = exchange.connection
         listener = connection.listener
         listener.request_began(connection)
+        stays_open = False
         try:
             identifier = exchange.headers.get(REQUEST_ID)
             if identifier is None or not _GIVEN_ID.fullmatch(identifier):
-                identifier = f"{self._id_prefix}-{next(self._ids)}"
+                identifier = self._new_id()
             answer = await self._answer(exchange, identifier)
             if isinstance(answer, Reply):
                 stays_open = exchange.keep_alive and not answer.close
@@ -146,22 +176,32 @@ class Shell:
             tail = self._tail(exchange, identifier, stays_open)
             if not isinstance(answer, Reply) or not send_at_once(exchange, answer, tail):
                 out = Outgoing(exchange, tail, self._stall_s)
-                stays_open = await self._send(out, exchange, answer, identifier) and stays_open
-            return SENT if stays_open else SENT_LAST
+                if not await self._send(out, exchange, answer, identifier):
+                    stays_open = False
+                    return SENT_LAST
+            if stays_open:
+                return SENT
+            if exchange.content.is_eof():  # Else aiohttp reads on for a while, and closes it then.
+                connection.say_goodbye()
+            return SENT_LAST
         finally:
-            listener.request_ended(connection)
+            listener.request_ended(connection, stays_open=stays_open)
 
     async def _answer(self, exchange: Exchange, identifier: str) -> Answer:
         headers = exchange.headers
         path, query_string = _target(exchange)
         try:
             found = self._dispatch.router.find(exchange.method, path)
+            timeout = headers.get(REQUEST_TIMEOUT)
+            timeout_s = self._deadline_s
+            if timeout is not None:
+                timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
             body = self._bodies.ready(exchange.content, headers)
             if body is None:
                 self._say_continue(exchange)
                 body = await self._bodies.read(exchange.content, headers)
         except BrokerError as error:
-            return self._dispatch.refuse(error, path, headers)
+            return self._dispatch.refuse(error, path, headers, identifier)
         request = Request(
             exchange.method,
             path,
@@ -170,7 +210,9 @@ class Shell:
             body,
             identifier=identifier,
             names=found.names,
-            deadline=self._clock.monotonic() + self._deadline_s,
+            deadline=self._clock.monotonic() + timeout_s,
+            is_timed=timeout is not None,
+            source=exchange.connection,
             abandoned=exchange.connection.abandoned,
         )
         try:
@@ -181,7 +223,7 @@ class Shell:
     async def _send(
         self, out: Outgoing, exchange: Exchange, answer: Answer, identifier: str
     ) -> bool:
-        """Send what takes more than one write; return whether the connection can be used again."""
+        """Send what takes more than one write; return whether all of it was sent."""
         try:
             await out.send(answer)
         except ConnectionError:

@@ -21,6 +21,7 @@ class Stats:
         stats = await self._topics.stats(request.topic)
         return json_reply(
             {
+                "namespace": stats.topic.namespace,
                 "topic": stats.topic.topic,
                 "generation": stats.generation,
                 "messages": {"value": stats.messages, "estimate": not stats.messages_exact},

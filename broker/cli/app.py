@@ -21,7 +21,7 @@ from typing import Final, NoReturn
 import click
 
 from broker import __version__
-from broker.cli import node, publishing, reading, storage, topics
+from broker.cli import chaos, cluster, node, publishing, reading, storage, topics
 from broker.config import ConfigError
 from broker.errors import BrokerError, UnavailableError
 
@@ -43,7 +43,8 @@ ADVICE: Final = {
     "overloaded": "Try again a little later.",
     "storage_full": "Free some space on the broker's disk; publishing goes on by itself.",
     "storage_corrupt": "See what is wrong with: broker storage check DIR",
-    "not_found": "This server does not know that request; it may be another, or an older one.",
+    "not_found": "For the nodes of a cluster see: broker cluster status. Another kind of server, or an older "
+    "one, may not know that request.",
 }
 
 
@@ -76,6 +77,8 @@ for command in (
     node.serve,
     node.config,
     storage.storage,
+    cluster.cluster,
+    chaos.chaos,
 ):
     cli.add_command(command)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from broker import guards
 from broker import settings as resolution
-from broker.cli.options import json_option
+from broker.cli.options import NotNow, json_option
 from broker.cli.output import write_json, write_table
 from broker.config import Key, iter_keys
-from broker.errors import BrokerError
+from broker.coordination.ports import InstanceTaken
+from broker.errors import BrokerError, UnavailableError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -30,8 +32,18 @@ def _flag(known: Key) -> Callable[[Command], Command]:
 
 def configured(command: Command) -> Command:
     """Add ``--config`` and a flag for every key."""
+    return configured_by({known.section for known in iter_keys()})(command)
+
+
+def configured_by(sections: Collection[str]) -> Callable[[Command], Command]:
+    """Return a decorator that adds ``--config`` and a flag for every key of some sections."""
+    return lambda command: _configured(command, sections)
+
+
+def _configured(command: Command, sections: Collection[str]) -> Command:
     for known in reversed(list(iter_keys())):
-        command = _flag(known)(command)
+        if known.section in sections:
+            command = _flag(known)(command)
     return click.option(
         "--config",
         "file",
@@ -42,7 +54,8 @@ def configured(command: Command) -> Command:
     )(command)
 
 
-def _resolved(file: Path | None, flags: dict[str, str | None]) -> resolution.Settings:
+def resolved(file: Path | None, flags: dict[str, str | None]) -> resolution.Settings:
+    """Return the configuration by the file, the environment and these flags."""
     dotted = {name.replace("__", ".", 1): text for name, text in flags.items()}
     return resolution.load(file=file, environment=os.environ, flags=dotted)
 
@@ -60,20 +73,30 @@ def serve(file: Path | None, **flags: str | None) -> None:
     broker serve --port 9000 --data-dir /var/lib/broker
     broker serve --config broker.toml
     """  # noqa: D301
-    config = _resolved(file, flags).config
+    config = resolved(file, flags).config
     try:
-        from broker import node  # noqa: PLC0415 - Only this command needs the server.
+        guards.switch_off_named(os.environ)
+    except (RuntimeError, ValueError) as error:
+        raise click.ClickException(f"{guards.VARIABLE}: {error}") from error
+    try:
+        from broker.cli import serving  # noqa: PLC0415 - Only this command needs the server.
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"serving needs the package {error.name!r}: pip install 'tms-broker[server]'"
         ) from error
     try:
-        node.serve(config)
+        reason = serving.serve(config)
+    except UnavailableError as error:
+        raise NotNow(error.message) from error
+    except InstanceTaken as error:
+        raise click.ClickException(f"{error} This node does not start.") from error
     except BrokerError:
         raise
     except OSError as error:
         where = f"{config.server.host}:{config.server.port}"
         raise click.ClickException(f"can't serve on {where}: {error.strerror or error}") from error
+    if reason is not None:
+        raise click.ClickException(f"stopped: {reason}")
 
 
 @click.command()
@@ -87,7 +110,7 @@ def config(file: Path | None, as_json: bool, **flags: str | None) -> None:
     broker config --config broker.toml --port 9000
     BROKER_SERVER__PORT=9000 broker config --json
     """  # noqa: D301
-    settings = _resolved(file, flags)
+    settings = resolved(file, flags)
     lines = list(settings.lines())
     if as_json:
         write_json({key: {"value": value, "source": source} for key, value, source in lines})

@@ -23,6 +23,15 @@ _MS_DIGITS: Final = 19  # More do not fit in an int64.
 _ID: Final = re.compile(rf"[0-9a-fA-F]{{{2 * MESSAGE_ID_BYTES}}}")
 
 
+class NotNow(click.ClickException):
+    """What this command itself needs (storage, ZooKeeper) is not there now; later it may be.
+
+    Not as where a broker can't be reached: there the advice is to start one.
+    """
+
+    exit_code = 4
+
+
 def to_broker(command: Command) -> Command:
     """Add the options of every command that speaks to a broker."""
     url = click.option(
@@ -31,7 +40,7 @@ def to_broker(command: Command) -> Command:
         default=URL_DEFAULT,
         show_default=True,
         show_envvar=True,
-        help="Where the broker listens.",
+        help="Where the broker listens; several nodes of a cluster with commas between them.",
     )
     deadline = click.option(
         "--deadline",
@@ -53,17 +62,20 @@ def json_option(command: Command) -> Command:
 
 def connect(url: str, deadline_s: float) -> SyncClient:
     """Return a client. Raises click.BadParameter if the address is none."""
-    if not re.match(r"https?://[^/]", url):
-        raise click.BadParameter(f"{url!r} is not http://HOST:PORT", param_hint="--url")
-    return SyncClient(settings=Settings(url=url, deadline_s=deadline_s))
+    settings = Settings(url=url, deadline_s=deadline_s)
+    for one in settings.urls:
+        if not re.match(r"https?://[^/]", one):
+            raise click.BadParameter(f"{one!r} is not http://HOST:PORT", param_hint="--url")
+    return SyncClient(settings=settings)
 
 
 def topic_argument(command: Command) -> Command:
     """Add the argument NAMESPACE/TOPIC."""
-    return click.argument("topic", type=_topic, metavar="NS/TOPIC")(command)
+    return click.argument("topic", type=topic_of, metavar="NS/TOPIC")(command)
 
 
-def _topic(text: str) -> TopicId:
+def topic_of(text: str) -> TopicId:
+    """Read NAMESPACE/TOPIC. Raises click.BadParameter."""
     namespace, slash, topic = text.partition("/")
     if not slash:
         raise click.BadParameter(f"{text!r} has no namespace: write NAMESPACE/TOPIC")

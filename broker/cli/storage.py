@@ -1,11 +1,11 @@
-"""``broker storage``: look after a data directory while no broker serves it."""
+"""``broker storage``: make stores, and look after a data directory while no broker serves it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from broker import settings as resolution
-from broker.cli.options import json_option
-from broker.cli.output import write_json, write_properties
+from broker.cli.node import configured_by, resolved
+from broker.cli.options import NotNow, json_option
+from broker.cli.output import write_json, write_properties, write_table
+from broker.errors import UnavailableError
 
 if TYPE_CHECKING:
     from broker.config import Config
+    from broker.storage.hbase_schema import Made
     from broker.storage.leveldb_check import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -37,9 +40,10 @@ def _directory(command: Command) -> Command:
 
 @click.group()
 def storage() -> None:
-    """Look after a data directory (``data`` if none is named) while no broker serves it.
+    """Make stores; look after a data directory (``data`` if none is named) that no broker serves.
 
     \b
+    broker storage init --hbase-gateways localhost:9090
     broker storage check data
     broker storage repair data mended
     broker storage sweep data
@@ -99,9 +103,11 @@ def sweep(directory: Path, as_json: bool) -> None:
     \b
     broker storage sweep data
     """  # noqa: D301
-    from broker import node  # noqa: PLC0415
+    from broker import logs, node  # noqa: PLC0415
 
-    report = asdict(asyncio.run(node.sweep_store(_config(directory))))
+    config = _config(directory)
+    with logs.writing(config.logs):
+        report = asdict(asyncio.run(node.sweep_store(config)))
     if as_json:
         write_json(report)
     else:
@@ -109,30 +115,70 @@ def sweep(directory: Path, as_json: bool) -> None:
 
 
 @storage.command()
-@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@configured_by({"hbase"})
 @json_option
-def init(directory: Path, as_json: bool) -> None:
-    """Make an empty store. ``broker serve`` does so too, where there is none.
+def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str | None) -> None:
+    """Make an empty store: in a new folder, or in HBase the tables of a cluster.
+
+    ``broker serve`` makes a missing folder by itself. The tables of a cluster it does not make: how
+    they are divided can't be changed later. What is there already stays as it is; exits 1 if that is
+    not as it should be.
 
     \b
     broker storage init /var/lib/broker
+    broker storage init --hbase-gateways hbase1:9090,hbase2:9090
+    broker storage init --config node1.toml
     """  # noqa: D301
-    from broker import node  # noqa: PLC0415
+    if directory is None:
+        _init_tables(resolved(file, flags).config, as_json=as_json)
+        return
+    from broker import logs, node_alone  # noqa: PLC0415
 
     if directory.exists() and any(directory.iterdir()):
         raise click.ClickException(f"{directory} is not empty")
-    asyncio.run(_init(node.open_store, directory))
+    config = _config(directory)
+    with logs.writing(config.logs):
+        asyncio.run(_init(node_alone.open_store, config))
     if as_json:
         write_json({"directory": str(directory)})
 
 
-async def _init(open_store: Callable[[Config], Any], directory: Path) -> None:
-    store = await open_store(_config(directory))
+def _init_tables(config: Config, *, as_json: bool) -> None:
+    if not config.hbase.hbase_gateways:
+        raise click.UsageError("Name a folder, or HBase's gateways: --hbase-gateways HOST:PORT")
+    try:
+        from broker.storage.hbase_store import init_hbase  # noqa: PLC0415 - Of clusters alone.
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"a cluster needs the package {error.name!r}: pip install 'tms-broker[cluster]'"
+        ) from error
+    try:
+        made = asyncio.run(init_hbase(config.hbase))
+    except UnavailableError as error:
+        raise NotNow(error.message) from error
+    problems = [f"{each.name}: {problem}" for each in made for problem in each.problems]
+    if as_json:
+        write_json([each._asdict() for each in made])
+    else:
+        write_table(("WHAT", "NAME", "DONE", "REGIONS"), map(_line, made))
+    for line in problems:
+        click.echo(f"wrong: {line}", err=True)
+    click.get_current_context().exit(1 if problems else 0)
+
+
+def _line(made: Made) -> Sequence[str]:
+    done = "made" if made.made else "was there"
+    return made.what, made.name, done, str(made.regions or "")
+
+
+async def _init(open_store: Callable[[Config], Any], config: Config) -> None:
+    store = await open_store(config)
     await store.close()
 
 
 def _config(directory: Path) -> Config:
-    flags = {"storage.data_dir": str(directory)}
+    flags = {"storage.data_dir": str(directory), "logs.log_level": "warning"}
     return resolution.load(environment=os.environ, flags=flags).config
 
 

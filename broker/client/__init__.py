@@ -5,6 +5,7 @@ original. Errors are those of ``broker.errors``, by name.
 """
 
 from broker.client.aio import Client
+from broker.client.leaders import Leader
 from broker.client.subscriber import TailOptions
 from broker.client.sync import SyncClient
 from broker.client.transaction import TransactionPublisher
@@ -41,6 +42,7 @@ __all__ = [
     "Client",
     "Forbidden",
     "IdempotencyKeyReused",
+    "Leader",
     "Message",
     "NotFound",
     "OutcomeUnknown",

@@ -19,6 +19,9 @@ What may be relied on:
   the same time keep the order of their calls, unless one of them has to be retried or
   ``connections_per_topic`` is more than one.
 * Reading resumes after the last message that was seen, whatever happens to connections.
+* In a cluster requests go to the topics' leaders directly, see ``leaders``; with the addresses of
+  several nodes it does not matter which of them is down. What is said of order holds also while
+  leadership moves, see ``track``.
 """
 
 from __future__ import annotations
@@ -26,20 +29,20 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Literal, Self
 
-from broker.client import outcomes, protocol, subscriber
+from broker.client import admin, protocol, subscriber
+from broker.client.calls import Calls
 from broker.client.lane import Lane
 from broker.client.later import Later, OnFull
-from broker.client.protocol import Reply, Request
+from broker.client.leaders import Leader
+from broker.client.protocol import Request
 from broker.client.retrying import Retrier
 from broker.client.transaction import TransactionPublisher
-from broker.client.transport import HttpTransport, StreamedReply, Transport
+from broker.client.transport import HttpTransport, Transport
 from broker.client.values import (
     BrowsePage,
     Payload,
@@ -52,7 +55,6 @@ from broker.client.values import (
 )
 from broker.errors import TopicExists
 from broker.model import Message, MessageId, Poll, Snapshot, TopicId
-from broker.wire.blocks import PollDecoder
 
 _SINGLE = (bytes, str)
 
@@ -61,7 +63,8 @@ class Client:
     """Publishes to a broker and reads from it; to be made and used in one event loop.
 
     Args:
-        url: where the broker listens; overrides that of ``settings``.
+        url: where the broker listens, one address or those of several nodes of a cluster; overrides
+            that of ``settings``.
         settings: how the client behaves.
         tls: the TLS context for https addresses; the system's trust otherwise.
         transport: what carries requests, for tests.
@@ -70,30 +73,24 @@ class Client:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         settings: Settings | None = None,
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
         **options: Any,
     ) -> None:
-        if url is not None:
-            options["url"] = url
-        self.settings = replace(settings or Settings(), **options)
+        self.settings = (settings or Settings()).changed(url, options)
         self._transport = transport or HttpTransport(self.settings, tls)
         self._retrier = Retrier(self.settings)
+        self._calls = Calls(self._transport, self._retrier)
         self._lanes: dict[TopicName, Lane] = {}
         self._later: Later | None = None
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self, *, flush_s: float = 5.0) -> None:
@@ -137,19 +134,21 @@ class Client:
         if ttl_s is not None:
             wanted["ttl"] = str(ttl_s)
         try:
-            await self._write(protocol.create_topic(self._topic(topic), wanted))
+            await self._calls.write(protocol.create_topic(self._topic(topic), wanted))
         except TopicExists:
             if if_exists == "raise":
                 raise
 
     async def delete_topic(self, topic: TopicName) -> None:
         """Delete a topic and all its messages. Raises TopicNotFound."""
-        await self._write(protocol.delete_topic(self._topic(topic)))
+        await self._calls.write(protocol.delete_topic(self._topic(topic)))
 
     async def topic(self, topic: TopicName) -> TopicInfo:
         """Return a topic's properties and generation. Raises TopicNotFound."""
         identifier = self._topic(topic)
-        return protocol.topic_info(identifier, await self._read(protocol.show_topic(identifier)))
+        return protocol.topic_info(
+            identifier, await self._calls.read(protocol.show_topic(identifier))
+        )
 
     async def set_topic(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Replace all properties of a topic; what is left out gets the broker's default again.
@@ -157,12 +156,21 @@ class Client:
         Raises:
             TopicNotFound: there is no such topic.
         """
-        await self._write(protocol.set_properties(self._topic(topic), properties))
+        await self._calls.write(protocol.set_properties(self._topic(topic), properties))
 
     async def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of the topics of a namespace, in the broker's order."""
         request = protocol.list_topics(namespace or self.settings.namespace)
-        return protocol.topic_names(await self._read(request))
+        return protocol.topic_names(await self._calls.read(request))
+
+    async def leader(self, topic: TopicName) -> Leader:
+        """Return who leads a topic; a broker that stands alone leads all.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+        """
+        found = await self.ask(admin.leader(self._topic(topic)))
+        return Leader(found["url"], found["node"], found["epoch"])
 
     # --- Publishing -------------------------------------------------------------------------------
 
@@ -207,7 +215,7 @@ class Client:
         request = protocol.publish(
             identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=self._key(key)
         )
-        return protocol.published(await self._write(request))
+        return protocol.published(await self._calls.write(request))
 
     async def publish_later(
         self,
@@ -230,7 +238,7 @@ class Client:
     def later(self) -> Later:
         """The queue of ``publish_later``: its counts, its bounds, ``flush``."""
         if self._later is None:
-            self._later = Later(self.settings, self._retrier, self._publish_once)
+            self._later = Later(self.settings, self._retrier, self._calls.publish_once)
         return self._later
 
     async def flush(self) -> None:
@@ -255,7 +263,7 @@ class Client:
         several = [messages] if isinstance(messages, bytes | str) else messages
         payloads = [protocol.payload_bytes(message) for message in several]
         identifier, key = self._topic(topic), self._key(key)
-        await self._write(
+        await self._calls.write(
             protocol.store(identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=key)
         )
 
@@ -264,7 +272,7 @@ class Client:
     ) -> Published:
         """Publish, by one reference, everything that was stored under a write pointer."""
         request = protocol.publish(self._topic(topic), [], pointer=pointer, key=self._key(key))
-        return protocol.published(await self._write(request))
+        return protocol.published(await self._calls.write(request))
 
     async def rollback(self, topic: TopicName, published: Published) -> None:
         """Undo a transactional publish: consumers in transactions skip its messages from now on.
@@ -274,7 +282,7 @@ class Client:
         """
         if published.rollback is None:
             raise ValueError("Only a publish with a write pointer can be rolled back.")
-        await self._write(protocol.rollback(self._topic(topic), published.rollback))
+        await self._calls.write(protocol.rollback(self._topic(topic), published.rollback))
 
     def transaction(self, pointer: int, snapshot: Snapshot | None = None) -> TransactionPublisher:
         """Return a publisher for one transaction, which remembers what it may have to undo."""
@@ -307,15 +315,7 @@ class Client:
         """
         poll = Poll(protocol.start_of(start), inclusive, limit, snapshot)
         request = protocol.poll(self._topic(topic), poll, wait_s=wait_s)
-
-        async def attempt(left_s: float) -> list[Message]:
-            timeout_s = max(left_s, (wait_s or 0) + subscriber.SILENCE_S)
-            messages: list[Message] = []
-            async for page in self._pages(request, timeout_s):
-                messages += page
-            return messages
-
-        return await self._retrier.run(request, attempt)
+        return await self._calls.poll(request, wait_s or 0)
 
     async def tail(
         self,
@@ -349,7 +349,7 @@ class Client:
     ) -> AsyncGenerator[list[Message]]:
         """Give what ``tail`` gives, in the lists in which it arrives."""
         poll = Poll(protocol.start_of(start), inclusive, None, snapshot)
-        source = subscriber.Source(self._topic(topic), self._pages, self._retrier)
+        source = subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
         return subscriber.tail(source, poll, options or subscriber.TailOptions())
 
     def events(
@@ -363,8 +363,8 @@ class Client:
             topic: where from.
             start: the id of the last message seen; ``"now"`` for new messages only; None for all.
         """
-        source = subscriber.Source(self._topic(topic), self._pages, self._retrier)
-        return subscriber.events(source, self._stream, start)
+        source = subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
+        return subscriber.events(source, start)
 
     async def browse(  # noqa: PLR0913 - These are the parameters of the endpoint.
         self,
@@ -390,11 +390,18 @@ class Client:
         """
         bounds = protocol.browse_bounds(start, stop, limit, descending=descending, full=full)
         request = protocol.browse(self._topic(topic), bounds=bounds, snapshot=snapshot)
-        return protocol.browse_page(await self._read(request))
+        return protocol.browse_page(await self._calls.read(request))
 
     async def stats(self, topic: TopicName) -> Stats:
         """Return a topic's figures: messages, bytes, first and last, rates."""
-        return protocol.json_object(await self._read(protocol.stats(self._topic(topic))))
+        return protocol.json_object(await self._calls.read(protocol.stats(self._topic(topic))))
+
+    # --- The cluster ------------------------------------------------------------------------------
+
+    async def ask(self, request: Request) -> dict[str, Any]:
+        """Carry out a request of ``broker.client.admin`` and return the answer's JSON object."""
+        reply = await (self._calls.read(request) if request.reading else self._calls.write(request))
+        return protocol.json_object(reply)
 
     # --- Inside -----------------------------------------------------------------------------------
 
@@ -418,49 +425,3 @@ class Client:
             self._lanes[identifier] = lane
         self._lanes[topic] = lane
         return lane
-
-    async def _write(self, request: Request) -> Reply:
-        async def attempt(left_s: float) -> Reply:
-            return _checked(request, await self._transport.send(request, left_s))
-
-        return await self._retrier.run(request, attempt)
-
-    async def _publish_once(self, request: Request, timeout_s: float) -> Published:
-        reply = await self._transport.send(request, timeout_s)
-        return protocol.published(_checked(request, reply))
-
-    async def _read(self, request: Request) -> Reply:
-        async def attempt(left_s: float) -> Reply:
-            async with self._stream(request, left_s) as reply:
-                return Reply(reply.status, reply.headers, await _whole(reply.chunks))
-
-        return await self._retrier.run(request, attempt)
-
-    @asynccontextmanager
-    async def _stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
-        """Send a read and give its answer piece by piece. Raises the error that it stands for."""
-        async with self._transport.stream(request, timeout_s) as reply:
-            if not 200 <= reply.status < 300:
-                body = await _whole(reply.chunks)
-                raise outcomes.error_of(request, Reply(reply.status, reply.headers, body))
-            yield reply
-
-    async def _pages(self, request: Request, timeout_s: float) -> AsyncGenerator[list[Message]]:
-        """Give the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
-        decoder = PollDecoder()
-        async with self._stream(request, timeout_s) as reply:
-            async for chunk in reply.chunks:
-                messages = decoder.feed(chunk)
-                if messages:
-                    yield messages
-        decoder.finish()
-
-
-def _checked(request: Request, reply: Reply) -> Reply:
-    if not outcomes.succeeded(reply):
-        raise outcomes.error_of(request, reply)
-    return reply
-
-
-async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    return b"".join([chunk async for chunk in chunks])

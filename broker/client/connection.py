@@ -1,36 +1,40 @@
-"""One HTTP/1.1 connection that writes are sent on, several at a time if the server is ours.
+"""The connection that writes are sent on, several at a time if the server is ours.
 
-Publishing is many small requests on one connection. A general HTTP client spends 400 µs of a core on
-each; this one spends 60, and may send the next request before the last is answered (pipelining), so
-that client and broker work at the same time. What it does not do is everything else: proxies,
-redirects, cookies, streaming. Reading uses aiohttp (see ``transport``).
+What HTTP needs is in ``broker.net``; here is what it means to a client: an outcome by its name
+(``outcomes``), what an answer tells of the cluster (``leaders``), and whether the server may be sent the
+next request before the last is answered. Pipelining starts with the second request, after an answer
+showed that the server is this project's: of the original nobody knows whether it answers in order.
+Reading uses aiohttp (see ``transport``).
 
-Two questions decide what a lost connection means::
+A server may close an idle connection at the moment at which a request is sent on it. Nobody could say
+then whether the request was read, so the client sees to it that this does not happen by plan:
 
-    was a byte of the request handed to the socket?     no: never sent, the request may be repeated
-    did an earlier answer say ``Connection: close``?    yes: the server has not looked at what came
-                                                        after that request (RFC 9112, 9.6)
+* a reply with ``Connection: close`` is the last of its connection; what was sent behind it was not
+  looked at (RFC 9112, 9.6), and the next request goes to another node;
+* a connection on which nothing is under way is looked at before it is used: the end that the server has
+  sent, or its last words, may lie in the socket already;
+* a node that stops ends idle connections of this client with last words: an answer 408 with
+  ``Connection: close``, which says that it has read nothing since its last reply and will read nothing
+  more (RFC 9110, 15.5.9: the request may be repeated). A request that crosses them on the way takes
+  them as its answer, and is sent to another node.
 
-Anything else that gets no answer has an unknown outcome. Pipelining starts with the second request,
-after an answer showed that the server is this project's: of the original nobody knows whether it
-answers in order.
+What remains unknown is what a crash leaves unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections import deque
+import select
 from collections.abc import Mapping
-from typing import Final, NamedTuple, cast
-from urllib.parse import urlsplit
+from typing import Final
 
-import httptools
 from typing_extensions import override
 
+from broker import net
 from broker.client import outcomes
+from broker.client.leaders import HEADER, Nodes
 from broker.client.protocol import Reply, Request
-from broker.errors import BrokerError
+from broker.model import TopicId
 
 OURS: Final = "x-request-id"
 """The header by which an answer shows that the server is this project's."""
@@ -38,59 +42,48 @@ OURS: Final = "x-request-id"
 HEADS_KEPT_MAX: Final = 256
 
 
-class Address(NamedTuple):
-    """Where a broker listens, taken apart once; ``prefix`` is what stands before every path."""
+class Connection(net.Connection):
+    """A connection whose ends are told as a client understands them.
 
-    host: str
-    port: int
-    tls: bool
-    prefix: str
-    authority: str
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        """Take a URL apart. Raises ValueError if it isn't an http or https one."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"A broker's address looks like http://host:port, not {url!r}.")
-        tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
-        return cls(
-            parts.hostname, port, tls, parts.path.rstrip("/"), parts.netloc.rpartition("@")[2]
-        )
-
-
-class Connection(asyncio.Protocol):
-    """A connection, its requests under way, and what is read of the next answer.
+    Args:
+        url: the node at its other end.
+        headers: sent with every request.
+        nodes: where what answers tell of the cluster is noted.
+        idle_s_max: when it was idle for longer, it is not used again.
 
     Attributes:
         ours: whether an answer showed that the server is this project's.
-        idle_since: when the last answer came, by the loop's clock.
     """
 
-    def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, url: str, headers: Mapping[str, str], nodes: Nodes, idle_s_max: float
+    ) -> None:
+        super().__init__(net.Address.of(url), headers)
+        self.url = url
         self.ours = False
-        self.idle_since = 0.0
-        self._loop = asyncio.get_running_loop()
-        self._prefix = address.prefix
-        self._common = _lines({"Host": address.authority, **headers})
+        self._nodes = nodes
+        self._idle_s_max = idle_s_max
+        self._left = False
+        self._poll: select.poll | None = None
         self._heads: dict[tuple[str, str, tuple[tuple[str, str], ...]], bytes] = {}
-        self._waiting: deque[tuple[Request, asyncio.Future[Reply]]] = deque()
-        self._transport: asyncio.Transport | None = None
-        self._closing = False
-        self._reader = httptools.HttpResponseParser(self)
-        self._reply_headers: dict[str, str] = {}
-        self._reply_body: list[bytes] = []
 
-    @property
-    def usable(self) -> bool:
-        """Whether a request may be sent on it."""
-        return self._transport is not None and not self._closing
+    def good_for(self, topic: TopicId | None) -> bool:
+        """Whether a request about a topic may go out on it, and belongs to its node."""
+        if not self.usable:
+            return False
+        now = self._loop.time()
+        if not self.requests_in_flight and (
+            self.idle_since < now - self._idle_s_max or self._something_arrived()
+        ):
+            return False
+        return self._nodes.place(topic, now) == self.url
 
-    @property
-    def requests_in_flight(self) -> int:
-        """How many requests wait for their answers."""
-        return len(self._waiting)
+    def _something_arrived(self) -> bool:
+        """Whether the socket has an end, or last words, that the loop has not come to yet."""
+        if self._poll is None and self._transport is not None and hasattr(select, "poll"):
+            self._poll = select.poll()
+            self._poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return self._poll is not None and bool(self._poll.poll(0))
 
     async def send(self, request: Request, timeout_s: float) -> Reply:
         """Send one request and return its answer, whatever its status.
@@ -99,121 +92,53 @@ class Connection(asyncio.Protocol):
             Unavailable: nothing of the request was sent, or the server has not looked at it.
             OutcomeUnknown: no answer came, and the request was not repeatable.
         """
-        if self._transport is None or self._closing:
-            raise outcomes.never_sent("the connection is closed")
-        answer: asyncio.Future[Reply] = self._loop.create_future()
-        self._waiting.append((request, answer))
-        self._transport.write(self._head(request) + request.body)
-        timer = self._loop.call_later(timeout_s, self._give_up, f"no answer in {timeout_s:g} s")
         try:
-            return await answer
-        finally:
-            timer.cancel()
-            if answer.cancelled():  # The caller has gone, and answers are told apart by order.
-                self._give_up("a request was cancelled")
+            reply = await self.exchange(request, timeout_s)
+        except asyncio.CancelledError:
+            self._left = True  # Others that waited behind it lost nothing by the node's fault.
+            raise
+        except net.NotSent as error:
+            self._lost()
+            raise outcomes.never_sent(error) from error
+        except net.NoAnswer as error:
+            self._lost()
+            raise outcomes.no_answer(request, error) from error
+        note_reply(self._nodes, self.url, request, reply.status, reply.headers)
+        return reply
 
+    def _lost(self) -> None:
+        if not self._left:
+            self._nodes.lost(self.url, self._loop.time())
+
+    @override
     def close(self) -> None:
         """Close it; requests under way end as unanswered."""
-        self._give_up("the client was closed")
+        self._left = True
+        super().close()
 
-    def _head(self, request: Request) -> bytes:
+    @override
+    def got(self, reply: Reply) -> None:
+        super().got(reply)
+        self.ours = self.ours or OURS in reply.headers
+
+    @override
+    def head(self, request: net.Ask) -> bytes:
         key = (request.method, request.path, tuple(request.headers.items()))
         head = self._heads.get(key)
         if head is None:
-            first = f"{request.method} {self._prefix}{request.path} HTTP/1.1\r\n".encode("ascii")
-            head = first + self._common + _lines(request.headers) + b"Content-Length: "
+            head = super().head(request)
             if "Idempotency-Key" not in request.headers and len(self._heads) < HEADS_KEPT_MAX:
                 self._heads[key] = head  # A key never comes again.
-        return head + b"%d\r\n\r\n" % len(request.body)
-
-    def _give_up(self, reason: object) -> None:
-        """Close the connection and end every request on it as unanswered."""
-        self._closing = True
-        waiting, self._waiting = self._waiting, deque()
-        for request, answer in waiting:
-            if not answer.done():
-                answer.set_exception(outcomes.no_answer(request, reason))
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _refuse_the_rest(self) -> None:
-        """Close after an answer that said so: what was sent behind it was not looked at."""
-        self._closing = True
-        waiting, self._waiting = self._waiting, deque()
-        error: BrokerError
-        for _, answer in waiting:
-            if not answer.done():
-                error = outcomes.never_sent("the server closes the connection")
-                answer.set_exception(error)
-        if self._transport is not None:
-            self._transport.abort()  # What is not yet sent is of no use to anyone.
-
-    # --- What the loop calls ----------------------------------------------------------------------
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self.idle_since = self._loop.time()
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._reader.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._give_up(f"the answer is not HTTP ({error})")
-
-    @override
-    def eof_received(self) -> None:
-        self._give_up("the server closed the connection")
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
-        self._give_up(exc or "the server closed the connection")
-
-    # --- What the parser calls --------------------------------------------------------------------
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep one header of the answer."""
-        self._reply_headers[name.decode("latin-1").lower()] = value.decode("latin-1")
-
-    def on_body(self, body: bytes) -> None:
-        """Keep a piece of the answer's body."""
-        self._reply_body.append(body)
-
-    def on_message_complete(self) -> None:
-        """Hand the answer to the oldest request, unless it is only an interim one."""
-        status, headers = self._reader.get_status_code(), self._reply_headers
-        body = b"".join(self._reply_body)
-        self._reply_headers, self._reply_body = {}, []
-        if status < 200:
-            return
-        self.ours = self.ours or OURS in headers
-        self.idle_since = self._loop.time()
-        if self._waiting:
-            _, answer = self._waiting.popleft()
-            if not answer.done():
-                answer.set_result(Reply(status, headers, body))
-        if not self._reader.should_keep_alive():
-            self._refuse_the_rest()
+        return head
 
 
-def _lines(headers: Mapping[str, str]) -> bytes:
-    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
-
-
-async def open_connection(
-    address: Address, headers: Mapping[str, str], timeout_s: float, tls: ssl.SSLContext | None
-) -> Connection:
-    """Connect. Raises Unavailable."""
-    loop = asyncio.get_running_loop()
-    context = (tls or ssl.create_default_context()) if address.tls else None
-    try:
-        async with asyncio.timeout(timeout_s):
-            _, connection = await loop.create_connection(
-                lambda: Connection(address, headers), address.host, address.port, ssl=context
-            )
-    except (OSError, TimeoutError) as error:
-        reason = error if str(error) else f"no connection in {timeout_s:g} s"
-        raise outcomes.never_sent(reason) from error
-    return connection
+def note_reply(
+    nodes: Nodes, url: str, request: Request, status: int, headers: Mapping[str, str]
+) -> None:
+    """Note what an answer of the node at ``url`` tells of the cluster."""
+    now = asyncio.get_running_loop().time()
+    nodes.heard(request.topic, url, headers.get(HEADER), now)
+    if headers.get("connection", "").lower() == "close" and (status < 400 or status in {408, 503}):
+        nodes.leaving(url, now)  # With other errors it means only that a body was not read.
+    else:
+        nodes.answered(url)

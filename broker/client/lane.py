@@ -28,9 +28,8 @@ import uuid
 from typing import NamedTuple
 
 from broker.client import outcomes, protocol
-from broker.client.connection import Connection
-from broker.client.protocol import Request
 from broker.client.retrying import Retrier
+from broker.client.track import Ticket, Track
 from broker.client.transport import Transport
 from broker.client.values import Published, Settings
 from broker.errors import BrokerError
@@ -40,53 +39,6 @@ from broker.model import TopicId
 class _Batch(NamedTuple):
     payloads: list[bytes]
     answers: list[asyncio.Future[Published]]
-
-
-class _Track:
-    """One connection of a lane, reopened when it is needed; ``under_way`` counts its requests."""
-
-    def __init__(self, settings: Settings, transport: Transport) -> None:
-        self.under_way = 0
-        self._settings = settings
-        self._transport = transport
-        self._connection: Connection | None = None
-        self._connecting = asyncio.Lock()
-        self._closed = False
-
-    @property
-    def has_place(self) -> bool:
-        """Whether another request may be sent now: one until the server is known to be ours."""
-        ours = self._connection is not None and self._connection.ours
-        return self.under_way < (self._settings.requests_in_flight_max if ours else 1)
-
-    async def connection(self) -> Connection:
-        """Return the connection, opened again if it was lost or idle for too long."""
-        connection = self._connection
-        oldest = asyncio.get_running_loop().time() - self._settings.idle_s_max
-        if connection is not None and connection.usable:
-            if connection.requests_in_flight or connection.idle_since >= oldest:
-                return connection
-            connection.close()
-        async with self._connecting:
-            connection = self._connection
-            if connection is None or not connection.usable:
-                if self._closed:
-                    raise outcomes.never_sent("the client was closed")
-                connection = self._connection = await self._transport.connect()
-            return connection
-
-    def close(self) -> None:
-        """Close it for good; requests under way end as unanswered."""
-        self._closed = True
-        if self._connection is not None:
-            self._connection.close()
-
-    def close_if_idle(self, before: float) -> None:
-        """Close the connection if it was last used before that time of the loop's clock."""
-        connection = self._connection
-        if connection is not None and not self.under_way and connection.idle_since < before:
-            connection.close()
-            self._connection = None
 
 
 class Lane:
@@ -103,7 +55,9 @@ class Lane:
         self._answers: list[asyncio.Future[Published]] = []
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._tracks = [_Track(settings, transport) for _ in range(settings.connections_per_topic)]
+        self._tracks = [
+            Track(topic, settings, transport) for _ in range(settings.connections_per_topic)
+        ]
         self._closed = False
 
     def add(self, payload: bytes) -> asyncio.Future[Published]:
@@ -147,8 +101,7 @@ class Lane:
             idle = sum(not track.under_way for track in self._tracks)
             batch = self._take(-(-len(self._payloads) // (idle or 1)))
             if batch.payloads:
-                track.under_way += 1
-                task = self._loop.create_task(self._deliver(batch, track))
+                task = self._loop.create_task(self._deliver(batch, track, track.enter()))
                 self._tasks.add(task)
                 task.add_done_callback(self._delivered)
 
@@ -181,13 +134,13 @@ class Lane:
         batch, self._payloads, self._answers = _Batch(self._payloads, self._answers), [], []
         _fail(batch, outcomes.never_sent("the client was closed"))
 
-    async def _deliver(self, batch: _Batch, track: _Track) -> None:
+    async def _deliver(self, batch: _Batch, track: Track, ticket: Ticket) -> None:
         """Send a batch and give each caller its outcome; never leave one without."""
         try:
-            published = await self._publish(batch.payloads, track)
+            published = await self._publish(batch.payloads, track, ticket)
         except BrokerError as error:
             if len(batch.payloads) > 1 and outcomes.concerns_one_message(error):
-                await self._deliver_each(batch, track)
+                await self._deliver_each(batch, track, ticket)
             else:
                 _fail(batch, error)
         else:
@@ -195,34 +148,31 @@ class Lane:
                 if not answer.done():
                     answer.set_result(published)
         finally:
-            track.under_way -= 1
+            track.leave(ticket)
             # Only after a defect of ours or a cancelled loop: nobody knows how far it came.
             _fail(batch, outcomes.gave_up())
 
-    async def _deliver_each(self, batch: _Batch, track: _Track) -> None:
+    async def _deliver_each(self, batch: _Batch, track: Track, ticket: Ticket) -> None:
         for payload, answer in zip(batch.payloads, batch.answers, strict=True):
             if answer.done():
                 continue
             try:
-                published = await self._publish([payload], track)
+                published = await self._publish([payload], track, ticket)
             except BrokerError as error:
                 _fail(_Batch([payload], [answer]), error)
             else:
                 if not answer.done():
                     answer.set_result(published)
 
-    async def _publish(self, payloads: list[bytes], track: _Track) -> Published:
+    async def _publish(self, payloads: list[bytes], track: Track, ticket: Ticket) -> Published:
         key = uuid.uuid4().hex if self._settings.idempotent else None
         request = protocol.publish(self._topic, payloads, key=key)
-        return await self._retrier.run(request, lambda left_s: _attempt(track, request, left_s))
 
+        async def attempt(left_s: float) -> Published:
+            reply = await track.send(ticket, request, left_s)
+            return protocol.published(outcomes.checked(request, reply))
 
-async def _attempt(track: _Track, request: Request, timeout_s: float) -> Published:
-    connection = await track.connection()
-    reply = await connection.send(request, timeout_s)
-    if not outcomes.succeeded(reply):
-        raise outcomes.error_of(request, reply)
-    return protocol.published(reply)
+        return await self._retrier.run(request, attempt)
 
 
 def _fail(batch: _Batch, error: BrokerError) -> None:

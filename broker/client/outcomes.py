@@ -69,6 +69,7 @@ _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
     401: Forbidden,
     403: Forbidden,
     405: MethodNotAllowed,
+    408: Unavailable,  # The last words of a node that stops: nothing was read.
     413: BodyTooLarge,
     422: TransactionTooOld,
     503: Unavailable,
@@ -81,6 +82,13 @@ _CONCERNS_EACH_ALIKE: Final = (TopicNotFound, BadName, NotFound, MethodNotAllowe
 def succeeded(reply: Reply) -> bool:
     """Whether the broker did what was asked."""
     return 200 <= reply.status < 300
+
+
+def checked(request: Request, reply: Reply) -> Reply:
+    """Return the reply of a success. Raises the error that another one stands for."""
+    if not succeeded(reply):
+        raise error_of(request, reply)
+    return reply
 
 
 def error_of(request: Request, reply: Reply) -> BrokerError:

@@ -17,10 +17,13 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from broker import net
+from broker.client.leaders import HEADER, leader_of
 from broker.client.values import (
     Browsed,
     BrowsePage,
@@ -48,7 +51,7 @@ from broker.wire.transaction import encode_transaction
 AVRO = avro.CONTENT_TYPE
 JSON = "application/json"
 NOTHING_RETURNED = Published()
-"""The answer to every plain publish; one value for all, because there are so many of them."""
+"""The answer of a broker that stands alone to every plain publish; one value for all."""
 
 
 class Request(NamedTuple):
@@ -63,12 +66,8 @@ class Request(NamedTuple):
     repeatable: bool = False
 
 
-class Reply(NamedTuple):
-    """One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+Reply = net.Reply
+"""One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
 
 
 def _read(
@@ -208,10 +207,18 @@ def store(
 
 def published(reply: Reply) -> Published:
     """Read the answer to ``publish``."""
+    header = reply.headers.get(HEADER)
+    plain = NOTHING_RETURNED if header is None else _by(header)
     if not reply.body and "idempotency-replayed" not in reply.headers:
-        return NOTHING_RETURNED
+        return plain
     replayed = reply.headers.get("idempotency-replayed") == "true"
-    return Published(reply.body or None, replayed)
+    return Published(reply.body or None, replayed, plain.leader)
+
+
+@lru_cache(maxsize=1024)
+def _by(header: str) -> Published:
+    """Return a leader's acknowledgement; one value for all, because there are so many of them."""
+    return Published(leader=leader_of(header))
 
 
 def rollback(topic: TopicId, rollback_body: bytes) -> Request:

@@ -39,7 +39,7 @@ class Retrier:
         *,
         attempts_max: int | None = None,
     ) -> T:
-        """Call ``attempt`` with the seconds left until it succeeds or trying again makes no sense.
+        """Call ``attempt`` with its seconds until it succeeds or trying again makes no sense.
 
         With ``attempts_max`` it is the number of attempts that is bounded, not the time of all.
 
@@ -54,7 +54,7 @@ class Retrier:
             attempts += 1
             try:
                 return await attempt(
-                    self._settings.deadline_s if attempts_max else deadline - now()
+                    self._attempt_s(request, None if attempts_max else deadline - now())
                 )
             except BrokerError as error:
                 unknown = unknown or (error.outcome == "unknown" and not request.reading)
@@ -65,6 +65,13 @@ class Retrier:
                         raise outcomes.never_confirmed(error) from error
                     raise
                 await self.pause(pause_s)
+
+    def _attempt_s(self, request: Request, left_s: float | None) -> float:
+        """Return how long one attempt may take: one that may be repeated leaves time for that."""
+        longest_s = self._settings.deadline_s
+        if request.repeatable:
+            longest_s /= 2
+        return longest_s if left_s is None else min(left_s, longest_s)
 
     def pause_s(self, error: BrokerError, attempts: int) -> float:
         """Return how long to wait after so many attempts."""

@@ -6,11 +6,13 @@ next poll starts after it, so that nothing is lost, repeated or reordered::
     poll after the last id, wait up to wait_s ──> messages: hand them out, keep the last id ──┐
          ^                                    ──> none, after the whole wait ─────────────────┤
          │                                    ──> none, at once: pause idle_delay_s ──────────┤
+         │                                    ──> none, from a node that stops: ask another ──┤
          │                                    ──> connection lost: pause, longer each time ───┤
          └────────────────────────────────────────────────────────────────────────────────────┘
 
 An empty answer long before the wait is over comes from a server that doesn't know waiting (the
-original), or from one that is shutting down; both must not be asked again at once.
+original), which must not be asked again at once; or from one that stops and says so by closing the
+connection, which need not be asked again at all.
 
 Messages are handed out while the answer still arrives: a slow consumer slows the connection down and
 keeps nothing in memory. An answer that ends without its final zero block was cut off, which is a lost
@@ -26,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from broker.client import protocol
+from broker.client.calls import pages
 from broker.client.protocol import Request
 from broker.client.retrying import Retrier
 from broker.client.transport import StreamedReply
@@ -33,7 +36,10 @@ from broker.errors import BrokerError, UnavailableError
 from broker.model import Message, MessageId, Poll, TopicId, message_id_from_hex
 
 SILENCE_S: Final = 30.0
-"""How long a reply may be silent, beyond the wait that was asked for, before it is given up."""
+"""How long a stream of events may be silent before it is given up; the broker sends comments."""
+
+ANSWER_S: Final = 15.0
+"""How long the answer to a poll may be silent, beyond the wait that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +62,10 @@ class TailOptions:
 
 
 class Source(NamedTuple):
-    """Where a tail reads: its topic, how to send a poll, how patient to be."""
+    """Where a tail reads: its topic, how to send a read, how patient to be."""
 
     topic: TopicId
-    pages: Callable[[Request, float], AsyncGenerator[list[Message]]]
+    stream: Callable[[Request, float], AbstractAsyncContextManager[StreamedReply]]
     retrier: Retrier
 
 
@@ -101,12 +107,16 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
     loop = asyncio.get_running_loop()
     wait_s = options.wait_s if options.follow else 0
     poll = replace(poll, limit=options.page_messages_max)
+    told_to_leave = False
     while True:
         asked, empty = loop.time(), True
         request = protocol.poll(source.topic, poll, wait_s=wait_s)
         try:
-            async with aclosing(source.pages(request, wait_s + SILENCE_S)) as pages:
-                async for page in pages:
+            async with (
+                source.stream(request, wait_s + ANSWER_S) as reply,
+                aclosing(pages(reply)) as received,
+            ):
+                async for page in received:
                     empty = False
                     poll = replace(poll, start=page[-1].id, inclusive=False)
                     yield page
@@ -116,23 +126,25 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
         patience.succeeded()
         if empty and not options.follow:
             return
-        if empty and loop.time() - asked < wait_s / 2:
+        # Twice in a row it is no node that stops, but a server that never keeps a connection.
+        told_to_leave = empty and reply.closing and not told_to_leave
+        if empty and not told_to_leave and loop.time() - asked < wait_s / 2:
             await source.retrier.pause(options.idle_delay_s)
 
 
-Stream = Callable[[Request, float], AbstractAsyncContextManager[StreamedReply]]
-
-
-async def events(
-    source: Source, stream: Stream, start: MessageId | str | None
-) -> AsyncGenerator[Message]:
+async def events(source: Source, start: MessageId | str | None) -> AsyncGenerator[Message]:
     """Give messages from the broker's stream of events, resumed by ``Last-Event-ID``."""
     patience = _Patience(source.retrier, None)
     place, last = _event_start(start), None
+    direct = False
     while True:
         request = protocol.events(source.topic, start=place, last_event_id=last)
         try:
-            async with stream(request, SILENCE_S) as reply:
+            async with source.stream(request, SILENCE_S) as reply:
+                if reply.forwarded and not direct:
+                    direct = True  # Where the leader can't be reached, a detour will do.
+                    continue
+                direct = False
                 async for data in _event_data(reply.chunks):
                     message = Message(*protocol.event_message(data))
                     last, place = message.id.hex(), None

@@ -3,47 +3,33 @@
 A ``SyncClient`` runs a ``Client`` on an event loop in a thread of its own, started by the first call.
 So it may be used by many threads at once, whose publishes then travel together; it may be pickled
 (what travels is its settings; the copy connects by itself), and used after a fork.
+
+Its methods are made from those of ``Client``, with their signatures and their documentation::
+
+    async def publish(topic, messages, ...) -> Published       def publish(...) -> Published
+    async def tail(topic, start, ...) -> AsyncGenerator        def tail(...)    -> Generator
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
+import inspect
 import os
 import ssl
 import threading
-from collections.abc import (
-    AsyncGenerator,
-    Awaitable,
-    Coroutine,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import closing
-from dataclasses import replace
-from datetime import datetime
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.later import Counts, OnFull
-from broker.client.subscriber import TailOptions
-from broker.client.values import (
-    BrowsePage,
-    Payload,
-    Published,
-    Settings,
-    Start,
-    Stats,
-    TopicInfo,
-    TopicName,
-)
-from broker.model import Message, MessageId, Snapshot
+from broker.client.values import Payload, Published, Settings, TopicName
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -72,11 +58,59 @@ async def _make(settings: Settings, tls: ssl.SSLContext | None) -> Client:
     return Client(settings=settings, tls=tls)
 
 
+def _described(
+    call: Callable[Concatenate[SyncClient, P], T], method: Callable[..., Any]
+) -> Callable[Concatenate[SyncClient, P], T]:
+    """Give ``call`` what ``help`` shows of ``method``."""
+    functools.update_wrapper(call, method)
+    signature = inspect.signature(method)
+    given = str(signature.return_annotation).replace("AsyncGenerator", "Generator")
+    call.__module__, call.__qualname__ = __name__, f"SyncClient.{method.__name__}"
+    vars(call)["__signature__"] = signature.replace(return_annotation=given)
+    return call
+
+
+def _blocking(
+    method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncClient, P], T]:
+    """Return the form of a method of ``Client`` that waits for its outcome."""
+
+    def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(method(self._client, *args, **kwargs))
+
+    return _described(call, method)
+
+
+def _iterating(
+    method: Callable[Concatenate[Client, P], AsyncGenerator[T]],
+) -> Callable[Concatenate[SyncClient, P], Generator[T]]:
+    """Return the form of a method of ``Client`` that is iterated without asyncio."""
+
+    def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
+        yield from self._iterate(method(self._client, *args, **kwargs))
+
+    return _described(call, method)
+
+
+def _in_pages(
+    method: Callable[Concatenate[Client, P], AsyncGenerator[T]],
+    pages: Callable[Concatenate[Client, P], AsyncGenerator[Sequence[T]]],
+) -> Callable[Concatenate[SyncClient, P], Generator[T]]:
+    """Return ``method`` as ``_iterating`` does, but cross threads once for each of its ``pages``."""
+
+    def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
+        with closing(self._iterate(pages(self._client, *args, **kwargs))) as received:
+            for page in received:
+                yield from page
+
+    return _described(call, method)
+
+
 class SyncClient:
     """Publishes to a broker and reads from it, blocking; safe to share between threads.
 
     Args:
-        url: where the broker listens; overrides that of ``settings``.
+        url: where the broker listens, as for ``Client``; overrides that of ``settings``.
         settings: how the client behaves.
         tls: the TLS context for https addresses. It is not pickled along: a copy elsewhere uses the
             system's trust.
@@ -87,15 +121,13 @@ class SyncClient:
 
     def __init__(
         self,
-        url: str | None = None,
+        url: str | Sequence[str] | None = None,
         *,
         settings: Settings | None = None,
         tls: ssl.SSLContext | None = None,
         **options: Any,
     ) -> None:
-        if url is not None:
-            options["url"] = url
-        self.settings = replace(settings or Settings(), **options)
+        self.settings = (settings or Settings()).changed(url, options)
         self._tls = tls
         self._start = threading.Lock()
         self._running: _LoopThread | None = None
@@ -108,12 +140,7 @@ class SyncClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self, *, flush_s: float = 5.0) -> None:
@@ -125,51 +152,25 @@ class SyncClient:
             running.submit(running.client.close(flush_s=flush_s)).result()
             running.stop()
 
-    # --- Topics -----------------------------------------------------------------------------------
+    create_topic = _blocking(Client.create_topic)
+    delete_topic = _blocking(Client.delete_topic)
+    topic = _blocking(Client.topic)
+    set_topic = _blocking(Client.set_topic)
+    topics = _blocking(Client.topics)
+    leader = _blocking(Client.leader)
 
-    def create_topic(
-        self,
-        topic: TopicName,
-        properties: Mapping[str, str] | None = None,
-        *,
-        ttl_s: int | None = None,
-        if_exists: Literal["raise", "keep"] = "raise",
-    ) -> None:
-        """Create a topic."""
-        create = self._client.create_topic
-        self._wait(create(topic, properties, ttl_s=ttl_s, if_exists=if_exists))
+    publish = _blocking(Client.publish)
+    flush = _blocking(Client.flush)
+    store = _blocking(Client.store)
+    publish_stored = _blocking(Client.publish_stored)
+    rollback = _blocking(Client.rollback)
 
-    def delete_topic(self, topic: TopicName) -> None:
-        """Delete a topic and all its messages."""
-        self._wait(self._client.delete_topic(topic))
-
-    def topic(self, topic: TopicName) -> TopicInfo:
-        """Return a topic's properties and generation."""
-        return self._wait(self._client.topic(topic))
-
-    def set_topic(self, topic: TopicName, properties: Mapping[str, str]) -> None:
-        """Replace all properties of a topic."""
-        self._wait(self._client.set_topic(topic, properties))
-
-    def topics(self, namespace: str | None = None) -> list[str]:
-        """Return the names of the topics of a namespace."""
-        return self._wait(self._client.topics(namespace))
-
-    # --- Publishing -------------------------------------------------------------------------------
-
-    def publish(
-        self,
-        topic: TopicName,
-        messages: Payload | Sequence[Payload],
-        *,
-        pointer: int | None = None,
-        ttl_s: int | None = None,
-        key: str | None = None,
-    ) -> Published:
-        """Publish one message, or several in one request."""
-        return self._wait(
-            self._client.publish(topic, messages, pointer=pointer, ttl_s=ttl_s, key=key)
-        )
+    poll = _blocking(Client.poll)
+    tail = _in_pages(Client.tail, Client.tail_pages)
+    events = _iterating(Client.events)
+    browse = _blocking(Client.browse)
+    stats = _blocking(Client.stats)
+    ask = _blocking(Client.ask)
 
     def publish_later(
         self,
@@ -190,105 +191,6 @@ class SyncClient:
     def later_counts(self) -> Counts:
         """What became of the messages given to ``publish_later``."""
         return self._client.later.counts
-
-    def flush(self) -> None:
-        """Wait until everything given to ``publish_later`` so far is settled."""
-        self._wait(self._client.flush())
-
-    def store(
-        self,
-        topic: TopicName,
-        messages: Payload | Sequence[Payload],
-        *,
-        pointer: int,
-        ttl_s: int | None = None,
-        key: str | None = None,
-    ) -> None:
-        """Store messages under a write pointer, for ``publish_stored``."""
-        self._wait(self._client.store(topic, messages, pointer=pointer, ttl_s=ttl_s, key=key))
-
-    def publish_stored(
-        self, topic: TopicName, *, pointer: int, key: str | None = None
-    ) -> Published:
-        """Publish everything that was stored under a write pointer."""
-        return self._wait(self._client.publish_stored(topic, pointer=pointer, key=key))
-
-    def rollback(self, topic: TopicName, published: Published) -> None:
-        """Undo a transactional publish."""
-        self._wait(self._client.rollback(topic, published))
-
-    # --- Reading ----------------------------------------------------------------------------------
-
-    def poll(
-        self,
-        topic: TopicName,
-        start: Start = None,
-        *,
-        inclusive: bool = True,
-        limit: int | None = None,
-        snapshot: Snapshot | None = None,
-        wait_s: float | None = None,
-    ) -> list[Message]:
-        """Return the messages from a place on."""
-        return self._wait(
-            self._client.poll(
-                topic,
-                start,
-                inclusive=inclusive,
-                limit=limit,
-                snapshot=snapshot,
-                wait_s=wait_s,
-            )
-        )
-
-    def tail(
-        self,
-        topic: TopicName,
-        start: Start = None,
-        *,
-        inclusive: bool = True,
-        snapshot: Snapshot | None = None,
-        options: TailOptions | None = None,
-    ) -> Iterator[Message]:
-        """Return all messages from a place on, and new ones as they come; close it to end it."""
-        pages = self._client.tail_pages(
-            topic, start, inclusive=inclusive, snapshot=snapshot, options=options
-        )
-        with closing(self._iterate(pages)) as received:
-            for page in received:
-                yield from page
-
-    def events(self, topic: TopicName, start: MessageId | str | None = None) -> Iterator[Message]:
-        """Return messages from the broker's stream of server-sent events."""
-        return self._iterate(self._client.events(topic, start))
-
-    def browse(  # noqa: PLR0913 - These are the parameters of the endpoint.
-        self,
-        topic: TopicName,
-        *,
-        start: Start | datetime = None,
-        stop: Start | datetime = None,
-        limit: int | None = None,
-        descending: bool = False,
-        full: bool = False,
-        snapshot: Snapshot | None = None,
-    ) -> BrowsePage:
-        """Look at messages without consuming."""
-        return self._wait(
-            self._client.browse(
-                topic,
-                start=start,
-                stop=stop,
-                limit=limit,
-                descending=descending,
-                full=full,
-                snapshot=snapshot,
-            )
-        )
-
-    def stats(self, topic: TopicName) -> Stats:
-        """Return a topic's figures."""
-        return self._wait(self._client.stats(topic))
 
     # --- Inside -----------------------------------------------------------------------------------
 

@@ -13,58 +13,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from broker.client.values import Payload, Published, Start, TopicName
 from broker.errors import BrokerError
 from broker.model import Message, Snapshot
 
-
-class _Client(Protocol):
-    """What is needed of a client."""
-
-    async def publish(
-        self,
-        topic: TopicName,
-        messages: Payload | Sequence[Payload],
-        *,
-        pointer: int | None = None,
-        ttl_s: int | None = None,
-        key: str | None = None,
-    ) -> Published: ...
-
-    async def store(
-        self,
-        topic: TopicName,
-        messages: Payload | Sequence[Payload],
-        *,
-        pointer: int,
-        ttl_s: int | None = None,
-        key: str | None = None,
-    ) -> None: ...
-
-    async def publish_stored(
-        self, topic: TopicName, *, pointer: int, key: str | None = None
-    ) -> Published: ...
-
-    async def rollback(self, topic: TopicName, published: Published) -> None: ...
-
-    async def poll(
-        self,
-        topic: TopicName,
-        start: Start = None,
-        *,
-        inclusive: bool = True,
-        limit: int | None = None,
-        snapshot: Snapshot | None = None,
-        wait_s: float | None = None,
-    ) -> list[Message]: ...
+if TYPE_CHECKING:
+    from broker.client.aio import Client
 
 
 class TransactionPublisher:
     """Publishes under one write pointer and keeps what a rollback needs."""
 
-    def __init__(self, client: _Client, pointer: int, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, client: Client, pointer: int, snapshot: Snapshot | None = None) -> None:
         self.pointer = pointer
         self.snapshot = snapshot
         self._client = client

@@ -1,8 +1,9 @@
 """How requests reach the broker: writes on connections of our own, reading through aiohttp.
 
-``Transport`` is the port; a simulation passes its own. ``HttpTransport`` is the real one: a pool of
-``Connection`` for writes (one request at a time on each), and a session of aiohttp for answers that
-are long, slow or endless, which it reads piece by piece.
+``Transport`` is the port; a simulation passes its own. ``HttpTransport`` is the real one: for each node
+a pool of ``Connection`` for writes (one request at a time on each), and a session of aiohttp for answers
+that are long, slow or endless, which it reads piece by piece. Which node a request goes to is up to
+``Nodes``; one that can't be reached is passed over for the next, within the same attempt.
 """
 
 from __future__ import annotations
@@ -10,25 +11,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import aiohttp
 from yarl import URL
 
+from broker import net
 from broker.client import outcomes
-from broker.client.connection import Address, Connection, open_connection
+from broker.client.connection import Connection, note_reply
+from broker.client.leaders import Nodes
 from broker.client.protocol import Reply, Request
 from broker.client.values import Settings
+from broker.errors import Unavailable
+from broker.model import TopicId
+
+T = TypeVar("T")
+
+OTHERS_CONNECT_S_MAX: Final = 3.0
+"""How long an attempt to connect may take while there is another node to try."""
+
+
+DEADLINE_S: Final = Settings().deadline_s
+REQUEST_TIMEOUT_S_MAX: Final = 300.0
+"""How long a broker lets a request wait at most."""
 
 
 class StreamedReply(NamedTuple):
-    """An answer of which the body is still to come; ``chunks`` ends cleanly only at its end."""
+    """An answer of which the body is still to come; ``chunks`` ends cleanly only at its end.
+
+    ``forwarded`` tells that another node leads the topic, so that a long answer takes a detour.
+    """
 
     status: int
     headers: dict[str, str]
     chunks: AsyncIterator[bytes]
+    forwarded: bool = False
+
+    @property
+    def closing(self) -> bool:
+        """Whether the server closes the connection after it, as one does that is about to stop."""
+        return self.headers.get("connection", "").lower() == "close"
 
 
 class Transport(Protocol):
@@ -42,74 +66,166 @@ class Transport(Protocol):
     ) -> AbstractAsyncContextManager[StreamedReply]:
         """Send a read; ``timeout_s`` bounds each silence, not the whole."""
 
-    async def connect(self) -> Connection:
-        """Open a connection for somebody's own use."""
+    async def connect(self, topic: TopicId | None) -> Connection:
+        """Open a connection for somebody's own use, to the node to ask about a topic."""
 
     async def close(self) -> None:
         """Close everything; requests under way end as unanswered."""
 
 
 class HttpTransport:
-    """Carries requests over HTTP/1.1. To be made, used and closed in one event loop."""
+    """Carries requests over HTTP/1.1. To be made, used and closed in one event loop.
 
-    def __init__(self, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+    Raises:
+        ValueError: an address of the settings isn't one.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tls: ssl.SSLContext | None = None,
+        nodes: Nodes | None = None,
+    ) -> None:
+        for url in settings.urls:
+            net.Address.of(url)
         self._settings = settings
-        self._address = Address.of(settings.url)
+        self._nodes = nodes or Nodes(settings.urls, follow=settings.follow_leaders)
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
         self._tls = tls
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._busy: dict[Connection, None] = {}
         self._slots = asyncio.Semaphore(settings.connections_max)
         self._session: aiohttp.ClientSession | None = None
-        self._base = settings.url.rstrip("/")
 
-    async def connect(self) -> Connection:
-        """Open a connection for somebody's own use."""
+    async def connect(self, topic: TopicId | None) -> Connection:
+        """Open a connection for somebody's own use, to the node to ask about a topic."""
+        return await self._anywhere(topic, self._open)
+
+    async def _open(self, url: str, timeout_s: float) -> Connection:
+        headers = {**self._headers, **self._patience()}
+        nodes, idle_s_max = self._nodes, self._settings.idle_s_max
+        try:
+            return await net.open_connection(
+                net.Address.of(url),
+                lambda: Connection(url, headers, nodes, idle_s_max),
+                timeout_s,
+                self._tls,
+            )
+        except net.NotSent as error:
+            raise outcomes.never_sent(error) from error
+
+    def _patience(self) -> dict[str, str]:
+        """Return the header that lets a node refuse what it can't do, before this side gives up.
+
+        Without it a publish that waits for a leader for too long would end unknown. A broker that
+        stands alone has nothing to wait for, and does less for a request without it.
+        """
+        deadline_s = self._settings.deadline_s
+        if deadline_s == DEADLINE_S and not self._nodes.several:
+            return {}
+        return {"Request-Timeout": f"{min(REQUEST_TIMEOUT_S_MAX, 0.9 * deadline_s):g}"}
+
+    async def _anywhere(
+        self, topic: TopicId | None, attempt: Callable[[str, float], Awaitable[T]]
+    ) -> T:
+        """Call ``attempt`` with the best address, then with others while it can't be reached."""
+        tried: list[str] = []
+        url = self._nodes.place(topic, _now())
         timeout_s = self._settings.connect_timeout_s
-        return await open_connection(self._address, self._headers, timeout_s, self._tls)
+        while True:
+            assert url is not None, "there is always a first address"
+            tried.append(url)
+            following = self._nodes.place(topic, _now(), tried)
+            last = following is None
+            try:
+                return await attempt(
+                    url, timeout_s if last else min(timeout_s, OTHERS_CONNECT_S_MAX)
+                )
+            except Unavailable:
+                self._nodes.lost(url, _now())
+                if last:
+                    raise
+            url = following
 
     async def send(self, request: Request, timeout_s: float) -> Reply:
         """Send a write on an idle connection, or on a new one."""
         async with self._slots:
-            connection = self._take_idle() or await self.connect()
-            self._busy.add(connection)
+            connection = self._take_idle(request.topic) or await self.connect(request.topic)
+            self._busy[connection] = None
             try:
                 return await connection.send(request, timeout_s)
             finally:
-                self._busy.discard(connection)
+                self._busy.pop(connection, None)
                 if connection.usable:
                     self._idle.append(connection)
 
-    def _take_idle(self) -> Connection | None:
-        """Return the connection used last, if it is still good; close those idle for too long."""
-        oldest = asyncio.get_running_loop().time() - self._settings.idle_s_max
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable and connection.idle_since >= oldest:
-                return connection
-            connection.close()
+    def _take_idle(self, topic: TopicId | None) -> Connection | None:
+        """Return the connection to the right node used last; close those idle for too long."""
+        place = self._nodes.place(topic, _now())
+        for connection in reversed(self._idle):
+            if connection.url == place:
+                self._idle.remove(connection)
+                if connection.good_for(topic):
+                    return connection
+                connection.close()
+        self._close_idle()
         return None
+
+    def _close_idle(self) -> None:
+        oldest = _now() - self._settings.idle_s_max
+        kept: list[Connection] = []
+        for connection in self._idle:
+            if connection.usable and connection.idle_since >= oldest:
+                kept.append(connection)
+            else:
+                connection.close()
+        self._idle = kept
 
     @asynccontextmanager
     async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
         """Send a read and give its answer piece by piece."""
-        timeout = aiohttp.ClientTimeout(
-            total=None, sock_connect=self._settings.connect_timeout_s, sock_read=timeout_s
-        )
+
+        async def begin(url: str, connect_s: float) -> tuple[str, aiohttp.ClientResponse]:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=timeout_s)
+            return url, await self._begin(url, request, timeout)
+
+        url, response = await self._anywhere(request.topic, begin)
+        try:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            note_reply(self._nodes, url, request, response.status, headers)
+            chunks = self._chunks(url, response, request)
+            forwarded = self._nodes.place(request.topic, _now()) != url
+            yield StreamedReply(response.status, headers, chunks, forwarded)
+        finally:
+            response.close()  # No effect on the connection of an answer that was read to its end.
+
+    async def _begin(
+        self, url: str, request: Request, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
         with _read_errors(request):
-            response = await self._reading().request(
+            return await self._reading().request(
                 request.method,
-                URL(f"{self._base}{request.path}", encoded=True),
+                URL(f"{url}{request.path}", encoded=True),
                 headers=request.headers,
                 data=request.body or None,
                 timeout=timeout,
                 allow_redirects=False,
             )
-        try:
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            yield StreamedReply(response.status, headers, _chunks(response, request))
-        finally:
-            response.close()  # No effect on the connection of an answer that was read to its end.
+
+    async def _chunks(
+        self, url: str, response: aiohttp.ClientResponse, request: Request
+    ) -> AsyncIterator[bytes]:
+        with _read_errors(request):
+            try:
+                async for chunk in response.content.iter_any():
+                    yield chunk
+            except (
+                RuntimeError
+            ) as error:  # What aiohttp says when the session was closed meanwhile.
+                raise outcomes.no_answer(request, error) from error
+            except (aiohttp.ClientError, TimeoutError, ConnectionError):
+                self._nodes.lost(url, _now())
+                raise
 
     def _reading(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -135,13 +251,8 @@ class HttpTransport:
             self._session = None
 
 
-async def _chunks(response: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:
-    with _read_errors(request):
-        try:
-            async for chunk in response.content.iter_any():
-                yield chunk
-        except RuntimeError as error:  # What aiohttp says when the session was closed meanwhile.
-            raise outcomes.no_answer(request, error) from error
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 @contextlib.contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
+from broker.client.leaders import Leader
 from broker.model import MessageId, TopicId
 
 TopicName = str | TopicId | tuple[str, str]
@@ -24,11 +25,13 @@ class Published(NamedTuple):
     """The acknowledgement of one publish: the message is stored and synced.
 
     ``rollback`` is what undoes a transactional publish, as the broker sent it, else None.
-    ``replayed`` tells that the broker had acknowledged the same idempotency key before.
+    ``replayed`` tells that the broker had acknowledged the same idempotency key before. ``leader`` is
+    the node that acknowledged, with its epoch; None by a broker that stands alone.
     """
 
     rollback: bytes | None = None
     replayed: bool = False
+    leader: Leader | None = None
 
 
 class TopicInfo(NamedTuple):
@@ -75,7 +78,10 @@ class Settings:
     """How a client behaves. It can be pickled, so that jobs on other machines can take it along.
 
     Attributes:
-        url: where the broker listens.
+        url: where the broker listens; several nodes of a cluster with commas between them.
+        follow_leaders: whether topics' leaders are asked directly, at the addresses that replies name.
+            False stays with ``url``: for proxies and load balancers, behind which the nodes' own
+            addresses can't be reached.
         namespace: the namespace of topics that are named without one.
         headers: sent with every request.
         deadline_s: how long a call may take in all, its retries included.
@@ -101,6 +107,7 @@ class Settings:
     """
 
     url: str = "http://127.0.0.1:8080"
+    follow_leaders: bool = True
     namespace: str = "default"
     headers: tuple[tuple[str, str], ...] = ()
     deadline_s: float = 30.0
@@ -119,3 +126,14 @@ class Settings:
     later_bytes_max: int = 64 << 20
     later_on_full: Literal["wait", "drop", "raise"] = "wait"
     later_attempts_max: int = 10
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses in ``url``, at least one."""
+        return tuple(url.strip().rstrip("/") for url in self.url.split(","))
+
+    def changed(self, url: str | Sequence[str] | None, options: Mapping[str, Any]) -> Settings:
+        """Return these settings with others for single ones, and with other addresses if given."""
+        if url is None:
+            return replace(self, **options)
+        return replace(self, url=url if isinstance(url, str) else ",".join(url), **options)

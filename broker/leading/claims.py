@@ -1,21 +1,48 @@
 """Claiming a log until it is held, or until it is clear that it can't be.
 
 A claim is one compare-and-set. One whose outcome is unknown is simply followed by another, under a
-higher epoch: if the first did take place, the second fences it.
+higher epoch: if the first did take place, the second fences it. Each needs a permit of its own, and one
+that another claim came before tells the tenure so: two nodes must not take a log from each other in turns.
 """
 
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 from broker.clock import Clock
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
+from broker.leading.tenure import EVERYTHING, Tenure
 from broker.model import RowId
 from broker.storage.keys import LogId
 from broker.storage.ports import Hold, LogStore
 
 BACK_OFF_S = 0.02
 BACK_OFF_MAX_S = 1.0
+
+
+class Claimed(NamedTuple):
+    """A hold, and how far this clock is ahead of the server's at least; None: nobody can say."""
+
+    hold: Hold
+    skew_ms: int | None
+
+
+def skew_ms(hold: Hold, sent_ms: int, answered_ms: int) -> int | None:
+    """Return how far a clock that read so around a claim is ahead of the server's, at least.
+
+    0 if the server wrote between both readings. None without a server's time: one that is not greater
+    than that of the cell before is no time, since HBase never lets it fall.
+    """
+    server_ms, before_ms = hold.claimed_server_ms, hold.before_server_ms
+    if server_ms is None or (before_ms is not None and server_ms <= before_ms):
+        return None
+    return ahead_ms(server_ms, sent_ms, answered_ms)
+
+
+def ahead_ms(server_ms: int, sent_ms: int, answered_ms: int) -> int:
+    """Return how far a clock that read so around a write of that time is ahead, at least."""
+    return max(sent_ms - server_ms, 0) or min(answered_ms - server_ms, 0)
 
 
 async def claim(  # noqa: PLR0913 - Each is named by its callers.
@@ -27,11 +54,13 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
     keep_after: RowId,
     deadline: float,
     jitter: random.Random,
-) -> Hold:
+    tenure: Tenure = EVERYTHING,
+) -> Claimed:
     """Return a hold on ``log``, claiming again after each unknown outcome until ``deadline``.
 
     Raises:
         NoLeader: the deadline (monotonic seconds) passed.
+        NotLeader: another node should lead; nothing was done.
         StaleGeneration, Deleted: see LogStore.claim; claiming again would not help.
         StorageFull: likewise; what the claim was for is certainly not done.
         StorageCorrupt: likewise.
@@ -39,8 +68,13 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
     back_off_s = BACK_OFF_S
     while True:
         try:
-            return await store.claim(log, owner, keep_after=keep_after)
+            await tenure.permit(log.topic, deadline)
+            sent_ms = clock.now_ms()
+            hold = await store.claim(log, owner, keep_after=keep_after)
+            return Claimed(hold, skew_ms(hold, sent_ms, clock.now_ms()))
         except (Fenced, OutcomeUnknown, Unavailable) as error:
+            if isinstance(error, Fenced):
+                tenure.fenced(log.topic)
             if clock.monotonic() + back_off_s > deadline:
                 raise NoLeader(
                     f"Nobody leads topic '{log.topic}' just now: {error.message}"

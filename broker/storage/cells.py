@@ -52,6 +52,13 @@ class RowCells(NamedTuple):
     columns: Columns
 
 
+class Scanned(NamedTuple):
+    """The rows of one answer. ``more``: a bound ended it, so the range may hold further rows."""
+
+    rows: list[RowCells]
+    more: bool
+
+
 class CellsError(Exception):
     """A call failed; a write may have been done in whole or in part, or be done later."""
 
@@ -70,6 +77,10 @@ class Cells(Protocol):
     @property
     def put_bytes_max(self) -> int:
         """The most bytes of one put, keys and values; the caller splits what is more."""
+
+    @property
+    def tags_are_times(self) -> bool:
+        """Whether the tag of a control cell is the time of the server that wrote it, in ms."""
 
     async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
         """Write rows, on disk on return if ``synced``. After an error any part may be written.
@@ -97,13 +108,35 @@ class Cells(Protocol):
             CellsRefused, CellsError: see above.
         """
 
-    async def scan(
-        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
-    ) -> list[RowCells]:
-        """Return at most ``rows_max`` rows with ``start <= key < stop``, in key order.
+    async def scan(  # noqa: PLR0913  Each is named by its callers.
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+        columns: Sequence[bytes] | None = None,
+    ) -> Scanned:
+        """Return rows with ``start <= key < stop``, in key order.
 
-        ``reverse`` gives the last of them, the greatest first. One answer shows one state of the
-        rows; two answers may show states in any order.
+        At most ``rows_max`` rows of together at most ``bytes_max`` bytes (keys and values), one at
+        least if there is one: so an answer with ``more`` is never empty. ``reverse`` gives the last of
+        them, the greatest first. ``columns`` gives only those cells; a row that has none of them is
+        left out. One answer shows one state of the rows; two answers may show states in any order.
+
+        Raises:
+            CellsError: nobody answered.
+        """
+
+    async def keys(
+        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
+    ) -> list[bytes]:
+        """Return the keys alone of what ``scan`` shows, whatever the rows weigh.
+
+        Raises:
+            CellsError: nobody answered.
         """
 
     async def delete(self, table: Table, keys: Sequence[bytes]) -> None:
@@ -124,3 +157,21 @@ class Cells(Protocol):
 
 CONTROL_COLUMN = b"c"
 """The control row's one cell."""
+
+
+def bytes_of(row: RowCells) -> int:
+    """Return what a row weighs: its key and its values."""
+    size = len(row.key)
+    for cell in row.columns.values():
+        size += len(cell.value)
+    return size
+
+
+def bounded(rows: Sequence[RowCells], rows_max: int, bytes_max: int, *, more: bool) -> Scanned:
+    """Cut rows to the bounds of a scan, one row at least; ``more`` says whether others follow them."""
+    size = 0
+    for at, row in enumerate(rows[:rows_max]):
+        size += bytes_of(row)
+        if at and size > bytes_max:
+            return Scanned(list(rows[:at]), more=True)
+    return Scanned(list(rows[:rows_max]), more or len(rows) > rows_max)

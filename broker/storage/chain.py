@@ -22,9 +22,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from broker import guards
-from broker.errors import Fenced
+from broker.errors import Fenced, OutcomeUnknown, Unavailable
 from broker.storage import control
-from broker.storage.cells import CONTROL_COLUMN, Cells, CellsError, Table
+from broker.storage.cells import CONTROL_COLUMN, Cell, Cells, CellsError, CellsRefused, Table
 from broker.storage.control import TOKEN_BYTES, Control, Resolution
 from broker.storage.retrying import Pauses, Retrying
 
@@ -64,12 +64,19 @@ class Lost(Exception):
         self.seen = seen
 
 
+class NotSent(Unavailable):
+    """No compare-and-set ever left this node: it was not done, and the chain goes on."""
+
+
 async def read_control(cells: Cells, table: Table, key: bytes) -> Control | None:
     """Read a control row. Raises CellsError, StorageCorrupt."""
+    cell = await _read_cell(cells, table, key)
+    return None if cell is None else control.decode(cell.value)
+
+
+async def _read_cell(cells: Cells, table: Table, key: bytes) -> Cell | None:
     columns = await cells.get(table, key)
-    if columns is None or CONTROL_COLUMN not in columns:
-        return None
-    return control.decode(columns[CONTROL_COLUMN].value)
+    return None if columns is None else columns.get(CONTROL_COLUMN)
 
 
 class Chain:
@@ -85,6 +92,8 @@ class Chain:
     ) -> None:
         """Begin with no value known; ``learn`` reads it. ``noted`` is told of each confirmed value."""
         self.confirmed: Control | None = None
+        self.learned_tag: int | None = None
+        """The tag of the row that ``learn`` read."""
         self.ended = False
         self.guard = "confirm-cas"
         self._cells = cells
@@ -105,10 +114,28 @@ class Chain:
 
     async def learn(self) -> Control | None:
         """Read the row and start from it. Raises Unavailable, StorageCorrupt."""
-        self.confirmed = await self._retrying.read(
-            lambda: read_control(self._cells, self._table, self._key)
-        )
+        cell = await self._retrying.read(lambda: _read_cell(self._cells, self._table, self._key))
+        self.learned_tag = None if cell is None else cell.tag
+        self.confirmed = None if cell is None else control.decode(cell.value)
         return self.confirmed
+
+    async def tag(self) -> int | None:
+        """Return the tag of the row as it is now, None if it is not there, or nobody answers."""
+        try:
+            cell = await _read_cell(self._cells, self._table, self._key)
+        except CellsError:
+            return None
+        return None if cell is None else cell.tag
+
+    async def confirmed_tag(self) -> int | None:
+        """Return the tag of the confirmed value, None if it is no longer there, or nobody answers."""
+        try:
+            cell = await _read_cell(self._cells, self._table, self._key)
+        except CellsError:
+            return None
+        if cell is None or self.confirmed is None:
+            return None
+        return cell.tag if control.decode(cell.value).token == self.confirmed.token else None
 
     async def change(self, build: Build, prepare: Prepare | None = None) -> Control:
         """Apply one change, after those that were asked for earlier.
@@ -117,6 +144,7 @@ class Chain:
 
         Raises:
             Fenced: the chain has ended; nothing was sent.
+            NotSent: nothing was sent, and the chain goes on.
             Lost: another holds the log; the chain has ended.
             OutcomeUnknown: it may be applied, or be applied yet; the chain has ended.
         """
@@ -138,6 +166,8 @@ class Chain:
             attempts[token] = written
             try:
                 current = await self._settled(current, written, pauses)
+            except NotSent:
+                raise
             except BaseException:
                 self.end()
                 raise
@@ -154,9 +184,15 @@ class Chain:
         """
         value = control.encode(written)
         expected = None if current is None else control.encode(current)
+        sent = False
         while True:
-            if await self._attempt(expected, value):
-                return written
+            try:
+                if await self._attempt(expected, value):
+                    return written
+            except CellsRefused as refused:
+                await _after_refusal(refused, pauses, sent=sent)
+                continue
+            sent = True
             if not guards.holds("resolve-false"):
                 raise Fenced("the compare-and-set said False")
             seen = await self._seen(pauses)
@@ -174,12 +210,14 @@ class Chain:
             await pauses.next("the control row's compare-and-set is unresolved")
 
     async def _attempt(self, expected: bytes | None, value: bytes) -> bool:
-        """Try once; False stands for every answer that is none."""
+        """Try once; False stands for every answer that is none. Raises CellsRefused."""
         try:
             if not guards.holds(self.guard):
                 columns = await self._cells.get(self._table, self._key)
                 expected = columns[CONTROL_COLUMN].value if columns else None
             return await self._cells.check_and_put(self._table, self._key, expected, value)
+        except CellsRefused:
+            raise
         except CellsError:
             return False
 
@@ -189,6 +227,16 @@ class Chain:
                 return await read_control(self._cells, self._table, self._key)
             except CellsError:
                 await pauses.next("the control row can't be read")
+
+
+async def _after_refusal(refused: CellsRefused, pauses: Pauses, *, sent: bool) -> None:
+    """Wait before the next attempt. Raises NotSent past the deadline, OutcomeUnknown if one was sent."""
+    try:
+        await pauses.next("no gateway takes the control row's compare-and-set")
+    except OutcomeUnknown as unknown:
+        if sent:
+            raise
+        raise NotSent(f"Storage can't be reached: {refused}.") from unknown
 
 
 def _moved(current: Control | None, written: Control, seen: Control | None) -> bool:

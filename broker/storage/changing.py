@@ -8,8 +8,8 @@ from broker import guards
 from broker.errors import Fenced, OutcomeUnknown, PayloadsSealed, Unavailable
 from broker.model import RowId, row_before
 from broker.storage import control
-from broker.storage.cells import CellsError, RowCells
-from broker.storage.chain import Build, Lost
+from broker.storage.cells import CellsError, CellsRefused, RowCells
+from broker.storage.chain import Build, Lost, NotSent
 from broker.storage.control import Control, Resolution, State
 from broker.storage.holds import TableHold
 from broker.storage.keys import LogId
@@ -23,7 +23,11 @@ NEGATE_LIMITS = Limits(1000, 1 << 24)
 
 
 class RowsRefused(Unavailable):
-    """The batch was not stored, and the hold goes on: what the guard retry-or-give-up prevents."""
+    """The batch was not stored, and the hold goes on.
+
+    Right where nothing of it was sent; after anything else it is what the guard retry-or-give-up
+    prevents.
+    """
 
 
 class LogChanger:
@@ -41,25 +45,30 @@ class LogChanger:
         check_open(held.control)
         epoch = held.epoch
         rows = [*side_rows_of(held.log, batch, epoch), *rows_of(held.log, batch, epoch)]
-        self._writer.check_sizes(rows)
+        sizes = self._writer.check_sizes(rows)
         committed = False
         try:
             async with held.rows_lock:
                 held.check()
-                await self._put_batch(held, rows)
+                await self._put_batch(held, rows, sizes)
             # No await between letting the rows' lock go and queueing for the chain: order holds.
             await self._commit(held, batch)
             committed = True
         except (PayloadsSealed, RowsRefused):
-            committed = True  # Nothing more is ever committed above these rows, or nobody cares.
+            # Nothing more is ever committed above these rows, or there are none.
+            committed = True
             raise
         finally:
             if not committed:
                 held.end()
 
-    async def _put_batch(self, held: TableHold, rows: Sequence[RowCells]) -> None:
+    async def _put_batch(
+        self, held: TableHold, rows: Sequence[RowCells], sizes: Sequence[int]
+    ) -> None:
         try:
-            await self._writer.put(table_of(held.log), rows)
+            await self._writer.put(table_of(held.log), rows, sizes)
+        except CellsRefused as error:
+            raise RowsRefused(f"Storage can't be reached: {error}.") from error
         except CellsError as error:
             if not guards.holds("retry-or-give-up"):
                 raise RowsRefused(f"Rows were not stored: {error}") from error
@@ -75,6 +84,10 @@ class LogChanger:
             if batch.segments[0].ids[0] <= base.pointer and guards.holds("ids-rise"):
                 # A payload log that was opened by an old answer: its ids were taken too low.
                 raise Fenced("The log was written further than was known when it was opened.")
+            if batch.side and current is not held.chain.confirmed:
+                # Of a payload log: a lower epoch still wrote to it, perhaps under the very key of which
+                # this batch's sender has found no answer. It must be looked up again.
+                raise Fenced("The log was written to after keys were looked up.")
             return control.committed(base, last, token)
 
         try:
@@ -113,7 +126,7 @@ class LogChanger:
                 rows = await self._rows_of_pointer(held, first, last, abs(pointer))
                 marked = len(rows)
                 marks = [negation_of(held.log, row.id, pointer, held.epoch) for row in rows]
-                await self._writer.put(table_of(held.log), marks)
+                await self._put_marks(held, marks)
             if guards.holds("rollback-commit"):
                 await held.chain.change(_edit(held, marked))
         except (CellsError, Lost, Fenced) as error:
@@ -121,12 +134,25 @@ class LogChanger:
             if not marked:
                 raise Fenced(f"Nothing was rolled back: {error}") from error
             raise OutcomeUnknown(f"The rollback may count: {error}") from error
+        except RowsRefused:
+            raise
+        except NotSent as error:
+            if not marked:
+                raise
+            held.end()
+            raise OutcomeUnknown(f"The rollback may count: {error}") from error
         except BaseException:
             if marked:
                 # Marks may have landed that no edit tells of: the next holder begins anew.
                 held.end()
             raise
         return marked
+
+    async def _put_marks(self, held: TableHold, marks: Sequence[RowCells]) -> None:
+        try:
+            await self._writer.put(table_of(held.log), marks)
+        except CellsRefused as error:
+            raise RowsRefused(f"Storage can't be reached: {error}.") from error
 
     async def _rows_of_pointer(
         self, held: TableHold, first: RowId, last: RowId, pointer: int
@@ -147,6 +173,7 @@ class LogChanger:
         """Apply a change of the control row alone; what can't be told afterwards is unknown.
 
         Raises:
+            Unavailable: nothing was sent, and the hold goes on.
             Fenced, OutcomeUnknown: see LogStore.
         """
         try:

@@ -63,7 +63,11 @@ class LogClaimer:
         except Lost as lost:
             raise Fenced(f"Another claim of {log.topic} came first: {lost}.") from lost
         chain.guard = "confirm-cas"
-        return TableHold(log, chain, tokens)
+        hold = TableHold(log, chain, tokens)
+        if self._cells.tags_are_times:
+            hold.before_server_ms = chain.learned_tag
+            hold.claimed_server_ms = await chain.confirmed_tag()
+        return hold
 
     def _chain(self, log: LogId, tokens: Tokens, *, guard: str) -> Chain:
         place = (table_of(log), control_key(log))

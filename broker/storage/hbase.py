@@ -1,14 +1,8 @@
-"""HBase's Thrift-2 gateways: connections, threads, and what an error says.
+"""Calls to HBase through its Thrift-2 gateways, and what an error says.
 
-**A trial**: it runs against a real HBase, and docs/internals/hbase-trial.md says how that went. What the
-cluster work must still do: choose among gateways by their health, metrics, transport security, and a
-bound of the gateway's own on how long one call may block (its defaults are minutes).
-
-Thrift's clients block, so each call takes a thread and a connection of its own; there are
-``connections_max`` of both, and one who waits for them longer than a call may last was not sent. The
-gateway closes a connection that was idle for 60 s and tells nobody: the next call would be written into
-it and fail with an unknown outcome. So a connection that was idle for half of that is not used again,
-nor one on which something arrived that nobody asked for, which is how the end of a stream looks.
+Each call takes a connection of its own (hbase_connections.py), of which there are ``connections_max``. One
+who waits for one longer than a call may last was not sent. Thrift's clients block, so a call takes a thread
+as well, unless its answer is small and a connection stands ready: then the loop does it (hbase_exchange.py).
 
 ==========================================  ==========================================================
 no free connection, could not connect       CellsRefused: certainly not sent
@@ -28,60 +22,42 @@ not where the broker runs.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import select
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-import thriftpy2
-import thriftpy2.protocol
-import thriftpy2.transport
-from thriftpy2.thrift import TClient, TException
+from thriftpy2.thrift import TApplicationException, TException
 
 from broker.storage.cells import CellsError, CellsRefused
+from broker.storage.hbase_connections import IDL, Address, Connection, Connections, Timeouts
+from broker.storage.hbase_exchange import Exchange, decode, encode
+from broker.storage.health import Ended
 
-IDL = thriftpy2.load(str(Path(__file__).with_name("hbase2.thrift")), module_name="hbase2_thrift")
-"""The structs and the service of the Thrift-2 gateway."""
-
-_transport: Any = thriftpy2.transport  # Neither has types.
-_protocol: Any = thriftpy2.protocol
+__all__ = ["IDL", "Address", "Ended", "Gateways"]
 
 CALL_S = 10.0
 """Longer than the gateway's own bound, so that most late answers still come."""
 CONNECT_S = 2.0
 IDLE_S = 30.0
-CONNECTIONS_MAX = 8
+CONNECTIONS_MAX = 16
+CLOSE_S = 1.0
+"""How long calls may still take when nobody will make another."""
 
 Answer = TypeVar("Answer")
 
 
-class Address(NamedTuple):
-    """Where a gateway listens."""
+class GatewayFailed(CellsError):
+    """A call failed after it was sent. ``kind``: see Ended."""
 
-    host: str
-    port: int
-
-
-@dataclass(slots=True)
-class _Connection:
-    socket: Any
-    client: TClient
-    last_used: float = 0.0
-
-    def is_silent(self) -> bool:
-        """Whether nothing has arrived, not even the end of the stream."""
-        poll = select.poll()
-        poll.register(self.socket.sock, select.POLLIN)
-        return not poll.poll(0)
+    def __init__(self, kind: str, message: str) -> None:
+        """Keep both."""
+        super().__init__(message)
+        self.kind = kind
 
 
-class Gateway:
+class Gateways:
     """Calls to the gateways of one HBase. Used from one event loop."""
 
     def __init__(
@@ -90,21 +66,25 @@ class Gateway:
         *,
         connections_max: int = CONNECTIONS_MAX,
         call_s: float = CALL_S,
+        connect_s: float = CONNECT_S,
         idle_s: float = IDLE_S,
+        observe: Callable[[Ended], None] | None = None,
     ) -> None:
-        """Connect to one of ``addresses`` in turn, when there is something to call."""
-        assert addresses, "at least one gateway"
-        self._addresses = tuple(addresses)
-        self._turn = itertools.count()
-        self._call_s = call_s
-        self._idle_s = idle_s
-        self._free = asyncio.Semaphore(connections_max)
-        self._threads = ThreadPoolExecutor(connections_max, thread_name_prefix="hbase")
-        self._lock = threading.Lock()
-        self._idle: deque[_Connection] = deque()
+        """Connect to ``addresses`` when there is something to call.
 
-    async def call(self, work: Callable[[Any], Answer]) -> Answer:
-        """Run ``work`` in a thread, with a client of the gateway, and return what it returns.
+        ``call_s`` bounds each wait of one call: for a connection, and for the answer. ``observe`` is
+        told of each call as it ends, on the event loop.
+        """
+        self._connections = Connections(addresses, Timeouts(call_s, connect_s, idle_s))
+        self._call_s = call_s
+        self._observe = observe
+        self._free = asyncio.Semaphore(connections_max)
+        self._exchanges: set[asyncio.Future[Any]] = set()
+        """Calls that are under way without a thread."""
+        self._threads = ThreadPoolExecutor(connections_max, thread_name_prefix="hbase")
+
+    async def call(self, name: str, work: Callable[[Any], Answer]) -> Answer:
+        """Run ``work`` in a thread, with a client of a gateway, and return what it returns.
 
         Whoever is cancelled while waiting has sent the call, unless it was still in the queue.
 
@@ -112,85 +92,137 @@ class Gateway:
             CellsRefused: it was certainly not sent.
             CellsError: it may be done, or be done later.
         """
+        return await self._observed(name, self._called(work))
+
+    async def ask(self, name: str, api: str, *arguments: object) -> Any:
+        """Make one call ``api`` whose answer is small, without a thread if a connection stands ready.
+
+        Otherwise as ``call``.
+
+        Raises:
+            CellsRefused, CellsError: as ``call``.
+        """
+        return await self._observed(name, self._asked(api, arguments))
+
+    async def _observed(self, name: str, calling: Coroutine[Any, Any, Answer]) -> Answer:
+        if self._observe is None:
+            return await calling
+        begun = time.monotonic()
+        kind: str | None = "cancelled"
+        message: str | None = None
+        try:
+            answer = await calling
+            kind = None
+        except CellsError as error:
+            kind, message = getattr(error, "kind", "refused"), str(error)
+            raise
+        finally:
+            self._observe(Ended(name, time.monotonic() - begun, kind, message))
+        return answer
+
+    async def _asked(self, api: str, arguments: tuple[object, ...]) -> Any:
+        request = encode(api, arguments)
+        await self._take_turn()
+        connection = self._connections.take_ready()
+        if connection is None:
+            return await self._in_thread(lambda client: getattr(client, api)(*arguments))
+        answered = asyncio.get_running_loop().create_future()
+        self._exchanges.add(answered)
+
+        def settle(how: bytes | Exception) -> None:
+            # Also when the caller was cancelled: the connection is free now, not before.
+            self._free.release()
+            self._exchanges.discard(answered)
+            try:
+                with self._classified(connection):
+                    answer = decode(api, how)
+            except Exception as error:  # noqa: BLE001  The caller's, whatever it is.
+                if not answered.done():
+                    answered.set_exception(error)
+            else:
+                if not answered.done():
+                    answered.set_result(answer)
+
+        Exchange(connection.socket.sock.fileno(), request, settle, self._call_s)
+        return await answered
+
+    async def _called(self, work: Callable[[Any], Answer]) -> Answer:
+        await self._take_turn()
+        return await self._in_thread(work)
+
+    async def _in_thread(self, work: Callable[[Any], Answer]) -> Answer:
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[Answer] = loop.create_future()
+
+        def settle(answer: Answer | None, error: BaseException | None) -> None:
+            # Also when the caller was cancelled: the thread is free now, not before.
+            self._free.release()
+            if answered.done():
+                return
+            if error is not None:
+                answered.set_exception(error)
+            else:
+                answered.set_result(answer)  # type: ignore[arg-type]  # Answer may be None.
+
+        def run() -> None:
+            answer, error = None, None
+            try:
+                answer = self._exchange(work)
+            except BaseException as raised:  # noqa: BLE001  The caller's, whatever it is.
+                error = raised
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, answer, error)
+
+        self._threads.submit(run)
+        return await answered
+
+    async def _take_turn(self) -> None:
+        if not self._free.locked():
+            await self._free.acquire()
+            return
         try:
             async with asyncio.timeout(self._call_s):
                 await self._free.acquire()
         except TimeoutError as error:
             raise CellsRefused("all connections to HBase's gateways are busy") from error
-        loop = asyncio.get_running_loop()
-        future = self._threads.submit(self._exchange, work)
-
-        def free(_: Future[Answer]) -> None:
-            # Also when the caller was cancelled: the thread is free now, not before.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._free.release)
-
-        future.add_done_callback(free)
-        return await asyncio.wrap_future(future)
 
     async def close(self) -> None:
-        """Wait for what is under way and close the connections."""
-        await asyncio.to_thread(self._threads.shutdown)
-        while self._idle:
-            self._idle.pop().socket.close()
+        """Wait a little for what is under way, end it, and close the connections."""
+        ending = asyncio.ensure_future(asyncio.to_thread(self._threads.shutdown))
+        await asyncio.wait({ending, *self._exchanges}, timeout=CLOSE_S)
+        self._connections.cut()
+        await asyncio.wait({ending, *self._exchanges})
+        self._connections.close()
 
     # In a thread of the executor.
 
     def _exchange(self, work: Callable[[Any], Answer]) -> Answer:
-        connection = self._take()
-        in_step = False
+        connection = self._connections.take()
+        with self._classified(connection):
+            return work(connection.client)
+
+    # Of both.
+
+    @contextmanager
+    def _classified(self, connection: Connection) -> Iterator[None]:
+        """Give a connection back, or not, by how its call ended. Raises GatewayFailed."""
         try:
-            answer = work(connection.client)
-            in_step = True
+            yield
         except IDL.TIOError as error:
-            in_step = True
-            raise CellsError(_first_line(error.message)) from error
+            self._connections.give_back(connection, doubtful=True)
+            # Of Java's stack trace, if it is one, the line with which it begins.
+            first = (error.message or "no message").partition("\n")[0]
+            raise GatewayFailed("told", first) from error
+        except TApplicationException as error:
+            self._connections.discard(connection, failed=False)
+            # Its str() raises a TypeError.
+            raise GatewayFailed("told", f"TApplicationException: {error.message}") from error
         except (TException, OSError) as error:
-            # str() of a TApplicationException raises a TypeError.
-            message = getattr(error, "message", None) or repr(error)
-            raise CellsError(f"{type(error).__name__}: {message}") from error
-        finally:
-            if in_step:
-                self._give_back(connection)
-            else:
-                connection.socket.close()
-        return answer
-
-    def _take(self) -> _Connection:
-        while True:
-            with self._lock:
-                connection = self._idle.pop() if self._idle else None
-            if connection is None:
-                return self._connected()
-            idle_s = time.monotonic() - connection.last_used
-            if idle_s < self._idle_s and connection.is_silent():
-                return connection
-            connection.socket.close()
-
-    def _give_back(self, connection: _Connection) -> None:
-        connection.last_used = time.monotonic()
-        with self._lock:
-            self._idle.append(connection)
-
-    def _connected(self) -> _Connection:
-        for _ in self._addresses:
-            address = self._addresses[next(self._turn) % len(self._addresses)]
-            socket = _transport.TSocket(
-                address.host,
-                address.port,
-                socket_timeout=int(self._call_s * 1000),
-                connect_timeout=int(CONNECT_S * 1000),
-            )
-            stream = _transport.TBufferedTransportFactory().get_transport(socket)
-            protocol = _protocol.TBinaryProtocolFactory().get_protocol(stream)
-            try:
-                stream.open()
-            except (TException, OSError):
-                continue
-            return _Connection(socket, TClient(IDL.THBaseService, protocol))
-        raise CellsRefused("no gateway of HBase takes connections")
-
-
-def _first_line(message: str | None) -> str:
-    """Return what a Java stack trace begins with."""
-    return (message or "no message").partition("\n")[0]
+            self._connections.discard(connection, failed=True)
+            kind = "silent" if isinstance(error, TimeoutError) else "cut"
+            raise GatewayFailed(kind, f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            # A bug of ours: nobody knows what was sent.
+            self._connections.discard(connection, failed=False)
+            raise
+        self._connections.give_back(connection, doubtful=False)

@@ -27,6 +27,11 @@ struct TResult {
   2: required list<TColumnValue> columnValues
 }
 
+struct TColumn {
+  1: required binary family,
+  2: optional binary qualifier
+}
+
 struct TGet {
   1: required binary row
 }
@@ -45,6 +50,7 @@ struct TDelete {
 struct TScan {
   1: optional binary startRow,
   2: optional binary stopRow,
+  3: optional list<TColumn> columns,
   4: optional i32 caching,
   7: optional binary filterString,
   11: optional bool reversed,
@@ -60,7 +66,8 @@ struct TTableName {
 struct TColumnFamilyDescriptor {
   1: required binary name,
   2: optional map<binary, binary> attributes,
-  10: optional i32 maxVersions
+  10: optional i32 maxVersions,
+  13: optional i32 timeToLive
 }
 
 struct TTableDescriptor {
@@ -70,9 +77,26 @@ struct TTableDescriptor {
   4: optional TDurability durability
 }
 
+struct TNamespaceDescriptor {
+  1: required string name
+}
+
+struct THRegionInfo {
+  3: optional binary startKey
+}
+
+struct THRegionLocation {
+  2: required THRegionInfo regionInfo
+}
+
 exception TIOError {
   1: optional string message,
   2: optional bool canRetry
+}
+
+enum TThriftServerType {
+  ONE = 1,
+  TWO = 2
 }
 
 service THBaseService {
@@ -102,6 +126,12 @@ service THBaseService {
     3: i32 numRows = 1
   ) throws (1: TIOError io)
 
+  list<THRegionLocation> getAllRegionLocations(1: required binary table) throws (1: TIOError io)
+
+  list<string> listNamespaces() throws (1: TIOError io)
+
+  void createNamespace(1: required TNamespaceDescriptor namespaceDesc) throws (1: TIOError io)
+
   bool tableExists(1: TTableName tableName) throws (1: TIOError io)
 
   TTableDescriptor getTableDescriptor(1: required TTableName table) throws (1: TIOError io)
@@ -112,6 +142,8 @@ service THBaseService {
   ) throws (1: TIOError io)
 
   void disableTable(1: required TTableName tableName) throws (1: TIOError io)
+
+  TThriftServerType getThriftServerType()
 
   void deleteTable(1: required TTableName tableName) throws (1: TIOError io)
 }

@@ -1,9 +1,5 @@
 """The tables of logs in HBase: keys with one salt byte in front, regions that never split.
 
-**A trial**, as hbase.py says: enough to run the log store over a real HBase. What the cluster work must
-still do here: grow the number of regions, say what a log weighs without counting it, ask for compaction
-(no Thrift gateway can), and the coprocessor.
-
 ::
 
     salt [1] | "ns:topic:" | rest of the key as keys.py has it
@@ -18,45 +14,37 @@ import functools
 import hashlib
 from collections.abc import Sequence
 
-from broker.storage.cells import Columns, RowCells, Table
-from broker.storage.hbase import Gateway
+from broker.storage.cells import Columns, RowCells, Scanned, Table
+from broker.storage.hbase import Gateways
+from broker.storage.hbase_schema import Schema
 from broker.storage.hbase_table import HBaseTable
 
-REGIONS = 16
-ROW_BYTES_MAX = 1 << 20
+ROW_BYTES_MAX = (1 << 20) + (1 << 12)
+"""A payload of 1 MiB, and what goes with it."""
 PUT_BYTES_MAX = 1 << 20
 WEIGHED_ROWS_MAX = 10_000
 
 
 class HBaseCells:
-    """Cells over HBase. Whoever made the gateway closes it."""
+    """Cells over HBase. Whoever made the gateways closes them."""
 
     row_bytes_max = ROW_BYTES_MAX
     put_bytes_max = PUT_BYTES_MAX
+    tags_are_times = True
 
-    def __init__(self, gateway: Gateway, table_prefix: str) -> None:
-        """Use the tables whose names begin with ``table_prefix``."""
+    def __init__(self, gateways: Gateways, schema: Schema) -> None:
+        """Use the tables that ``schema`` names."""
         self._tables = {
-            table: HBaseTable(gateway, f"{table_prefix}{table.value}") for table in Table
+            table: HBaseTable(gateways, schema.name_of(table.value), schema.durability)
+            for table in Table
         }
-
-    async def create(self, regions: int = REGIONS) -> None:
-        """Create the tables that are not there, each with ``regions`` regions.
-
-        Raises:
-            CellsError: asking again is safe.
-        """
-        for table in self._tables.values():
-            await table.create([bytes([256 * i // regions]) for i in range(1, regions)])
-
-    async def remove(self) -> None:
-        """Remove the tables with all that is in them."""
-        for table in self._tables.values():
-            await table.remove()
 
     async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
         """Write rows, on disk on return if ``synced``. After an error any part may be written."""
-        salted = [RowCells(salt_of(row.key) + row.key, row.columns) for row in rows]
+        if not rows:
+            return
+        salt = salt_of(rows[0].key)  # All of one topic.
+        salted = [RowCells(salt + key, columns) for key, columns in rows]
         await self._tables[table].put(salted, synced=synced)
 
     async def get(self, table: Table, key: bytes) -> Columns | None:
@@ -69,15 +57,38 @@ class HBaseCells:
         """Write the row's control cell if its value is ``expected``; False proves nothing."""
         return await self._tables[table].check_and_put(salt_of(key) + key, expected, value)
 
-    async def scan(
-        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
-    ) -> list[RowCells]:
+    async def scan(  # noqa: PLR0913  As the port.
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+        columns: Sequence[bytes] | None = None,
+    ) -> Scanned:
         """Return rows of one topic with ``start <= key < stop``, the last ones if ``reverse``."""
         salt = salt_of(start)
-        rows = await self._tables[table].scan(
+        rows, more = await self._tables[table].scan(
+            salt + start,
+            salt + stop,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+            reverse=reverse,
+            columns=columns,
+        )
+        return Scanned([RowCells(row.key[1:], row.columns) for row in rows], more)
+
+    async def keys(
+        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
+    ) -> list[bytes]:
+        """Return the keys of rows of one topic, the last ones if ``reverse``."""
+        salt = salt_of(start)
+        keys = await self._tables[table].keys(
             salt + start, salt + stop, rows_max=rows_max, reverse=reverse
         )
-        return [RowCells(row.key[1:], row.columns) for row in rows]
+        return [key[1:] for key in keys]
 
     async def delete(self, table: Table, keys: Sequence[bytes]) -> None:
         """Delete rows; after an error any of them may be gone, or go later."""
@@ -93,7 +104,7 @@ class HBaseCells:
         """Do nothing: HBase compacts by its own rules, and no Thrift gateway can be asked to."""
 
     async def close(self) -> None:
-        """Do nothing: the gateway belongs to whoever made it."""
+        """Do nothing: the gateways belong to whoever made them."""
 
 
 def salt_of(key: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Records in one HBase table: topics, pins, claims, each changed by a compare-and-set.
 
-**A trial**, as hbase.py says. A record's stored value says how many times it was changed and by which
+A record's stored value says how many times it was changed and by which
 attempt, and both together are its version::
 
     changes [8] | nonce [8] | value | CRC-32
@@ -19,7 +19,8 @@ from typing import NamedTuple
 from broker.clock import Clock
 from broker.errors import OutcomeUnknown, StorageCorrupt
 from broker.storage.cells import CONTROL_COLUMN, CellsError, Columns
-from broker.storage.hbase import Gateway
+from broker.storage.hbase import Gateways
+from broker.storage.hbase_schema import RECORDS, Schema
 from broker.storage.hbase_table import HBaseTable
 from broker.storage.keys import prefix_end
 from broker.storage.ports import Record
@@ -29,6 +30,7 @@ from broker.storage.rowvalue import decode_checked, encode_checked
 CALL_S = 25.0
 NONCE_BYTES = 8
 SCAN_ROWS_MAX = 1000
+SCAN_BYTES_MAX = 8 << 20
 
 
 class _Stored(NamedTuple):
@@ -44,23 +46,15 @@ _ABSENT = _Stored(0, b"", None, None)
 
 
 class HBaseRecordStore:
-    """RecordStore over a table of HBase. Whoever made the gateway closes it."""
+    """RecordStore over a table of HBase. Whoever made the gateways closes them."""
 
     def __init__(
-        self, gateway: Gateway, table_prefix: str, clock: Clock, *, call_s: float = CALL_S
+        self, gateways: Gateways, schema: Schema, clock: Clock, *, call_s: float = CALL_S
     ) -> None:
-        """Use the table ``{table_prefix}records``; each call ends within about ``call_s``."""
-        self._table = HBaseTable(gateway, f"{table_prefix}records")
+        """Use the table that ``schema`` names; each call ends within about ``call_s``."""
+        self._table = HBaseTable(gateways, schema.name_of(RECORDS), schema.durability)
         chance = random.Random()  # noqa: S311  It spreads pauses, no more.
         self._retrying = Retrying(clock, call_s, chance)
-
-    async def create(self) -> None:
-        """Create the table if it is not there. Raises CellsError: asking again is safe."""
-        await self._table.create()
-
-    async def remove(self) -> None:
-        """Remove the table with all that is in it."""
-        await self._table.remove()
 
     async def get(self, key: bytes) -> Record | None:
         """Return the record, or None. Raises Unavailable, StorageCorrupt."""
@@ -115,16 +109,15 @@ class HBaseRecordStore:
         found: list[tuple[bytes, Record]] = []
         start, more = prefix, True
         while more:
-            rows = await self._retrying.read(
+            rows, more = await self._retrying.read(
                 lambda start=start: self._table.scan(  # type: ignore[misc]
-                    start, prefix_end(prefix), rows_max=SCAN_ROWS_MAX
+                    start, prefix_end(prefix), rows_max=SCAN_ROWS_MAX, bytes_max=SCAN_BYTES_MAX
                 )
             )
             for key, columns in rows:
                 record = _stored(columns).record
                 if record is not None:
                     found.append((key, record))
-            more = len(rows) == SCAN_ROWS_MAX
             start = rows[-1].key + b"\0" if rows else start
         return found
 

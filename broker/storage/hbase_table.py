@@ -17,89 +17,109 @@ What the rest relies on, as measured or read in HBase 2.6:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from broker.storage.cells import CONTROL_COLUMN, Cell, CellsError, Columns, RowCells
-from broker.storage.hbase import IDL, Gateway
+from broker.config import Durability
+from broker.storage.cells import (
+    CONTROL_COLUMN,
+    Cell,
+    CellsError,
+    CellsRefused,
+    Columns,
+    RowCells,
+    Scanned,
+    bounded,
+)
+from broker.storage.hbase import IDL, Gateways
+from broker.storage.visibility import PAYLOAD
 
 FAMILY = b"d"
+DURABILITIES = {
+    Durability.FSYNC: IDL.TDurability.FSYNC_WAL,
+    Durability.FLUSHED: IDL.TDurability.SYNC_WAL,
+}
+"""SYNC_WAL hands a write to the servers of the file system, and does not wait for their disks."""
+_FLUSHED: int = IDL.TDurability.SYNC_WAL
 FRAME_BYTES_MAX = 3 << 19
 """1.5 MiB; a framed gateway takes 2 MiB by default."""
 _ROW_OVERHEAD, _CELL_OVERHEAD = 32, 40
 """What Thrift adds to a row's key, and to a cell's column and value."""
 DELETES_MAX = 1000
 _WEIGHED_AT_ONCE = 1000
+UNWEIGHED_ROWS_MAX = 16
+"""Rows that are asked for without asking first what they weigh."""
 _LENGTHS_ONLY = b"KeyOnlyFilter (true)"
+_KEYS_ONLY = b"FirstKeyOnlyFilter () AND KeyOnlyFilter ()"
 _ABOVE_ANY_REST = b"\xff" * 64
 """Follows the predecessor of a key's last byte: hardly a key lies between that and the key itself."""
 
-# SPLIT_ENABLED stops the operator's splits, the policy HBase's own; a topic stays in one region.
-_NEVER_SPLIT = {
-    b"SPLIT_ENABLED": b"false",
-    b"SPLIT_POLICY": b"org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy",
-    b"MERGE_ENABLED": b"false",
-}
+
+class _View(NamedTuple):
+    """A range of keys, read forwards or backwards."""
+
+    start: bytes
+    stop: bytes
+    reverse: bool
+
+    def up_to(self, key: bytes) -> _View:
+        """Return the part that ends with ``key``."""
+        if self.reverse:
+            return self._replace(start=key)
+        return self._replace(stop=key + b"\0")
 
 
 class HBaseTable:
     """A table of one family with one version of each cell."""
 
-    def __init__(self, gateway: Gateway, name: str) -> None:
-        """Use the table ``name`` through ``gateway``."""
-        self._gateway = gateway
+    def __init__(
+        self, gateways: Gateways, name: str, durability: Durability = Durability.FSYNC
+    ) -> None:
+        """Use the table ``name`` (``namespace:table``) through ``gateways``."""
+        self._gateways = gateways
         self._name = name.encode()
-
-    async def create(self, splits: Sequence[bytes] = ()) -> None:
-        """Create the table with these regions, if it is not there.
-
-        Raises:
-            CellsError: perhaps it is created nevertheless; asking again is safe.
-        """
-        name = IDL.TTableName(qualifier=self._name)
-        family = IDL.TColumnFamilyDescriptor(name=FAMILY, maxVersions=1)
-        table = IDL.TTableDescriptor(
-            tableName=name,
-            columns=[family],
-            attributes=_NEVER_SPLIT,
-            durability=IDL.TDurability.FSYNC_WAL,
-        )
-        if not await self._gateway.call(lambda client: client.tableExists(name)):
-            await self._gateway.call(lambda client: client.createTable(table, list(splits)))
-
-    async def remove(self) -> None:
-        """Remove the table with all that is in it."""
-        name = IDL.TTableName(qualifier=self._name)
-        await self._gateway.call(lambda client: client.disableTable(name))
-        await self._gateway.call(lambda client: client.deleteTable(name))
+        self._synced = DURABILITIES[durability]
 
     async def put(self, rows: Sequence[RowCells], *, synced: bool = True) -> None:
         """Write rows, on disk on return if ``synced``. Raises CellsRefused, CellsError."""
-        for frame in _frames(rows):
-            await self._gateway.call(partial(self._put, frame, synced))
+        durability = self._synced if synced else _FLUSHED
+        await self._all([partial(self._put, frame, durability) for frame in _frames(rows)])
 
-    def _put(self, rows: Sequence[RowCells], synced: bool, client: Any) -> None:
-        durability = IDL.TDurability.FSYNC_WAL if synced else IDL.TDurability.SYNC_WAL
+    async def _all(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        """Make the calls of one write, one after the other: refused is only the whole of it."""
+        for number, call in enumerate(calls):
+            try:
+                await call()
+            except CellsRefused as refused:
+                if number:
+                    raise CellsError(f"the rest of it was not sent: {refused}") from refused
+                raise
+
+    async def _put(self, rows: Sequence[RowCells], durability: int) -> None:
+        # What all rows of a batch share is one object: made once, and written by each.
+        made: dict[tuple[bytes, int], Any] = {}
         puts = [
             IDL.TPut(
                 row=row.key,
                 durability=durability,
                 columnValues=[
-                    _column_value(column, cell.value, cell.tag)
+                    made.get((column, id(cell))) or _made(made, column, cell)
                     for column, cell in row.columns.items()
                 ],
             )
             for row in rows
         ]
         if len(puts) == 1:
-            client.put(self._name, puts[0])  # Takes a third less time than a list of one.
+            # Takes a third less time than a list of one.
+            await self._gateways.ask("put", "put", self._name, puts[0])
         else:
-            client.putMultiple(self._name, puts)
+            await self._gateways.ask("put", "putMultiple", self._name, puts)
 
     async def get(self, key: bytes) -> Columns | None:
         """Return a row's cells, or None. Raises CellsError."""
-        found = await self._gateway.call(lambda client: client.get(self._name, IDL.TGet(row=key)))
+        get = IDL.TGet(row=key)
+        found = await self._gateways.ask("get", "get", self._name, get)
         return _columns(found) or None
 
     async def check_and_put(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
@@ -110,29 +130,68 @@ class HBaseTable:
         """
         put = IDL.TPut(
             row=key,
-            durability=IDL.TDurability.FSYNC_WAL,
+            durability=self._synced,
             columnValues=[_column_value(CONTROL_COLUMN, value, None)],
         )
-        return await self._gateway.call(
-            lambda client: bool(
-                client.checkAndPut(self._name, key, FAMILY, CONTROL_COLUMN, expected, put)
-            )
-        )
+
+        asked = (self._name, key, FAMILY, CONTROL_COLUMN, expected, put)
+        return bool(await self._gateways.ask("check_and_put", "checkAndPut", *asked))
 
     async def scan(
-        self, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
-    ) -> list[RowCells]:
-        """Return at most ``rows_max`` rows with ``start <= key < stop``; no ``stop``: to the end.
+        self,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+        columns: Sequence[bytes] | None = None,
+    ) -> Scanned:
+        """Return rows with ``start <= key < stop`` as Cells.scan does; no ``stop``: to the end.
 
         Raises:
             CellsError: nobody answered.
         """
+        view = _View(start, stop, reverse)
+        cut = False
+        if rows_max > UNWEIGHED_ROWS_MAX and columns is None:
+            view, cut = await self._cut(view, rows_max, bytes_max)
+        rows = await self._rows(view, rows_max, columns=_chosen(columns))
+        if cut and not rows:
+            raise CellsError("rows went while they were read")
+        return bounded(rows, rows_max, bytes_max, more=cut or len(rows) == rows_max)
+
+    async def _cut(self, view: _View, rows_max: int, bytes_max: int) -> tuple[_View, bool]:
+        """Cut a range to what weighs ``bytes_max``, by the lengths of its payloads.
+
+        A gateway knows no bound in bytes: it would hold, and send, all the rows that were asked for.
+        Only payloads are ever large.
+        """
+        weighed = await self._rows(
+            view, rows_max, columns=_chosen((PAYLOAD,)), filterString=_LENGTHS_ONLY
+        )
+        size = 0
+        for at, (key, columns) in enumerate(weighed):
+            size += len(key) + sum(_length(cell) for cell in columns.values())
+            if at and size > bytes_max:
+                return view.up_to(weighed[at - 1].key), True
+        return view, False
+
+    async def keys(
+        self, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
+    ) -> list[bytes]:
+        """Return the keys of at most ``rows_max`` rows. Raises CellsError."""
+        rows = await self._rows(_View(start, stop, reverse), rows_max, filterString=_KEYS_ONLY)
+        return [row.key for row in rows]
+
+    async def _rows(self, view: _View, rows_max: int, **options: Any) -> list[RowCells]:
+        start, stop, reverse = view
         if rows_max < 1 or (stop and start >= stop):
             return []
         if not reverse:
-            return await self._scan(start, stop, rows_max)
+            return await self._scan(start, stop, rows_max, **options)
         # Backwards HBase begins with ``stop`` itself and ends before ``start``.
-        rows = await self._scan(stop, _just_below(start), rows_max + 1, reversed=True)
+        rows = await self._scan(stop, _just_below(start), rows_max + 1, reversed=True, **options)
         return [row for row in rows if start <= row.key < stop][:rows_max]
 
     async def _scan(
@@ -144,7 +203,7 @@ class HBaseTable:
             results = client.getScannerResults(self._name, scan, rows_max)
             return [RowCells(result.row, _columns(result)) for result in results]
 
-        return await self._gateway.call(read)
+        return await self._gateways.call("scan", read)
 
     async def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows, without waiting for the disk: one that comes back is deleted again.
@@ -152,16 +211,16 @@ class HBaseTable:
         Raises:
             CellsRefused, CellsError: see cells.py.
         """
-        for at in range(0, len(keys), DELETES_MAX):
-            failed = await self._gateway.call(partial(self._delete, keys[at : at + DELETES_MAX]))
-            if failed:
-                raise CellsError(f"{len(failed)} rows were not deleted")
+        pieces = (keys[at : at + DELETES_MAX] for at in range(0, len(keys), DELETES_MAX))
+        await self._all([partial(self._delete, piece) for piece in pieces])
 
-    def _delete(self, keys: Sequence[bytes], client: Any) -> list[Any]:
-        durability = IDL.TDurability.SYNC_WAL
-        deletes = [IDL.TDelete(row=key, durability=durability) for key in keys]
-        failed: list[Any] = client.deleteMultiple(self._name, deletes)
-        return failed
+    async def _delete(self, keys: Sequence[bytes]) -> None:
+        deletes = [IDL.TDelete(row=key, durability=_FLUSHED) for key in keys]
+        failed = await self._gateways.call(
+            "delete", lambda client: client.deleteMultiple(self._name, deletes)
+        )
+        if failed:
+            raise CellsError(f"{len(failed)} rows were not deleted")
 
     async def weigh(self, start: bytes, stop: bytes, rows_max: int) -> tuple[int, int]:
         """Count rows and the bytes of their keys and values, of the first ``rows_max`` rows.
@@ -175,8 +234,7 @@ class HBaseTable:
             )
             rows += len(found)
             for key, columns in found:
-                lengths = (int.from_bytes(cell.value, "big") for cell in columns.values())
-                size += len(key) + sum(lengths)
+                size += len(key) + sum(_length(cell) for cell in columns.values())
             if len(found) < _WEIGHED_AT_ONCE:
                 break
             start = found[-1].key + b"\0"
@@ -187,20 +245,31 @@ def _frames(rows: Sequence[RowCells]) -> Iterator[Sequence[RowCells]]:
     """Cut rows into what fits a frame, in order; a row that fits none has one of its own."""
     first = size = 0
     for at, row in enumerate(rows):
-        weight = (
-            _ROW_OVERHEAD
-            + len(row.key)
-            + sum(
-                _CELL_OVERHEAD + len(column) + len(cell.value)
-                for column, cell in row.columns.items()
-            )
-        )
+        weight = _ROW_OVERHEAD + len(row.key)
+        for column, cell in row.columns.items():
+            weight += _CELL_OVERHEAD + len(column) + len(cell.value)
         if size + weight > FRAME_BYTES_MAX and at > first:
             yield rows[first:at]
             first, size = at, 0
         size += weight
     if first < len(rows):
         yield rows[first:]
+
+
+def _chosen(columns: Sequence[bytes] | None) -> list[Any] | None:
+    if columns is None:
+        return None
+    return [IDL.TColumn(family=FAMILY, qualifier=column) for column in columns]
+
+
+def _length(cell: Cell) -> int:
+    """Return the length that stands in the place of a value."""
+    return int.from_bytes(cell.value, "big")
+
+
+def _made(made: dict[tuple[bytes, int], Any], column: bytes, cell: Cell) -> Any:
+    value = made[column, id(cell)] = _column_value(column, cell.value, cell.tag)
+    return value
 
 
 def _column_value(column: bytes, value: bytes, tag: int | None) -> Any:

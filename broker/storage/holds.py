@@ -35,8 +35,11 @@ class TableHold:
         self.swept_to: bytes = b""
         """Up to which row key the present round of sweeping has looked."""
         self.released = False
+        self.before_server_ms: int | None = None
+        self.claimed_server_ms: int | None = None
+        self.sides_swept_to: bytes = b""
+        """Likewise among its side rows."""
         self._payloads: OrderedDict[int, TableHold] = OrderedDict()
-        self._first_control = chain.confirmed
 
     @property
     def control(self) -> Control:

@@ -51,6 +51,10 @@ class SweepCursor(NamedTuple):
 class HeldLog:
     """A Hold. Its attributes change by single assignments, and but for ``done`` in the writer thread."""
 
+    before_server_ms = None
+    claimed_server_ms = None
+    """There is no clock but this process's own."""
+
     __slots__ = (
         "__weakref__",
         "control",

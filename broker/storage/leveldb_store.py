@@ -33,6 +33,8 @@ from broker.storage.rowvalue import decode_checked
 T = TypeVar("T")
 _READ_THREADS = 4
 
+ROW_BYTES_MAX = 1 << 30
+
 
 class LevelDBStore:
     """LogStore and RecordStore of a standalone node. Make one with ``LevelDBStore.open``."""
@@ -87,6 +89,11 @@ class LevelDBStore:
     def pipeline_depth(self) -> int:
         """While one append is being synced, those that come meanwhile wait to share the next sync."""
         return 8
+
+    @property
+    def row_bytes_max(self) -> int:
+        """LevelDB would take more: requests are bounded long before."""
+        return ROW_BYTES_MAX
 
     @property
     def failure(self) -> BaseException | None:
@@ -188,6 +195,11 @@ class LevelDBStore:
     async def drop(self, hold: Hold) -> None:
         """Declare that a payload log's rows may go."""
         await self._write(changes.drop(_held(hold)))
+
+    async def server_ms(self, hold: Hold) -> int | None:
+        """Return None: there is no other clock."""
+        _held(hold)
+        return None
 
     async def release(self, hold: Hold) -> bool:
         """Hand a message log off; one that is not held any more, or can't be, is just let go."""

@@ -10,7 +10,15 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 
-from broker.storage.cells import CONTROL_COLUMN, Cell, Columns, RowCells, Table
+from broker.storage.cells import (
+    CONTROL_COLUMN,
+    Cell,
+    Columns,
+    RowCells,
+    Scanned,
+    Table,
+    bounded,
+)
 from broker.storage.ports import Record
 
 UNBOUNDED = 1 << 62
@@ -47,12 +55,14 @@ class MemoryTable:
         columns = self._rows.get(key)
         return None if columns is None else dict(columns)
 
-    def check_and_put(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        """Write the control cell if its value is ``expected``."""
+    def check_and_put(
+        self, key: bytes, expected: bytes | None, value: bytes, tag_min: int = 0
+    ) -> bool:
+        """Write the control cell if its value is ``expected``; its tag rises, to ``tag_min`` at least."""
         known = self._rows.get(key, {}).get(CONTROL_COLUMN)
         if (None if known is None else known.value) != expected:
             return False
-        tag = 0 if known is None else known.tag + 1
+        tag = tag_min if known is None else max(known.tag + 1, tag_min)
         self.put(RowCells(key, {CONTROL_COLUMN: Cell(tag, value)}))
         return True
 
@@ -64,6 +74,29 @@ class MemoryTable:
         else:
             keys = self._keys[low : min(high, low + rows_max)]
         return [RowCells(key, dict(self._rows[key])) for key in keys]
+
+    def page(
+        self,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool,
+        columns: Sequence[bytes] | None,
+    ) -> Scanned:
+        """Return what Cells.scan does."""
+        if columns is None:
+            rows = self.scan(start, stop, rows_max + 1, reverse=reverse)
+        else:
+            everything = self.scan(start, stop, len(self._keys), reverse=reverse)
+            chosen = (RowCells(row.key, _only(row.columns, columns)) for row in everything)
+            rows = [row for row in chosen if row.columns]
+        return bounded(rows, rows_max, bytes_max, more=False)
+
+    def keys(self, start: bytes, stop: bytes, rows_max: int, *, reverse: bool) -> list[bytes]:
+        """Return the first or last keys of a range."""
+        return [row.key for row in self.scan(start, stop, rows_max, reverse=reverse)]
 
     def delete(self, keys: Iterable[bytes]) -> None:
         """Remove rows."""
@@ -84,8 +117,14 @@ class MemoryTable:
         return bisect_left(self._keys, start), bisect_left(self._keys, stop)
 
 
+def _only(columns: Columns, wanted: Sequence[bytes]) -> Columns:
+    return {name: cell for name, cell in columns.items() if name in wanted}
+
+
 class MemoryCells:
     """Cells in memory, well-behaved."""
+
+    tags_are_times = False
 
     def __init__(self, *, row_bytes_max: int = UNBOUNDED, put_bytes_max: int = UNBOUNDED) -> None:
         """Start with empty tables and the bounds that a real store would have."""
@@ -111,12 +150,29 @@ class MemoryCells:
         await asyncio.sleep(0)
         return self.tables[table].check_and_put(key, expected, value)
 
-    async def scan(
-        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
-    ) -> list[RowCells]:
+    async def scan(  # noqa: PLR0913  As the port.
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+        columns: Sequence[bytes] | None = None,
+    ) -> Scanned:
         """Return the first rows of a range, or the last ones."""
         await asyncio.sleep(0)
-        return self.tables[table].scan(start, stop, rows_max, reverse=reverse)
+        return self.tables[table].page(
+            start, stop, rows_max=rows_max, bytes_max=bytes_max, reverse=reverse, columns=columns
+        )
+
+    async def keys(
+        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
+    ) -> list[bytes]:
+        """Return the first keys of a range, or the last ones."""
+        await asyncio.sleep(0)
+        return self.tables[table].keys(start, stop, rows_max, reverse=reverse)
 
     async def delete(self, table: Table, keys: Sequence[bytes]) -> None:
         """Remove rows."""

@@ -165,6 +165,21 @@ class Hold(Protocol):
         """The epoch of this hold."""
 
     @property
+    def before_server_ms(self) -> int | None:
+        """When the control row was last written before this claim, by its server's clock.
+
+        None where the store has no servers, or there was no control row.
+        """
+
+    @property
+    def claimed_server_ms(self) -> int | None:
+        """When this claim was written, by the server's clock; None where nobody can say.
+
+        It is never less than ``before_server_ms``, whatever that clock shows: only a greater one tells
+        the server's time.
+        """
+
+    @property
     def done(self) -> bool:
         """Whether the hold was fenced, released or given up: every further change is refused."""
 
@@ -175,6 +190,10 @@ class LogStore(Protocol):
     @property
     def pipeline_depth(self) -> int:
         """How many appends of one hold may usefully be under way at once."""
+
+    @property
+    def row_bytes_max(self) -> int:
+        """The largest payload of one row. Callers check it before they take an id for the row."""
 
     async def head(self, log: LogId) -> Control | None:
         """Return the log's control row as stored now, or None if there is none."""
@@ -205,6 +224,7 @@ class LogStore(Protocol):
 
         Raises:
             BodyTooLarge: the store can't hold a row or the batch; nothing was written.
+            Unavailable: nothing of it counts, or ever will; ``Hold.done`` says whether the hold goes on.
             Fenced, OutcomeUnknown, StorageFull: see above.
         """
 
@@ -226,6 +246,12 @@ class LogStore(Protocol):
 
     async def drop(self, hold: Hold) -> None:
         """Declare that a payload log's rows may go."""
+
+    async def server_ms(self, hold: Hold) -> int | None:
+        """Return what time it is, in ms, where a message log lies; None: nobody can say.
+
+        It is the time of a write that this call makes, which changes nothing.
+        """
 
     async def release(self, hold: Hold) -> bool:
         """Hand a message log off if everything sent is confirmed; else just let go (False)."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from broker import guards
 from broker.errors import BodyTooLarge, OutcomeUnknown
-from broker.storage.cells import Cells, CellsError, RowCells, Table
+from broker.storage.cells import Cells, CellsError, CellsRefused, RowCells, Table, bytes_of
 from broker.storage.retrying import Retrying
 
 
@@ -18,51 +18,62 @@ class RowWriter:
         self._cells = cells
         self._retrying = retrying
 
-    def check_sizes(self, rows: Sequence[RowCells]) -> None:
-        """Raise BodyTooLarge if the tables can't hold a row."""
-        for row in rows:
-            if _bytes_of(row) > self._cells.row_bytes_max:
+    def check_sizes(self, rows: Sequence[RowCells]) -> list[int]:
+        """Return what each row weighs. Raises BodyTooLarge if the tables can't hold one."""
+        sizes = [bytes_of(row) for row in rows]
+        for size in sizes:
+            if size > self._cells.row_bytes_max:
                 raise BodyTooLarge(
                     f"A message of more than {self._cells.row_bytes_max} bytes can't be stored."
                 )
+        return sizes
 
-    async def put(self, table: Table, rows: Sequence[RowCells]) -> None:
+    async def put(
+        self, table: Table, rows: Sequence[RowCells], sizes: Sequence[int] | None = None
+    ) -> None:
         """Write rows, one piece after the other, so that a later row proves the earlier ones.
 
         Raises:
+            CellsRefused: time is up, and nothing was ever sent.
             CellsError: time is up; any of them may be written, or be written yet.
         """
         deadline = self._retrying.deadline()
-        for piece in self._pieces(rows):
-            await self._put(table, piece, deadline)
+        sizes = sizes if sizes is not None else [bytes_of(row) for row in rows]
+        for number, piece in enumerate(self._pieces(rows, sizes)):
+            try:
+                await self._put(table, piece, deadline)
+            except CellsRefused as refused:
+                if number:
+                    raise CellsError(f"some rows were written, others not: {refused}") from refused
+                raise
 
     async def _put(self, table: Table, rows: Sequence[RowCells], deadline: float) -> None:
+        """Write one piece. Raises CellsRefused only if no attempt was sent."""
         pauses = self._retrying.pauses(deadline)
+        sent: CellsError | None = None
         while True:
             try:
                 await self._cells.put(table, rows, synced=guards.holds("row-sync"))
             except CellsError as error:
                 if not guards.holds("retry-or-give-up"):
                     raise
+                if not isinstance(error, CellsRefused):
+                    sent = error
                 try:
                     await pauses.next("rows can't be written")
                 except OutcomeUnknown:
-                    raise error from None
+                    raise (sent or error) from None
             else:
                 return
 
-    def _pieces(self, rows: Sequence[RowCells]) -> list[list[RowCells]]:
-        pieces: list[list[RowCells]] = []
-        room = 0
-        for row in rows:
-            size = _bytes_of(row)
-            if not pieces or size > room:
-                pieces.append([])
-                room = self._cells.put_bytes_max
-            pieces[-1].append(row)
-            room -= size
-        return pieces
-
-
-def _bytes_of(row: RowCells) -> int:
-    return len(row.key) + sum([len(cell.value) for cell in row.columns.values()])
+    def _pieces(
+        self, rows: Sequence[RowCells], sizes: Sequence[int]
+    ) -> Iterator[Sequence[RowCells]]:
+        first = weight = 0
+        for at, size in enumerate(sizes):
+            if at > first and weight + size > self._cells.put_bytes_max:
+                yield rows[first:at]
+                first, weight = at, 0
+            weight += size
+        if first < len(rows):
+            yield rows[first:]

@@ -21,12 +21,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from broker import guards
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import ROW_ID_BYTES, RowId, row_after
-from broker.storage.cells import Cells, CellsError, RowCells, Table
+from broker.storage.cells import Cells, CellsError, RowCells, Scanned, Table
 from broker.storage.chain import read_control
 from broker.storage.control import Control, EpochRange, State, decode_ranges, is_older
 from broker.storage.keys import (
@@ -39,10 +40,15 @@ from broker.storage.keys import (
 )
 from broker.storage.ports import Row, Rows, SideRow
 from broker.storage.retrying import Retrying
-from broker.storage.visibility import VALUE, judged, judged_side
+from broker.storage.visibility import EPOCH, VALUE, judged, judged_side
 
 SCAN_ROWS_MAX = 1024
-"""Rows asked for at once, unless all of them turn out not to count."""
+SCAN_BYTES_MAX = 8 << 20
+"""What is asked for at once."""
+ROW_OVERHEAD_BYTES = 128
+"""About what a row weighs beside its payload."""
+SKIPPED_ROWS_MAX = (1 << 13, 1 << 18)
+"""How far a scan looks, first and at most, for the end of a stretch of rows that do not count."""
 NEWEST_MAX = 10_000
 
 
@@ -204,9 +210,11 @@ class LogReader:
         found: list[RowCells] = []
         start, stop = prefix, prefix_end(prefix)
         while True:
-            rows = await self._cells.scan(table, start, stop, rows_max=SCAN_ROWS_MAX)
+            rows, more = await self._cells.scan(
+                table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=SCAN_BYTES_MAX
+            )
             found += rows
-            if len(rows) < SCAN_ROWS_MAX:
+            if not more:
                 return found
             start = rows[-1].key + b"\0"
 
@@ -226,17 +234,18 @@ class _Scan:
         self._control = control
         self._first = first
         self._last = last
-        self._end = max(last, control.pointer)
+        self._pointer_key = row_key(log, control.pointer)
+        self._start = row_key(log, first)
+        self._stop = row_key(log, max(last, control.pointer)) + b"\0"
 
     async def forward(self, limits: Limits) -> tuple[list[Row], RowId]:
         """Return rows in order, and the last id that was looked at."""
         page = _Page(limits)
-        start = row_key(self._log, self._first)
-        size = min(limits.rows_max + 1, SCAN_ROWS_MAX)
+        start = self._start
         while True:
-            answer = await self._scan(start, row_key(self._log, self._end) + b"\0", size)
-            counting = list(self._counting(answer))
-            if len(answer) < size and start <= row_key(self._log, self._control.pointer):
+            answer = await self._scan(start, self._stop, page)
+            counting = list(self._counting(answer.rows))
+            if not answer.more and start <= self._pointer_key:
                 self._demand(counting, self._control.pointer)
             for row in counting:
                 if row.id > self._last:
@@ -244,22 +253,32 @@ class _Scan:
                 if not page.takes(row):
                     return page.rows, page.rows[-1].id
                 page.add(row)
-            if len(answer) < size or (counting and counting[-1].id == self._last):
+            if not answer.more or (counting and counting[-1].id == self._last):
                 return page.rows, self._last
+            if page.is_full:
+                return page.rows, page.rows[-1].id
             if counting:
                 start = row_key(self._log, counting[-1].id) + b"\0"
-            size = size if counting else 4 * size
+            else:
+                start = await self._first_counting(start)
+
+    async def _first_counting(self, start: bytes) -> bytes:
+        """Return the key of the first counting row from ``start`` on, where many do not count."""
+        answer = await self._skip(start, self._stop)
+        for row in self._counting(answer.rows):
+            return row_key(self._log, row.id)
+        if start <= self._pointer_key:
+            self._demand([], self._control.pointer)
+        return self._stop
 
     async def backward(self, limits: Limits) -> tuple[list[Row], RowId]:
         """Return rows in reverse order, and the least id that was looked at."""
         page = _Page(limits)
         witness = await self._witness()
-        start = row_key(self._log, self._first)
-        size = min(limits.rows_max + 2, SCAN_ROWS_MAX)
         while True:
             stop = row_key(self._log, witness) + b"\0"
-            answer = await self._scan(start, stop, size, reverse=True)
-            counting = list(self._counting(answer))
+            answer = await self._scan(self._start, stop, page, reverse=True)
+            counting = list(self._counting(answer.rows))
             self._demand(counting[:1], witness)
             for row in counting:
                 if row.id > self._last or (page.rows and row.id >= page.rows[-1].id):
@@ -267,10 +286,23 @@ class _Scan:
                 if not page.takes(row):
                     return page.rows, page.rows[-1].id
                 page.add(row)
-            if len(answer) < size:
+            if not answer.more:
                 return page.rows, self._first
-            size = size if len(counting) > 1 else 4 * size
-            witness = counting[-1].id
+            if page.is_full:
+                return page.rows, page.rows[-1].id
+            below = counting[-1].id if len(counting) > 1 else await self._next_below(witness)
+            if below is None:
+                return page.rows, self._first
+            witness = below
+
+    async def _next_below(self, witness: RowId) -> RowId | None:
+        """Return the last counting row below ``witness``, None if there is none."""
+        stop = row_key(self._log, witness) + b"\0"
+        answer = await self._skip(self._start, stop, reverse=True)
+        counting = self._counting(answer.rows)
+        self._demand([row for row in (next(counting, None),) if row], witness)
+        found = next(counting, None)
+        return None if found is None else found.id
 
     async def _witness(self) -> RowId:
         """Return the first counting row at or above the end: with it an answer is complete."""
@@ -281,10 +313,40 @@ class _Scan:
         return rows[0].id
 
     async def _scan(
-        self, start: bytes, stop: bytes, size: int, *, reverse: bool = False
-    ) -> list[RowCells]:
-        table = table_of(self._log)
-        return await self._cells.scan(table, start, stop, rows_max=size, reverse=reverse)
+        self, start: bytes, stop: bytes, page: _Page, *, reverse: bool = False
+    ) -> Scanned:
+        rows_max = min(page.rows_left + 2, SCAN_ROWS_MAX)
+        bytes_max = min(page.bytes_left + ROW_OVERHEAD_BYTES * rows_max, SCAN_BYTES_MAX)
+        return await self._cells.scan(
+            table_of(self._log),
+            start,
+            stop,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+            reverse=reverse,
+        )
+
+    async def _skip(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Scanned:
+        """Scan what tells whether rows count, and no payloads, until another than the first does.
+
+        An answer is worth nothing without a counting row, so it must reach one, however far that is.
+        """
+        wanted = 2 if reverse else 1
+        for rows_max in SKIPPED_ROWS_MAX:
+            answer = await self._cells.scan(
+                table_of(self._log),
+                start,
+                stop,
+                rows_max=rows_max,
+                bytes_max=ROW_OVERHEAD_BYTES * rows_max,
+                reverse=reverse,
+                columns=(EPOCH,),
+            )
+            if not answer.more or len(list(islice(self._counting(answer.rows), wanted))) == wanted:
+                return answer
+        raise Unavailable(
+            f"More than {SKIPPED_ROWS_MAX[-1]} rows of {self._log.topic} in a row do not count."
+        )
 
     def _counting(self, answer: list[RowCells]) -> Iterator[Row]:
         for key, columns in answer:
@@ -305,12 +367,23 @@ class _Page:
         self._limits = limits
         self._bytes = 0
 
+    @property
+    def rows_left(self) -> int:
+        return self._limits.rows_max - len(self.rows)
+
+    @property
+    def bytes_left(self) -> int:
+        return max(self._limits.bytes_max - self._bytes, 0)
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self.rows) and not (self.rows_left > 0 and self.bytes_left)
+
     def takes(self, row: Row) -> bool:
         if not self.rows:
             return True
         size = len(row.payload or b"")
-        fits = self._bytes + size <= self._limits.bytes_max
-        return fits and len(self.rows) < self._limits.rows_max
+        return size <= self._limits.bytes_max - self._bytes and self.rows_left > 0
 
     def add(self, row: Row) -> None:
         self.rows.append(row)

@@ -11,11 +11,10 @@ begins where the one before ended.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from broker.model import ROW_ID_BYTES, RowId, TopicId, timestamp_of
-from broker.storage.cells import Cells, RowCells, Table
+from broker.storage.cells import Cells, Scanned, Table
 from broker.storage.control import State
 from broker.storage.holds import TableHold
 from broker.storage.keys import (
@@ -32,12 +31,12 @@ from broker.storage.keys import (
     side_prefix,
 )
 from broker.storage.ports import Swept
-from broker.storage.reading import LogReader
+from broker.storage.reading import SCAN_BYTES_MAX, LogReader
 from broker.storage.retrying import Retrying
-from broker.storage.visibility import judged
+from broker.storage.visibility import EPOCH, LIFETIME, judged
 
-RESUMED_MAX = 1024
-"""Ranges of which is known where the next slice begins; a forgotten one begins at its first key."""
+SIDE_KEYS_MAX = 10_000
+"""Side rows that one slice looks at."""
 
 
 class LogSweeper:
@@ -48,7 +47,6 @@ class LogSweeper:
         self._cells = cells
         self._retrying = retrying
         self._reader = reader
-        self._resumed: OrderedDict[tuple[Table, bytes], bytes] = OrderedDict()
 
     async def log(
         self, hold: TableHold, expired_before_ms: int, rows_max: int, side_before: RowId
@@ -75,26 +73,44 @@ class LogSweeper:
         control = await self._reader.whole(hold.log, hold.control)
         start = max(hold.swept_to, row_key(hold.log, control.floor))
         stop = row_key(hold.log, control.pointer)
-        looked = await self._scan(Table.MESSAGES, start, stop, max(rows_max, 1))
+        looked = await self._lives(start, stop, max(rows_max, 1))
         keys = []
-        for key, columns in looked:
+        for key, columns in looked.rows:
             row = judged(control, key[-ROW_ID_BYTES:], columns)
             if row is None or row.lifetime_ms is None:
                 continue
             if timestamp_of(row.id) + row.lifetime_ms < expired_before_ms:
                 keys.append(key)
         await self._delete(Table.MESSAGES, keys)
-        finished = len(looked) < max(rows_max, 1)
-        hold.swept_to = stop if finished else looked[-1].key + b"\0"
-        return len(keys), finished
+        hold.swept_to = looked.rows[-1].key + b"\0" if looked.more else stop
+        return len(keys), not looked.more
+
+    async def _lives(self, start: bytes, stop: bytes, rows_max: int) -> Scanned:
+        """Scan what tells of rows whether they count and how long they live: no payloads."""
+        return await self._retrying.read(
+            lambda: self._cells.scan(
+                Table.MESSAGES,
+                start,
+                stop,
+                rows_max=rows_max,
+                bytes_max=SCAN_BYTES_MAX,
+                columns=(EPOCH, LIFETIME),
+            )
+        )
 
     async def _side_rows(self, hold: TableHold, rows_max: int, before: RowId) -> Swept:
+        """Look at one stretch of the side rows, which lie in the order of their keys' hashes."""
         before = min(before, hold.control.pointer)
         prefix = side_prefix(hold.log, IDEMPOTENCY)
-        rows = await self._reader.prefixed(Table.MESSAGES, prefix)
-        old = [row.key for row in rows if row.key[-ROW_ID_BYTES:] < before]
+        start, stop = max(hold.sides_swept_to, prefix), prefix_end(prefix)
+        keys = await self._keys(Table.MESSAGES, start, stop, SIDE_KEYS_MAX)
+        old = [key for key in keys if key[-ROW_ID_BYTES:] < before]
         await self._delete(Table.MESSAGES, old[:rows_max])
-        return Swept(len(old[:rows_max]), more=len(old) > rows_max)
+        if len(old) > rows_max:
+            hold.sides_swept_to = old[rows_max]
+        else:
+            hold.sides_swept_to = keys[-1] + b"\0" if len(keys) == SIDE_KEYS_MAX else b""
+        return Swept(len(old[:rows_max]), more=bool(hold.sides_swept_to))
 
     async def payloads(self, topic_hold: TableHold, log: LogId, rows_max: int) -> Swept:
         """Remove a slice of a dropped payload log, its side rows at the end."""
@@ -111,8 +127,8 @@ class LogSweeper:
         control = await self._reader.head(log)
         if control is None or control.state is not State.DROPPED:
             return
-        rows = await self._scan(Table.PAYLOADS, log_prefix(log), prefix_end(log_prefix(log)), 1)
-        if not rows:
+        prefix = log_prefix(log)
+        if not await self._keys(Table.PAYLOADS, prefix, prefix_end(prefix), 1):
             await self._delete(Table.PAYLOADS, [control_key(log)])
 
     async def generations(self, topic: TopicId, below: int, rows_max: int) -> Swept:
@@ -147,26 +163,26 @@ class LogSweeper:
 
     async def _range(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> Swept:
         """Remove the first rows of a range."""
-        rows = await self._scan(table, start, stop, rows_max + 1)
-        keys = [row.key for row in rows[:rows_max]]
+        found = await self._keys(table, start, stop, rows_max + 1)
+        keys = found[:rows_max]
         await self._delete(table, keys)
-        return Swept(len(keys), more=len(rows) > rows_max)
+        return Swept(len(keys), more=len(found) > rows_max)
 
     async def _range_from_end(
         self, table: Table, start: bytes, stop: bytes, rows_max: int
     ) -> Swept:
         """Remove the last rows of a range, the very last one before the others."""
-        rows = await self._scan(table, start, stop, rows_max + 1, reverse=True)
-        keys = [row.key for row in rows[:rows_max]]
+        found = await self._keys(table, start, stop, rows_max + 1, reverse=True)
+        keys = found[:rows_max]
         await self._delete(table, keys[:1])
         await self._delete(table, keys[1:])
-        return Swept(len(keys), more=len(rows) > rows_max)
+        return Swept(len(keys), more=len(found) > rows_max)
 
-    async def _scan(
+    async def _keys(
         self, table: Table, start: bytes, stop: bytes, rows_max: int, *, reverse: bool = False
-    ) -> list[RowCells]:
+    ) -> list[bytes]:
         return await self._retrying.read(
-            lambda: self._cells.scan(table, start, stop, rows_max=rows_max, reverse=reverse)
+            lambda: self._cells.keys(table, start, stop, rows_max=rows_max, reverse=reverse)
         )
 
     async def _delete(self, table: Table, keys: Sequence[bytes]) -> None:

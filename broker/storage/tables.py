@@ -44,7 +44,10 @@ from broker.storage.reading import Limits, LogReader, table_of
 from broker.storage.retrying import Retrying
 from broker.storage.sweeping import LogSweeper
 
-CALL_S = 10.0
+CALL_S = 25.0
+"""Under a request's deadline, and several times what a gateway lets one call of it take."""
+BESIDE_PAYLOAD_BYTES = 1 << 12
+"""Room for a row's key and its other cells."""
 
 
 def random_nonce() -> bytes:
@@ -75,6 +78,11 @@ class TableLogStore:
         self._claimer = LogClaimer(cells, self._retrying, self._reader, writer, nonce)
         self._changer = LogChanger(self._retrying, self._reader, writer)
         self._sweeper = LogSweeper(cells, self._retrying, self._reader)
+
+    @property
+    def row_bytes_max(self) -> int:
+        """The largest payload of one row."""
+        return self._cells.row_bytes_max - BESIDE_PAYLOAD_BYTES
 
     @property
     def stale_answers(self) -> int:
@@ -142,7 +150,7 @@ class TableLogStore:
         if held.control.state is State.SEALED:
             await self._changer.change(
                 held,
-                lambda current, token: control.published(held.adopted(current), reference, token),
+                lambda current, token: _published(held.adopted(current), reference, token),
             )
 
     async def drop(self, hold: Hold) -> None:
@@ -153,6 +161,23 @@ class TableLogStore:
             await self._changer.change(
                 held, lambda current, token: control.dropped(held.adopted(current), token)
             )
+
+    async def server_ms(self, hold: Hold) -> int | None:
+        """Return the servers' time of a write that changes nothing but the control row's token."""
+        held = _mine(hold)
+        held.check()
+        if not self._cells.tags_are_times:
+            return None
+        before_ms = await held.chain.tag()
+        await self._changer.change(
+            held, lambda current, token: control.confirmed(held.adopted(current), token)
+        )
+        # Of this write or of a later one of this hold: a time since the call, in either case. One that
+        # is not greater than that before is no time, since HBase never lets it fall.
+        after_ms = await held.chain.tag()
+        if before_ms is None or after_ms is None or after_ms <= before_ms:
+            return None
+        return after_ms
 
     # Reading.
 
@@ -242,6 +267,12 @@ def _sealed(current: Control, at: RowId, token: bytes) -> Control:
     if current.state is not State.OPEN:
         return control.confirmed(current, token)
     return control.sealed(current, at, token)
+
+
+def _published(current: Control, reference: RowId, token: bytes) -> Control:
+    if current.state is not State.SEALED:
+        return control.confirmed(current, token)
+    return control.published(current, reference, token)
 
 
 def _payload_log(topic_hold: TableHold, number: int) -> LogId:

@@ -26,7 +26,7 @@ from broker.errors import StorageCorrupt
 from broker.model import RowId
 from broker.storage.cells import Cell, Columns, RowCells
 from broker.storage.control import Control
-from broker.storage.keys import LogId, row_key, side_prefix
+from broker.storage.keys import LogId, log_prefix, row_key, side_prefix
 from broker.storage.ports import Batch, Row, Segment, SideRow
 
 PAYLOAD, POINTER, NUMBER, LIFETIME, EPOCH, VALUE = b"p", b"t", b"r", b"x", b"e", b"v"
@@ -47,15 +47,15 @@ def negated_tag(epoch: int) -> int:
 
 def rows_of(log: LogId, batch: Batch, epoch: int) -> Iterator[RowCells]:
     """Give a batch's rows in the order of their ids."""
+    prefix, tag = log_prefix(log), row_tag(epoch)
     for segment in batch.segments:
         shared = _shared(segment, epoch)
-        tag = row_tag(epoch)
         if segment.payloads is None:
             for row in segment.ids:
-                yield RowCells(row_key(log, row), shared)
+                yield RowCells(prefix + row, shared)
         else:
             for row, payload in zip(segment.ids, segment.payloads, strict=True):
-                yield RowCells(row_key(log, row), {**shared, PAYLOAD: Cell(tag, payload)})
+                yield RowCells(prefix + row, {**shared, PAYLOAD: Cell(tag, payload)})
 
 
 def _shared(segment: Segment, epoch: int) -> dict[bytes, Cell]:

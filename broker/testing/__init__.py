@@ -1,4 +1,23 @@
 """The public test kit: what applications and this project's own tests need to test a broker.
 
-Nothing here is imported by the broker itself; importing a part costs only what that part needs.
+``Cluster`` and ``simulated`` are for tests of applications: a whole cluster in memory that fails on cue (see
+docs/guides/testing.md). Nothing here is imported by the broker itself; importing a part costs only what
+that part needs.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from broker.testing.simulation.public import Cluster, simulated
+
+__all__ = ["Cluster", "simulated"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from broker.testing.simulation import public  # noqa: PLC0415 - It needs all of the broker.
+
+    return getattr(public, name)

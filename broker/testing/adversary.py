@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from broker.storage.cells import CellsError, CellsRefused, Columns, RowCells, Table
+from broker.storage.cells import CellsError, CellsRefused, Columns, RowCells, Scanned, Table
 from broker.storage.memory import UNBOUNDED, MemoryTable
 
 _SIDE_ROW_MARK = b":\0\0\0\0"
@@ -89,8 +89,14 @@ class AdversaryCells:
         bias: Bias,
         *,
         put_bytes_max: int = UNBOUNDED,
+        server_ms: Callable[[], int] | None = None,
     ) -> None:
-        """Misbehave as ``bias`` says and ``chance`` decides."""
+        """Misbehave as ``bias`` says and ``chance`` decides.
+
+        ``server_ms`` is the servers' clock; with one the tags of control cells are times.
+        """
+        self.tags_are_times = server_ms is not None
+        self._server_ms = server_ms or _no_time
         self.bias = bias
         self.happened: Counter[str] = Counter()
         self.row_bytes_max = UNBOUNDED
@@ -191,11 +197,14 @@ class AdversaryCells:
     def _check_and_put(
         self, table: Table, key: bytes, expected: bytes | None, value: bytes
     ) -> bool:
-        applied = self._regions[table].now.check_and_put(key, expected, value)
+        tag_min = self._server_ms()
+        applied = self._regions[table].now.check_and_put(key, expected, value, tag_min)
         if applied:
             # Done already: what is kept is how to do it again over an earlier state.
             region = self._regions[table]
-            region.past.append(_Step(lambda t: t.check_and_put(key, expected, value), synced=True))
+            region.past.append(
+                _Step(lambda t: t.check_and_put(key, expected, value, tag_min), synced=True)
+            )
         return applied
 
     def _delete(self, table: Table, keys: Sequence[bytes]) -> None:
@@ -234,17 +243,37 @@ class AdversaryCells:
             return self._state(region, self._chance.randrange(len(region.past))).get(key)
         return region.now.get(key)
 
-    async def scan(
-        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
-    ) -> list[RowCells]:
+    async def scan(  # noqa: PLR0913  As the port.
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+        columns: Sequence[bytes] | None = None,
+    ) -> Scanned:
         """Return rows of a range, of now or before."""
+        state = await self._shown(table, start)
+        return state.page(
+            start, stop, rows_max=rows_max, bytes_max=bytes_max, reverse=reverse, columns=columns
+        )
+
+    async def keys(
+        self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
+    ) -> list[bytes]:
+        """Return keys of a range, of now or before."""
+        state = await self._shown(table, start)
+        return state.keys(start, stop, rows_max, reverse=reverse)
+
+    async def _shown(self, table: Table, start: bytes) -> MemoryTable:
         await self._travel(None)
         self._may_fail()
         region = self._regions[table]
-        state = region.now
         if _SIDE_ROW_MARK not in start and self._happens("old_answer"):
-            state = self._old_rows(region)
-        return state.scan(start, stop, rows_max, reverse=reverse)
+            return self._old_rows(region)
+        return region.now
 
     def _old_rows(self, region: _Region) -> MemoryTable:
         if region.edited_at >= len(region.past):
@@ -309,3 +338,8 @@ class AdversaryCells:
 
     def _delay_s(self, mean_ms: float) -> float:
         return self._chance.expovariate(1 / mean_ms) / 1000 if mean_ms > 0 else 0.0
+
+
+def _no_time() -> int:
+    """Servers whose time nobody asks for."""
+    return 0

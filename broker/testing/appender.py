@@ -5,7 +5,7 @@ prints::
 
     pid N             first
     ok ID             a batch of three rows was acknowledged; ID is the pointer, the ids before it follow
-    unknown           an append ended as storage_full, and nobody can say whether it was done
+    unknown ID        an append ended as storage_full, and nobody can say whether it was done
     refused ROWS      a later one was refused; ROWS rows could be read at that time
     reopened          the store takes writes again; the log was claimed anew
 
@@ -79,7 +79,7 @@ class Appender:
             try:
                 await self._store.append(hold, Batch([Segment(ids, payloads)], last))
             except StorageFull as error:
-                await self._not_written(error)
+                await self._not_written(error, last)
             except Fenced:
                 continue  # Another of us met the error.
             else:
@@ -98,9 +98,9 @@ class Appender:
                     _say("reopened")
             return self._hold
 
-    async def _not_written(self, error: StorageFull) -> None:
+    async def _not_written(self, error: StorageFull, last: RowId) -> None:
         if error.outcome == "unknown":
-            _say("unknown")
+            _say(f"unknown {last.hex()}")
         else:
             _say(f"refused {len(await read_ids(self._store))}")
 

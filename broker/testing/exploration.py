@@ -91,7 +91,7 @@ def explore_many(seeds: range, plan: str) -> Summary:
         outcome = explore(seed, plan)
         happened += outcome.happened
         if not outcome.verdict.is_valid:
-            found = [f"{name}: {detail}" for name, detail in outcome.verdict.violations]
+            found = [f"{name}: {detail}" for name, detail, _ in outcome.verdict.violations]
             bad.append((outcome.command, found or ["too little happened to tell"]))
     return Summary(len(seeds), happened, bad)
 

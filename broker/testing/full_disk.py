@@ -2,7 +2,7 @@
 
 ``unshare -m python -m broker.testing.full_disk DIR`` (as root; ``unshare -rm`` else) mounts it on DIR, lets
 an appender fill it, frees some room, lets it go on, kills it, and prints as JSON what was acknowledged and
-what is there. It all happens in one process tree, because the tmpfs goes with its namespace.
+what the checkers find in the history of its appends and of what is there. It all happens in one process tree, because the tmpfs goes with its namespace.
 """
 
 from __future__ import annotations
@@ -10,21 +10,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId
 from broker.storage.leveldb_check import check
 from broker.storage.leveldb_store import LevelDBStore
+from broker.testing import checkers
 from broker.testing.appender import read_ids, rows_until
+from broker.testing.history import History
 
 _SIZE = "40m"
 _BALLAST_BYTES = 24 << 20
 _AFTER = 60
 """Appends that are waited for after room was made."""
 _REFUSED = 5
-_FAILED_MAX = 500
-"""A store that does not recover is given up after so many failed appends."""
+_FAILED_MAX = 10_000
+"""A store that does not recover is given up after so many failed appends: more than the pipe holds by
+which the appender may be ahead, so that some were tried after room was made."""
 
 
 def command(directory: Path, *arguments: str) -> list[str]:
@@ -50,7 +58,7 @@ def _fill_and_free(directory: Path, options: list[str]) -> tuple[list[str], list
             for line in child.stdout:
                 (before if failed < _REFUSED else after).append(line.strip())
                 if not line.startswith(("unknown", "refused")):
-                    if sum(done.startswith("ok") for done in after) >= _AFTER:
+                    if _many(after, "ok") >= _AFTER:
                         break
                     continue
                 failed += 1
@@ -63,12 +71,46 @@ def _fill_and_free(directory: Path, options: list[str]) -> tuple[list[str], list
     return before, after
 
 
-async def _ids(directory: Path) -> list[bytes]:
+async def _ids(directory: Path) -> list[RowId]:
     store = await LevelDBStore.open(directory)
     try:
         return await read_ids(store)
     finally:
         await store.close()
+
+
+def history_of(lines: Sequence[str], there: Sequence[RowId] | None, why: str) -> History:
+    """Return what the appender was told, and the log as it ended: None if it can't be read.
+
+    A row's payload follows from its id, and so the id stands for it.
+    """
+    history = History(count().__next__)
+    told = [line.partition(" ") for line in lines]
+    appends = [(word, bytes.fromhex(last)) for word, _, last in told if word in {"ok", "unknown"}]
+    newest = max((last for _, last in appends), default=ROW_ID_MIN)
+    # Whatever lies above was under way when the appender was killed.
+    beyond = sorted({rows_until(row)[-1] for row in there or () if row > newest})
+    for word, last in [*appends, *(("unknown", last) for last in beyond)]:
+        ids = [row.hex() for row in rows_until(last)]
+        asked = {"payloads": ids, "pointer": None, "key": None, "generation": 1}
+        ending = history.invoke("appender", "publish", "log", asked)
+        if word == "ok":
+            ending.ok({"last": ids[-1]}, ids[0])
+        else:
+            ending.unknown("the disk was full, or the appender was killed")
+    bounds = {"after": ROW_ID_MIN.hex(), "through": ROW_ID_MAX.hex(), "generation": 1}
+    ending = history.invoke("final", "read", "log", bounds)
+    if there is None:
+        ending.fail(why)
+    else:
+        rows = [[row.hex(), row.hex(), None] for row in there]
+        last_id = rows[-1][0] if rows else ROW_ID_MIN.hex()
+        ending.ok({"rows": rows, "seen": last_id, "floor": "", "pointer": last_id})
+    return history
+
+
+def _many(lines: Sequence[str], word: str) -> int:
+    return sum(line.startswith(f"{word} ") for line in lines)
 
 
 def main() -> None:
@@ -79,21 +121,18 @@ def main() -> None:
     mount = ["mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(arguments.directory)]
     subprocess.run(mount, check=True)
     before, after = _fill_and_free(arguments.directory, options)
-    problems = check(arguments.directory / "data").problems
-    there = set(asyncio.run(_ids(arguments.directory / "data"))) if not problems else set()
-    acknowledged = [[line for line in lines if line.startswith("ok ")] for lines in (before, after)]
-    missing = [
-        line
-        for lines in acknowledged
-        for line in lines
-        if not there.issuperset(rows_until(bytes.fromhex(line[3:])))
-    ]
+    with tempfile.TemporaryDirectory() as elsewhere:
+        # Looking needs room too: on the disk itself, that might be what is wrong.
+        copy = shutil.copytree(arguments.directory / "data", Path(elsewhere) / "data")
+        problems = check(copy).problems
+        there = None if problems else asyncio.run(_ids(copy))
+    verdict = checkers.check(history_of([*before, *after], there, str(problems)).calls())
     seen = {
-        "acknowledged": [len(lines) for lines in acknowledged],
-        "unknown": before.count("unknown"),
+        "acknowledged": [_many(before, "ok"), _many(after, "ok")],
+        "unknown": _many(before, "unknown"),
         "read_while_full": [int(line.split()[1]) for line in before if line.startswith("refused")],
         "problems": problems,
-        "missing": missing,
+        "violations": sorted(verdict.names),
     }
     sys.stdout.write(json.dumps(seen) + "\n")
 

@@ -6,19 +6,78 @@
 
 A history is written by the test's clients, never by a node: what a node believes is not evidence. A
 **process** does one thing at a time, so a line of type ok, fail or unknown ends its latest invoke. *fail*
-means certainly not done; *unknown* that nobody can say, now or later. The order of lines is the order of
-what happened; histories of several machines are merged by ``time_ns`` first.
+means certainly not done; *unknown* that nobody can say, now or later: a time-out, a cancelled call, a
+reply that says so. The order of lines is the order of what happened; histories of several machines are
+merged by ``time_ns`` first. ``node`` and ``epoch`` of an ok say who answered, where the client was told.
 
-The values, by operation (ids are hex, of rows: 20 digits)::
+**Ids** are hex. A row has 20 digits; a message with a stored payload has 40 (its row, then the payload's
+row). 40 digits that end in 20 zeros mean the same as the first 20. ``id`` of an ok is "" and ``last`` ""
+(or absent) where a client is not told: the checkers then find the place by the payload, so each payload
+is unique in its topic. A ``generation`` of 0, or none, is one that the process can't know: the checkers
+go by the time of creates and deletes of that topic, which then have one process that does them.
 
-    publish      {"payloads", "pointer", "key", "generation"}     ok: id = first row, {"last"}
-    rollback     {"pointer", "first", "last", "generation"}       ok: {"rows"}
-    store        {"payloads", "number", "generation"}             ok: id = first row, {"last"}
-    reference    {"number", "generation"}                         ok: id = the reference's row
-    read         {"after", "through", "reverse", "cursor", "generation"}
-                 ok: {"rows": [[id, payload or null, pointer or null]], "seen", "floor", "pointer"}
-    payloads     {"number", "generation"}                         ok: {"rows": [[id, payload]]}
-    floor        {"floor", "generation"}      delete, create  {"generation"}
+Values by operation; what is marked ? may be left out or null. ``fail`` and ``unknown``: {"why"}. ::
+
+    op          asked                                                     told by ok
+
+    Publishing. topic is "namespace:topic" or any name, the same for all.
+    publish     payloads, generation, pointer?, key?, ttl_ms?,            id = first row, last, replayed?
+                publisher?, number?
+    store       payloads, number, generation, key?                        id = first row, last
+    reference   number, generation, key?                                  id = the reference's row, replayed?
+    rollback    pointer, first?, last?, generation                        rows?
+
+    Reading
+    read        after?, through?, time?, reverse?, limit?, wait?,         rows: [[id, payload?, pointer?]],
+                snapshot?, view?, cursor?, generation, at_ms?             seen?, floor?, pointer?, at_ms?
+    payloads    number, generation                                        rows: [[id, payload]]
+
+    Topics
+    create      generation, ttl_s?                                        generation?
+    update      generation, ttl_s?
+    delete      generation
+    floor       floor, generation                                         floor
+
+    Transactions. topic is "": they span topics. A *pointer* is the transaction's write pointer.
+    begin                                                                 pointer, snapshot
+    commit, abort, invalidate      pointer
+
+    Registers (metadata). topic is "". Every value that is written is unique for its key; none = absent.
+    cas         key, expected?, value                                     version?
+    get         key                                                       value?, version?
+
+    Leaders
+    elect       node                                                      what was asked for was begun
+    leader                                                                node and epoch of the line
+
+    Faults. process "nemesis ...", topic "": one process for each that lasts beside others.
+    fault       kind, detail?, promise_ms?                                happened, and evidence by name
+
+``publisher`` names whose order a publish belongs to and ``number`` its place there, for those who send the
+next before the last is answered (each then has a process of its own, "p1/0", "p1/1"); by default the
+process, and the order of its invokes. Leave ``publisher`` to a new name where no order is promised: after
+a retry of one of several that are under way. ``ttl_ms`` is the message's own life. ``replayed`` says that
+the answer was given before, under the same key; ``key`` is unique to one request, however often it is sent.
+
+``after`` excludes, ``through`` includes, both default to all there is; ``time`` (ms since 1970) asks for
+the rows published then or later, in place of ``after``. ``view``: *rows* (the default: inline messages,
+and references, whose payload is null), *messages* (what a poll gives: inline and stored messages), *all*
+(what browsing gives: all three). An answer vouches for everything from ``after`` up to ``seen``, by default its last
+id: rows that are missing there are not in the log. ``cursor`` names a consumer: each of its reads goes on
+where the last one that showed something ended. ``floor`` and ``pointer`` are the log's, where the reader
+sees the control row. Ages are counted by ``time_ns``; ``at_ms``, the wall clock of whoever asks, is left
+out where what is told may have been read before it was asked for (the rest of a stream): nobody can say
+then how old it was when it was read. The pointer of a row is negative when rolled back, null if there is none or it is not shown. A *snapshot*
+is {"transaction_id", "read_pointer", "write_pointer", "invalids", "in_progress", "checkpoint_pointers",
+"visibility"}, see ``snapshot_value``.
+
+The process ``final`` reads every topic to its end when everything is healed, in as many pages as it
+takes; what it shows is the log as it ended. ``final@NODE`` does the same through that node, in the same
+view: all must show the same. Finals with a snapshot are compared with each other by snapshot, not with
+those without. A final read that does not end ok is a violation by itself: ask again before giving up.
+
+``promise_ms`` of a fault: how long at most nothing may be acknowledged while it lasts; none = nothing is
+promised until it is healed. Its ok is written when it is healed.
 """
 
 from __future__ import annotations
@@ -28,6 +87,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from broker.model import Snapshot
 
 EventType = Literal["invoke", "ok", "fail", "unknown"]
 Value = dict[str, Any]
@@ -63,6 +124,8 @@ class Call:
     id: str | None = None
     node: str | None = None
     epoch: int | None = None
+    invoked_ns: int = 0
+    ended_ns: int | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -95,6 +158,14 @@ class History:
 
     def _write(self, event: Event) -> None:
         self.events.append(event)
+
+    def taken(self) -> list[Event]:
+        """Return the lines since the last time, a segment, and forget them.
+
+        What is under way ends in a later segment; see ``checkers.Judge``.
+        """
+        events, self.events = self.events, []
+        return events
 
     def calls(self) -> list[Call]:
         """Return the calls of this history."""
@@ -155,22 +226,51 @@ def load(path: Path) -> list[Event]:
         return [Event(**json.loads(line)) for line in lines]
 
 
-def calls_of(events: Iterable[Event]) -> list[Call]:
-    """Pair invokes with their ends, in the order of the invokes."""
-    calls: list[Call] = []
-    pending: dict[str, Call] = {}
-    for place, event in enumerate(events):
+class Pairing:
+    """Pairs lines with the invokes that they end, one line after the other.
+
+    It remembers the calls that are under way, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        """Begin where nothing is under way."""
+        self.pending: dict[str, Call] = {}
+        self._place = -1
+
+    def add(self, event: Event) -> Call:
+        """Return the call that a line begins (``ended`` is None) or ends."""
+        self._place += 1
         if event.type == "invoke":
-            call = Call(event.process, event.op, event.topic, event.value, place)
-            pending[event.process] = call
-            calls.append(call)
-            continue
-        call = pending.pop(event.process)
-        call.ended = place
+            call = Call(event.process, event.op, event.topic, event.value, self._place)
+            call.invoked_ns = event.time_ns
+            self.pending[event.process] = call
+            return call
+        call = self.pending.pop(event.process)
+        call.ended, call.ended_ns = self._place, event.time_ns
         call.outcome = event.type
         call.answer = event.value
         call.id, call.node, call.epoch = event.id, event.node, event.epoch
-    return calls
+        return call
+
+
+def calls_of(events: Iterable[Event]) -> list[Call]:
+    """Pair invokes with their ends, in the order of the invokes."""
+    pairing = Pairing()
+    paired = [pairing.add(event) for event in events]
+    return sorted({call.invoked: call for call in paired}.values(), key=lambda call: call.invoked)
+
+
+def snapshot_value(snapshot: Snapshot) -> Value:
+    """Return a snapshot as lines have it."""
+    return {
+        "transaction_id": snapshot.transaction_id,
+        "read_pointer": snapshot.read_pointer,
+        "write_pointer": snapshot.write_pointer,
+        "invalids": list(snapshot.invalids),
+        "in_progress": list(snapshot.in_progress),
+        "checkpoint_pointers": list(snapshot.checkpoint_pointers),
+        "visibility": int(snapshot.visibility),
+    }
 
 
 def of(calls: Sequence[Call], *ops: str) -> list[Call]:

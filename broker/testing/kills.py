@@ -57,6 +57,8 @@ class Extent(NamedTuple):
     messages: int
     topics: int = 4
     workers: int = 8
+    calls_max: int = 200
+    """Calls that one life answers before it is killed, at most."""
 
 
 class Counts(NamedTuple):
@@ -245,7 +247,7 @@ async def run_kills(driver: Driver, history: History, rng: random.Random, extent
         await first.create(name)
     done, acknowledged = 0, 0
     while done < extent.kills or acknowledged < extent.messages:
-        acknowledged += await _one_life(driver, history, known, rng, (done, extent.workers))
+        acknowledged += await _one_life(driver, history, known, rng, (done, extent))
         done += 1
         await driver.start()
     await _read_all(driver, history, known)
@@ -254,15 +256,16 @@ async def run_kills(driver: Driver, history: History, rng: random.Random, extent
 
 
 async def _one_life(
-    driver: Driver, history: History, known: Topics, rng: random.Random, life: tuple[int, int]
+    driver: Driver, history: History, known: Topics, rng: random.Random, life: tuple[int, Extent]
 ) -> int:
     """Load until a random number of steps is done, kill in the midst; return messages."""
-    number, workers = life
-    left = rng.choice([0, 1, rng.randrange(10), rng.randrange(60), rng.randrange(200)])
+    number, extent = life
+    ranges = (10, 60, extent.calls_max)
+    left = rng.choice([0, 1, *(rng.randrange(calls) for calls in ranges)])
     enough = asyncio.Event()
     crew = [
         Worker(f"{number}.{index}", driver, history, known, random.Random(rng.random()))
-        for index in range(workers)
+        for index in range(extent.workers)
     ]
     fixed = [name for name in known.generations if name != "churn"]
 

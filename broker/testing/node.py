@@ -67,7 +67,7 @@ class WholeNode(Node):
         self._settings = settings
         self._config = config or Config()
         self.starts = 0
-        super().__init__(name, cells, clock, chance, instance=0)
+        super().__init__(name, cells, clock, chance, instance=None)
 
     @override
     def _start(self) -> None:
@@ -90,23 +90,25 @@ class WholeNode(Node):
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Answered:
         """Answer a request in this node's name. Raises NodeDied if it is killed meanwhile."""
-        return await self.run(self._answer(method, target, body, headers or {}))
-
-    async def _answer(
-        self, method: str, target: str, body: bytes, headers: dict[str, str]
-    ) -> Answered:
-        answer = await self.dispatch.call(method, target, CIMultiDict(headers), body)
-        told = CIMultiDict(answer.headers)
-        if isinstance(answer, Reply):
-            return Answered(answer.status, told, answer.body)
-        chunks: list[bytes] = []
-        try:
-            async for chunk in answer.chunks:
-                chunks.append(chunk)  # noqa: PERF401 - What came before an error counts.
-        except BrokerError:
-            return Answered(answer.status, told, b"".join(chunks), is_cut=True)
-        return Answered(answer.status, told, b"".join(chunks))
+        return await self.run(answered(self.dispatch, method, target, body, headers or {}))
 
     async def sweep(self) -> SweepReport:
         """Sweep every topic now. Raises NodeDied, BrokerError."""
         return await self.run(Sweeper(self.topics.leaders).sweep())
+
+
+async def answered(
+    dispatch: Dispatch, method: str, target: str, body: bytes, headers: dict[str, str]
+) -> Answered:
+    """Return the whole answer to a request, as far as it came."""
+    answer = await dispatch.call(method, target, CIMultiDict(headers), body)
+    told = CIMultiDict(answer.headers)
+    if isinstance(answer, Reply):
+        return Answered(answer.status, told, answer.body)
+    chunks: list[bytes] = []
+    try:
+        async for chunk in answer.chunks:
+            chunks.append(chunk)  # noqa: PERF401 - What came before an error counts.
+    except BrokerError:
+        return Answered(answer.status, told, b"".join(chunks), is_cut=True)
+    return Answered(answer.status, told, b"".join(chunks))

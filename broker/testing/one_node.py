@@ -8,10 +8,13 @@ of broker/testing/checkers and by those here, which know the rules of consuming:
 
     stalled        a waiting poll slept through a commit
     old_rows       a topic that was created anew shows rows of before
-    expired_read   a reader was shown what had expired
+    expired_late   a reader was shown what had expired
+    expired_early  a message that lives is gone
     wrong_page     a page of a consumer differs from what the log's rows say, by width and snapshot
 
-    python -m broker.testing.one_node --seed 7 [--runs 100] [--without dedupe]
+The plan ``swept`` is for the sweeper: the clock runs ahead by less than the margin, and comes back.
+
+    python -m broker.testing.one_node --seed 7 [--plan swept] [--runs 100] [--without dedupe]
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker import guards
+from broker import guards, logs
+from broker.config import LogLevel, LogsConfig
 from broker.errors import BrokerError
 from broker.model import (
     ROW_ID_MIN,
@@ -43,6 +47,7 @@ from broker.testing.checkers import Verdict, Violation
 from broker.testing.clients import LOG, Clients, path_of, pointer_of
 from broker.testing.clock import VirtualClock, VirtualLoop, virtual_loop
 from broker.testing.history import Call
+from broker.testing.lives import Lives
 from broker.testing.node import WholeNode
 from broker.testing.world import NodeDied, own_tasks
 from broker.topics.settings import NO_OPTIONS, TopicSettings
@@ -82,6 +87,16 @@ class Plan:
     kill: float = 0.5
     step_clock: float = 0.3
     step_ms: int = 4000
+    is_within_margin: bool = False
+    """The clock is right or ahead, by at most ``step_ms``, which is less than the sweeper's margin."""
+
+
+PLANS = {
+    "usual": Plan(),
+    "swept": Plan(
+        requests=20, nemesis_steps=30, kill=0.05, step_clock=0.5, step_ms=450, is_within_margin=True
+    ),
+}
 
 
 class Run(Clients):
@@ -105,6 +120,9 @@ class Run(Clients):
         super().__init__(loop, chance, node)
         self.violations: list[Violation] = []
         self._stopping = False
+        self._steps = 0
+        self._ahead_ms = 0
+        self._lives = Lives(SHORT_TTL_S * 1000)
 
     async def run(self) -> None:
         """Let everybody act, then heal everything and read the log to its end."""
@@ -222,13 +240,13 @@ class Run(Clients):
             await self.pause(30)
             body = avro.encode_publish_request(PublishRequest(None, [b"short"] * 3))
             await self.call("POST", path_of(SHORT, "publish"), body)
-            asked_ms = self.clock.now_ms()
-            for message in await self.poll(SHORT, Poll()) or ():
-                # A step of the clock while the poll was under way makes both moments possible.
-                age_ms = min(asked_ms, self.clock.now_ms()) - message.timestamp_ms
-                if age_ms > SHORT_TTL_S * 1000:
-                    detail = f"{message.id.hex()} at an age of {age_ms} ms"
-                    self.violations.append(Violation("expired_read", detail))
+            asked_ms, steps = self.clock.now_ms(), self._steps
+            shown = [message.id for message in await self.poll(SHORT, Poll()) or ()]
+            # A step of the clock while the poll was under way makes both moments possible.
+            self.violations += self._lives.expired(shown, min(asked_ms, self.clock.now_ms()))
+            if self.plan.is_within_margin and steps == self._steps:
+                self.violations += self._lives.removed(shown, self.clock.now_ms())
+            self._lives.note(shown)
 
     async def _sweeper(self) -> None:
         while not self._stopping:
@@ -243,9 +261,18 @@ class Run(Clients):
             if draw < self.plan.kill:
                 self.node.kill()
             elif draw < self.plan.kill + self.plan.step_clock:
-                self.clock.step(self.chance.randint(-self.plan.step_ms, self.plan.step_ms))
+                self._step_clock()
             else:
                 await asyncio.sleep(0.3)
+
+    def _step_clock(self) -> None:
+        self._steps += 1
+        if not self.plan.is_within_margin:
+            self.clock.step(self.chance.randint(-self.plan.step_ms, self.plan.step_ms))
+            return
+        ahead_ms = 0 if self._ahead_ms else self.chance.randint(0, self.plan.step_ms)
+        self.clock.step(ahead_ms - self._ahead_ms)
+        self._ahead_ms = ahead_ms
 
     # The end.
 
@@ -316,6 +343,7 @@ class Outcome:
     """What came of a run."""
 
     seed: int
+    plan: str
     verdict: Verdict
     calls: list[Call]
     starts: int
@@ -323,25 +351,26 @@ class Outcome:
     @property
     def command(self) -> str:
         """How to run it again."""
-        return f"python -m broker.testing.one_node --seed {self.seed}"
+        return f"python -m broker.testing.one_node --seed {self.seed} --plan {self.plan}"
 
 
-def simulate(seed: int, plan: Plan | None = None) -> Outcome:
+def simulate(seed: int, plan: str = "usual") -> Outcome:
     """Make one run and judge it."""
     with virtual_loop() as loop:
         own_tasks(loop)
-        run = Run(loop, seed, plan or Plan())
+        run = Run(loop, seed, PLANS[plan])
         loop.run_until_complete(run.run())
     calls = run.history.calls()
     judged = checkers.check(calls)
     verdict = judged._replace(violations=(*judged.violations, *run.violations))
-    return Outcome(seed, verdict, calls, run.node.starts)
+    return Outcome(seed, plan, verdict, calls, run.node.starts)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Repeat runs by seed and print what is wrong."""
     parser = argparse.ArgumentParser(prog="python -m broker.testing.one_node")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--plan", choices=sorted(PLANS), default="usual")
     parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
     parser.add_argument("--without", action="append", default=[], metavar="GUARD")
     chosen = parser.parse_args(arguments)
@@ -350,7 +379,8 @@ def main(arguments: list[str] | None = None) -> int:
         guards.switch_off(name)
     bad = 0
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        outcome = simulate(seed)
+        with logs.writing(LogsConfig(log_level=LogLevel.ERROR)):
+            outcome = simulate(seed, chosen.plan)
         if not outcome.verdict.is_valid:
             bad += 1
             names = sorted(outcome.verdict.names) or ["too little happened"]

@@ -11,7 +11,6 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 
 from aiohttp import ClientSession, TCPConnector
@@ -19,6 +18,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from broker.api.access import Authorize, allow_all
+from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
@@ -68,8 +68,9 @@ class Broker:
         clock: Clock | None = None,
         stores: tuple[LogStore, RecordStore] | None = None,
         authorize: Authorize = allow_all,
+        cluster: ClusterView | None = None,
     ) -> None:
-        """Put it together over memory, or over ``stores``."""
+        """Put it together over memory, or over ``stores``; ``cluster`` None: it stands alone."""
         self.config = config or Config()
         self.clock = clock or SystemClock()
         store, records = stores or (TableLogStore(MemoryCells(), self.clock), MemoryRecordStore())
@@ -89,7 +90,7 @@ class Broker:
             metrics=self.metrics.render,
             openapi=document,
         )
-        router = Router(make_routes(self.topics, self.config, health))
+        router = Router(make_routes(self.topics, self.config, health, cluster))
         self.dispatch = Dispatch(router, self.metrics, authorize=authorize)
         self.shell = Shell(self.dispatch, self.config, self.clock)
         self.checker = Checker()
@@ -161,12 +162,7 @@ class Http:
         )
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Close the session."""
         await self.session.close()
 
@@ -214,12 +210,7 @@ class RawHttp:
         self._reader, self._writer = await asyncio.open_connection(sock=sock, limit=limit)
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Cut the connection."""
         self._writer.transport.abort()
 

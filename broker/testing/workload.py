@@ -181,8 +181,8 @@ class Workload:
             if key is None:
                 done = await leader.publish(write)
             else:
-                body = request_hash(request, NO_OPTIONS)
-                done = await leader.messages.write_keyed(write, key, body)
+                body, options = request_hash(request, NO_OPTIONS), PublishOptions(key=key)
+                done = await leader.messages.write_keyed(write, options, body)
             ending.ok({"last": done.last.hex(), "replayed": done.replayed}, done.first.hex())
             self.ids.append(done.last)
             if pointer is not None:

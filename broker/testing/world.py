@@ -31,7 +31,7 @@ TOPIC = TopicId("default", "explored")
 TTL_S = 1 << 31
 CALL_S = 0.25
 
-_running: ContextVar[Node | None] = ContextVar("_running", default=None)
+_running: ContextVar[Mortal | None] = ContextVar("_running", default=None)
 
 
 class NodeDied(Exception):
@@ -56,7 +56,37 @@ def own_tasks(loop: VirtualLoop) -> None:
     loop.set_task_factory(make)
 
 
-class Node:
+class Mortal:
+    """Whoever works in tasks that die with it."""
+
+    def __init__(self, name: str) -> None:
+        """Begin without any."""
+        self.name = name
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        """A set in the order of its members: a run must not depend on where things lie in memory."""
+
+    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Work in this one's name. Raises NodeDied if it is killed meanwhile."""
+        token = _running.set(self)
+        try:
+            task = asyncio.get_running_loop().create_task(work)
+        finally:
+            _running.reset(token)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is not None and not caller.cancelling():
+                raise NodeDied(f"{self.name} died") from None
+            raise
+
+    def die(self) -> None:
+        """Stop all work where it is."""
+        for task in list(self.tasks):
+            task.cancel()
+
+
+class Node(Mortal):
     """One node: a clock of its own, a store, and at times a leader of the topic."""
 
     def __init__(
@@ -66,14 +96,12 @@ class Node:
         clock: VirtualClock,
         chance: random.Random,
         *,
-        instance: int,
+        instance: int | None,
     ) -> None:
         """Start the first incarnation."""
-        self.name = name
+        super().__init__(name)
         self.clock = clock
         self.claims = 0
-        self.tasks: dict[asyncio.Task[Any], None] = {}
-        """A set in the order of its members: a run must not depend on where things lie in memory."""
         self._cells = cells
         self._chance = chance
         self._instance = instance
@@ -102,25 +130,9 @@ class Node:
         """What this incarnation's leaders share."""
         return self._around
 
-    async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Work in this node's name. Raises NodeDied if it is killed meanwhile."""
-        token = _running.set(self)
-        try:
-            task = asyncio.get_running_loop().create_task(work)
-        finally:
-            _running.reset(token)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if caller is not None and not caller.cancelling():
-                raise NodeDied(f"{self.name} died") from None
-            raise
-
     def kill(self) -> None:
         """Kill this incarnation and start the next: nothing but storage is kept."""
-        for task in list(self.tasks):
-            task.cancel()
+        self.die()
         self._start()
 
     async def leader(self, generation: int) -> TopicLeader:

@@ -8,12 +8,13 @@ reference (whose second half is zero) before its payloads.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
 from broker.model import (
     MESSAGE_ID_BYTES,
+    POINTERS_PER_MS,
     ROW_ID_BYTES,
     ROW_ID_MAX,
     ROW_ID_MIN,
@@ -25,12 +26,14 @@ from broker.model import (
     row_before,
 )
 from broker.storage.keys import LogId
-from broker.storage.ports import Row
-from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_live
+from broker.storage.ports import PlainRows, Row
+from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_held, oldest_live
 from broker.topics.reading import scan_payloads, shorter
 from broker.topics.surroundings import Surroundings
 
 PAGE_BYTES_MAX = 32 * 1024 * 1024
+CLOCKS_DIFFER_MS_MAX = 3_600_000
+"""How far the clock that numbers transactions may be ahead of the one that numbers messages."""
 _ID_MAX = b"\xff" * MESSAGE_ID_BYTES
 
 
@@ -145,19 +148,20 @@ class _Browser:
         if self._low >= self._high:
             return
         first, last = self._low[:ROW_ID_BYTES], min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
-        rows = self._rows(
+        pages = self._pages(
             row_before(first), last, self._query.limit + 1, reverse=self._query.descending
         )
-        async with aclosing(rows):
-            async for row in rows:
-                async with aclosing(self._expand(row)) as expanded:
-                    async for entry in expanded:
-                        if self._low <= entry.id < self._high:
-                            yield entry
+        async with aclosing(pages):
+            async for rows in pages:
+                for row in rows:
+                    async with aclosing(self._expand(row)) as expanded:
+                        async for entry in expanded:
+                            if self._low <= entry.id < self._high:
+                                yield entry
 
-    async def _rows(
+    async def _pages(
         self, after: RowId, through: RowId, rows_max: int, *, reverse: bool
-    ) -> AsyncGenerator[Row, None]:
+    ) -> AsyncGenerator[Sequence[Row], None]:
         settings = self._around.settings
         while True:
             page = await self._around.store.scan(
@@ -168,8 +172,7 @@ class _Browser:
                 bytes_max=settings.page_bytes_max,
                 reverse=reverse,
             )
-            for row in page.rows:
-                yield row
+            yield page.rows
             if not page.more:
                 return
             if reverse:
@@ -253,14 +256,18 @@ class _Browser:
     async def first_held(self, snapshot: Snapshot, after: RowId, through: RowId) -> RowId | None:
         """Return the row in ``(after, through]`` at which a consumer with this snapshot is held.
 
-        A consumer is held by the first open transaction from its own beginning on, so the search
-        begins at the oldest message that lives, wherever the page lies.
+        A consumer is held by the first open transaction from its own beginning on, wherever the page
+        lies. What a transaction publishes comes after its begin, and that is in its pointer.
         """
-        rows = self._rows(after, through, self._around.settings.page_rows_max, reverse=False)
-        async with aclosing(rows):
-            async for row in rows:
-                if judge(row.pointer, snapshot) is Verdict.HOLD:
-                    return row.id
+        begun_ms = oldest_held(snapshot) // POINTERS_PER_MS
+        first = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
+        after = max(after, row_before(first))
+        rows_max = self._around.settings.page_rows_max
+        async with aclosing(self._pages(after, through, rows_max, reverse=False)) as pages:
+            async for rows in pages:
+                for row in () if isinstance(rows, PlainRows) else rows:
+                    if judge(row.pointer, snapshot) is Verdict.HOLD:
+                        return row.id
         return None
 
 

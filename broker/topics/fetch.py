@@ -93,6 +93,11 @@ def judge(pointer: int | None, snapshot: Snapshot | None) -> Verdict:
     return Verdict.SKIP if snapshot.is_invalid(pointer) else Verdict.HOLD
 
 
+def oldest_held(snapshot: Snapshot) -> int:
+    """Return a pointer below which none can hold a consumer with ``snapshot`` up."""
+    return min((snapshot.read_pointer + 1, *snapshot.in_progress))
+
+
 def lives(row: RowId, lifetime_ms: int | None, now_ms: int, ttl_ms: int) -> bool:
     """Whether a message published at ``row`` with a life of its own still lives."""
     life_ms = ttl_ms if lifetime_ms is None else min(lifetime_ms, ttl_ms)

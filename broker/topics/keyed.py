@@ -43,23 +43,25 @@ class KeyedLog:
         """Queue a request without a key. Raises Fenced, Overloaded."""
         return self.writer.submit(write)
 
-    async def write_keyed(self, write: Write, key: str, body_hash: bytes) -> Published:
+    async def write_keyed(
+        self, write: Write, options: PublishOptions, body_hash: bytes
+    ) -> Published:
         """Queue a request under a key, or give the answer that the key already has. See ``once``."""
 
         async def submit(mark: KeyMark) -> Published:
             write.key = mark
             return await self.write(write)
 
-        return await self.once(key, body_hash, write.pointer, submit)
+        return await self.once(options, body_hash, write.pointer, submit)
 
     async def once(
         self,
-        key: str,
+        options: PublishOptions,
         body_hash: bytes,
         pointer: int | None,
         work: Callable[[KeyMark], Awaitable[Published]],
     ) -> Published:
-        """Do ``work`` under a key, or give the answer that the key already has.
+        """Do ``work`` under the key that ``options`` have, or give the answer that it already has.
 
         ``work`` is given the mark that belongs into the batch which it writes. Whoever comes while the
         key is under way joins it. The work goes on if the caller is cancelled.
@@ -67,7 +69,8 @@ class KeyedLog:
         Raises:
             IdempotencyKeyReused: the key came before, with another body.
         """
-        hashed = key_hash(key)
+        assert options.key is not None, "asked for without a key"
+        hashed = key_hash(options.key)
         if not guards.holds("dedupe"):
             return await work((hashed, body_hash))
         joined = self._under_way.get(hashed)
@@ -75,7 +78,9 @@ class KeyedLog:
             if joined[0] != body_hash:
                 raise IdempotencyKeyReused("The Idempotency-Key is in use with another body.")
             return (await asyncio.shield(joined[1]))._replace(replayed=True)
-        task = asyncio.ensure_future(self._answer((hashed, body_hash), pointer, work))
+        mark = (hashed, body_hash)
+        answering = self._answer(mark, pointer, work, is_fresh=options.is_fresh)
+        task = asyncio.ensure_future(answering)
         self._under_way[hashed] = (body_hash, task)
         task.add_done_callback(lambda done: self._finished(hashed, done))
         return await asyncio.shield(task)
@@ -90,9 +95,11 @@ class KeyedLog:
         mark: KeyMark,
         pointer: int | None,
         work: Callable[[KeyMark], Awaitable[Published]],
+        *,
+        is_fresh: bool,
     ) -> Published:
         hashed, body_hash = mark
-        answer = await self._known(hashed)
+        answer = await self._known(hashed, is_fresh=is_fresh)
         if answer is not None:
             check_same_body(answer, body_hash)
             return Published(answer.first, answer.last, pointer, replayed=True)
@@ -101,10 +108,10 @@ class KeyedLog:
         self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)
         return published
 
-    async def _known(self, hashed: bytes) -> Answer | None:
+    async def _known(self, hashed: bytes, *, is_fresh: bool) -> Answer | None:
         monotonic_ms = self._around.clock.monotonic() * 1000
         answer = self._answered.get(hashed, monotonic_ms)
-        if answer is not None or not self._answered.must_look_up(monotonic_ms):
+        if answer is not None or is_fresh or not self._answered.must_look_up(monotonic_ms):
             return answer
         found = await self._around.store.side(self.writer.hold.log, IDEMPOTENCY, hashed)
         horizon_ms = self._around.clock.now_ms() - self._around.settings.idempotency_window_ms

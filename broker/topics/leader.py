@@ -14,13 +14,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, Fenced, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.storage.control import Control
 from broker.storage.ports import Batch, Hold
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
+from broker.topics.shared import SharedRead
 from broker.topics.stats import Rates
 from broker.topics.stored import StoredPayloads
 from broker.topics.surroundings import Surroundings
@@ -63,6 +64,9 @@ class TopicLeader:
         self.messages = KeyedLog(around, self.writer)
         self.payloads = StoredPayloads(around, self.messages, self.end)
         self._changing: set[asyncio.Task[int]] = set()
+        self._edits = hold.control.edits
+        """How many rollbacks the cache shows."""
+        self._read_control = SharedRead(lambda: around.store.head(hold.log))
 
     @property
     def epoch(self) -> int:
@@ -108,7 +112,7 @@ class TopicLeader:
         if options.key is None:
             return await self.writer.submit(write)
         body_hash = request_hash(request, options)
-        return await self.messages.write_keyed(write, options.key, body_hash)
+        return await self.messages.write_keyed(write, options, body_hash)
 
     async def _publish_reference(
         self, request: PublishRequest, options: PublishOptions, lifetime_ms: int | None
@@ -119,7 +123,7 @@ class TopicLeader:
         if options.key is None:
             return await publish(number, lifetime_ms)
         return await self.messages.once(
-            options.key,
+            options,
             request_hash(request, options),
             number,
             lambda mark: publish(number, lifetime_ms, mark),
@@ -154,8 +158,31 @@ class TopicLeader:
     async def _rollback(self, pointer: int, first: RowId, last: RowId) -> int:
         count = await self.guarded(self._around.store.negate(self.hold, first, last, pointer))
         self.cache.negate(first, last, pointer)
+        if len(self._changing) == 1:
+            # While another is under way, which the control row may show already, nobody can say.
+            self._edits = self.hold.control.edits
         self._notify()
         return count
+
+    # Polls.
+
+    async def is_shown(self, *, with_edits: bool) -> bool:
+        """Whether the control row, read after this call, shows this hold; a later one ends this leader.
+
+        ``with_edits``: and no rollback that the cache does not show.
+        """
+        try:
+            seen = await self._read_control()
+        except Unavailable:
+            return False
+        if seen is None or self.ended is not None:
+            return False
+        if seen.epoch > self.epoch:
+            self.end(Fenced(f"Another leads topic '{self.topic.id}', in epoch {seen.epoch}."))
+            return False
+        if seen.epoch != self.epoch or seen.generation != self.hold.log.generation:
+            return False
+        return not with_edits or seen.edits == self._edits
 
     # Retention.
 

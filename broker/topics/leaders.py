@@ -9,33 +9,47 @@ is done, or when the topic has been idle::
 
 The next claim waits until the former leader's requests all have their outcome. So what was certainly
 not stored keeps its place before what came later.
+
+In a cluster a topic that another node should lead is handed over (handing_over.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from broker import guards
-from broker.errors import BrokerError, Fenced, NoLeader, OutcomeUnknown, StorageFull
-from broker.leading.claims import BACK_OFF_MAX_S, BACK_OFF_S, claim
-from broker.model import RowId, Topic, TopicId, first_row_at
-from broker.storage.control import Deleted, StaleGeneration, State
+from broker import guards, logs
+from broker.errors import (
+    BrokerError,
+    Fenced,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
+    StorageFull,
+    TopicNotFound,
+)
+from broker.leading.claims import BACK_OFF_MAX_S, BACK_OFF_S
+from broker.leading.tenure import not_leader
+from broker.model import Topic, TopicId
+from broker.storage.control import State
 from broker.storage.keys import LogId
 from broker.storage.ports import Hold
+from broker.topics.claiming import TopicClaims
+from broker.topics.handing_over import HandingOver
 from broker.topics.leader import TopicLeader
-from broker.topics.registry import TopicRegistry, not_found
+from broker.topics.registry import TopicRecord, TopicRegistry, not_found
 from broker.topics.settings import PublishOptions
 from broker.topics.state import TopicState
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import Write
+from broker.topics.writer import fail
 
-REQUEST_DEADLINE_S = 30.0
 RELEASES_AT_ONCE = 256
-STALE_RECORD_PAUSE_S = 0.02
 Result = TypeVar("Result")
+
+log = logs.get_logger()
 
 
 class Leaders:
@@ -47,10 +61,13 @@ class Leaders:
         self.registry = registry
         self.states: dict[TopicId, TopicState] = {}
         self._jitter = random.Random(seed)  # noqa: S311 - It spreads retries; nobody guards it.
+        self.claims = TopicClaims(around, registry, self._jitter)
+        self._handing_over = HandingOver(
+            around, self._released, lambda state: self._start(self._hand_on(state))
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._forgetting: asyncio.Task[None] | None = None
         self._forget_over = around.settings.topics_in_use_max
-        self._closing = False
 
     def state(self, topic: TopicId) -> TopicState:
         """Return the state of a topic, whether it exists or not."""
@@ -62,7 +79,9 @@ class Leaders:
         return state
 
     async def learn(self, topic: TopicId) -> Topic:
-        """Return a topic whose record was not read yet. Raises TopicNotFound."""
+        """Return a topic whose record is not known here. Raises TopicNotFound."""
+        if self.around.is_clustered:
+            return await self._read(topic)
         state = self.state(topic)
         try:
             with state.used():
@@ -74,13 +93,26 @@ class Leaders:
         finally:
             self._forget_unknown(state)
 
+    async def _read(self, topic: TopicId) -> Topic:
+        """Return a topic as it is stored now: in a cluster only its leader may rely on what it knows."""
+        record = await self.registry.read(topic)
+        if record is None:
+            raise not_found(topic)
+        found = record.topic(topic)
+        if await self._finish_delete_of(topic, record):
+            raise not_found(topic)
+        return found
+
     async def finish_delete(self, topic: TopicId) -> bool:
         """Bring a delete to its end that fenced the log and got no further; whether there was one.
 
         The caller has the lock of the topic's state.
         """
         record = await self.registry.read(topic)
-        if record is None or record.deleted:
+        return record is not None and await self._finish_delete_of(topic, record)
+
+    async def _finish_delete_of(self, topic: TopicId, record: TopicRecord) -> bool:
+        if record.deleted:
             return False
         control = await self.around.store.head(LogId(topic, record.generation))
         if (
@@ -98,6 +130,10 @@ class Leaders:
         if state.topic is None and state.idle and state.leader is None:
             self.states.pop(state.id, None)
 
+    def deadline(self) -> float:
+        """Return the deadline (monotonic seconds) of a request that came without one, now."""
+        return self.around.clock.monotonic() + self.around.settings.request_deadline_s
+
     async def led(
         self,
         topic: TopicId,
@@ -107,11 +143,14 @@ class Leaders:
         """Do something as the topic's leader; if fenced, which is definite, as the next one.
 
         Raises:
+            NotLeader: the request is meant for another epoch; nothing was done.
             OutcomeUnknown: retriable, if the request has a key under which it may be repeated.
         """
-        deadline = options.deadline or self.around.clock.monotonic() + REQUEST_DEADLINE_S
+        deadline = options.deadline or self.deadline()
         while True:
             leader = await self.lead(topic, deadline)
+            if options.epoch not in (None, leader.epoch):
+                raise NotLeader(f"Topic '{topic}' is in another epoch.", epoch=leader.epoch)
             try:
                 return await attempt(leader)
             except Fenced as error:
@@ -128,45 +167,89 @@ class Leaders:
 
         Raises:
             TopicNotFound: there is no such topic.
+            NotLeader: another node should lead it; nothing was done.
             NoLeader: the deadline (monotonic seconds) passed, or the node stops.
-            StorageFull, StorageCorrupt: see LogStore.claim; nothing was done.
+            ClockSkew, StorageFull, StorageCorrupt, Unavailable: see TopicClaims; nothing was done.
         """
         state = self.state(topic)
         state.touched = True
-        if state.leader is not None:
-            return state.leader
+        leader = state.leader
+        if leader is not None:
+            return leader
+        self.must_be_here(topic)
         with state.used():
-            async with state.lock:
-                if state.leader is None:
-                    state.leader = await self._succeed(state, deadline)
-                return state.leader
+            async with self._claiming(state, deadline):
+                if state.leader is not None:
+                    return state.leader
+                try:
+                    return await self._succeed(state, deadline)
+                except BrokerError:
+                    if state.carried:
+                        # Their deadlines are not this request's.
+                        self._start(self._hand_on(state))
+                    raise
+
+    def must_be_here(self, topic: TopicId) -> None:
+        """Raise NotLeader if neither this node leads a topic nor should."""
+        state = self.states.get(topic)
+        if state is not None and state.leader is not None:
+            return
+        place = self.around.tenure.place(topic)
+        if not place.here:
+            raise not_leader(topic, place)
+
+    @asynccontextmanager
+    async def _claiming(self, state: TopicState, deadline: float) -> AsyncIterator[None]:
+        """Be the one who begins or ends this node's leading of a topic. Raises NoLeader."""
+        try:
+            async with asyncio.timeout(max(deadline - self.around.clock.monotonic(), 0)):
+                await state.claiming.acquire()
+        except TimeoutError:
+            raise NoLeader(f"Nobody leads topic '{state.id}' just now.") from None
+        try:
+            yield
+        finally:
+            state.claiming.release()
 
     async def _succeed(self, state: TopicState, deadline: float) -> TopicLeader:
         """Claim a topic and begin with what its former leader did not store."""
-        try:
-            await self._settle(state, deadline)
-            await self._back_off(state, deadline)
-            found, hold = await self._claimed(state, deadline)
-        except BrokerError as error:
-            _fail(state.carried, error)
-            state.carried = []
-            raise
+        await self._settle(state, deadline)
+        await self._back_off(state, deadline)
+        found, hold = await self._claimed(state, deadline)
         state.topic = found
         leader = TopicLeader(found, hold, self.around, committed=state.wake, lost=self._lost)
         leader.rates = state.rates
+        state.leader = leader
         carried, state.carried = state.carried, []
         if state.carried_generation == found.generation:
             leader.writer.take_over(carried)
         else:
             # They were let in under another topic's properties.
-            _fail(carried, Fenced(f"Not done: topic '{state.id}' was created anew."))
+            fail(carried, Fenced(f"Not done: topic '{state.id}' was created anew."))
+        if self.around.is_clustered:
+            log.info("topic claimed", topic=str(state.id), epoch=leader.epoch)
+        # Others may have written to the log before.
+        state.wake()
+        if not self.around.tenure.place(state.id).here:
+            # The claim took longer than the hand-over had patience with it.
+            self._start(self._handing_over.hand_over([state]))
         return leader
 
+    async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, Hold]:
+        if self.around.is_clustered:
+            # Without the lock: a lease may take long, and what else is done is ordered by storage.
+            return await self.claims.claimed(state.id, deadline)
+        async with state.lock:
+            try:
+                return await self.claims.claimed(state.id, deadline)
+            except TopicNotFound:
+                state.topic = None
+                raise
+
     async def _settle(self, state: TopicState, deadline: float) -> None:
-        former = state.former
-        if former is None:
+        if state.former is None:
             return
-        settling = asyncio.ensure_future(former.settled())
+        settling = asyncio.ensure_future(self._settled(state, state.former))
         left_s = max(deadline - self.around.clock.monotonic(), 0)
         try:
             await asyncio.wait((settling,), timeout=left_s)
@@ -175,11 +258,16 @@ class Leaders:
                 settling.cancel()
         if not settling.done():
             raise NoLeader(f"What was sent to topic '{state.id}' is not resolved yet.")
+        settling.result()
+
+    async def _settled(self, state: TopicState, former: TopicLeader) -> None:
+        """Keep what a former leader left, in one go, though whoever waits for it be gone by then."""
+        writes = await former.settled()
         again = Fenced("Not done: the topic changed hands.")
-        for write in settling.result():
+        for write in writes:
             if write.key is not None or write.payloads is None:
                 # Under the next leader a key is looked up anew, and so is a payload log's seal.
-                _fail([write], again)
+                fail([write], again)
             else:
                 state.carried.append(write)
         state.carried_generation = former.topic.generation
@@ -196,68 +284,35 @@ class Leaders:
             raise NoLeader(f"Nobody leads topic '{state.id}' just now.")
         await clock.sleep(pause_s)
 
-    async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, Hold]:
-        topic = state.id
-        while True:
-            if self._closing:
-                raise NoLeader("This node is stopping.")
-            found = await self.registry.get(topic)
-            try:
-                hold = await claim(
-                    self.around.store,
-                    LogId(topic, found.generation),
-                    owner=self.around.owner,
-                    clock=self.around.clock,
-                    keep_after=self._window_start(),
-                    deadline=deadline,
-                    jitter=self._jitter,
-                )
-            except Deleted:
-                # Whoever began to delete it did not come to the end.
-                await self.registry.delete(topic, found.generation)
-                state.topic = None
-                raise not_found(topic) from None
-            except StaleGeneration:
-                record = await self.registry.read(topic)
-                if record is not None and record.generation > found.generation:
-                    continue
-                if self.around.clock.monotonic() > deadline:
-                    raise NoLeader(
-                        f"The record of topic '{topic}' is older than its log."
-                    ) from None
-                await self.around.clock.sleep(STALE_RECORD_PAUSE_S)
-            else:
-                return found, hold
-
-    def _window_start(self) -> RowId:
-        window_ms = self.around.settings.idempotency_window_ms
-        return first_row_at(self.around.clock.now_ms() - window_ms)
-
     def _lost(self, leader: TopicLeader) -> None:
         state = self.state(leader.topic.id)
         state.claimed_in_vain = 0 if leader.has_committed else min(state.claimed_in_vain + 1, 8)
+        if isinstance(leader.ended, Fenced):
+            self.around.tenure.fenced(state.id)
+        if self.around.is_clustered:
+            state.topic = None
+            log.info("topic let go", topic=str(state.id), why=str(leader.ended))
         if state.leader is leader:
             state.leader = None
             state.former = leader
-            self._start(self._hand_over(state))
+            self._start(self._hand_on(state))
         state.wake()
 
-    async def _hand_over(self, state: TopicState) -> None:
+    async def _hand_on(self, state: TopicState) -> None:
         """See to it that what a former leader left is taken up or answered."""
         with state.used():
             former = state.former
             if former is not None:
-                # Not under the lock: creating and deleting need not wait for a slow disk.
                 await former.quiet()
-            async with state.lock:
-                deadline = self.around.clock.monotonic() + REQUEST_DEADLINE_S
-                try:
+            deadline = self.deadline()
+            try:
+                async with self._claiming(state, deadline):
                     await self._settle(state, deadline)
                     if state.carried and state.leader is None:
-                        state.leader = await self._succeed(state, deadline)
-                except BrokerError as error:
-                    _fail(state.carried, error)
-                    state.carried = []
+                        await self._succeed(state, deadline)
+            except BrokerError as error:
+                fail(state.carried, error)
+                state.carried = []
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -293,7 +348,7 @@ class Leaders:
 
     async def _release(self, state: TopicState) -> None:
         """Finish what is under way and hand a topic's log off. A new use claims it again."""
-        async with state.lock:
+        async with state.claiming, state.lock:
             leader = state.leader
             if leader is None:
                 return
@@ -302,26 +357,44 @@ class Leaders:
                 return
             state.leader = None
             state.former = leader
-            try:
-                await self.around.store.release(leader.hold)
-            except BrokerError:
-                # The next claim does without: it adds a range instead of extending the last.
-                self.around.metrics.happened("release_failed")
+            await self._released(leader)
             leader.end(NoLeader("This node let go of the topic."))
-        self._start(self._hand_over(state))
+        self._start(self._hand_on(state))
+
+    async def _released(self, leader: TopicLeader) -> None:
+        try:
+            await self.around.store.release(leader.hold)
+        except BrokerError:
+            # The next claim does without: it adds a range instead of extending the last.
+            self.around.metrics.happened("release_failed")
+
+    # Handing over.
+
+    def topics_led(self) -> list[TopicId]:
+        """Return the topics that this node leads, or is about to."""
+        return [
+            state.id
+            for state in self.states.values()
+            if state.leader is not None or state.claiming.locked()
+        ]
+
+    def epochs(self) -> dict[TopicId, int]:
+        """Return the topics that this node leads, each with the epoch in which it does."""
+        led = (state.leader for state in self.states.values())
+        return {leader.topic.id: leader.epoch for leader in led if leader is not None}
+
+    async def hand_over(self, topics: Collection[TopicId]) -> None:
+        """Let go of those topics that another node should lead, in good order and bounded time."""
+        await self._handing_over.hand_over(
+            [self.states[topic] for topic in topics if topic in self.states]
+        )
 
     async def close(self) -> None:
         """Finish what is under way and hand every log off; nothing is led any more."""
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-        self._closing = True
+        self.claims.closing = True
         while any(state.leader is not None for state in self.states.values()):
             await self._release_all(list(self.states.values()))
         while self._tasks:
             await asyncio.wait(set(self._tasks))
-
-
-def _fail(writes: Iterable[Write], error: BrokerError) -> None:
-    for write in writes:
-        if not write.future.done():
-            write.future.set_exception(error)

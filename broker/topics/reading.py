@@ -57,6 +57,8 @@ class Reading:
         """Begin where the poll asks, or at the oldest message that lives."""
         self.blocked_by: int | None = None
         self.messages = 0
+        self.proven: object | None = None
+        """The leader that was shown to lead since this reading began: its cache may be read."""
         self._around = around
         self._topic = topic
         self._log = LogId(topic.id, topic.generation)
@@ -72,6 +74,11 @@ class Reading:
         self._payloads: list[bytes] = []
         self._blocks: list[bytes | memoryview] = []
         self._bytes = 0
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether it reads as a transaction does."""
+        return self._snapshot is not None
 
     def follow(self, topic: Topic) -> None:
         """Go by the topic as it is now, if it still is this one: its ttl may have changed."""

@@ -5,17 +5,26 @@ A record outlives its topic, so that the next generation of the name is higher. 
     {"generation": 2, "deleted": false, "properties": {"ttl": "604800"}, "token": "…"}
 
 The token is fresh with every write: when the outcome of a write is unknown, reading tells whose it is.
-In a standalone node this process is the only writer, and what it has read once it need not read again.
+In a standalone node this process is the only writer, and what it has read once it need not read again. In
+a cluster nothing is cached here: a topic's leader keeps what it read at its claim, whoever else needs a
+record reads it.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from broker.errors import OutcomeUnknown, StorageCorrupt, TopicExists, TopicNotFound
+from broker.errors import (
+    OutcomeUnknown,
+    StorageCorrupt,
+    TopicExists,
+    TopicNotFound,
+    UnavailableError,
+)
 from broker.model import Topic, TopicId, TransactionUse
 from broker.storage.keys import GENERATION_MAX, topic_prefix
 from broker.storage.ports import RecordStore
@@ -66,7 +75,10 @@ class TopicRegistry:
     """Topic records over a record store, cached."""
 
     def __init__(self, records: RecordStore, *, cached_max: int = 100_000) -> None:
-        """Start with nothing cached; over ``cached_max`` records the oldest read is forgotten."""
+        """Start with nothing cached; over ``cached_max`` records the oldest read is forgotten.
+
+        0 caches nothing.
+        """
         self._records = records
         self._cached_max = cached_max
         self._cached: dict[TopicId, TopicRecord] = {}
@@ -101,63 +113,69 @@ class TopicRegistry:
             del self._cached[next(iter(self._cached))]
 
     async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Write the record of the name's next generation. Raises TopicExists."""
-        token = secrets.token_hex(8)
-        for _ in range(PUT_TRIES_MAX):
-            record, version = await self._fetch(topic)
+        """Write the record of the name's next generation. Raises TopicExists, OutcomeUnknown."""
+
+        def created(record: TopicRecord | None) -> TopicRecord:
             if record is not None and not record.deleted:
-                if record.token == token:
-                    return record.topic(topic)
                 raise TopicExists(f"Topic {topic} already exists.")
             generation = 1 if record is None else record.generation + 1
             assert generation <= GENERATION_MAX
-            created = TopicRecord(generation, False, dict(properties), token)
-            if await self._put(topic, version, created):
-                return created.topic(topic)
-        raise OutcomeUnknown(f"Creating topic '{topic}' did not come to an end.")
+            return TopicRecord(generation, False, dict(properties))
+
+        return (await self._write(topic, created)).topic(topic)
 
     async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Replace the properties of a live topic. Raises TopicNotFound."""
-        return await self._change(topic, None, deleted=False, properties=dict(properties))
+        """Replace the properties of a live topic. Raises TopicNotFound, OutcomeUnknown."""
+
+        def updated(record: TopicRecord | None) -> TopicRecord:
+            if record is None or record.deleted:
+                raise not_found(topic)
+            return record._replace(properties=dict(properties))
+
+        return (await self._write(topic, updated)).topic(topic)
 
     async def delete(self, topic: TopicId, generation: int) -> None:
         """Mark one generation deleted; done already or superseded is fine too."""
+
+        def deleted(record: TopicRecord | None) -> TopicRecord:
+            if record is None or record.deleted or record.generation != generation:
+                raise not_found(topic)
+            return record._replace(deleted=True)
+
         try:
-            await self._change(topic, generation, deleted=True, properties=None)
+            await self._write(topic, deleted)
         except TopicNotFound:
             return
 
-    async def _change(
-        self,
-        topic: TopicId,
-        generation: int | None,
-        *,
-        deleted: bool,
-        properties: dict[str, str] | None,
-    ) -> Topic:
+    async def _write(
+        self, topic: TopicId, change: Callable[[TopicRecord | None], TopicRecord]
+    ) -> TopicRecord:
+        """Put what ``change`` makes of a record, once. What it raises goes to the caller.
+
+        Raises:
+            OutcomeUnknown: it may have been put, and another change may have come after it.
+        """
         token = secrets.token_hex(8)
+        doubt = _Doubt(topic)
         for _ in range(PUT_TRIES_MAX):
-            record, version = await self._fetch(topic)
+            with doubt.told():
+                record, version = await self._fetch(topic)
             if record is not None and record.token == token:
-                return record._replace(deleted=False).topic(topic)
-            if record is None or record.deleted:
-                raise not_found(topic)
-            if generation is not None and record.generation != generation:
-                raise not_found(topic)
-            kept = record.properties if properties is None else properties
-            changed = TopicRecord(record.generation, deleted, kept, token)
-            if await self._put(topic, version, changed):
-                return changed._replace(deleted=False).topic(topic)
+                return record
+            doubt.check(version)
+            changed = change(record)._replace(token=token)
+            try:
+                if await self._put(topic, version, changed):
+                    return changed
+            except OutcomeUnknown:
+                # Read again: the token there says whose it is.
+                doubt.begin(version)
         raise OutcomeUnknown(f"Changing topic '{topic}' did not come to an end.")
 
     async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
         # Until it is confirmed, nobody knows which value is there.
         self._cached.pop(topic, None)
-        try:
-            put = await self._records.put_if(record_key(topic), version, _encode(record))
-        except OutcomeUnknown:
-            # The caller reads again: its token there says that it was put.
-            return False
+        put = await self._records.put_if(record_key(topic), version, _encode(record))
         if put is None:
             return False
         self._remember(topic, record)
@@ -177,6 +195,41 @@ class TopicRegistry:
         """Return all records, of deleted topics too, as stored now."""
         found = await self._records.scan_prefix(RECORD_PREFIX)
         return [(_topic_of(key), _decode(key, record.value)) for key, record in found]
+
+
+class _Doubt:
+    """A put without an answer: as long as the record stays as it was, the same put may be made again.
+
+    Once it is another's, nobody can say whether mine came before: it must neither be made again, over a
+    change that was acknowledged, nor be called refused.
+    """
+
+    def __init__(self, topic: TopicId) -> None:
+        self._topic = topic
+        self._version: bytes | None = None
+        self._is_there = False
+
+    def begin(self, version: bytes | None) -> None:
+        """Note that a put upon this version may have been done, or be done yet."""
+        self._is_there, self._version = True, version
+
+    def check(self, version: bytes | None) -> None:
+        """Raise OutcomeUnknown if another's change came since."""
+        if self._is_there and version != self._version:
+            raise self._unknown()
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Let nothing be called refused that may have been done."""
+        try:
+            yield
+        except UnavailableError as error:
+            if self._is_there:
+                raise self._unknown() from error
+            raise
+
+    def _unknown(self) -> OutcomeUnknown:
+        return OutcomeUnknown(f"Whether topic '{self._topic}' was changed can't be found out.")
 
 
 def _topic_of(key: bytes) -> TopicId:

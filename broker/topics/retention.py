@@ -10,7 +10,8 @@ One sweep goes over all records, of deleted topics too, and over each topic in t
 A margin stands between what has expired and what is removed, so that a reader that judged a row alive
 a moment ago still finds it, and a record is read again just before it is acted upon: a stale view
 removes nothing. Everything goes in slices, between which other work has its turn. After a start, and
-after a jump of the clock, the sweeper rests: a wrong clock is harmless until something is removed.
+after a jump of the clock, the sweeper rests: a wrong clock is harmless until something is removed. In a
+cluster each node sweeps the topics that it should lead, what is left of deleted ones included.
 
 A payload log may go when its transaction can publish nothing more and what it published has expired:
 longest life of a transaction + ttl + margin after its last store or, if nothing was ever stored, its seal.
@@ -25,15 +26,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from broker import guards
-from broker.errors import BrokerError, TopicNotFound
-from broker.model import ROW_ID_MIN, RowId, Topic, TopicId, first_row_at, row_before, timestamp_of
+from broker.errors import BrokerError, ClockSkew, TopicNotFound
+from broker.leading.claims import ahead_ms
+from broker.model import (
+    POINTERS_PER_MS,
+    ROW_ID_MIN,
+    RowId,
+    Topic,
+    TopicId,
+    first_row_at,
+    row_before,
+    timestamp_of,
+)
 from broker.storage.control import Control, State
 from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 
 CLAIM_DEADLINE_S = 10.0
-POINTERS_PER_MS = 1_000_000
 
 
 @dataclass(slots=True)
@@ -86,6 +96,8 @@ class Sweeper:
         settings = leaders.around.settings
         self._rows_max = settings.sweep_rows_max
         self._life_max_ms = settings.transaction_life_max_s * 1000
+        self._has_compared = False
+        """Whether this sweep has compared the clocks."""
         self._swept: dict[TopicId, tuple[int, RowId]] = {}
         """Generation and pointer of topics when they were last swept to the end, in this process."""
 
@@ -94,18 +106,25 @@ class Sweeper:
         return self._around.settings.sweep_margin_ms if guards.holds("sweep-margin") else 0
 
     async def sweep(self) -> SweepReport:
-        """Sweep every topic once; stop at a topic's end if the clock jumps meanwhile."""
+        """Sweep every topic that this node should lead; stop at one's end if the clock jumps."""
         report = SweepReport()
+        self._has_compared = False
         steady_ms = self._around.clock.steady_ms()
         for topic, _ in await self._leaders.registry.all():
             steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
             if steady_ms < steady_before_ms and guards.holds("sweep-margin"):
                 report.rested = True
                 break
+            if not self._around.tenure.place(topic).here:
+                self._swept.pop(topic, None)
+                continue
             try:
                 await self.sweep_topic(topic, report)
             except TopicNotFound:
                 continue
+            except ClockSkew:
+                report.skipped += 1
+                break
             except BrokerError:
                 # Counted and reported; whatever it was, the next sweep begins from what is stored.
                 report.skipped += 1
@@ -152,6 +171,7 @@ class Sweeper:
             leader = await self._leaders.lead(topic.id, deadline)
         if leader.topic.generation != topic.generation:
             return
+        await self._compare_clocks(leader)
         for payload_log, found in payload_logs:
             if found.state is State.SEALED and payload_log.number is not None:
                 await leader.payloads.mark_published(payload_log.number)
@@ -160,6 +180,20 @@ class Sweeper:
         for payload_log, found in payload_logs:
             await self._sweep_payload_log(leader, payload_log, found, report)
         self._swept[topic.id] = (topic.generation, pointer)
+
+    async def _compare_clocks(self, leader: TopicLeader) -> None:
+        """Compare this clock with the storage's, once a sweep: by one that is ahead too much would go.
+
+        Claims do so, too, but the last one may be long ago. Raises ClockSkew.
+        """
+        if self._has_compared:
+            return
+        clock = self._around.clock
+        sent_ms = clock.now_ms()
+        server_ms = await leader.guarded(self._around.store.server_ms(leader.hold))
+        if server_ms is not None:
+            self._has_compared = True
+            self._leaders.claims.judge_clock(ahead_ms(server_ms, sent_ms, clock.now_ms()))
 
     def _is_over(self, control: Control, topic: Topic, now_ms: int) -> bool:
         return may_drop(

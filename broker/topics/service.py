@@ -1,4 +1,8 @@
-"""The topics of a node: what the interface calls. Writing goes through a leader; reading needs none."""
+"""The topics of a node: what the interface calls. Writing goes through a leader; reading needs none.
+
+In a cluster whatever changes a topic is refused by NotLeader where another node should lead it, and so is a
+poll that waits, since only a leader hears of commits. Polls that do not wait are right anywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,17 @@ from collections.abc import Awaitable, Mapping
 
 from broker.errors import (
     BadRequest,
+    BrokerError,
     Fenced,
-    Overloaded,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
     TopicExists,
     TransactionTooOld,
+    UnavailableError,
 )
 from broker.model import (
+    POINTERS_PER_MS,
     Poll,
     PublishRequest,
     RollbackRange,
@@ -29,12 +38,10 @@ from broker.topics.leaders import Leaders
 from broker.topics.reading import PollStream, Reading
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
-from broker.topics.state import TopicState
 from broker.topics.stats import TopicStats, topic_stats
 from broker.topics.surroundings import Surroundings
+from broker.topics.waiting import Wait, WaitingPolls
 from broker.topics.writer import Write
-
-POINTERS_PER_MS = 1_000_000
 
 
 class Topics:
@@ -44,17 +51,18 @@ class Topics:
         self, around: Surroundings, records: RecordStore, *, seed: int | None = None
     ) -> None:
         """Serve what the stores hold. ``seed`` makes the jitter of back-off repeatable."""
-        self.registry = TopicRegistry(records, cached_max=around.settings.topic_records_cached_max)
+        cached_max = 0 if around.is_clustered else around.settings.topic_records_cached_max
+        self.registry = TopicRegistry(records, cached_max=cached_max)
         self.around = around
         self.leaders = Leaders(around, self.registry, seed=seed)
         self._states = self.leaders.states
-        self._waiting = 0
-        self._draining = False
+        self._polls = WaitingPolls(self.leaders)
 
     # Administration.
 
     async def create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Create a topic, or the next generation of a deleted one. Raises TopicExists."""
+        """Create a topic, or the next generation of a deleted one. Raises TopicExists, NotLeader."""
+        self.leaders.must_be_here(topic)
         return await to_its_end(self._create(topic, properties))
 
     async def _create(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
@@ -70,8 +78,11 @@ class Topics:
                 return state.topic
 
     async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Replace a topic's properties. Raises TopicNotFound."""
+        """Replace a topic's properties. Raises TopicNotFound; NotLeader, NoLeader in a cluster."""
+        self.leaders.must_be_here(topic)
         await self.get(topic)
+        if self.around.is_clustered:
+            return await to_its_end(self._update_led(topic, properties))
         return await to_its_end(self._update(topic, properties))
 
     async def _update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
@@ -83,11 +94,40 @@ class Topics:
                     state.leader.topic = state.topic
                 return state.topic
 
+    async def _update_led(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+        """Change the record as the topic's leader, and make sure that the leader goes by it.
+
+        One that claims the log meanwhile may have read the record before. If it is this node, it reads it
+        again; if it is another, that one is told by the same change, to which NotLeader leads.
+        """
+        deadline = self.leaders.deadline()
+        state = self.leaders.state(topic)
+        with state.used():
+            leader = await self.leaders.lead(topic, deadline)
+            async with state.lock:
+                changed = await self.registry.update(topic, properties)
+                state.adopt(leader, changed)
+            try:
+                while not await leader.is_shown(with_edits=False):
+                    if self.around.clock.monotonic() >= deadline:
+                        raise NoLeader("nobody could be asked in time")
+                    leader = await self.leaders.lead(topic, deadline)
+                    async with state.lock:
+                        state.adopt(leader, await self.registry.get(topic))
+            except NotLeader:
+                raise
+            except BrokerError as error:
+                raise OutcomeUnknown(
+                    f"Whether the leader of topic '{topic}' goes by the change is unknown: "
+                    f"{error.message}"
+                ) from error
+            return changed
+
     async def get(self, topic: TopicId) -> Topic:
         """Return a topic. Raises TopicNotFound."""
         state = self._states.get(topic)
-        if state is not None and state.topic is not None:
-            return state.topic
+        if state is not None and (known := state.known) is not None:
+            return known
         return await self.leaders.learn(topic)
 
     async def list(self, namespace: str) -> list[str]:
@@ -95,7 +135,13 @@ class Topics:
         return await self.registry.names(namespace)
 
     async def delete(self, topic: TopicId) -> None:
-        """Delete a topic: first its log is fenced, then its record says so. Raises TopicNotFound."""
+        """Delete a topic: first its log is fenced, then its record says so.
+
+        Raises:
+            TopicNotFound: there is none.
+            NotLeader: another node should lead it; nothing was done.
+        """
+        self.leaders.must_be_here(topic)
         await self.get(topic)
         await to_its_end(self._delete(topic))
 
@@ -114,8 +160,18 @@ class Topics:
                     state.topic = None
                     if state.leader is not None:
                         state.leader.end(Fenced(f"Topic '{topic}' was deleted."))
-                await self.registry.delete(topic, found.generation)
+                await self._record_delete(found)
             state.wake()
+
+    async def _record_delete(self, found: Topic) -> None:
+        """Write the record of a topic whose log says already that it is deleted."""
+        try:
+            await self.registry.delete(found.id, found.generation)
+        except UnavailableError as error:
+            # Whoever uses the topic next brings it to its end, so it was not refused.
+            raise OutcomeUnknown(
+                f"Topic '{found.id}' is deleted once its record can be written: {error.message}"
+            ) from error
 
     # Publishing.
 
@@ -127,6 +183,7 @@ class Topics:
         Raises:
             BadRequest, TopicNotFound, TransactionTooOld, IdempotencyKeyReused: refused.
             Overloaded, NoLeader, StorageFull: not done; try again.
+            NotLeader: not done; another node should lead the topic.
             OutcomeUnknown: it may have been done.
         """
         state = self._states.get(topic)
@@ -151,6 +208,7 @@ class Topics:
                 "Empty payload is only allowed for publishing transactional message. "
                 f"Topic: {topic.entity}"
             )
+        self.leaders.must_be_here(topic)
         found = await self.get(topic)
         self._check(found, request, options)
 
@@ -168,6 +226,7 @@ class Topics:
             raise BadRequest(
                 f"Store request must be transactional with payload. Topic: {topic.entity}"
             )
+        self.leaders.must_be_here(topic)
         found = await self.get(topic)
         self._check(found, request, options)
 
@@ -177,13 +236,16 @@ class Topics:
 
         return await self.leaders.led(topic, attempt, options)
 
-    async def rollback(self, topic: TopicId, rollback: RollbackRange) -> int:
+    async def rollback(
+        self, topic: TopicId, rollback: RollbackRange, options: PublishOptions = NO_OPTIONS
+    ) -> int:
         """Mark a transaction's rows as rolled back; return how many there were."""
+        self.leaders.must_be_here(topic)
         await self.get(topic)
         if rollback.pointer < 0:
             # Negating a negative pointer would show again what was rolled back.
             raise BadRequest(f"{rollback.pointer} is no transaction's write pointer.")
-        return await self.leaders.led(topic, lambda leader: leader.rollback(rollback), NO_OPTIONS)
+        return await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
 
     def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
         if topic.transactions is TransactionUse.REQUIRED and request.pointer is None:
@@ -211,12 +273,20 @@ class Topics:
 
     # Consuming.
 
-    async def poll(self, topic: TopicId, poll: Poll, *, wait_s: float = 0.0) -> PollStream:
+    async def poll(
+        self, topic: TopicId, poll: Poll, *, wait_s: float = 0.0, anywhere: bool = False
+    ) -> PollStream:
         """Read a page; wait for one if there is nothing for this consumer and ``wait_s`` allows.
+
+        In a cluster a poll that waits does so where the topic is led, unless it may ``anywhere``: then,
+        for want of a leader, it looks into storage now and then.
 
         Raises:
             TopicNotFound, Overloaded, Unavailable: see there.
+            NotLeader: another node should lead the topic; ask that.
         """
+        if wait_s > 0 and not anywhere:
+            self.leaders.must_be_here(topic)
         found = await self.get(topic)
         state = self.leaders.state(topic)
         with state.used():
@@ -224,35 +294,14 @@ class Topics:
             seen = state.changes
             first = await state.next_page(reading)
             if not first and wait_s > 0:
-                first = await self._wait(state, found, reading, seen, wait_s)
+                wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s)
+                first = await self._polls.page(wait, seen, anywhere=anywhere)
             return PollStream(reading, first, state)
-
-    async def _wait(
-        self, state: TopicState, topic: Topic, reading: Reading, seen: int, wait_s: float
-    ) -> bytes:
-        """Wait for a change after the one numbered ``seen``, which the reading has covered."""
-        if self._waiting >= self.around.settings.waiting_polls_max:
-            raise Overloaded("Too many polls wait on this node. Try again.", retry_after_s=1)
-        self._waiting += 1
-        try:
-            deadline = self.around.clock.monotonic() + wait_s
-            while not self._draining and state.is_generation(topic.generation):
-                left_s = deadline - self.around.clock.monotonic()
-                if left_s <= 0 or not await state.changed(seen, left_s):
-                    break
-                seen = state.changes
-                reading.go_on()
-                page = await state.next_page(reading)
-                if page:
-                    return page
-            return b""
-        finally:
-            self._waiting -= 1
 
     @property
     def waiting_polls(self) -> int:
         """How many polls wait just now."""
-        return self._waiting
+        return self._polls.count
 
     async def browse(self, topic: TopicId, query: BrowseQuery) -> BrowsePage:
         """Look at messages without the rules of consuming."""
@@ -273,9 +322,7 @@ class Topics:
 
     def begin_drain(self) -> None:
         """Answer waiting polls, empty if need be, and let no further poll wait."""
-        self._draining = True
-        for state in self._states.values():
-            state.wake()
+        self._polls.drain()
 
     async def close(self) -> None:
         """Finish what is under way and hand every log off."""

@@ -14,7 +14,11 @@ class TopicSettings:
 
     transaction_life_max_s: int = 90_000
     """How old a write pointer may be when something is published or stored under it."""
+    request_deadline_s: float = 30.0
+    """How long a request may take that names no deadline of its own."""
     id_lead_ms_max: int = 1000
+    clock_skew_ms_max: int = 2000
+    """How far the clocks of this node and of the storage may differ at a claim."""
     batch_bytes_max: int = 8 * 1024 * 1024
     batch_rows_max: int = 20_000
     queued_requests_max: int = 10_000
@@ -44,11 +48,16 @@ class PublishOptions(NamedTuple):
 
     ``ttl_s``: these messages live that long, if it is shorter than the topic's. ``key``: the
     idempotency key. ``deadline``: monotonic seconds after which the request is refused.
+    ``is_fresh``: the key was made for this very request, which is sent under it for the first time:
+    storage need not be asked for it. ``epoch``: written under this epoch alone; under another one
+    this is not the leader that the sender means.
     """
 
     ttl_s: int | None = None
     key: str | None = None
     deadline: float | None = None
+    is_fresh: bool = False
+    epoch: int | None = None
 
 
 NO_OPTIONS = PublishOptions()

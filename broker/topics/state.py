@@ -33,6 +33,7 @@ class TopicState:
         "carried_generation",
         "changes",
         "claimed_in_vain",
+        "claiming",
         "former",
         "id",
         "leader",
@@ -55,8 +56,12 @@ class TopicState:
         self.carried_generation = 0
         self.claimed_in_vain = 0
         """How many leaders in a row ended before they had committed anything."""
+        self.claiming = asyncio.Lock()
+        """Held by who begins or ends this node's leading. Taken before ``lock``."""
         self.lock = asyncio.Lock()
-        self.waiting: set[asyncio.Future[None]] = set()
+        """Held by who changes the topic's record."""
+        self.waiting: dict[asyncio.Future[None], None] = {}
+        """In the order in which they came: so they are woken."""
         self.changes = 0
         self.users = 0
         self.touched = True
@@ -68,6 +73,13 @@ class TopicState:
         return self.leader.cache if self.leader is not None else None
 
     @property
+    def known(self) -> Topic | None:
+        """The topic, if what is known of it here holds: in a cluster only its leader can tell."""
+        if self.leader is None and self.around.is_clustered:
+            return None
+        return self.topic
+
+    @property
     def idle(self) -> bool:
         """Whether nobody uses it, waits on it, or has something under way."""
         return not (
@@ -76,6 +88,7 @@ class TopicState:
             or self.former is not None
             or self.carried
             or self.lock.locked()
+            or self.claiming.locked()
             or (self.leader is not None and self.leader.busy)
         )
 
@@ -88,6 +101,11 @@ class TopicState:
             yield
         finally:
             self.users -= 1
+
+    def adopt(self, leader: TopicLeader, recorded: Topic) -> None:
+        """Let a leader go by the record as it is now, unless that is of another generation."""
+        if leader.topic.generation == recorded.generation:
+            leader.topic = self.topic = recorded
 
     def is_generation(self, generation: int) -> bool:
         """Whether the topic still is the one that was looked up."""
@@ -106,12 +124,12 @@ class TopicState:
         if self.changes != seen:
             return True
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiting.add(change)
+        self.waiting[change] = None
         try:
             done, _ = await asyncio.wait((change,), timeout=seconds)
             return bool(done)
         finally:
-            self.waiting.discard(change)
+            self.waiting.pop(change, None)
 
     async def next_page(self, reading: Reading) -> bytes:
         """Return the next page of a reading, counting what it gives out."""
@@ -119,8 +137,25 @@ class TopicState:
         if self.topic is not None:
             reading.follow(self.topic)
         before = reading.messages
-        page = await reading.page(self.cache, PAGE_BYTES)
+        cache = self.cache
+        if cache is not None and self.around.is_clustered:
+            cache = await self._proven_cache(reading)
+        page = await reading.page(cache, PAGE_BYTES)
         count = reading.messages - before
         self.rates.polled(count)
         self.around.metrics.moved("poll", "/".join(self.id), count, len(page))
         return page
+
+    async def _proven_cache(self, reading: Reading) -> TopicCache | None:
+        """Return the cache if the control row, read since the reading began, shows that it is whole.
+
+        All of a reading's pages end where its first one found the pointer, so one proof is enough.
+        """
+        leader = self.leader
+        if leader is None:
+            return None
+        if reading.proven is not leader:
+            if not await leader.is_shown(with_edits=reading.has_snapshot):
+                return None
+            reading.proven = leader
+        return leader.cache if self.leader is leader else None

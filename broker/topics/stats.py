@@ -8,7 +8,7 @@ from broker.clock import Clock
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, MessageId, Topic, TopicId, row_before
 from broker.storage.control import State
 from broker.storage.keys import LogId
-from broker.topics.fetch import oldest_live
+from broker.topics.fetch import lives, oldest_live
 from broker.topics.surroundings import Surroundings
 
 RATE_WINDOW_S = 60.0
@@ -96,26 +96,33 @@ class TopicStats(NamedTuple):
 async def topic_stats(
     around: Surroundings, topic: Topic, rates: Rates, ahead_ms: int
 ) -> TopicStats:
-    """Collect a topic's numbers. A page of rows is counted; more than that is estimated."""
+    """Collect a topic's numbers.
+
+    A page of rows is counted; more than that is estimated, and so is what references refer to, for it
+    is not looked at.
+    """
     log = LogId(topic.id, topic.generation)
-    bound = row_before(oldest_live(around.clock.now_ms(), topic.ttl_ms))
+    now_ms = around.clock.now_ms()
+    bound = row_before(oldest_live(now_ms, topic.ttl_ms))
     page_rows = around.settings.page_rows_max
     page = await around.store.scan(
         log, bound, ROW_ID_MAX, rows_max=page_rows, bytes_max=around.settings.page_bytes_max
     )
     newest = await around.store.scan(log, bound, ROW_ID_MAX, rows_max=1, bytes_max=1, reverse=True)
-    exact = not page.more
+    rows = [row for row in page.rows if lives(row.id, row.lifetime_ms, now_ms, topic.ttl_ms)]
+    whole = not page.more
+    exact = whole and all(row.payload is not None for row in rows)
     estimate = await around.store.estimate(log)
-    counted = sum(len(row.payload or b"") for row in page.rows)
+    counted = sum(len(row.payload or b"") for row in rows)
     payload_logs = await around.store.payload_logs(topic.id, topic.generation)
     return TopicStats(
         topic.id,
         topic.generation,
-        len(page.rows) if exact else max(estimate.rows, len(page.rows)),
+        len(rows) if whole else max(estimate.rows, len(rows)),
         exact,
-        counted if exact else max(estimate.bytes, counted),
+        counted if whole else max(estimate.bytes, counted),
         exact,
-        page.rows[0].id + ROW_ID_MIN if page.rows else None,
+        rows[0].id + ROW_ID_MIN if rows else None,
         newest.rows[0].id + ROW_ID_MIN if newest.rows else None,
         rates.published_per_s,
         rates.polled_per_s,

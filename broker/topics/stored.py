@@ -25,8 +25,9 @@ from broker.storage.control import Control, State
 from broker.storage.ports import Batch, Hold
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
+from broker.topics.shared import SharedRead
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import KeyMark, LogWriter, Write, ends_hold
+from broker.topics.writer import KeyMark, LogWriter, Write, ends_hold, fail
 
 Result = TypeVar("Result")
 
@@ -49,7 +50,7 @@ class StoredPayloads:
         self._users: Counter[int] = Counter()
         self._references: dict[int, asyncio.Task[Published]] = {}
         self._marking: set[asyncio.Task[None]] = set()
-        self._confirming: asyncio.Task[None] | None = None
+        self._read_control = SharedRead(lambda: around.store.head(self._hold.log))
 
     @property
     def busy(self) -> bool:
@@ -86,23 +87,38 @@ class StoredPayloads:
         async with self._opened(number) as payloads:
             hold = payloads.writer.hold
             await payloads.writer.idle()
-            control = hold.control
-            if control.state is State.PUBLISHED:
-                return Published(control.published, control.published, number, replayed=True)
-            if control.state is State.DROPPED:
-                raise TransactionTooOld(f"The payloads of transaction {number} have expired.")
-            if control.state is State.SEALED:
-                found = await self._find_reference(number, control.sealed_at)
-                if found is not None:
-                    self._mark_later(hold, found)
-                    return Published(found, found, number, replayed=True)
-            elif guards.holds("seal-first"):
-                await self._guarded(self._around.store.seal(hold, self._hold.control.pointer))
+            before = await self._sealed_before(hold, number)
+            if before is not None:
+                return before
             future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
             write = Write(future, None, number, lifetime_ms=lifetime_ms, key=key)
             published = await self._messages.write(write)
             self._mark_later(hold, published.first)
             return published
+
+    async def _sealed_before(self, hold: Hold, number: int) -> Published | None:
+        """Seal a payload log; return the answer if its reference was published before.
+
+        What was known of the log may be old, so what decides is its control row as the seal left it.
+        """
+        control = hold.control
+        if control.state is State.OPEN:
+            if not guards.holds("seal-first"):
+                return None
+            at = self._hold.control.pointer
+            await self._guarded(self._around.store.seal(hold, at))
+            control = hold.control
+            if control.state is State.SEALED and control.sealed_at == at:
+                return None
+        if control.state is State.PUBLISHED:
+            return Published(control.published, control.published, number, replayed=True)
+        if control.state is State.DROPPED:
+            raise TransactionTooOld(f"The payloads of transaction {number} have expired.")
+        found = await self._find_reference(number, control.sealed_at)
+        if found is None:
+            return None
+        self._mark_later(hold, found)
+        return Published(found, found, number, replayed=True)
 
     async def _find_reference(self, number: int, at: RowId) -> RowId | None:
         """Look behind ``at`` for a reference that a crash left without its mark."""
@@ -161,7 +177,7 @@ class StoredPayloads:
             if options.key is None:
                 return await self._store(payloads, number, request, options, None)
             return await payloads.once(
-                options.key,
+                options,
                 request_hash(request, options),
                 number,
                 lambda mark: self._store(payloads, number, request, options, mark),
@@ -230,16 +246,8 @@ class StoredPayloads:
                 del self._logs[number]
 
     async def _confirm(self) -> None:
-        """Make sure, by a check begun after the call, that this leader still leads the topic."""
-        if self._confirming is None:
-            self._confirming = asyncio.ensure_future(self._still_leads())
-        await asyncio.shield(self._confirming)
-
-    async def _still_leads(self) -> None:
-        # Whoever asks from here on must wait for a check of its own: this one's read has begun.
-        await asyncio.sleep(0)
-        self._confirming = None
-        seen = await self._around.store.head(self._hold.log)
+        """Make sure, by a look at the control row begun after the call, that this leader leads yet."""
+        seen = await self._read_control()
         if (
             seen is None
             or seen.epoch != self._hold.epoch
@@ -288,9 +296,7 @@ class StoredPayloads:
     async def settled(self) -> None:
         """Wait until nothing is under way; give what certainly was not stored back to its callers."""
         for log in list(self._logs.values()):
-            for write in await log.writer.settled():
-                if not write.future.done():
-                    write.future.set_exception(Fenced("Not stored: the topic changed hands."))
+            fail(await log.writer.settled(), Fenced("Not stored: the topic changed hands."))
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""

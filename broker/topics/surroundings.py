@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from broker.clock import Clock
+from broker.leading.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
 from broker.storage.ports import LogStore
 from broker.topics.cache import CacheBudget
@@ -25,9 +28,21 @@ class QueueBudget:
 class Surroundings:
     """What all leaders of a node share."""
 
-    __slots__ = ("cache", "clock", "instance", "metrics", "owner", "queue", "settings", "store")
+    __slots__ = (
+        "cache",
+        "clock",
+        "instance",
+        "is_clustered",
+        "metrics",
+        "owner",
+        "queue",
+        "settings",
+        "skewed",
+        "store",
+        "tenure",
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Each is named by its callers.
         self,
         store: LogStore,
         clock: Clock,
@@ -35,15 +50,25 @@ class Surroundings:
         *,
         owner: str,
         instance: int | None = None,
+        tenure: Tenure = EVERYTHING,
         metrics: Metrics | None = None,
+        skewed: Callable[[int], None] | None = None,
     ) -> None:
-        """``owner`` names this incarnation of this node; ``instance`` is None when standalone."""
+        """``owner`` names this incarnation of this node; ``instance`` is None when standalone.
+
+        ``tenure`` says which topics it may claim. ``skewed`` is told, at each claim that finds this
+        clock too far off, by how many ms it is ahead of the storage's (negative: behind).
+        """
         self.store = store
         self.clock = clock
         self.settings = settings
         self.owner = owner
         self.instance = instance
+        self.tenure = tenure
+        self.is_clustered = instance is not None or tenure is not EVERYTHING
+        """Whether other nodes may lead the same topics."""
         self.metrics = metrics or Metrics(owner)
+        self.skewed = skewed or _ignored
         self.cache = CacheBudget(settings.cache_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
 
@@ -64,3 +89,7 @@ class Surroundings:
             window_ms=self.settings.idempotency_window_ms,
             keys_max=self.settings.idempotency_keys_max,
         )
+
+
+def _ignored(_: int) -> None:
+    """Nobody asked to be told."""

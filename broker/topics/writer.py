@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 
 from broker import guards
 from broker.errors import (
+    BodyTooLarge,
     BrokerError,
     Fenced,
     OutcomeUnknown,
@@ -46,7 +47,6 @@ class Write:
     """One request on its way into a log.
 
     ``payloads`` None is a reference row. ``key`` is there if it came with an idempotency key.
-    ``rows`` is how many ids it takes, ``size`` what it counts for in queues.
     ``rows`` is how many ids it takes, ``size`` what it counts for in queues.
     """
 
@@ -121,6 +121,7 @@ class LogWriter:
         self._rows_max = min(around.settings.batch_rows_max, self.ids.at_once_max)
         self._around = around
         self._store = around.store
+        self._row_bytes_max = around.store.row_bytes_max
         self._clock = around.clock
         self._settings = around.settings
         self._budget = around.queue
@@ -149,11 +150,14 @@ class LogWriter:
         """Queue a request; its future gets the outcome.
 
         Raises:
+            BodyTooLarge: the store can't hold one of its messages.
             Fenced: the hold is done.
             Overloaded: the queue is full.
         """
         if self.closed:
             raise Fenced(f"Nobody leads topic '{self.hold.log.topic}' just now.")
+        if write.size > self._row_bytes_max:
+            self._check_sizes(write)
         queue, budget = self._queue, self._budget
         if len(queue) >= self._settings.queued_requests_max:
             raise Overloaded("Too many publishes to this topic wait. Try again.", retry_after_s=1)
@@ -165,6 +169,13 @@ class LogWriter:
             self._scheduled = True
             self._loop.call_soon(self._flush)
         return write.future
+
+    def _check_sizes(self, write: Write) -> None:
+        if any(len(payload) > self._row_bytes_max for payload in write.payloads or ()):
+            raise BodyTooLarge(
+                f"A message of more than {self._row_bytes_max} bytes can't be stored. "
+                "Send it in parts."
+            )
 
     def take_over(self, writes: Sequence[Write]) -> None:
         """Queue what a former writer of the log did not store; it was let in once already."""
@@ -280,18 +291,19 @@ class LogWriter:
                 await self._confirmed(self._confirm)
         except RequestError as error:
             # Refused before anything was sent: the hold goes on.
-            _fail(writes, error)
+            fail(writes, error)
         except Fenced as error:
             # Nothing of it counts, so whoever takes the log next may have it, in the same order.
             self._returned[number] = writes
             self.close(error)
         except BrokerError as error:
-            _fail(writes, error)
-            self.close(error)
+            fail(writes, error)
+            if ends_hold(error, self.hold):
+                self.close(error)
         except BaseException as error:
             # A bug, or the loop going down: whatever was sent may have been stored.
             unknown = OutcomeUnknown(f"The write was interrupted: {error!r}.")
-            _fail(writes, unknown)
+            fail(writes, unknown)
             self.close(unknown)
             raise
         else:
@@ -376,7 +388,8 @@ def _answer(writes: list[Write], batch: Batch) -> None:
         start = end
 
 
-def _fail(writes: list[Write], error: BrokerError) -> None:
+def fail(writes: Iterable[Write], error: BrokerError) -> None:
+    """Answer those requests with an error that have no answer yet."""
     for write in writes:
         if not write.future.done():
             write.future.set_exception(error)

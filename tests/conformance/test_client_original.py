@@ -156,7 +156,7 @@ async def test_refusals_have_names(client: Client, topic: str) -> None:
     with pytest.raises(BodyTooLarge):
         await client.publish(topic, b"x" * (65 << 20))
     with pytest.raises(NotFound):
-        await client._read(_unknown_path())
+        await client.ask(_unknown_path())
     await client.publish(topic, b"the connections still work")
 
 

@@ -15,10 +15,11 @@ import thriftpy2
 from typing_extensions import override
 
 from broker.clock import SystemClock
-from broker.storage.cells import Columns, RowCells, Table
-from broker.storage.hbase import IDL, Address, Gateway
+from broker.storage.cells import Columns, RowCells, Scanned, Table
+from broker.storage.hbase import IDL, Address, Gateways
 from broker.storage.hbase_cells import HBaseCells
 from broker.storage.hbase_records import HBaseRecordStore
+from broker.storage.hbase_schema import HBaseAdmin, Schema
 from broker.storage.ports import Record
 from broker.storage.tables import TableLogStore
 from broker.testing.contract.log_lifecycle import LogStoreContract
@@ -27,7 +28,7 @@ from broker.testing.servers import HBaseServer, thrift2_idl
 
 pytestmark = pytest.mark.integration
 
-PREFIX = f"contract_{secrets.token_hex(4)}_"
+SCHEMA = Schema("default", f"contract_{secrets.token_hex(4)}_")
 CALL_S = 30.0
 NUMBERS = itertools.count()
 
@@ -35,8 +36,8 @@ NUMBERS = itertools.count()
 class Apart(HBaseCells):
     """Cells in which every namespace begins with the same mark."""
 
-    def __init__(self, gateway: Gateway, mark: bytes) -> None:
-        super().__init__(gateway, PREFIX)
+    def __init__(self, gateway: Gateways, mark: bytes) -> None:
+        super().__init__(gateway, SCHEMA)
         self._mark = mark
 
     @override
@@ -56,12 +57,37 @@ class Apart(HBaseCells):
 
     @override
     async def scan(
+        self,
+        table: Table,
+        start: bytes,
+        stop: bytes,
+        *,
+        rows_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+        columns: Sequence[bytes] | None = None,
+    ) -> Scanned:
+        rows, more = await super().scan(
+            table,
+            self._mark + start,
+            self._mark + stop,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+            reverse=reverse,
+            columns=columns,
+        )
+        return Scanned(
+            [RowCells(row.key.removeprefix(self._mark), row.columns) for row in rows], more
+        )
+
+    @override
+    async def keys(
         self, table: Table, start: bytes, stop: bytes, *, rows_max: int, reverse: bool = False
-    ) -> list[RowCells]:
-        rows = await super().scan(
+    ) -> list[bytes]:
+        keys = await super().keys(
             table, self._mark + start, self._mark + stop, rows_max=rows_max, reverse=reverse
         )
-        return [RowCells(row.key.removeprefix(self._mark), row.columns) for row in rows]
+        return [key.removeprefix(self._mark) for key in keys]
 
     @override
     async def delete(self, table: Table, keys: Sequence[bytes]) -> None:
@@ -76,8 +102,8 @@ class Apart(HBaseCells):
 class RecordsApart(HBaseRecordStore):
     """Records whose keys begin with the same mark."""
 
-    def __init__(self, gateway: Gateway, mark: bytes) -> None:
-        super().__init__(gateway, PREFIX, SystemClock(), call_s=CALL_S)
+    def __init__(self, gateway: Gateways, mark: bytes) -> None:
+        super().__init__(gateway, SCHEMA, SystemClock(), call_s=CALL_S)
         self._mark = mark
 
     @override
@@ -95,8 +121,8 @@ class RecordsApart(HBaseRecordStore):
 
 
 @pytest.fixture
-async def gateway(hbase_server: HBaseServer) -> AsyncIterator[Gateway]:
-    opened = Gateway([Address("127.0.0.1", hbase_server.thrift2_port)])
+async def gateway(hbase_server: HBaseServer) -> AsyncIterator[Gateways]:
+    opened = Gateways([Address("127.0.0.1", hbase_server.thrift2_port)])
     yield opened
     await opened.close()
 
@@ -108,13 +134,13 @@ def mark() -> bytes:
 
 class TestLogs(LogStoreContract):
     @pytest.fixture
-    async def harness(self, gateway: Gateway, mark: bytes) -> "LogHarness":
-        await HBaseCells(gateway, PREFIX).create(regions=4)
+    async def harness(self, gateway: Gateways, mark: bytes) -> "LogHarness":
+        await HBaseAdmin(gateway, SCHEMA).init(regions=4)
         return LogHarness(gateway, mark)
 
 
 class LogHarness:
-    def __init__(self, gateway: Gateway, mark: bytes) -> None:
+    def __init__(self, gateway: Gateways, mark: bytes) -> None:
         self._gateway = gateway
         self._mark = mark
 
@@ -124,19 +150,18 @@ class LogHarness:
 
 class TestRecords(RecordStoreContract):
     @pytest.fixture
-    async def harness(self, gateway: Gateway, mark: bytes) -> "RecordHarness":
+    async def harness(self, gateway: Gateways, mark: bytes) -> "RecordHarness":
         return RecordHarness(gateway, mark)
 
 
 class RecordHarness:
-    def __init__(self, gateway: Gateway, mark: bytes) -> None:
+    def __init__(self, gateway: Gateways, mark: bytes) -> None:
         self._gateway = gateway
         self._mark = mark
 
     async def open(self) -> HBaseRecordStore:
-        records = RecordsApart(self._gateway, self._mark)
-        await records.create()
-        return records
+        await HBaseAdmin(self._gateway, SCHEMA).init(regions=4)
+        return RecordsApart(self._gateway, self._mark)
 
     async def close(self) -> None:
         pass

@@ -24,6 +24,7 @@ DEADLINE_S = 120
 # Run elsewhere, and where.
 ELSEWHERE = {
     "make demo": "test_the_demonstration_runs",
+    "make cluster": "tests/integration/test_local_cluster.py",
     "make serve": "test_serving_from_make_runs_until_it_is_told_to_stop",
     "make test": "what runs this very test",
 }
@@ -86,9 +87,11 @@ def test_commands_succeed(page, block, broker, environment, tmp_path):
 def test_programs_run(page, block, broker, environment, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(there(block, broker))
-    endless = "client.tail(" in block
+    is_test = "def test_" in block
+    endless = "client.tail(" in block and not is_test
+    command = [sys.executable, "-u", *(("-m", "pytest", "-q") if is_test else ()), str(program)]
     with subprocess.Popen(
-        [sys.executable, "-u", str(program)],
+        command,
         cwd=tmp_path,
         env=environment,
         stdout=subprocess.PIPE,
@@ -101,8 +104,8 @@ def test_programs_run(page, block, broker, environment, tmp_path):
             process.terminate()
             assert first, f"{page}: printed nothing\n{process.communicate(timeout=DEADLINE_S)[1]}"
         else:
-            _, errors = process.communicate(timeout=DEADLINE_S)
-            assert process.returncode == 0, f"{page}:\n{errors}"
+            printed, errors = process.communicate(timeout=DEADLINE_S)
+            assert process.returncode == 0, f"{page}:\n{printed}{errors}"
 
 
 def test_every_page_with_commands_is_looked_at():
@@ -126,12 +129,35 @@ def test_the_demonstration_refuses_to_show_nothing(tmp_path, content):
     assert "make demo INPUT=file" in done.stderr
 
 
-def run_demonstration(folder: Path, content: bytes | None) -> subprocess.CompletedProcess[str]:
+CHANGES_A_BYTE = """
+import runpy
+from broker.client import Client
+
+async def poll(*arguments, honest=Client.poll, **named):
+    messages = await honest(*arguments, **named)
+    messages[7] = messages[7]._replace(payload=messages[7].payload[:-1] + b"?")
+    return messages
+
+Client.poll = poll
+runpy.run_path("scripts/demo.py", run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_the_demonstration_fails_when_one_byte_differs(tmp_path):
+    done = run_demonstration(tmp_path, b"a line\n" * 20, "-c", CHANGES_A_BYTE)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "differs from the input at line 8 (20 lines went in, 20 came back)" in done.stderr
+
+
+def run_demonstration(
+    folder: Path, content: bytes | None, *program: str
+) -> subprocess.CompletedProcess[str]:
     source = folder / "input.log"
     if content is not None:
         source.write_bytes(content)
     return subprocess.run(
-        [sys.executable, "scripts/demo.py"],
+        [sys.executable, *(program or ("scripts/demo.py",))],
         cwd=ROOT,
         env={**os.environ, "INPUT": str(source), "STAY": ""},
         capture_output=True,

@@ -179,7 +179,9 @@ def test_a_store_is_made_checked_swept_and_mended(tmp_path: Path) -> None:
         assert process.stop() == 0
     report = json.loads(storage("check", str(data), "--json").stdout)
     assert (report["problems"], report["rows"]) == ([], 2)
-    assert storage("sweep", str(data)).returncode == 0
+    swept = storage("sweep", str(data), "--json")
+    assert (swept.returncode, swept.stderr) == (0, "")
+    assert json.loads(swept.stdout)["topics"] == 1
     assert storage("repair", str(data), str(tmp_path / "mended")).returncode == 0
     assert storage("repair", str(data), str(tmp_path / "mended")).returncode == 1
     (data / "db" / "CURRENT").unlink()

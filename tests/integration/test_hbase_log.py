@@ -13,10 +13,12 @@ import pytest
 
 from broker import guards
 from broker.clock import SystemClock
+from broker.config import Durability
 from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.hbase import Address, Gateway
+from broker.storage.hbase import Address, Gateways
 from broker.storage.hbase_cells import HBaseCells
+from broker.storage.hbase_schema import HBaseAdmin, Schema
 from broker.storage.keys import LogId
 from broker.storage.ports import Batch, Hold, Segment
 from broker.storage.tables import TableLogStore
@@ -30,12 +32,14 @@ DEADLINE_S = 90
 
 
 @asynccontextmanager
-async def opened(server: HBaseServer) -> AsyncIterator[TableLogStore]:
+async def opened(
+    server: HBaseServer, durability: Durability = Durability.FSYNC
+) -> AsyncIterator[TableLogStore]:
     """A log store with tables of its own."""
-    gateway = Gateway([Address("127.0.0.1", server.thrift2_port)])
-    cells = HBaseCells(gateway, f"log_{secrets.token_hex(4)}_")
-    await cells.create(regions=2)
-    yield TableLogStore(cells, SystemClock(), call_s=60)
+    gateway = Gateways([Address("127.0.0.1", server.thrift2_port)])
+    schema = Schema("default", f"log_{secrets.token_hex(4)}_", durability)
+    await HBaseAdmin(gateway, schema).init(regions=2)
+    yield TableLogStore(HBaseCells(gateway, schema), SystemClock(), call_s=60)
     await gateway.close()
 
 
@@ -70,23 +74,42 @@ def counted(report: Path) -> int:
     return sum(int(calls) for calls in lines)
 
 
+async def commits(store: TableLogStore, first: int = 0) -> None:
+    """Append one batch after the other: each is two synced writes, rows and control row."""
+    hold = await store.claim(LOGS[0], "a")
+    for number in range(first + 1, first + COMMITS + 1):
+        await store.append(hold, batch(1000 * number, 5))
+
+
+def demand_synced(report: Path, commits: int) -> None:
+    """What is acknowledged is on disk: no commit shares its syncs with another that came later."""
+    assert counted(report) >= 2 * commits, f"{counted(report)} syncs for {commits} commits"
+
+
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-async def test_rows_and_commits_are_synced(
+async def test_rows_and_commits_are_synced_unless_durability_says_otherwise(
     hbase_server: HBaseServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second count is what a store that leaves a sync out looks like to the first."""
+    """The demand must fail for stores that leave a sync out, or all of them."""
     monkeypatch.setenv("BROKER_TESTING", "1")
+    synced, rows_unsynced, flushed = (tmp_path / name for name in ("one", "two", "three"))
     async with opened(hbase_server) as store:
-        hold = await store.claim(LOGS[0], "a")
-        async with syncs_counted(hbase_server, tmp_path / "synced"):
-            for number in range(1, COMMITS + 1):
-                await store.append(hold, batch(1000 * number, 5))
-        async with syncs_counted(hbase_server, tmp_path / "unsynced"):
+        async with syncs_counted(hbase_server, synced):
+            await commits(store)
+        async with syncs_counted(hbase_server, rows_unsynced):
             with guards.without("row-sync"):
-                for number in range(COMMITS + 1, 2 * COMMITS + 1):
-                    await store.append(hold, batch(1000 * number, 5))
-    assert counted(tmp_path / "synced") >= 2 * COMMITS
-    assert COMMITS <= counted(tmp_path / "unsynced") < 2 * COMMITS
+                await commits(store, COMMITS)
+    async with (
+        opened(hbase_server, Durability.FLUSHED) as store,
+        syncs_counted(hbase_server, flushed),
+    ):
+        await commits(store)
+    demand_synced(synced, COMMITS)
+    for report in (rows_unsynced, flushed):
+        with pytest.raises(AssertionError, match=f"syncs for {COMMITS} commits"):
+            demand_synced(report, COMMITS)
+    assert counted(rows_unsynced) >= COMMITS
+    assert counted(flushed) < COMMITS
 
 
 class Writer:

@@ -11,7 +11,7 @@ from broker.topics.state import TopicState
 SEEDS = 100
 CHUNK = 20
 ENOUGH = 12
-"""Seeds among which a missing guard is found."""
+"""Seeds among which a missing guard is found, and with it nothing."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,24 +36,33 @@ def test_no_seed_shows_anything_wrong(first: int) -> None:
     assert unknown > CHUNK // 2
 
 
-def found_within(names: set[str]) -> bool:
-    return any(simulate(seed).verdict.names & names for seed in range(1, ENOUGH + 1))
+@pytest.mark.simulation
+@pytest.mark.timeout(300)
+def test_a_clock_within_the_margin_makes_no_sweep_remove_what_lives() -> None:
+    for seed in range(1, ENOUGH + 1):
+        outcome = simulate(seed, "swept")
+        assert outcome.verdict.is_valid, f"{outcome.command}\n{outcome.verdict}"
+
+
+def found_within(names: set[str], plan: str = "usual") -> bool:
+    return any(simulate(seed, plan).verdict.names & names for seed in range(1, ENOUGH + 1))
 
 
 @pytest.mark.simulation
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("guard", "names"),
+    ("guard", "names", "plan"),
     [
-        ("ids-rise", {"changed_read", "skipped", "old_rows", "reordered", "id_reused"}),
-        ("dedupe", {"two_answers", "duplicated"}),
-        ("seal-first", {"payloads_changed", "payloads_lost"}),
-        ("pointer-tag", {"rolled_back_read"}),
+        ("ids-rise", {"changed_read", "skipped", "old_rows", "reordered", "id_reused"}, "usual"),
+        ("dedupe", {"two_answers", "duplicated"}, "usual"),
+        ("seal-first", {"payloads_changed", "payloads_lost"}, "usual"),
+        ("pointer-tag", {"rolled_back"}, "usual"),
+        ("sweep-margin", {"expired_early"}, "swept"),
     ],
 )
-def test_a_guard_taken_away_is_found(guard: str, names: set[str]) -> None:
+def test_a_guard_taken_away_is_found(guard: str, names: set[str], plan: str) -> None:
     with guards.without(guard):
-        assert found_within(names)
+        assert found_within(names, plan)
 
 
 @pytest.mark.simulation
@@ -65,7 +74,7 @@ def test_a_wake_up_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.simulation
 def test_expired_messages_that_are_shown_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("broker.topics.reading.oldest_live", lambda now_ms, ttl_ms: bytes(10))
-    assert found_within({"expired_read"})
+    assert found_within({"expired_late"})
 
 
 @pytest.mark.simulation

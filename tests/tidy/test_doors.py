@@ -18,12 +18,18 @@ TEST_KIT = "broker/testing/*"
 DOORS = {
     "aiohttp": ["broker/api/*", "broker/client/transport.py", "broker/net.py", TEST_KIT],
     "async_solipsism": [TEST_KIT],
-    "click": ["broker/cli.py", "broker/cli/*"],
-    "happybase": ["broker/storage/hbase*.py"],
-    "httptools": ["broker/client/connection.py"],
+    "click": [
+        "broker/cli.py",
+        "broker/cli/*",
+        "chaos/cli.py",
+        "chaos/*command.py",
+        "chaos/telling.py",
+    ],
+    "httptools": ["broker/net.py"],
     "hypothesis": [TEST_KIT],
     "jsonschema": [TEST_KIT],
-    "kazoo": ["broker/coordination/zookeeper.py"],
+    "kazoo": ["broker/coordination/zookeeper.py", "chaos/sessions.py"],
+    "matplotlib": ["chaos/plots.py"],
     "multidict": [TEST_KIT],  # Of aiohttp.
     "orjson": ["broker/api/*"],
     "plyvel": ["broker/storage/leveldb.py"],
@@ -33,9 +39,9 @@ DOORS = {
     "pytest": [TEST_KIT],
     "rich": ["broker/cli.py", "broker/cli/*"],
     "structlog": ["broker/logs.py"],
-    "tenacity": ["broker/storage/hbase*.py", "broker/coordination/zookeeper.py"],
+    "tenacity": ["broker/routing/*"],
     "thriftpy2": ["broker/storage/hbase*.py"],
-    "typing_extensions": [ANYWHERE],
+    "typing_extensions": [ANYWHERE, "chaos/*"],
     "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*"],
     "yarl": ["broker/client/transport.py", TEST_KIT],  # Of aiohttp.
 }
@@ -51,7 +57,11 @@ def foreign_imports(source: str) -> Iterator[str]:
             names = [node.module or ""]
         for name in names:
             package = name.partition(".")[0]
-            if package not in sys.stdlib_module_names and package not in ("broker", "__future__"):
+            if package not in sys.stdlib_module_names and package not in (
+                "broker",
+                "chaos",
+                "__future__",
+            ):
                 yield package
 
 
@@ -64,7 +74,7 @@ def strays(name: str, source: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", tracked("broker/*.py"))
+@pytest.mark.parametrize("name", tracked("broker/*.py", "chaos/*.py"))
 def test_packages_come_in_by_their_doors(name: str) -> None:
     assert strays(name, text(name)) == [], "use the module that is its door, or open one in DOORS"
 

@@ -46,6 +46,7 @@ def test_the_contracts_hold(copy: Path) -> None:
         ("model.py", "def late():\n    import broker.topics.ids", "Layers"),
         ("client/__init__.py", "import broker.storage.keys", "The client rests on"),
         ("topics/ids.py", "import broker.testing", "The test kit"),
+        ("cli/chaos.py", "import chaos.run", "The verifier"),
         ("topics/ids.py", "import time", "Pure modules"),
     ],
 )

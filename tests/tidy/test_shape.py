@@ -20,7 +20,7 @@ LONG = {
     "broker/testing/contract/log_store.py": "one suite, read from top to bottom",
 }
 
-SOURCES = tracked("broker/*.py", "scripts/*.py", "examples/*.py", "benchmarks/*.py")
+SOURCES = tracked("broker/*.py", "scripts/*.py", "examples/*.py", "benchmarks/*.py", "chaos/*.py")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -3,7 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import Config, ConfigError, LimitsConfig, ServerConfig, TopicsConfig, iter_keys
+from broker.config import (
+    ClusterConfig,
+    Config,
+    ConfigError,
+    Durability,
+    HBaseConfig,
+    LimitsConfig,
+    ServerConfig,
+    TopicsConfig,
+    iter_keys,
+    parse_address,
+)
 from broker.settings import load
 
 
@@ -52,6 +63,28 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
         ({"topics": TopicsConfig(topic_ttl_default_s=2**31)}, "topics.topic_ttl_default_s"),
         ({"limits": LimitsConfig(body_inflated_bytes_max=1024)}, "limits.body_inflated_bytes_max"),
         ({"limits": LimitsConfig(queued_bytes_max=1024)}, "limits.queued_bytes_max"),
+        ({"cluster": ClusterConfig(zookeeper_hosts=("zk:2181",))}, "hbase.hbase_gateways"),
+        ({"cluster": ClusterConfig(instance_id=256)}, "cluster.instance_id"),
+        ({"cluster": ClusterConfig(zookeeper_root="broker")}, "cluster.zookeeper_root"),
+        (
+            {"cluster": ClusterConfig(advertised_url="node1:8080")},
+            "cluster.advertised_url: 'node1:8080'",
+        ),
+        (
+            {"cluster": ClusterConfig(peer_urls={"http://a:1": "http://"})},
+            "cluster.peer_urls: 'http://'",
+        ),
+        (
+            {
+                "server": ServerConfig(host="0.0.0.0"),
+                "cluster": ClusterConfig(zookeeper_hosts=("zk:2181",)),
+                "hbase": HBaseConfig(hbase_gateways=("h:9090",)),
+            },
+            "cluster.advertised_url must be set where server.host = '0.0.0.0'",
+        ),
+        ({"hbase": HBaseConfig(hbase_regions=257)}, "hbase.hbase_regions"),
+        ({"hbase": HBaseConfig(hbase_gateways=("here",))}, "hbase.hbase_gateways: 'here'"),
+        ({"hbase": HBaseConfig(hbase_gateways=("here:x",))}, "hbase.hbase_gateways: 'here:x'"),
     ],
 )
 def test_a_contradiction_names_its_key(changes, named) -> None:
@@ -64,3 +97,23 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
         Config(server=ServerConfig(port=-1, headers_max=0))
     assert "server.port" in str(raised.value)
     assert "server.headers_max" in str(raised.value)
+
+
+def test_a_node_with_zookeeper_is_one_of_a_cluster() -> None:
+    assert not Config().cluster.is_on
+    flags = {
+        "cluster.zookeeper_hosts": "zk1:2181, zk2:2181",
+        "hbase.hbase_gateways": "h:9090",
+        "hbase.durability": "flushed",
+        "cluster.instance_id": "7",
+    }
+    config = load(flags=flags).config
+    assert config.cluster.is_on
+    assert config.cluster.zookeeper_hosts == ("zk1:2181", "zk2:2181")
+    assert config.cluster.instance_id == 7
+    assert config.hbase.durability is Durability.FLUSHED
+
+
+def test_addresses() -> None:
+    assert parse_address("host:80") == ("host", 80)
+    assert parse_address("[::1]:80") == ("::1", 80)

@@ -36,6 +36,18 @@ def test_a_guard_is_away_for_a_block_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert guards.holds("token")
 
 
+def test_a_process_is_told_by_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    guards.switch_off_named({})
+    assert not guards.switched_off()
+    with pytest.raises(RuntimeError, match="BROKER_TESTING=1"):
+        guards.switch_off_named({guards.VARIABLE: "token"})
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    guards.switch_off_named({guards.VARIABLE: "token, edits,"})
+    assert guards.switched_off() == {"token", "edits"}
+    with pytest.raises(ValueError, match="tokem"):
+        guards.switch_off_named({guards.VARIABLE: "tokem"})
+
+
 def test_a_guard_comes_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROKER_TESTING", "1")
     with pytest.raises(KeyError), guards.without("token"):

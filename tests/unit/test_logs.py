@@ -195,3 +195,14 @@ def test_a_nonblocking_descriptor_gets_every_line() -> None:
     assert sink.dropped == 0
     os.close(reading)
     os.close(writing)
+
+
+def test_lines_can_be_taken_instead_of_written(file: Path) -> None:
+    taken: list[tuple[str, dict[str, object]]] = []
+    with into(file):
+        with logs.taken(lambda event, fields: taken.append((event, dict(fields)))):
+            logs.get_logger(node=7).info("topic claimed", epoch=3)
+        logs.get_logger().info("written again")
+    assert taken == [("topic claimed", {"node": 7, "epoch": 3})]
+    assert "topic claimed" not in file.read_text()
+    assert "written again" in file.read_text()

@@ -1,71 +1,61 @@
 """Checkers: what a history shows to be wrong.
 
-Each is a function from the calls of one topic's history to violations, linear or n log n, because every
-payload is unique and the order of the log is visible. A verdict is *valid* only if there was something
-to check; ``check`` says *unknown* for a history without acknowledged publishes or without a final read.
+``check`` judges a history that is in memory, ``Judge`` one of any length, line by line and by segments.
+Both are one pass: every payload is unique and the order of the log is visible, so nothing has to be
+searched for. A verdict is *valid* only if there was something to check; it is *unknown* for a history
+without acknowledged publishes, or if a topic that owes something was not read to its end.
 
-The last read of a history whose process is ``final`` is the log as it ended: after healing, everything
-that was acknowledged must be in it.
+The last reads of a history, whose process is ``final``, are the log as it ended: after healing,
+everything that was acknowledged must be in it.
+
+==================  ========================================================================================
+lost_prefix         acknowledged and not there at the end: before all of its publisher's that are there
+lost_middle         ... between those that are
+lost_tail           ... behind them
+duplicated          a payload stands at two ids
+phantom             nobody asked for it
+refused_but_stored  every request for it was definitely refused
+old_rows            a topic that was made anew shows what was published before
+reordered           against real time: it was acknowledged before an earlier row was asked for
+publisher_order     one publisher's messages stand in another order than it published them
+torn                a request's rows are apart, not in order or not all there, or at other ids than answered
+id_reused           an id is two payloads'
+two_answers         one key, two answers
+two_epochs          an epoch acknowledges what was asked after a later one had acknowledged
+written_after_delete  acknowledged though it was asked when the topic had been deleted
+changed_read        a row that one read shows is missing in another that covers it
+divergence          ... of another node; or nodes show different logs at the end
+skipped, backward   a consumer was led past a row, or back
+time_addressing     what was asked for by time is not exactly what was published then or later
+misordered          an answer's rows are not in order
+out_of_range        an answer has rows that were not asked for, or too many
+unreadable          the log can't be read at the end
+expired_early       gone while it lived; expired_late: shown long after its life
+floor_lowered       a floor was acknowledged, and is lower at the end
+rolled_back         shown as published after its rollback; phantom_rollback: as rolled back without one
+payloads_changed    what a reference shows changes; payloads_lost: it lacks what was stored
+dirty_read          a reader saw what its snapshot excludes, or what stands behind an open transaction
+lost_visible        a reader did not see what its snapshot includes
+half_transaction    a committed transaction is not visible whole, or an undone one is
+unavailable         nothing was acknowledged for longer than promised
+lost_update         a compare-and-set went by another's; stale_value: an older value than was known
+phantom_value       a register holds what nobody wrote
+==================  ========================================================================================
 """
 
-from __future__ import annotations
+from broker.testing.checkers.judge import NAMES, Judge, check, judge_segments
+from broker.testing.checkers.tables import DiskTables, MemoryTables
+from broker.testing.checkers.violations import Promises, Verdict, Violation, total
 
-from collections.abc import Callable, Sequence
-
-from broker.testing.checkers.log import (
-    duplicated,
-    id_reused,
-    lost,
-    phantom,
-    reordered,
-    torn,
-    two_answers,
-    two_epochs,
-    written_after_delete,
-)
-from broker.testing.checkers.reads import (
-    changed_read,
-    cursor,
-    floor_lowered,
-    time_addressing,
-    unreadable,
-)
-from broker.testing.checkers.transactions import payloads_changed, rolled_back
-from broker.testing.checkers.violations import Verdict, Violation
-from broker.testing.history import Call
-
-Checker = Callable[[Sequence[Call]], list[Violation]]
-
-ALL: tuple[Checker, ...] = (
-    lost,
-    duplicated,
-    phantom,
-    reordered,
-    id_reused,
-    torn,
-    two_epochs,
-    two_answers,
-    written_after_delete,
-    changed_read,
-    cursor,
-    time_addressing,
-    unreadable,
-    floor_lowered,
-    rolled_back,
-    payloads_changed,
-)
-
-
-def check(calls: Sequence[Call]) -> Verdict:
-    """Run every checker over each topic of a history."""
-    violations: list[Violation] = []
-    for topic in sorted({call.topic for call in calls}):
-        of_topic = [call for call in calls if call.topic == topic]
-        for checker in ALL:
-            violations += checker(of_topic)
-    acknowledged = any(call.op == "publish" and call.is_ok for call in calls)
-    ended = any(call.process == "final" and call.is_ok for call in calls)
-    return Verdict(tuple(violations), is_known=acknowledged and ended)
-
-
-__all__ = ["ALL", "Checker", "Verdict", "Violation", "check"]
+__all__ = [
+    "NAMES",
+    "DiskTables",
+    "Judge",
+    "MemoryTables",
+    "Promises",
+    "Verdict",
+    "Violation",
+    "check",
+    "judge_segments",
+    "total",
+]

@@ -1,11 +1,14 @@
-"""What checkers find, and the facts about a history that several of them need."""
+"""What checkers find, and the verdicts that are made of it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-from broker.testing.history import Call, of
+KEPT_MAX: Final = 200
+"""How many violations of one name are kept; all are counted."""
 
 
 class Violation(NamedTuple):
@@ -13,14 +16,19 @@ class Violation(NamedTuple):
 
     name: str
     detail: str
+    place: int = -1
+    """The line of the history at which it shows; -1 if that is its end."""
 
 
 class Verdict(NamedTuple):
-    """The judgement of a history."""
+    """The judgement of a history, or of a part of one."""
 
     violations: tuple[Violation, ...]
     is_known: bool
     """False if the history shows too little to call it valid."""
+    counts: Mapping[str, int] = {}  # A mapping has no way to be changed.
+    """What happened, by name; ``found.NAME`` counts all violations of a name, ``longest…`` are the
+    longest of all, and everything else adds up."""
 
     @property
     def is_valid(self) -> bool:
@@ -32,58 +40,72 @@ class Verdict(NamedTuple):
         """The names of what was found."""
         return {violation.name for violation in self.violations}
 
-
-class Seen(NamedTuple):
-    """A row as a read showed it."""
-
-    id: str
-    payload: str | None
-    pointer: int | None
-
-
-def rows_of(read: Call) -> list[Seen]:
-    """Return the rows that a read was answered with."""
-    return [Seen(*row) for row in read.told.get("rows", [])]
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``json.dumps`` takes."""
+        return {
+            "valid": self.is_valid if self.is_known or self.violations else "unknown",
+            "violations": [violation._asdict() for violation in self.violations],
+            "counts": dict(sorted(self.counts.items())),
+        }
 
 
-def reads_of(calls: Sequence[Call], generation: int | None = None) -> list[Call]:
-    """Return the answered reads, of one generation or all."""
-    return [
-        call
-        for call in of(calls, "read")
-        if call.is_ok and generation in (None, call.asked["generation"])
-    ]
+def total(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict of several: of the segments of a history, or of several histories.
 
-
-def generations_of(calls: Sequence[Call]) -> list[int]:
-    """Return the generations of a topic's history, in order."""
-    return sorted({call.asked["generation"] for call in calls if "generation" in call.asked})
-
-
-class Final(NamedTuple):
-    """The log as a history ended."""
-
-    rows: dict[str, Seen]
-    floor: str
-    generation: int
-
-
-def final_of(calls: Sequence[Call]) -> Final | None:
-    """Return the log as the reads of the process ``final`` show it; None if there are none.
-
-    Several pages are one read; of several generations the newest counts.
+    It is known only if each of them is, and if there is one.
     """
-    reads = [read for read in reads_of(calls) if read.process == "final"]
-    if not reads:
-        return None
-    generation = max(read.asked["generation"] for read in reads)
-    rows: dict[str, Seen] = {}
-    floor = ""
-    for read in reads:
-        if read.asked["generation"] == generation:
-            rows.update((row.id, row) for row in rows_of(read))
-            floor = max(floor, read.told["floor"])
-    return Final(rows, floor, generation)
+    several = list(verdicts)
+    counts: Counter[str] = Counter()
+    for verdict in several:
+        for name, number in verdict.counts.items():
+            longest = name.startswith("longest")
+            counts[name] = max(counts[name], number) if longest else counts[name] + number
+    return Verdict(
+        tuple(violation for verdict in several for violation in verdict.violations),
+        is_known=bool(several) and all(verdict.is_known for verdict in several),
+        counts=dict(counts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """What is promised of a run beyond what always holds; None is not judged.
+
+    Attributes:
+        early_ms: a message that lives is shown until so long before the end of its life.
+        late_ms: a message that has expired is shown at most for so long after the end of its life.
+        unavailable_ms: while nothing is broken, or a fault that promises no other time lasts, each
+            topic that is asked acknowledges something again within this time.
+    """
+
+    early_ms: int | None = 0
+    late_ms: int | None = None
+    unavailable_ms: int | None = None
+
+
+class Findings:
+    """Collects violations and counts of the segment that is being judged."""
+
+    def __init__(self) -> None:
+        """Begin a segment in which nothing was found."""
+        self.violations: list[Violation] = []
+        self.counts: Counter[str] = Counter()
+
+    def add(self, name: str, detail: str, place: int | None = None) -> None:
+        """Note a violation, at a line of the history."""
+        self.counts[f"found.{name}"] += 1
+        if self.counts[f"found.{name}"] <= KEPT_MAX:
+            self.violations.append(Violation(name, detail, -1 if place is None else place))
+
+    def longest(self, name: str, value: int) -> None:
+        """Keep the greatest value."""
+        self.counts[name] = max(self.counts[name], value)
+
+    def taken(self, *, is_known: bool) -> Verdict:
+        """Return the verdict of the segment, and begin the next one."""
+        verdict = Verdict(tuple(self.violations), is_known, dict(self.counts))
+        self.violations, self.counts = [], Counter()
+        return verdict
 
 
 def spot(what: str, **facts: Any) -> str:

@@ -12,13 +12,14 @@ whose server is not there raises ``ServerMissing``, whose message is the command
     TmsServer        CDAP's own messaging server on LevelDB: the oracle, and a peer
     JavaClient       CDAP's own client, unmodified, driven from Python
     HBaseServer      ZooKeeper, HBase and both Thrift gateways in one JVM
+    HBaseGateway     one more Thrift-2 gateway of that
     ZooKeeperServer  one ZooKeeper
     RedisServer, KafkaServer     peers of the benchmarks, set to acknowledge after a sync
     ToxiproxyServer  a proxy whose connections can be made slow, silent or dead
 """
 
 from broker.testing.servers.cache import ServerMissing
-from broker.testing.servers.hbase import HBaseServer, thrift2_idl
+from broker.testing.servers.hbase import HBaseGateway, HBaseServer, thrift2_idl
 from broker.testing.servers.javaclient import JavaClient, JavaError, JavaTopics, RollbackHandle
 from broker.testing.servers.kafka import KafkaServer
 from broker.testing.servers.process import Server, ServerFailed, free_ports
@@ -28,6 +29,7 @@ from broker.testing.servers.toxiproxy import ToxiproxyServer
 from broker.testing.servers.zookeeper import ZooKeeperServer
 
 __all__ = [
+    "HBaseGateway",
     "HBaseServer",
     "JavaClient",
     "JavaError",

@@ -1,4 +1,4 @@
-"""Fetch servers into the cache: Maven for the Java ones, Go for Toxiproxy, apt for Redis.
+"""Fetch servers into the cache, by Maven, Go and apt: whatever each comes by.
 
 Every recipe is idempotent, needs no network once its result is cached, and tells in one line what
 is missing when it can't be followed. Maven is asked offline first: with its own store warm that
@@ -7,6 +7,7 @@ takes seconds and no registry.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -15,13 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from broker.testing.servers import cache, jvm, toxiproxy
+from broker.testing.servers import archive, cache, compose, jvm, toxiproxy
 from broker.testing.servers.cache import ServerMissing
-from broker.testing.servers.process import program
+from broker.testing.servers.hbase import HBaseServer
+from broker.testing.servers.process import ServerFailed, program
 
 Report = Callable[[str], None]
 
 _MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
+_COMPOSE = "github.com/docker/compose/v2"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _PROGRESS_S = 5.0
 
@@ -66,6 +69,26 @@ def _fetch_maven(name: str, report: Report) -> None:
     cache.build(target, make)
     count, size = _jars(target)
     report(f"{name}: {count} jars, {size >> 20} MB, {time.monotonic() - began:.0f} s")
+
+
+def _fetch_hbase(name: str, report: Report) -> None:
+    _fetch_maven(name, report)
+    target = archive.target()
+    if target.is_dir():
+        return
+    report(f"{name}: starting it once, to keep its classes ready to be mapped")
+
+    def make(folder: Path) -> None:
+        archive.pack_own()
+        with HBaseServer(jvm_options=(*jvm.QUICK, "-Xmx768m", archive.RECORDING)) as server:
+            archive.write(server, folder)
+
+    began = time.monotonic()
+    try:
+        cache.build(target, make)
+        report(f"{name}: kept, {time.monotonic() - began:.0f} s")
+    except (ServerFailed, subprocess.SubprocessError) as error:
+        report(f"{name}: they are not, so each start takes longer: {error}")
 
 
 def _copy_jars(name: str, project: Path, folder: Path, report: Report) -> None:
@@ -129,6 +152,50 @@ def _fetch_toxiproxy(name: str, report: Report) -> None:
 
     cache.build(target, make)
     report(f"{name}: {(target / 'server').stat().st_size >> 20} MB")
+
+
+def _fetch_compose(name: str, report: Report) -> None:
+    """Build docker-compose from a copy of its source: ``go install`` refuses a module like it."""
+    target = cache.place(name, compose.VERSION)
+    if target.is_dir():
+        report(f"{name}: cached")
+        return
+    go = program("go", "golang-go")
+    report(f"{name}: building with Go (some minutes of a processor, once)")
+    log = _log_of(name)
+
+    def make(folder: Path) -> None:
+        module = f"{_COMPOSE}@v{compose.VERSION}"
+        downloaded = _output([go, "mod", "download", "-json", module], log)
+        source = folder / "source"
+        # Go's own copy can't be written to, and is not where a build may leave things.
+        shutil.copytree(json.loads(downloaded)["Dir"], source, copy_function=shutil.copyfile)
+        for directory in (source, *(path for path in source.rglob("*") if path.is_dir())):
+            directory.chmod(0o755)
+        command = [go, f"-C={source}", "build", "-trimpath", "-ldflags", "-s -w"]
+        environment = {**os.environ, "GOFLAGS": "-buildvcs=false"}
+        built = _run(
+            [*command, "-o", str(folder / "docker-compose"), "./cmd"],
+            log,
+            lambda line: report(f"{name}: {line}"),
+            environment=environment,
+        )
+        if built != 0:
+            raise ServerMissing(f"Go could not build it; see {log}")
+        shutil.rmtree(source)
+
+    cache.build(target, make)
+    report(f"{name}: {(target / 'docker-compose').stat().st_size >> 20} MB")
+
+
+def _output(command: Sequence[str], log: Path) -> str:
+    with log.open("ab") as errors:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, check=False
+        )
+    if done.returncode != 0:
+        raise ServerMissing(f"{' '.join(command[:3])} failed (is there a network?); see {log}")
+    return done.stdout.decode()
 
 
 def _fetch_redis(name: str, report: Report) -> None:
@@ -195,6 +262,10 @@ def _check_toxiproxy(name: str) -> None:
     toxiproxy.binary()
 
 
+def _check_compose(name: str) -> None:
+    compose.binary()
+
+
 def _check_redis(name: str) -> None:
     program("redis-server", "redis-server")
 
@@ -210,8 +281,9 @@ _MAVEN = Recipe(_fetch_maven, _check_maven)
 
 RECIPES: Mapping[str, Recipe] = {
     "tms": _MAVEN,
-    "hbase": _MAVEN,
+    "hbase": Recipe(_fetch_hbase, _check_maven),
     "kafka": _MAVEN,
     "redis": Recipe(_fetch_redis, _check_redis),
     "toxiproxy": Recipe(_fetch_toxiproxy, _check_toxiproxy),
+    "compose": Recipe(_fetch_compose, _check_compose),
 }

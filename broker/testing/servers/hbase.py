@@ -23,12 +23,12 @@ from xml.sax.saxutils import escape
 
 from typing_extensions import override
 
-from broker.testing.servers import jvm
+from broker.testing.servers import archive, jvm
 from broker.testing.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports
 
 _IDL = "org/apache/hadoop/hbase/thrift2/hbase.thrift"
 
-_JVM = (
+JVM = (
     "-Dorg.apache.hbase.thirdparty.io.netty.tryReflectionSetAccessible=true",
     "-Djava.net.preferIPv4Stack=true",
     "-Xss512k",
@@ -130,17 +130,17 @@ class HBaseServer(Server):
 
     @override
     def command(self) -> Sequence[str]:
-        folder = jvm.installed("hbase")
         configuration = self.folder / "conf"
         configuration.mkdir(exist_ok=True)
         (configuration / "hbase-site.xml").write_text(site_xml({**self._site(), **self._overrides}))
         (configuration / "log4j.properties").write_text(LOG4J)
         return [
             jvm.java(),
-            *_JVM,
+            *JVM,
             *self._jvm_options,
+            *archive.sharing(),
             "-cp",
-            jvm.class_path(folder, first=[configuration]),
+            archive.class_path(configuration),
             "AllInOne",
             str(self.thrift1_port),
             str(self.thrift2_port),
@@ -148,9 +148,8 @@ class HBaseServer(Server):
 
     @override
     def answers(self) -> bool:
-        return _replies(self.thrift1_port, b"getTableNames", b"") and _replies(
-            self.thrift2_port, b"getTableNamesByNamespace", _text_field(1, b"default")
-        )
+        thrift1 = _replies(HOST, self.thrift1_port, b"getTableNames", b"")
+        return thrift1 and gateway_answers(HOST, self.thrift2_port)
 
     def _site(self) -> Mapping[str, str]:
         return {
@@ -163,6 +162,53 @@ class HBaseServer(Server):
             "hbase.master.port": str(self._master_port),
             "hbase.regionserver.port": str(self._region_server_port),
         }
+
+
+class HBaseGateway(Server):
+    """One more Thrift-2 gateway of an HBase that runs: to be killed, or set up differently.
+
+    Attributes:
+        port: Where it listens.
+
+    Args:
+        server: The HBase that it leads to.
+        overrides: Keys of hbase-site.xml, over ``SITE``.
+    """
+
+    name: ClassVar[str] = "hbase-gateway"
+
+    def __init__(self, server: HBaseServer, *, overrides: Mapping[str, str] | None = None) -> None:
+        super().__init__()
+        self._overrides = dict(overrides or {})
+        self._zookeeper_port = server.zookeeper_port
+        (self.port,) = free_ports(1)
+
+    @override
+    def command(self) -> Sequence[str]:
+        configuration = self.folder / "conf"
+        configuration.mkdir(exist_ok=True)
+        site = {
+            **SITE,
+            "hbase.zookeeper.property.clientPort": str(self._zookeeper_port),
+            **self._overrides,
+        }
+        (configuration / "hbase-site.xml").write_text(site_xml(site))
+        (configuration / "log4j.properties").write_text(LOG4J)
+        return [
+            jvm.java(),
+            *JVM,
+            *jvm.QUICK,
+            "-Xmx128m",
+            *archive.sharing(),
+            "-cp",
+            archive.class_path(configuration),
+            "org.apache.hadoop.hbase.thrift2.ThriftServer",
+            *("start", "-p", str(self.port), "-b", HOST, "--infoport", "-1"),
+        ]
+
+    @override
+    def answers(self) -> bool:
+        return gateway_answers(HOST, self.port)
 
 
 def site_xml(properties: Mapping[str, str]) -> str:
@@ -191,14 +237,23 @@ def thrift2_idl() -> Path:
     return definition
 
 
+def gateway_answers(host: str, port: int) -> bool:
+    """Whether a Thrift-2 gateway answers a call that goes through to the master.
+
+    Raises:
+        OSError: Nothing listens, or it stays silent.
+    """
+    return _replies(host, port, b"getTableNamesByNamespace", _text_field(1, b"default"))
+
+
 def _text_field(number: int, value: bytes) -> bytes:
     return struct.pack(">bhi", 11, number, len(value)) + value
 
 
-def _replies(port: int, method: bytes, arguments: bytes) -> bool:
+def _replies(host: str, port: int, method: bytes, arguments: bytes) -> bool:
     """Whether a Thrift server answers this call with a result, not with an exception."""
     call = struct.pack(">Ii", 0x8001_0001, len(method)) + method + struct.pack(">i", 1)
-    with socket.create_connection((HOST, port), timeout=2 * ASK_TIMEOUT_S) as connection:
+    with socket.create_connection((host, port), timeout=2 * ASK_TIMEOUT_S) as connection:
         connection.sendall(call + arguments + b"\0")
         with connection.makefile("rb") as stream:
             head = stream.read(8 + len(method) + 4)

@@ -13,11 +13,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from typing_extensions import override
 
 from broker.testing.servers import jvm
-from broker.testing.servers.process import HOST, start_child, tied_to_us
+from broker.testing.servers.process import HOST, Child, start_child, tied_to_us
 
 _STOP_TIMEOUT_S = 10.0
 _ACCESS = jvm.opens("java.lang")
@@ -49,13 +50,15 @@ class RollbackHandle:
     end_sequence_id: int
 
 
-class JavaClient:
+class JavaClient(Child):
     """The JVM with the client in it; a context manager, usable from several threads in turn.
 
     Args:
         log_path: Where its standard error goes; thrown away without it.
         jvm_options: Heap and compiler.
     """
+
+    name = "the Java client"
 
     def __init__(
         self,
@@ -66,26 +69,8 @@ class JavaClient:
         self._log_path = log_path or Path("/dev/null")
         self._jvm_options = tuple(jvm_options)
         self._turn = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def pid(self) -> int:
-        """The process id of the JVM."""
-        assert self._process is not None, "the Java client was never started"
-        return self._process.pid
-
+    @override
     def start(self) -> None:
         """Start the JVM.
 
@@ -99,16 +84,23 @@ class JavaClient:
                 tied_to_us(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
             )
 
+    @override
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    @override
     def close(self) -> None:
         """End the input, by which the JVM ends, and wait for it; kill it if it does not."""
         if self._process is None:
             return
-        process, self._process = self._process, None
         try:
-            process.communicate(timeout=_STOP_TIMEOUT_S)
+            self._process.communicate(timeout=_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+            self.kill()
+        self._process = None
 
     def at(self, port: int, *, host: str = HOST, namespace: str = "default") -> JavaTopics:
         """The client's calls for one server and namespace."""

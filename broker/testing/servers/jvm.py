@@ -57,5 +57,9 @@ def installed(name: str) -> Path:
 
 def class_path(folder: Path, *, first: Iterable[Path] = ()) -> str:
     """The class path of a fetched project: ``first``, its own classes, then its jars in order."""
-    jars = [folder / "lib" / name for name in (folder / "classpath").read_text().split()]
-    return ":".join(str(entry) for entry in (*first, folder / "classes", *jars))
+    return ":".join(str(entry) for entry in (*first, folder / "classes", *jars(folder)))
+
+
+def jars(folder: Path) -> list[Path]:
+    """The jars of a fetched project, in Maven's order."""
+    return [folder / "lib" / name for name in (folder / "classpath").read_text().split()]

@@ -23,13 +23,15 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, ClassVar, Self
+
+from typing_extensions import override
 
 from broker.testing.servers.cache import ServerMissing
 
@@ -105,7 +107,48 @@ def start_child(
     return _STARTER.submit(start).result()
 
 
-class Server(abc.ABC):
+class Child(abc.ABC):
+    """A child process as a context manager: started on the way in, ended on the way out."""
+
+    name: ClassVar[str]
+    _process: subprocess.Popen[bytes] | None = None
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Start it, and return when it can be used."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End it as a crash would. Idempotent."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it, and leave nothing behind. Idempotent."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id, also of one that has ended."""
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.pid
+
+
+class Server(Child):
     """A server process that is started, asked, stopped, and may be started again.
 
     A subclass gives the command and the question. ``start`` after ``stop`` or ``kill`` starts the
@@ -118,7 +161,6 @@ class Server(abc.ABC):
         environment: The whole environment of the process, instead of ours.
     """
 
-    name: ClassVar[str]
     ready_timeout_s: ClassVar[float] = 60.0
     stop_timeout_s: ClassVar[float] = 10.0
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
@@ -137,7 +179,6 @@ class Server(abc.ABC):
         self.start_s = 0.0
         self._cpu = cpu
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
 
     @abc.abstractmethod
     def command(self) -> Sequence[str]:
@@ -147,33 +188,6 @@ class Server(abc.ABC):
     def answers(self) -> bool:
         """Ask the server something real; an OSError counts as *not yet*."""
 
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.kill()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    @property
-    def running(self) -> bool:
-        """Whether the process is there."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def pid(self) -> int:
-        """The process id, also of a server that has ended."""
-        assert self._process is not None, f"{self.name} was never started"
-        return self._process.pid
-
     @property
     def memory_bytes(self) -> int:
         """Resident memory of the process now."""
@@ -182,6 +196,7 @@ class Server(abc.ABC):
                 return int(line.split()[1]) * 1024
         return 0
 
+    @override
     def start(self) -> None:
         """Start the process and return when it answers.
 
@@ -201,6 +216,7 @@ class Server(abc.ABC):
         """End the process in good order; kill it if that takes too long. Idempotent."""
         self._end(self.stop_signal)
 
+    @override
     def kill(self) -> None:
         """End the process as a crash would. Idempotent."""
         self._end(signal.SIGKILL)
@@ -213,6 +229,7 @@ class Server(abc.ABC):
         """Let a frozen process go on."""
         self._signal(signal.SIGCONT)
 
+    @override
     def close(self) -> None:
         """Stop, and remove the folder if it was a temporary one. Idempotent."""
         self.stop()
@@ -239,20 +256,45 @@ class Server(abc.ABC):
             self._process.wait()
 
     def _await_answer(self, process: subprocess.Popen[bytes], deadline: float) -> None:
-        said = "it answered, but not what it should"
-        while True:
-            try:
-                # Asked in this order: a stranger may answer on the port of a server that died.
-                if self.answers() and process.poll() is None:
-                    return
-            except OSError as error:
-                said = repr(error)
-            if process.poll() is not None:
-                raise self._failure(f"ended with code {process.returncode}")
-            if time.monotonic() > deadline:
-                raise self._failure(f"did not answer in {self.ready_timeout_s:.0f} s ({said})")
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_S)
+        def ended() -> str | None:
+            return None if process.poll() is None else f"ended with code {process.returncode}"
+
+        failed = await_answer(self.answers, ended, deadline)
+        if failed is not None:
+            raise self._failure(failed)
 
     def _failure(self, what: str) -> ServerFailed:
         return ServerFailed(f"{self.name} {what}; the end of {self.log_path}:\n{self.log_tail()}")
+
+
+def await_answer(
+    answers: Callable[[], bool], ended: Callable[[], str | None], deadline: float
+) -> str | None:
+    """Ask until the answer is yes.
+
+    Args:
+        answers: The question; an OSError counts as *not yet*.
+        ended: How the process that should answer has ended, None while it lives.
+        deadline: When to give up, as ``time.monotonic`` tells.
+
+    Returns:
+        None for yes, else what went wrong.
+    """
+    began = time.monotonic()
+    said = "it answered, but not what it should"
+    pause = threading.Event()
+    while True:
+        answered = False
+        try:
+            answered = answers()
+        except OSError as error:
+            said = repr(error)
+        # Asked in this order: a stranger may answer on the port of a server that died.
+        end = ended()
+        if end is not None:
+            return end
+        if answered:
+            return None
+        if time.monotonic() > deadline:
+            return f"did not answer in {deadline - began:.0f} s ({said})"
+        pause.wait(_POLL_S)

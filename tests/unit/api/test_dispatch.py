@@ -1,12 +1,16 @@
+import logging
+from collections.abc import Iterator
+
 import pytest
+import structlog
 from multidict import CIMultiDict
 from structlog.testing import capture_logs
 
 from broker.api.access import Action
 from broker.api.replies import Reply
 from broker.api.request import Names
-from broker.errors import Forbidden, StorageCorrupt
-from broker.testing.serving import Broker, topic_path
+from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
+from broker.testing.serving import Broker, Http, topic_path
 
 
 async def test_every_handler_stands_behind_authorize() -> None:
@@ -18,7 +22,7 @@ async def test_every_handler_stands_behind_authorize() -> None:
 
     broker = Broker(authorize=refuse)
     for route in broker.dispatch.router.routes:
-        target = route.template.format(namespace="n", topic="t", service="s")
+        target = route.template.format(namespace="n", topic="t", service="s", node="1")
         reply = await broker.call(route.method, target)
         assert (reply.status, reply.headers["Broker-Error"]) == (403, "forbidden"), route
         assert asked[-1][1] is route.action
@@ -51,6 +55,42 @@ async def test_corrupt_storage_is_told_and_logged(
         reply = await broker.call("GET", topic_path("t"))
     assert (reply.status, reply.headers["Broker-Error"]) == (500, "storage_corrupt")
     assert [line["event"] for line in lines] == ["storage corrupt"]
+
+
+@pytest.fixture
+def every_level() -> Iterator[None]:
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.usefixtures("every_level")
+async def test_what_is_refused_is_found_by_the_request_s_id(broker: Broker, http: Http) -> None:
+    with capture_logs() as lines:
+        await http("GET", topic_path("no"), headers={"X-Request-Id": "mine-1"})
+        await http("GET", "/no/such/path", headers={"X-Request-Id": "mine-2"})
+        await http("GET", topic_path("t"), headers={"X-Request-Id": "mine-3"})
+    told = [(line["event"], line["log_level"], line["request_id"], line["code"]) for line in lines]
+    assert told == [
+        ("request refused", "debug", "mine-1", "topic_not_found"),
+        ("request refused", "debug", "mine-2", "not_found"),
+    ]
+
+
+async def test_an_unknown_outcome_is_a_warning(
+    broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OutcomeUnknown("the disk went away")
+
+    monkeypatch.setattr(broker.topics, "publish", fail)
+    with capture_logs() as lines:
+        publish = topic_path("t", "publish")
+        reply = await http("POST", publish, b"x", {"Content-Type": "text/plain"})
+    (line,) = lines
+    assert (line["event"], line["log_level"]) == ("outcome unknown", "warning")
+    assert line["request_id"] == reply.headers["X-Request-Id"]
 
 
 async def test_a_refusal_before_the_handler_ends_the_connection(broker: Broker) -> None:

@@ -2,11 +2,13 @@ import asyncio
 import json
 
 import pytest
+from multidict import CIMultiDict
 
+from broker.api.replies import Reply, Stream
 from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire.blocks import END, PollDecoder
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}
@@ -53,6 +55,23 @@ async def test_a_long_reply_is_many_chunks_of_whole_blocks(broker: Broker) -> No
     assert [m.payload for m in got] == payloads
     as_json = await broker.call("POST", POLL, b"{}", JSON)
     assert [m["payload"].encode() for m in as_json.json] == payloads
+
+
+@pytest.mark.parametrize("count", [1, 1_000])
+async def test_a_large_page_is_sent_as_it_was_read_and_a_small_one_at_once(
+    broker: Broker, count: int
+) -> None:
+    body = avro.encode_publish_request(PublishRequest(None, [b"x" * 256] * count))
+    assert (await broker.call("POST", PUBLISH, body, AVRO)).status == 200
+    answer = await broker.dispatch.call("POST", POLL, CIMultiDict(AVRO), avro.encode_poll(Poll()))
+    if count == 1:
+        assert isinstance(answer, Reply)
+        return
+    assert isinstance(answer, Stream)
+    page, end = [chunk async for chunk in answer.chunks]
+    assert end == END
+    decoder = PollDecoder()
+    assert len(decoder.feed(page)) == count
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "avro/binary;x=1"])

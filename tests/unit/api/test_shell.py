@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from broker.api import parting, shell
 from broker.config import Config, ServerConfig
 from broker.model import Poll, PublishRequest
 from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
@@ -12,6 +13,11 @@ AVRO = {"Content-Type": "avro/binary"}
 POLL, PUBLISH = topic_path("t", "poll"), topic_path("t", "publish")
 TWO = bytes.fromhex("02040261026200")
 EVERYTHING = avro.encode_poll(Poll())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parting, "LINGER_S", 0.05)
 
 
 def raw_request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
@@ -98,6 +104,7 @@ async def test_what_is_no_http_is_malformed(http: Http, garbage: bytes) -> None:
         await raw.send(garbage)
         reply = await raw.reply()
         assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+        assert re.fullmatch(r"[0-9a-f]{8}-\d+", reply.headers["X-Request-Id"])
         assert await raw.rest() == b""
 
 
@@ -118,7 +125,8 @@ async def test_a_waiting_poll_ends_when_its_client_goes(broker: Broker, http: Ht
     await eventually(lambda: not broker.topics.waiting_polls, lambda: "the poll still waits")
 
 
-async def test_slow_heads_are_cut() -> None:
+async def test_slow_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shell, "SLOW_HEADS_EVERY_S", 0.05)
     broker = Broker(Config(server=ServerConfig(header_deadline_s=0.1)))
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(b"GET /ping HTTP/1.1\r\nX-")
@@ -144,6 +152,7 @@ async def test_connections_over_the_bound_are_refused() -> None:
         async with RawHttp(http.port) as third:
             reply = await third.reply()
             assert (reply.status, reply.headers["Broker-Error"]) == (503, "overloaded")
+            assert reply.headers["X-Request-Id"]
             assert await third.rest() == b""
         assert broker.shell.connections == 2
     await broker.close()
@@ -160,7 +169,7 @@ async def test_a_drain_answers_those_who_wait_and_closes_what_is_idle(
         await idle.reply()
         await waiting.send(WAITING)
         await broker.someone_waits()
-        broker.shell.begin_drain()
+        broker.shell.begin_drain(0)
         async with asyncio.timeout(30):
             assert await idle.rest() == b""
             reply = await waiting.reply()

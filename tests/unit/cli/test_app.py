@@ -7,6 +7,8 @@ import pytest
 
 from broker import __version__, errors
 from broker.cli import app
+from broker.config import iter_keys
+from broker.settings import as_text
 
 
 def run(capsys, *words):
@@ -52,6 +54,8 @@ def test_the_commands_are_there():
     names = {path[0] for path in ALL}
     assert names == {
         "browse",
+        "chaos",
+        "cluster",
         "config",
         "poll",
         "publish",
@@ -71,7 +75,12 @@ def test_help_shows_examples(path, capsys):
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in ALL if path not in {("serve",), ("topics",), ("storage",)}]
+    "path",
+    [
+        path
+        for path in ALL
+        if path not in {("serve",), ("topics",), ("storage",), ("cluster",), ("chaos",)}
+    ],
 )
 def test_every_command_can_write_json(path, capsys):
     assert "--json" in run(capsys, *path, "--help")[1]
@@ -127,6 +136,18 @@ def test_the_configuration_is_told_with_its_sources(capsys, tmp_path, monkeypatc
     assert told["limits.body_bytes_max"]["source"] == "environment BROKER_LIMITS__BODY_BYTES_MAX"
     assert told["server.keep_alive_s"]["source"] == "default"
     assert "server.port" in run(capsys, *words)[1]
+
+
+def test_every_key_is_a_flag_of_whoever_reads_the_configuration(capsys):
+    for name in ("serve", "config"):
+        flags = {flag for option in app.cli.commands[name].params for flag in option.opts}
+        assert {known.flag for known in iter_keys()} <= flags
+    words = [word for known in iter_keys() for word in (known.flag, as_text(known.default))]
+    _, out, _ = run(capsys, "config", *words, "--json")
+    told = json.loads(out)
+    assert {known.dotted: f"flag {known.flag}" for known in iter_keys()} == {
+        key: value["source"] for key, value in told.items()
+    }
 
 
 def test_an_unknown_key_in_a_file_is_2(capsys, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from broker.client import Client
 from broker.client.protocol import Reply, Request
 from broker.client.transport import StreamedReply
+from broker.model import TopicId
 from broker.wire import avro
 
 OK = Reply(200, {"x-request-id": "1"}, b"")
@@ -58,7 +59,7 @@ class ScriptedTransport:
         else:
             yield StreamedReply(200, {}, chunks_of(answer))
 
-    async def connect(self) -> "ScriptedConnection":
+    async def connect(self, topic: TopicId | None) -> "ScriptedConnection":
         self.connections += 1
         return ScriptedConnection(self)
 
@@ -83,6 +84,9 @@ class ScriptedConnection:
         self.usable, self.ours = True, transport.ours
         self.requests_in_flight, self.idle_since = 0, float("inf")
         self._transport = transport
+
+    def good_for(self, topic: TopicId | None) -> bool:
+        return self.usable
 
     async def send(self, request: Request, timeout_s: float) -> Reply:
         return await self._transport.send(request, timeout_s)

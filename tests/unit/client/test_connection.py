@@ -3,10 +3,11 @@ import contextlib
 
 import pytest
 
-from broker.client import protocol
-from broker.client.connection import Address, open_connection
+from broker.client import Settings, protocol
+from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import Poll, TopicId
+from broker.net import Address
 
 TOPIC = TopicId("ns1", "t1")
 PUBLISH = protocol.publish(TOPIC, [b"a"])
@@ -14,8 +15,9 @@ POLL = protocol.poll(TOPIC, Poll())
 OK = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: 2\r\n\r\n%d\n"
 
 
-def connect(url, headers=None):
-    return open_connection(Address.of(url), headers or {}, 5, None)
+async def connect(url, headers=()):
+    transport = HttpTransport(Settings(url=url, headers=tuple(headers), connect_timeout_s=5))
+    return await transport.connect(None)
 
 
 def test_an_address_is_taken_apart():
@@ -29,7 +31,7 @@ async def test_a_request_and_its_answer(raw_broker):
     raw_broker.answers.append(
         b"HTTP/1.1 400 Bad\r\nBroker-Error: bad_name\r\nContent-Length: 3\r\n\r\nwhy"
     )
-    connection = await connect(raw_broker.url, {"Authorization": "x"})
+    connection = await connect(raw_broker.url, [("Authorization", "x")])
     reply = await connection.send(PUBLISH, 5)
     assert (reply.status, reply.headers["broker-error"], reply.body) == (400, "bad_name", b"why")
     (request,) = raw_broker.requests

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker.client import protocol
+from broker.client.leaders import Leader
 from broker.client.protocol import Reply
 from broker.client.values import Published
 from broker.errors import BadName, BadRequest
@@ -65,6 +66,14 @@ def test_an_answer_to_a_transactional_publish_is_kept_as_it_came():
 def test_a_replayed_answer_says_so():
     reply = Reply(200, {"idempotency-replayed": "true"}, b"")
     assert protocol.published(reply).replayed
+
+
+def test_an_answer_names_who_acknowledged():
+    headers = {"broker-leader": "http://b:8082;node=2;epoch=7"}
+    leader = Leader("http://b:8082", 2, 7)
+    assert protocol.published(Reply(200, headers, b"")) == Published(leader=leader)
+    replayed = {**headers, "idempotency-replayed": "true"}
+    assert protocol.published(Reply(200, replayed, b"x")) == Published(b"x", True, leader)
 
 
 def test_rollback_sends_the_answer_back_and_may_be_repeated():

@@ -60,7 +60,15 @@ async def test_attempts_can_be_bounded_instead_of_time():
     attempt, tried = scripted(Overloaded(""))
     with pytest.raises(Overloaded):
         await Retrier(QUICK).run(KEYED, attempt, attempts_max=4)
-    assert tried == [QUICK.deadline_s] * 4
+    assert tried == [QUICK.deadline_s / 2] * 4
+
+
+async def test_an_attempt_that_may_be_repeated_leaves_time_for_that():
+    plain = protocol.publish(TOPIC, [b"a"])
+    for request, share in ((KEYED, 0.5), (POLL, 0.5), (plain, 1.0)):
+        attempt, tried = scripted("done")
+        await Retrier(QUICK).run(request, attempt)
+        assert tried == [pytest.approx(QUICK.deadline_s * share, rel=0.1)]
 
 
 async def test_a_close_ends_the_waiting_at_once():

@@ -1,13 +1,15 @@
 import asyncio
 import json
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from broker.client import TailOptions
+from broker.client import Settings, TailOptions, subscriber
 from broker.client.protocol import Reply
+from broker.client.retrying import Retrier
+from broker.client.transport import StreamedReply
 from broker.errors import TopicNotFound, Unavailable
-from broker.model import Message, row_id
+from broker.model import Message, TopicId, row_id
 from broker.wire import avro, blocks
 
 EMPTY = [b"\x00"]
@@ -141,3 +143,24 @@ async def test_events_are_resumed_by_the_last_id_and_half_an_event_is_none(make_
     assert "Last-Event-ID" not in first.headers
     assert second.headers["Last-Event-ID"] == message(1).id.hex()
     assert "from" not in second.path
+
+
+async def test_events_that_would_take_a_detour_are_asked_for_once_more():
+    detours = iter([True, False, True, True])
+    streams = []
+
+    async def events_of(number):
+        data = json.dumps({"id": message(number).id.hex(), "payload": str(number)})
+        yield f"data: {data}\n\n".encode()
+
+    @asynccontextmanager
+    async def stream(request, timeout_s):
+        forwarded = next(detours)
+        streams.append(forwarded)
+        yield StreamedReply(200, {}, events_of(len(streams)), forwarded)
+
+    settings = Settings(retry_delay_min_s=0.0, retry_delay_max_s=0.0)
+    source = subscriber.Source(TopicId("ns1", "t1"), stream, Retrier(settings))
+    found = await take(subscriber.events(source, None), 2)
+    assert [received.payload for received in found] == [b"2", b"4"]
+    assert streams == [True, False, True, True]

@@ -1,3 +1,4 @@
+import inspect
 import pickle
 import signal
 import subprocess
@@ -8,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from broker.client import Published, SyncClient, TailOptions, Unavailable
+from broker.client import Client, Published, SyncClient, TailOptions, Unavailable
 from broker.model import Message
 from broker.wire import avro, blocks
 
@@ -40,7 +41,7 @@ class Broker(BaseHTTPRequestHandler):
 def url():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Broker)
     server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
@@ -52,6 +53,20 @@ def test_calls_block_until_they_are_answered(url):
     with SyncClient(url) as client:
         assert client.publish("ns1/t1", b"x") == Published()
         assert client.poll("ns1/t1") == MESSAGES
+
+
+def test_the_methods_are_those_of_the_client_with_their_signatures_and_documentation():
+    differing = {"tail_pages", "transaction", "close", "publish_later"}
+    for name, method in inspect.getmembers(Client, inspect.isfunction):
+        if name.startswith("_") or name in differing:
+            continue
+        blocking = getattr(SyncClient, name)
+        assert blocking.__doc__ == method.__doc__
+        parameters = inspect.signature(blocking).parameters
+        assert parameters == inspect.signature(method).parameters
+        assert not inspect.iscoroutinefunction(blocking)
+    assert str(inspect.signature(SyncClient.tail)).endswith("-> 'Generator[Message]'")
+    assert SyncClient.poll.__qualname__ == "SyncClient.poll"
 
 
 def test_many_threads_share_a_client(url):

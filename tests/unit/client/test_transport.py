@@ -32,6 +32,25 @@ async def test_writes_one_after_the_other_share_a_connection(transport, raw_brok
     assert b"X-Who: me\r\n" in raw_broker.requests[0]
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "several", "timeout"),
+    [
+        (30.0, False, None),
+        (5.0, False, b"4.5"),
+        (30.0, True, b"27"),
+        (3600.0, True, b"300"),
+    ],
+)
+async def test_nodes_are_told_when_to_refuse(raw_broker, deadline_s, several, timeout):
+    url = f"{raw_broker.url},{raw_broker.url}/" if several else raw_broker.url
+    transport = HttpTransport(Settings(url=url, deadline_s=deadline_s))
+    await transport.send(PUBLISH, 5)
+    (request,) = raw_broker.requests
+    head = dict(line.split(b": ") for line in request.split(b"\r\n\r\n")[0].split(b"\r\n")[1:])
+    assert head.get(b"Request-Timeout") == timeout
+    await transport.close()
+
+
 async def test_writes_at_the_same_time_have_connections_of_their_own_up_to_a_bound(raw_broker):
     transport = HttpTransport(Settings(url=raw_broker.url, connections_max=3))
     replies = await asyncio.gather(*[transport.send(PUBLISH, 5) for _ in range(10)])

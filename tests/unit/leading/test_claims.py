@@ -3,12 +3,21 @@ from __future__ import annotations
 import asyncio
 import random
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from broker.errors import BrokerError, Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
-from broker.leading.claims import BACK_OFF_MAX_S, claim
+from broker.errors import (
+    BrokerError,
+    Fenced,
+    NoLeader,
+    NotLeader,
+    OutcomeUnknown,
+    StorageFull,
+    Unavailable,
+)
+from broker.leading.claims import BACK_OFF_MAX_S, Claimed, claim, skew_ms
+from broker.leading.tenure import HERE, Place
 from broker.model import ROW_ID_MIN, TopicId
 from broker.storage.control import Deleted, StaleGeneration
 from broker.storage.keys import LogId
@@ -17,10 +26,42 @@ from broker.testing.clock import VirtualClock, VirtualLoop, simulate
 LOG = LogId(TopicId("ns", "t"), 1)
 
 
+class Held(NamedTuple):
+    """What of a hold a claim looks at."""
+
+    before_server_ms: int | None = None
+    claimed_server_ms: int | None = None
+
+
+HELD: Any = Held()
+
+
+class Permits:
+    """Notes what it is asked and told."""
+
+    def __init__(self, *, refuse_from: int = 1 << 30) -> None:
+        self.happened: list[str] = []
+        self.refuse_from = refuse_from
+
+    def place(self, topic: TopicId) -> Place:
+        del topic
+        return HERE
+
+    async def permit(self, topic: TopicId, deadline: float) -> None:
+        assert (topic, deadline) == (LOG.topic, 10)
+        self.happened.append("permit")
+        if self.happened.count("permit") >= self.refuse_from:
+            raise NotLeader("moved")
+
+    def fenced(self, topic: TopicId) -> None:
+        assert topic == LOG.topic
+        self.happened.append("fenced")
+
+
 class Store:
     """Answers claims by a plan, and notes when they came."""
 
-    def __init__(self, clock: VirtualClock, plan: list[Exception | str]) -> None:
+    def __init__(self, clock: VirtualClock, plan: list[Exception | Held]) -> None:
         self._clock = clock
         self._plan = plan
         self.at: list[float] = []
@@ -34,7 +75,7 @@ class Store:
         return answer
 
 
-def claims(plan: list[Exception | str], deadline_s: float = 10) -> tuple[Any, list[float]]:
+def claims(plan: list[Exception | Held], permits: Permits | None = None) -> tuple[Any, list[float]]:
     async def main(loop: VirtualLoop) -> tuple[Any, list[float]]:
         clock = VirtualClock(loop)
         store: Any = Store(clock, plan)
@@ -44,8 +85,9 @@ def claims(plan: list[Exception | str], deadline_s: float = 10) -> tuple[Any, li
             owner="me",
             clock=clock,
             keep_after=ROW_ID_MIN,
-            deadline=deadline_s,
+            deadline=10,
             jitter=random.Random(1),
+            tenure=permits or Permits(),
         )
         (result,) = await asyncio.gather(made, return_exceptions=True)
         return result, store.at
@@ -54,13 +96,13 @@ def claims(plan: list[Exception | str], deadline_s: float = 10) -> tuple[Any, li
 
 
 def test_the_first_success_is_returned_at_once() -> None:
-    assert claims(["hold"]) == ("hold", [0.0])
+    assert claims([HELD]) == (Claimed(HELD, None), [0.0])
 
 
 @pytest.mark.parametrize("error", [Fenced("x"), OutcomeUnknown("x"), Unavailable("x")])
 def test_what_may_pass_is_tried_again_with_doubling_pauses(error: BrokerError) -> None:
-    result, at = claims([error] * 9 + ["hold"])
-    assert result == "hold"
+    result, at = claims([*[error] * 9, HELD])
+    assert result == Claimed(HELD, None)
     pauses = [later - earlier for earlier, later in pairwise(at)]
     for number, pause in enumerate(pauses):
         whole = min(0.02 * 2**number, BACK_OFF_MAX_S)
@@ -68,10 +110,10 @@ def test_what_may_pass_is_tried_again_with_doubling_pauses(error: BrokerError) -
 
 
 def test_it_ends_at_the_deadline_without_having_done_anything() -> None:
-    result, at = claims([Unavailable("down")], deadline_s=5)
+    result, at = claims([Unavailable("down")])
     assert isinstance(result, NoLeader)
     assert (result.outcome, result.retriable) == ("refused", True)
-    assert at[-1] <= 5
+    assert at[-1] <= 10
 
 
 @pytest.mark.parametrize("error", [Deleted(), StaleGeneration("newer")])
@@ -86,3 +128,36 @@ def test_a_full_disk_leaves_nothing_of_the_request(outcome: Any) -> None:
     result, _ = claims([StorageFull("full", outcome=outcome)])
     assert isinstance(result, StorageFull)
     assert (result.outcome, result.retriable) == ("refused", True)
+
+
+def test_every_claim_has_a_permit_of_its_own_and_a_fencing_is_told() -> None:
+    permits = Permits()
+    result, _ = claims([Fenced("x"), OutcomeUnknown("x"), HELD], permits)
+    assert isinstance(result, Claimed)
+    assert permits.happened == ["permit", "fenced", "permit", "permit"]
+
+
+def test_a_permit_that_is_refused_ends_the_attempts() -> None:
+    result, at = claims([Fenced("x")], Permits(refuse_from=3))
+    assert isinstance(result, NotLeader)
+    assert len(at) == 2
+
+
+@pytest.mark.parametrize(
+    ("held", "skew"),
+    [
+        (Held(None, None), None),
+        (Held(90, None), None),
+        (Held(None, 105), 0),
+        (Held(90, 100), 0),
+        (Held(90, 110), 0),
+        (Held(90, 95), 5),
+        (Held(None, 117), -7),
+        (Held(94, 95), 5),
+        (Held(95, 95), None),
+        (Held(200, 200), None),
+        (Held(200, 199), None),
+    ],
+)
+def test_how_far_a_clock_is_off_is_never_overstated(held: Any, skew: int | None) -> None:
+    assert skew_ms(held, 100, 110) == skew

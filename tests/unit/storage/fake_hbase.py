@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from broker.storage.cells import Cell, CellsError, RowCells
+from broker.storage.cells import Cell, CellsError, RowCells, bytes_of
 from broker.storage.hbase import IDL
 from broker.storage.hbase_table import FAMILY
 from broker.storage.memory import MemoryTable
@@ -15,6 +15,8 @@ class FakeClient:
     def __init__(self) -> None:
         self.table = MemoryTable()
         self.calls: list[str] = []
+        self.sent = 0
+        """Bytes of rows that scans gave away whole."""
 
     def put(self, name: bytes, put: Any) -> None:
         self.calls.append("put")
@@ -55,7 +57,14 @@ class FakeClient:
         else:
             end = scan.stopRow or b"\xff" * 200
             rows = [r for r in everything if scan.startRow <= r.key < end]
+        if scan.columns:
+            names = [column.qualifier for column in scan.columns]
+            rows = [
+                RowCells(r.key, {n: c for n, c in r.columns.items() if n in names}) for r in rows
+            ]
+            rows = [r for r in rows if r.columns]
         cut = rows[: min(rows_max, scan.limit)]
+        self.sent += sum(map(bytes_of, cut)) if not scan.filterString else 0
         if scan.filterString:
             cut = [
                 RowCells(
@@ -78,14 +87,17 @@ def _result(row: bytes, columns: Any) -> Any:
     return IDL.TResult(row=row, columnValues=values)
 
 
-class FakeGateway:
+class FakeGateways:
     """Calls that end as the test says: ``endings`` holds what to do to each compare-and-set."""
 
     def __init__(self) -> None:
         self.client = FakeClient()
         self.endings: list[Callable[[Callable[[], Any]], Any]] = []
 
-    async def call(self, work: Callable[[Any], Any]) -> Any:
+    async def ask(self, name: str, api: str, *arguments: object) -> Any:
+        return await self.call(name, lambda client: getattr(client, api)(*arguments))
+
+    async def call(self, name: str, work: Callable[[Any], Any]) -> Any:
         before = self.client.calls.count("checkAndPut")
         probe = _Counting(self.client)
         answer = work(probe)

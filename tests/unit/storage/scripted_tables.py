@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
-from broker.storage.cells import CellsError
+from broker.storage.cells import CellsError, CellsRefused
 from broker.storage.keys import LogId
 from broker.storage.memory import MemoryCells
 from broker.storage.ports import Batch, Segment
@@ -37,6 +37,8 @@ class Scripted(MemoryCells):
 
     async def check_and_put(self, table, key, expected, value):
         word = self.cas.pop(0) if self.cas else "do"
+        if word == "refuse":
+            raise CellsRefused("nobody there")
         if word == "fail":
             raise CellsError("not done")
         done = await super().check_and_put(table, key, expected, value)
@@ -47,6 +49,10 @@ class Scripted(MemoryCells):
 
 def fail() -> None:
     raise CellsError("time-out")
+
+
+def refuse() -> None:
+    raise CellsRefused("nobody there")
 
 
 def batch(*rows_ms: int, pointer: int | None = None) -> Batch:

@@ -43,7 +43,8 @@ def test_a_compare_and_set_that_stays_unclear_is_unknown_and_ends_the_hold():
 def test_a_damaged_control_row_stops_everything():
     async def story(cells, store, _):
         hold = await store.claim(LOG, "a")
-        value = control.encode(hold.control)[:-1] + b"?"
+        good = control.encode(hold.control)
+        value = good[:-1] + bytes([good[-1] ^ 1])
         table = cells.tables[Table.MESSAGES]
         table.put(RowCells(control_key(LOG), {CONTROL_COLUMN: Cell(1 << 40, value)}))
         with pytest.raises(StorageCorrupt):

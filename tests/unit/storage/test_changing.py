@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from broker.errors import Fenced, Unavailable
+from broker.errors import Fenced, OutcomeUnknown, Unavailable
 from broker.model import row_id
 from broker.testing.clock import pass_time
-from tests.unit.storage.scripted_tables import LOG, batch, fail, ids_ms, run
+from tests.unit.storage.scripted_tables import LOG, batch, fail, ids_ms, refuse, run
 
 
 def test_a_batch_that_was_committed_just_before_a_takeover_is_acknowledged():
@@ -151,6 +151,96 @@ def test_a_rollback_whose_caller_is_gone_ends_the_hold():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert hold.done
+
+    run(story)
+
+
+def test_a_batch_of_which_nothing_was_sent_is_refused_and_the_hold_goes_on():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        cells.puts = [refuse] * 1000
+        with pytest.raises(Unavailable):
+            await store.append(hold, batch(10))
+        cells.puts.clear()
+        assert not hold.done
+        cells.puts = [refuse]
+        await store.append(hold, batch(20))
+        assert await ids_ms(store) == [20]
+        assert hold.epoch == 1
+
+    run(story)
+
+
+def test_a_batch_of_which_one_attempt_was_sent_ends_the_hold():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        cells.puts = [fail, *[refuse] * 1000]
+        with pytest.raises(Unavailable):
+            await store.append(hold, batch(10))
+        assert hold.done
+
+    run(story)
+
+
+def test_a_batch_whose_second_piece_was_never_sent_ends_the_hold():
+    async def story(cells, store, _):
+        cells.put_bytes_max = 1
+        hold = await store.claim(LOG, "a")
+        cells.puts = [lambda: None, *[refuse] * 1000]
+        with pytest.raises(Unavailable):
+            await store.append(hold, batch(10, 20))
+        assert hold.done
+
+    run(story)
+
+
+def test_a_commit_that_was_never_sent_is_refused_but_its_rows_end_the_hold():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        cells.cas = ["refuse"] * 1000
+        with pytest.raises(Unavailable):
+            await store.append(hold, batch(10))
+        cells.cas.clear()
+        assert hold.done
+        again = await store.claim(LOG, "a")
+        await store.append(again, batch(20))
+        assert await ids_ms(store) == [20]
+
+    run(story)
+
+
+def test_a_change_that_was_never_sent_is_refused_and_the_hold_goes_on():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        await store.append(hold, batch(10, pointer=7))
+        cells.cas = ["refuse"] * 1000
+        with pytest.raises(Unavailable):
+            await store.raise_floor(hold, row_id(5, 0))
+        with pytest.raises(Unavailable):
+            await store.negate(hold, row_id(10, 0), row_id(10, 0), 8)
+        cells.cas.clear()
+        cells.puts = [refuse] * 1000
+        with pytest.raises(Unavailable):
+            await store.negate(hold, row_id(10, 0), row_id(10, 0), 7)
+        cells.puts.clear()
+        assert not hold.done
+        await store.raise_floor(hold, row_id(5, 0))
+        assert await store.negate(hold, row_id(10, 0), row_id(10, 0), 7) == 1
+        cells.cas = ["refuse"] * 1000
+        with pytest.raises(OutcomeUnknown):
+            await store.negate(hold, row_id(10, 0), row_id(10, 0), 7)
+        assert hold.done
+
+    run(story)
+
+
+def test_a_commit_of_which_one_attempt_was_sent_is_unknown():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        cells.cas = ["fail", *["refuse"] * 1000]
+        with pytest.raises(OutcomeUnknown):
+            await store.append(hold, batch(10))
         assert hold.done
 
     run(story)

@@ -3,6 +3,7 @@ import pytest
 from broker.model import TopicId, row_id
 from broker.storage.cells import Cell, RowCells, Table
 from broker.storage.hbase_cells import HBaseCells, salt_of
+from broker.storage.hbase_schema import Schema
 from broker.storage.keys import (
     IDEMPOTENCY,
     LogId,
@@ -12,7 +13,7 @@ from broker.storage.keys import (
     row_key,
     side_prefix,
 )
-from tests.unit.storage.fake_hbase import FakeGateway
+from tests.unit.storage.fake_hbase import FakeGateways
 
 TOPIC = TopicId("default", "notes")
 
@@ -45,15 +46,19 @@ def test_a_key_without_a_topic_has_none() -> None:
 
 
 async def test_scans_and_weights_speak_of_keys_without_salt() -> None:
-    gateway = FakeGateway()
-    cells = HBaseCells(gateway, "x_")
+    gateway = FakeGateways()
+    cells = HBaseCells(gateway, Schema(prefix="x_"))
     log = LogId(TOPIC, 1)
     keys = [row_key(log, row_id(n, 0)) for n in range(5)]
     await cells.put(Table.MESSAGES, [RowCells(key, {b"p": Cell(2, b"abc")}) for key in keys])
     start, stop = log_prefix(log), prefix_end(log_prefix(log))
     for reverse in (False, True):
-        rows = await cells.scan(Table.MESSAGES, start, stop, rows_max=9, reverse=reverse)
+        rows, _ = await cells.scan(
+            Table.MESSAGES, start, stop, rows_max=9, bytes_max=999, reverse=reverse
+        )
         assert [row.key for row in rows] == (keys[::-1] if reverse else keys)
+        found = await cells.keys(Table.MESSAGES, start, stop, rows_max=2, reverse=reverse)
+        assert found == [row.key for row in rows[:2]]
     assert await cells.weigh(Table.MESSAGES, start, stop) == (5, sum(len(k) + 3 for k in keys))
     assert gateway.client.table.get(salt_of(keys[0]) + keys[0]) is not None
     await cells.delete(Table.MESSAGES, keys[1:])

@@ -9,17 +9,18 @@ from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown, StorageCorrupt
 from broker.storage.cells import CONTROL_COLUMN, Cell, RowCells
 from broker.storage.hbase_records import HBaseRecordStore, _encode
-from tests.unit.storage.fake_hbase import FakeGateway, lie, lost_answer, not_done
+from broker.storage.hbase_schema import Schema
+from tests.unit.storage.fake_hbase import FakeGateways, lie, lost_answer, not_done
 
 
 @pytest.fixture
-def gateway() -> FakeGateway:
-    return FakeGateway()
+def gateway() -> FakeGateways:
+    return FakeGateways()
 
 
 @pytest.fixture
-def records(gateway: FakeGateway) -> HBaseRecordStore:
-    return HBaseRecordStore(gateway, "x_", SystemClock(), call_s=0.2)
+def records(gateway: FakeGateways) -> HBaseRecordStore:
+    return HBaseRecordStore(gateway, Schema(), SystemClock(), call_s=0.2)
 
 
 async def value_of(records: HBaseRecordStore) -> bytes | None:
@@ -29,7 +30,7 @@ async def value_of(records: HBaseRecordStore) -> bytes | None:
 
 @pytest.mark.parametrize("ending", [lost_answer, lie, not_done])
 async def test_what_can_be_resolved_is_done_once(
-    gateway: FakeGateway, records: HBaseRecordStore, ending: Callable[..., Any]
+    gateway: FakeGateways, records: HBaseRecordStore, ending: Callable[..., Any]
 ) -> None:
     first = await records.put_if(b"k", None, b"one")
     gateway.endings = [ending]
@@ -40,7 +41,7 @@ async def test_what_can_be_resolved_is_done_once(
 
 
 async def test_another_change_in_its_place_is_a_refusal(
-    gateway: FakeGateway, records: HBaseRecordStore
+    gateway: FakeGateways, records: HBaseRecordStore
 ) -> None:
     first = await records.put_if(b"k", None, b"one")
 
@@ -54,7 +55,7 @@ async def test_another_change_in_its_place_is_a_refusal(
 
 
 async def test_a_change_after_mine_leaves_it_unknown(
-    gateway: FakeGateway, records: HBaseRecordStore
+    gateway: FakeGateways, records: HBaseRecordStore
 ) -> None:
     first = await records.put_if(b"k", None, b"one")
 
@@ -69,7 +70,7 @@ async def test_a_change_after_mine_leaves_it_unknown(
 
 
 async def test_what_never_succeeds_is_unknown(
-    gateway: FakeGateway, records: HBaseRecordStore
+    gateway: FakeGateways, records: HBaseRecordStore
 ) -> None:
     gateway.endings = [not_done] * 1000
     with pytest.raises(OutcomeUnknown):
@@ -77,17 +78,18 @@ async def test_what_never_succeeds_is_unknown(
 
 
 async def test_a_damaged_record_is_not_served(
-    gateway: FakeGateway, records: HBaseRecordStore
+    gateway: FakeGateways, records: HBaseRecordStore
 ) -> None:
     await records.put_if(b"k", None, b"one")
     [row] = gateway.client.table.scan(b"", b"\xff", 9, reverse=False)
-    damaged = row.columns[CONTROL_COLUMN].value[:-1] + b"?"
+    value = row.columns[CONTROL_COLUMN].value
+    damaged = value[:-1] + bytes([value[-1] ^ 1])
     gateway.client.table.put(RowCells(b"k", {CONTROL_COLUMN: Cell(1 << 40, damaged)}))
     with pytest.raises(StorageCorrupt):
         await records.get(b"k")
 
 
-def other(gateway: FakeGateway, changes: int) -> None:
+def other(gateway: FakeGateways, changes: int) -> None:
     """Put another's record there, the ``changes``-th change."""
     raw = _encode(changes, b"others!!", b"other")
     gateway.client.table.put(RowCells(b"k", {CONTROL_COLUMN: Cell(1 << 40, raw)}))

@@ -1,8 +1,11 @@
 """What is removed, slice by slice."""
 
-from broker.model import row_id
+import pytest
+
+from broker.model import row_id, timestamp_of
+from broker.storage import sweeping
 from broker.storage.cells import CellsError, Table
-from broker.storage.keys import IDEMPOTENCY, control_key
+from broker.storage.keys import IDEMPOTENCY, control_key, side_prefix
 from broker.storage.ports import Batch, Segment, SideRow
 from tests.unit.storage.scripted_tables import LOG, batch, ids_ms, run
 
@@ -17,6 +20,26 @@ def test_side_rows_of_a_batch_are_swept_with_their_window_alone():
             pass
         left = await store.side(LOG, IDEMPOTENCY, b"k" * 16)
         assert [side.row for side in left] == [row_id(20, 0), row_id(30, 0)]
+
+    run(story)
+
+
+@pytest.mark.parametrize("rows_max", [1, 2, 100])
+def test_many_side_rows_are_looked_at_in_stretches(rows_max, monkeypatch):
+    monkeypatch.setattr(sweeping, "SIDE_KEYS_MAX", 3)
+
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        for ms in range(10, 210, 10):
+            side = [SideRow(IDEMPOTENCY, b"%016d" % (ms * 7 % 11), row_id(ms, 0), b"answer")]
+            await store.append(hold, batch(ms)._replace(side=side))
+        for _ in range(3):  # Round after round, as a sweeper does.
+            slices = [await store.sweep_log(hold, 0, rows_max, side_before=row_id(100, 0))]
+            while slices[-1].more:
+                assert len(slices) < 100
+                slices.append(await store.sweep_log(hold, 0, rows_max, side_before=row_id(100, 0)))
+        sides = await store._reader.prefixed(Table.MESSAGES, side_prefix(LOG, IDEMPOTENCY))
+        assert sorted(timestamp_of(row.key[-10:]) for row in sides) == list(range(100, 210, 10))
 
     run(story)
 

@@ -32,8 +32,8 @@ def run(story, **bias):
 
 
 async def names(cells: AdversaryCells) -> list[bytes]:
-    found = await cells.scan(MESSAGES, b"ns:t:\0\0\0\1", b"ns:u", rows_max=100)
-    return [each.key[-1:] for each in found]
+    found = await cells.scan(MESSAGES, b"ns:t:\0\0\0\1", b"ns:u", rows_max=100, bytes_max=1 << 20)
+    return [each.key[-1:] for each in found.rows]
 
 
 def test_calm_it_does_what_it_says():
@@ -165,8 +165,10 @@ def test_rows_are_never_shown_as_they_were_before_a_change_in_place():
         await cells.put(MESSAGES, [row(b"b")])
         cells.bias = replace(CALM, old_answer=1.0)
         for _ in range(50):
-            found = await cells.scan(MESSAGES, b"ns:t:\0\0\0\1", b"ns:u", rows_max=9)
-            assert found[0].columns[b"p"].value == b"after"
+            found = await cells.scan(
+                MESSAGES, b"ns:t:\0\0\0\1", b"ns:u", rows_max=9, bytes_max=1 << 20
+            )
+            assert found.rows[0].columns[b"p"].value == b"after"
 
     run(story)
 
@@ -181,7 +183,7 @@ def test_whoever_is_killed_on_the_way_may_have_been_heard():
             with pytest.raises(asyncio.CancelledError):
                 await task
         await pass_time(10)
-        heard = len(await cells.scan(MESSAGES, b"ns", b"nt", rows_max=100))
+        heard = len(await cells.keys(MESSAGES, b"ns", b"nt", rows_max=100))
         assert 0 < heard < 40
 
     run(story, delay_ms=10.0)

@@ -165,7 +165,7 @@ class Leaking(MemoryDriver):
     [
         (Forgetful, "lost_"),
         (Careless, "two_answers"),
-        (Undoing, "rolled_back_read"),
+        (Undoing, "rolled_back"),
         (Leaking, "payloads_lost"),
     ],
 )

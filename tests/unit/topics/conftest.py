@@ -10,6 +10,7 @@ import pytest
 
 from broker.testing.bench import Bench
 from broker.testing.clock import VirtualLoop
+from broker.testing.many import Cluster
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
@@ -24,3 +25,10 @@ async def bench() -> AsyncIterator[Bench]:
     made = Bench()
     yield made
     await made.topics.close()
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    made = Cluster()
+    yield made
+    await made.close()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker.model import RollbackRange, Snapshot
@@ -115,6 +117,29 @@ async def test_a_snapshot_adds_what_its_consumer_may_see(filled: Bench) -> None:
         assert reverse == everything[::-1]
     (last,) = (await filled.topics.browse(TOPIC, query._replace(start=everything[-1].id))).entries
     assert last.consumable is False
+
+
+async def test_what_holds_is_looked_for_where_it_can_be(bench: Bench) -> None:
+    await bench.create(ttl_s=10**7)
+    for _ in range(3):
+        await bench.publish(*[b"old"] * 10)
+        await bench.pass_ms(10 * 3_600_000)
+    pointer = bench.clock.now_ms() * 1_000_000
+    await bench.publish(b"open", pointer=pointer)
+    await bench.publish(b"new")
+    snapshot = Snapshot(transaction_id=pointer + 2, read_pointer=pointer + 1, in_progress=[pointer])
+    query = BrowseQuery(limit=1, descending=True, snapshot=snapshot)
+    scanned: list[int] = []
+
+    async def scan(real: Any, *arguments: Any, **named: Any) -> Any:
+        page = await real(*arguments, **named)
+        scanned.append(len(page.rows))
+        return page
+
+    bench.store.on("scan", scan, scan)
+    (newest,) = (await bench.topics.browse(TOPIC, query)).entries
+    assert newest.consumable is False
+    assert scanned == [2, 2]
 
 
 async def test_expiry_is_the_last_millisecond_of_a_life(filled: Bench) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import guards
-from broker.errors import Fenced, IdempotencyKeyReused
+from broker.errors import Fenced, IdempotencyKeyReused, NotLeader
 from broker.model import row_id
 from broker.testing.bench import TOPIC, Bench, Gate, settle
 from broker.topics.dedupe import (
@@ -111,6 +111,40 @@ async def test_the_work_goes_on_when_the_first_caller_leaves(bench: Bench) -> No
     gate.open()
     assert (await two).replayed
     assert await bench.payloads() == [b"a"]
+
+
+async def test_a_fresh_key_is_not_looked_up_in_storage_but_one_that_comes_again_is(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    first = await bench.publish(b"a", options=K._replace(is_fresh=True))
+    assert "side" not in bench.store.calls
+    bench.restart()
+    again = await bench.publish(b"a", options=K)
+    assert "side" in bench.store.calls
+    assert again == first._replace(replayed=True)
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_a_fresh_key_that_is_known_in_memory_is_not_written_again(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"a", options=K)
+    assert (await bench.publish(b"a", options=K._replace(is_fresh=True))).replayed
+    assert await bench.payloads() == [b"a"]
+
+
+@pytest.mark.parametrize("off", [-1, 1])
+async def test_a_request_that_is_meant_for_another_epoch_is_not_done(
+    bench: Bench, off: int
+) -> None:
+    await bench.create()
+    await bench.publish(b"a")
+    epoch = bench.leader().epoch
+    with pytest.raises(NotLeader) as refused:
+        await bench.publish(b"b", options=PublishOptions(epoch=epoch + off))
+    assert refused.value.epoch == epoch
+    await bench.publish(b"c", options=PublishOptions(epoch=epoch))
+    assert await bench.payloads() == [b"a", b"c"]
 
 
 async def test_a_key_holds_after_a_restart_and_nine_minutes_later(bench: Bench) -> None:

@@ -20,6 +20,7 @@ from broker.topics.fetch import (
     expires_at_ms,
     judge,
     lives,
+    oldest_held,
     oldest_live,
     start_of,
 )
@@ -130,3 +131,24 @@ SNAPSHOT = Snapshot(
 def test_a_snapshot_judges_by_the_pointer(pointer: int | None, verdict: Verdict) -> None:
     assert judge(pointer, SNAPSHOT) is verdict
     assert judge(pointer, None) is Verdict.TAKE
+
+
+@given(
+    st.integers(1, 30),
+    st.lists(st.integers(1, 30), max_size=4),
+    st.lists(st.integers(1, 30), max_size=4),
+    st.integers(1, 30),
+    st.sampled_from(Snapshot.Visibility),
+)
+def test_no_older_pointer_holds(
+    read: int, open_: list[int], invalids: list[int], own: int, visibility: Snapshot.Visibility
+) -> None:
+    snapshot = Snapshot(
+        transaction_id=own,
+        read_pointer=read,
+        in_progress=open_,
+        invalids=invalids,
+        visibility=visibility,
+    )
+    held = [p for p in range(1, 40) if judge(p, snapshot) is Verdict.HOLD]
+    assert all(pointer >= oldest_held(snapshot) for pointer in held)

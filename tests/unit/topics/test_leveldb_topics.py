@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from broker.clock import SystemClock
-from broker.errors import BrokerError, PayloadsSealed, StorageFull
+from broker.errors import BrokerError, IdempotencyKeyReused, PayloadsSealed, StorageFull
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
+from broker.storage.leveldb import Options
 from broker.storage.leveldb_store import LevelDBStore
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
-from broker.topics.settings import PublishOptions, TopicSettings
+from broker.topics.settings import Published, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
 
 TOPIC = TopicId("ns", "t")
@@ -36,9 +39,10 @@ class Node:
         self.clock = Ahead()
         self._directory = directory
         self.full = False
+        self.options = Options()
 
     async def start(self) -> None:
-        self.store = await LevelDBStore.open(self._directory, fault=self._fault)
+        self.store = await LevelDBStore.open(self._directory, self.options, fault=self._fault)
         settings = TopicSettings(transaction_life_max_s=LIFE_S, sweep_margin_ms=0)
         around = Surroundings(self.store, self.clock, settings, owner="node")
         self.topics = Topics(around, self.store)
@@ -48,6 +52,13 @@ class Node:
         if self.full and when == "before":
             raise OSError(errno.ENOSPC, "no space left on device")
 
+    def disk_bytes(self) -> int:
+        sizes = []
+        for path in (self._directory / "db").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # LevelDB may remove it at any time.
+                sizes.append(path.stat().st_size)
+        return sum(sizes)
+
     async def stop(self) -> None:
         await self.topics.close()
         await self.store.close()
@@ -56,7 +67,9 @@ class Node:
         await self.stop()
         await self.start()
 
-    async def publish(self, *payloads: bytes, pointer: int | None = None, key: str = "") -> object:
+    async def publish(
+        self, *payloads: bytes, pointer: int | None = None, key: str = ""
+    ) -> Published:
         options = PublishOptions(key=key) if key else PublishOptions()
         return await self.topics.publish(TOPIC, PublishRequest(pointer, payloads), options)
 
@@ -90,6 +103,24 @@ async def test_a_restart_keeps_all_that_was_acknowledged(node: Node) -> None:
         await node.topics.store(TOPIC, PublishRequest(5, [b"late"]))
     await node.publish(b"a", key="k")
     assert await node.payloads() == before
+
+
+async def test_a_key_holds_after_a_restart_and_nine_minutes_later(node: Node) -> None:
+    first = await node.publish(b"a", key="k")
+    stored = PublishRequest(5, [b"s"])
+    await node.topics.store(TOPIC, stored, PublishOptions(key="k"))
+    await node.restart()
+    node.clock.ahead_ms = 9 * 60_000
+    assert await node.publish(b"a", key="k") == first._replace(replayed=True)
+    assert (await node.topics.store(TOPIC, stored, PublishOptions(key="k"))).replayed
+    with pytest.raises(IdempotencyKeyReused):
+        await node.publish(b"another", key="k")
+    assert (await Sweeper(node.topics.leaders).sweep()).skipped == 0
+    await node.restart()
+    assert (await node.publish(b"a", key="k")).replayed
+    node.clock.ahead_ms = 10 * 60_000 + 1000
+    await node.restart()
+    assert not (await node.publish(b"a", key="k")).replayed
 
 
 async def test_stored_payloads_expire_with_their_reference(node: Node) -> None:
@@ -143,6 +174,71 @@ async def test_sweeping_frees_what_old_generations_hold(node: Node) -> None:
     assert report.rows >= 600
     assert report.skipped == 0
     assert await node.payloads() == [b"new"]
+
+
+async def test_a_deleted_topic_gives_its_bytes_back(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.options = Options(write_buffer_bytes=256 << 10)
+    await node.start()
+    await node.topics.create(TOPIC, {"ttl": "600"})
+    for number in range(30):
+        # What does not repeat does not shrink either, whether it is compacted yet or not.
+        payloads = [os.urandom(1000) for _ in range(50)]
+        await node.publish(*payloads)
+        await node.topics.store(TOPIC, PublishRequest(number + 1, payloads[::-1]))
+    full = node.disk_bytes()
+    assert full > 3_000_000
+    await node.topics.delete(TOPIC)
+    report = await Sweeper(node.topics.leaders).sweep()
+    assert (report.skipped, report.rows > 3000) == (0, True)
+    assert node.disk_bytes() < full / 5
+    await node.stop()
+
+
+async def test_bytes_on_disk_fall_while_publishing_and_reading_go_on(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.options = Options(write_buffer_bytes=256 << 10)
+    await node.start()
+    await node.topics.create(TOPIC, {"ttl": "600"})
+    for number in range(60):
+        await node.publish(*(os.urandom(1000) + b"%d" % number for _ in range(50)))
+    node.clock.ahead_ms = 601_000
+    full = node.disk_bytes()
+    assert full > 2_000_000
+    number, tails = 0, 0
+    swept = asyncio.Event()
+
+    async def publish() -> None:
+        nonlocal number
+        while not swept.is_set():
+            await node.publish(b"%d" % number)
+            number += 1
+
+    async def tail() -> None:
+        nonlocal tails
+        while not swept.is_set():
+            published = number
+            got = [int(payload) for payload in await node.payloads()]
+            assert got == list(range(len(got)))
+            assert len(got) >= published
+            tails += 1
+            # What is in the cache is read without a pause; here the others have their turn.
+            await asyncio.to_thread(node.disk_bytes)
+
+    async def sweep() -> None:
+        try:
+            while node.disk_bytes() > full / 10:
+                await Sweeper(node.topics.leaders).sweep()
+        finally:
+            swept.set()
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        for work in (publish, tail, sweep):
+            group.create_task(work())
+    assert number > 10
+    assert tails > 3
+    assert [int(payload) for payload in await node.payloads()] == list(range(number))
+    await node.stop()
 
 
 async def test_many_at_once_are_all_stored_in_pages_of_every_width(node: Node) -> None:

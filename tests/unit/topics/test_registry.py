@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typing_extensions import override
 
-from broker.errors import OutcomeUnknown, StorageCorrupt, StorageFull, TopicExists, TopicNotFound
+from broker.errors import (
+    OutcomeUnknown,
+    StorageCorrupt,
+    StorageFull,
+    TopicExists,
+    TopicNotFound,
+    Unavailable,
+)
 from broker.model import TopicId
 from broker.storage.memory import MemoryRecordStore
 from broker.testing.clock import VirtualLoop, simulate
@@ -57,6 +66,63 @@ async def test_puts_that_never_end_are_unknown() -> None:
     registry = TopicRegistry(Unsure(["not done"] * 100))
     with pytest.raises(OutcomeUnknown):
         await registry.create(TOPIC, PROPERTIES)
+
+
+class Overtaken(MemoryRecordStore):
+    """Its first put is done and gets no answer; another changes the record before it is read again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        self.puts = 0
+
+    @override
+    async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
+        self.puts += 1
+        version = await super().put_if(key, expected, value)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is None:
+            return version
+        await meanwhile()
+        raise OutcomeUnknown("the answer was lost")
+
+
+async def test_a_change_that_another_came_after_is_not_made_again_over_it() -> None:
+    records = Overtaken()
+    one, two = TopicRegistry(records), TopicRegistry(records)
+    await one.create(TOPIC, PROPERTIES)
+    records.meanwhile = lambda: two.update(TOPIC, {"ttl": "7"})
+    with pytest.raises(OutcomeUnknown):
+        await one.update(TOPIC, {"ttl": "6"})
+    assert (await two.get(TOPIC)).ttl_s == 7
+    assert records.puts == 3
+
+
+async def test_a_topic_that_was_created_and_changed_since_is_not_said_to_have_been_there() -> None:
+    records = Overtaken()
+    one, two = TopicRegistry(records), TopicRegistry(records)
+    records.meanwhile = lambda: two.update(TOPIC, {"ttl": "7"})
+    with pytest.raises(OutcomeUnknown):
+        await one.create(TOPIC, PROPERTIES)
+
+
+async def test_what_may_have_been_done_is_not_refused_because_nobody_can_be_asked() -> None:
+    records = Unsure(["done"])
+    registry = TopicRegistry(records)
+    get, asked = records.get, 0
+
+    async def deaf(key: bytes) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise Unavailable("no gateway")
+        return await get(key)
+
+    records.get = deaf  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await registry.create(TOPIC, PROPERTIES)
+    records.get = get  # type: ignore[method-assign]
+    assert (await registry.get(TOPIC)).generation == 1
 
 
 async def test_after_a_failed_put_the_record_is_read_again() -> None:

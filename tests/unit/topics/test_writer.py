@@ -17,6 +17,7 @@ from broker.errors import (
 )
 from broker.model import ROW_ID_MIN, PublishRequest
 from broker.storage.ports import Batch
+from broker.storage.tables import BESIDE_PAYLOAD_BYTES
 from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
 from broker.topics.settings import PublishOptions
 
@@ -344,11 +345,18 @@ async def test_rows_that_were_certainly_not_stored_end_the_hold_and_are_refused(
 ) -> None:
     await bench.create()
     await bench.publish(b"first")
-    bench.store.on("append", failing(Unavailable("refused")))
+    leader = bench.leader()
+
+    async def ending(_: Any, hold: Any, __: Batch) -> None:
+        hold.end()
+        raise Unavailable("refused")
+
+    bench.store.on("append", ending)
     with pytest.raises(Unavailable) as caught:
         await bench.publish(b"not stored")
     assert caught.value.outcome == "refused"
     await bench.publish(b"next")
+    assert bench.leader() is not leader
     assert await bench.payloads() == [b"first", b"next"]
 
 
@@ -376,3 +384,33 @@ async def test_a_bug_in_an_append_is_an_unknown_outcome_and_ends_the_hold(bench:
     await bench.publish(b"next")
     assert bench.leader() is not old
     assert await bench.payloads() == [b"first", b"next"]
+
+
+async def test_a_message_that_storage_cannot_hold_is_refused_before_it_takes_an_id(
+    bench: Bench,
+) -> None:
+    bench.cells.row_bytes_max = BESIDE_PAYLOAD_BYTES + 1000
+    await bench.create()
+    await bench.publish(bytes(1000), bytes(1000))
+    before = len(bench.store.calls)
+    for options in (PublishOptions(), PublishOptions(key="k")):
+        with pytest.raises(BodyTooLarge):
+            await bench.publish(b"small", bytes(1001), options=options)
+    with pytest.raises(BodyTooLarge):
+        await bench.stored(7, bytes(1001))
+    assert "append" not in bench.store.calls[before:]
+    assert await bench.payloads() == [bytes(1000), bytes(1000)]
+
+
+async def test_a_batch_that_was_never_sent_is_refused_and_the_leader_goes_on(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    leader = bench.leader()
+    bench.store.on("append", failing(Unavailable("nobody there")))
+    with pytest.raises(Unavailable):
+        await bench.publish(b"refused")
+    await bench.publish(b"last")
+    assert bench.leader() is leader
+    assert await bench.payloads() == [b"first", b"last"]

@@ -1,0 +1,245 @@
+"""The cluster that is measured: ZooKeeper, HBase with one gateway, three nodes, each a process.
+
+Nothing is pinned to a core: a commit goes through four processes, more than there are cores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import time
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from benchmarks import occupancy, prepared
+from benchmarks.load import Load, LoadFailed, Wire, ask, connect, http_request
+from broker.coordination.assignment import Assignment
+from broker.model import TopicId
+from broker.testing.cluster import LocalCluster, Member
+from broker.testing.servers.process import tied_to_us
+
+WAIT_S = 30.0
+AGAIN_S = 0.002
+TABLE = "default:broker_messages"
+_CALLS = "broker_storage_calls_total"
+
+
+class Node(NamedTuple):
+    """One node, by the number that it has in the cluster."""
+
+    instance: int
+    port: int
+    process: Member
+
+
+class Ground:
+    """What can be asked of, and done to, the cluster."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        """Use a cluster that has started."""
+        self.cluster = cluster
+        self.nodes: list[Node] = []
+        """In the order of their numbers."""
+        self._made: set[str] = set()
+
+    async def look(self) -> None:
+        """Learn which number each node has."""
+        member = self.cluster.nodes[0]
+        told = await self.get(_port(member), "/v1/cluster")
+        numbers = {node["url"]: node["node"] for node in told["nodes"]}
+        self.nodes = sorted(
+            Node(numbers[str(member.url)], _port(member), member) for member in self.cluster.nodes
+        )
+
+    async def get(self, port: int, path: str) -> Any:
+        """Return what a node answers."""
+        return json.loads(await ask(port, http_request("GET", path)))
+
+    async def leader(self, topic: str, port: int) -> int | None:
+        """Return which node leads a topic, as the node at ``port`` finds out."""
+        path = f"/v1/namespaces/{prepared.NAMESPACE}/topics/{topic}/leader"
+        node: int | None = (await self.get(port, path))["node"]
+        return node
+
+    async def until_led(self, topics: Sequence[str], instance: int | None, port: int) -> None:
+        """Wait until ``instance``, or whoever is assigned if that is None, leads the topics."""
+        assigned = Assignment([node.instance for node in self.nodes])
+        for topic in topics:
+            wanted = assigned.leader_of(_id(topic)) if instance is None else instance
+
+            async def is_led(topic: str = topic, wanted: int | None = wanted) -> bool:
+                return await self.leader(topic, port) == wanted
+
+            await until(is_led, f"node {wanted} leads {topic}", self.cluster.state)
+
+    def names(self, prefix: str, count: int, instance: int) -> list[str]:
+        """Return names of topics that ``instance`` leads while all nodes live."""
+        return names_led_by(prefix, count, instance, [node.instance for node in self.nodes])
+
+    async def topics(self, prefix: str, count: int, instance: int) -> list[str]:
+        """Create topics that ``instance`` leads; the same call again gives the same ones."""
+        names = self.names(prefix, count, instance)
+        port = next(node.port for node in self.nodes if node.instance == instance)
+        for name in names:
+            if name not in self._made:
+                await prepared.create_topic(port, name)
+                self._made.add(name)
+        return names
+
+    async def pin(self, topic: str, instance: int, port: int) -> None:
+        """Have a topic led by a node."""
+        body = json.dumps({"node": instance}).encode()
+        path = f"/v1/cluster/pins/{prepared.NAMESPACE}/{topic}"
+        await ask(port, http_request("PUT", path, body, "application/json"))
+
+    async def drain(self, instance: int, *, back: bool = False) -> None:
+        """Take a node's topics away, or give it back what it should lead."""
+        port = self.nodes[0].port
+        what = "undrain" if back else "drain"
+        await ask(port, http_request("POST", f"/v1/cluster/nodes/{instance}/{what}"))
+
+    def node_cpu_s(self, instances: Collection[int] | None = None) -> float:
+        """Return the processor time of nodes so far."""
+        return sum(
+            occupancy.process_s(node.process.pid)
+            for node in self.nodes
+            if instances is None or node.instance in instances
+        )
+
+    async def storage_calls(self, instances: Collection[int] | None = None) -> float:
+        """Return how many calls to the gateway nodes have made."""
+        asked = [n for n in self.nodes if instances is None or n.instance in instances]
+        texts = [await ask(node.port, http_request("GET", "/metrics")) for node in asked]
+        return sum(summed(text.decode(), _CALLS) for text in texts)
+
+    def pids(self) -> list[int]:
+        """Return the processes of the cluster that live."""
+        return [member.pid for member in self.cluster.members if member.running]
+
+    async def bare(self, lanes: int, messages: int, seconds: float) -> Load:
+        """Let a client of its own make bare commits."""
+        gateway = self.cluster.gateways[0].place.address
+        given = (gateway, TABLE, str(lanes), str(messages), str(seconds))
+        process = await asyncio.create_subprocess_exec(
+            *tied_to_us([sys.executable, "-m", "benchmarks.cluster.bare_commits", *given]),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        said, _ = await process.communicate()
+        if process.returncode:
+            raise RuntimeError(f"bare_commits ended with {process.returncode}")
+        told = json.loads(said)
+        return Load(told["messages"], told["seconds"], array("q", told["latencies_ns"]))
+
+
+class Publisher:
+    """Publishes to one topic, one request at a time, and goes on when a request fails.
+
+    Attributes:
+        acks: When each acknowledgement came, in ``perf_counter`` seconds, from the first on.
+        failed: How many requests got another answer, or none.
+    """
+
+    def __init__(self, port: int, topic: str) -> None:
+        """Publish through the node at ``port``."""
+        self.acks: list[float] = []
+        self.failed = 0
+        self._port = port
+        self._requests = prepared.publishes(topic, messages=1, requests=16)
+        self._ended = False
+        self._wire: Wire | None = None
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        number = 0
+        while not self._ended:
+            number += 1
+            try:
+                if self._wire is None:
+                    self._wire = await connect(self._port)
+                await self._wire.exchange(self._requests[number % len(self._requests)])
+                self.acks.append(time.perf_counter())
+            except (LoadFailed, OSError):
+                self.failed += 1
+                if self._wire is not None:
+                    self._wire.close()
+                self._wire = None
+                await asyncio.sleep(AGAIN_S)
+
+    async def more(self, count: int, state: Callable[[], str]) -> None:
+        """Wait for so many more acknowledgements."""
+        wanted = len(self.acks) + count
+
+        async def came() -> bool:
+            return len(self.acks) >= wanted
+
+        await until(came, f"{count} more acknowledgements ({self.failed} failed)", state)
+
+    async def end(self) -> None:
+        """Stop after the request that is under way."""
+        self._ended = True
+        await self._task
+        if self._wire is not None:
+            self._wire.close()
+
+
+async def until(ask_it: Callable[[], Any], what: str, state: Callable[[], str]) -> None:
+    """Ask again until it is so. Raises TimeoutError that tells how everything is."""
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            if await ask_it():
+                return
+        except (LoadFailed, OSError):
+            pass  # Whoever was asked has just been killed, or knows no leader yet.
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not after {WAIT_S:.0f} s: {what}; {state()}")
+        await asyncio.sleep(AGAIN_S)
+
+
+def longest_gap_s(acks: Sequence[float], began: float, ended: float) -> float:
+    """Return the longest time between two acknowledgements that is not over before ``began``.
+
+    The first gap looked at is the one in which ``began`` lies, the last that in which ``ended`` lies.
+    """
+    gaps = (
+        after - before
+        for before, after in itertools.pairwise(acks)
+        if after > began and before < ended
+    )
+    return max(gaps, default=0.0)
+
+
+def names_led_by(prefix: str, count: int, instance: int, instances: Collection[int]) -> list[str]:
+    """Return names of topics that one of several nodes should lead."""
+    assigned = Assignment(instances)
+    names: list[str] = []
+    number = 0
+    while len(names) < count:
+        name = f"{prefix}-{number}"
+        if assigned.leader_of(_id(name)) == instance:
+            names.append(name)
+        number += 1
+    return names
+
+
+def summed(metrics: str, name: str) -> float:
+    """Return the sum of a counter over its labels, from the text of ``/metrics``."""
+    found = (line for line in metrics.splitlines() if line.partition("{")[0] == name)
+    return sum(float(line.rpartition(" ")[2]) for line in found)
+
+
+def _id(topic: str) -> TopicId:
+    return TopicId(prepared.NAMESPACE, topic)
+
+
+def _port(member: Member) -> int:
+    port = urlsplit(str(member.url)).port
+    assert port is not None, "a node's URL names its port"
+    return port

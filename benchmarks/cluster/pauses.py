@@ -1,0 +1,123 @@
+"""How long a topic takes no messages while its leadership moves.
+
+Publishers send one request after the other; a pause is the longest time between two acknowledgements of
+one publisher around the change. They stay with their node whoever leads: a single one with a node that leads
+every second time, and after a kill with one that never led.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from benchmarks.cluster.ground import Ground, Node, Publisher, longest_gap_s
+from benchmarks.figures import Question, Run, Series, judged, percentile
+from benchmarks.harness import Bench, say
+
+MOVES, KILLS = 100, 5
+HANDOFF_AIM_MS, HANDOFF_MUST_MS = 50.0, 150.0
+AFTER_SESSION_MS = 500.0
+SESSION_TIMEOUT_MS = 4000.0
+ACKS_BETWEEN = 3
+
+
+async def measure(bench: Bench, ground: Ground) -> Question:
+    """Ask how long a topic takes nothing while its leadership moves."""
+    question = Question(letter="i", title="the pause of a topic while its leadership moves")
+    for publishers in (1, 4):
+        before = bench.snapshot()
+        gaps = await _moved(ground, publishers)
+        plural = "" if publishers == 1 else "s"
+        name = f"planned handoff, {publishers} publisher{plural}"
+        judge(question, name, gaps, HANDOFF_MUST_MS, bench.objection(before), part=0.99)
+    gaps = await _killed(ground)
+    must = SESSION_TIMEOUT_MS + AFTER_SESSION_MS
+    # A process that was started again would count as company.
+    judge(question, "kill -9 of the leader", gaps, must, "", part=1.0)
+    question.notes.append(
+        f"Of handoffs the 99th percentile must be at most {HANDOFF_MUST_MS:.0f} ms, "
+        f"{HANDOFF_AIM_MS:.0f} is the aim; after a kill the longest of all must be at most the "
+        f"session's time-out ({SESSION_TIMEOUT_MS:.0f} ms) and {AFTER_SESSION_MS:.0f} ms."
+    )
+    return question
+
+
+async def _moved(ground: Ground, publishers: int) -> list[float]:
+    """Move a topic to and fro; return the pause of each move, of the publisher that waited longest."""
+    topic = (await ground.topics(f"moved-{publishers}", 1, ground.nodes[0].instance))[0]
+    here, there, third = ground.nodes
+    ports = (here.port, third.port, there.port, here.port)
+    makers = [Publisher(port, topic) for port in ports[:publishers]]
+    await _go_on(ground, makers, 20)
+    gaps = []
+    for number in range(MOVES):
+        target = (there, here)[number % 2]
+        began = time.perf_counter()
+        await ground.pin(topic, target.instance, third.port)
+        await ground.until_led([topic], target.instance, target.port)
+        await _go_on(ground, makers, ACKS_BETWEEN)
+        ended = time.perf_counter()
+        gaps.append(max(longest_gap_s(maker.acks, began, ended) for maker in makers))
+    await _end(makers)
+    return gaps
+
+
+async def _killed(ground: Ground) -> list[float]:
+    """Kill the leader and start it again, several times; return the pauses."""
+    victim, survivor = ground.nodes[2], ground.nodes[0]
+    topic = (await ground.topics("killed", 1, victim.instance))[0]
+    maker = Publisher(survivor.port, topic)
+    gaps = []
+    for _ in range(KILLS):
+        await ground.until_led([topic], victim.instance, survivor.port)
+        await _go_on(ground, [maker], 20)
+        began = time.perf_counter()
+        await asyncio.to_thread(victim.process.kill)
+        await _go_on(ground, [maker], ACKS_BETWEEN)
+        gaps.append(longest_gap_s(maker.acks, began, time.perf_counter()))
+        say(f"  after a kill: {gaps[-1] * 1e3:.0f} ms")
+        await restarted(ground, victim)
+    await _end([maker])
+    return gaps
+
+
+async def restarted(ground: Ground, node: Node) -> None:
+    """Start a killed node again."""
+    await asyncio.to_thread(node.process.start)
+    await ground.look()
+
+
+async def _go_on(ground: Ground, makers: Sequence[Publisher], count: int) -> None:
+    await asyncio.gather(*(maker.more(count, ground.cluster.state) for maker in makers))
+
+
+async def _end(makers: Sequence[Publisher]) -> None:
+    for maker in makers:
+        await maker.end()
+        if maker.failed:
+            say(f"  {maker.failed} requests of a publisher failed")
+
+
+def judge(
+    question: Question,
+    name: str,
+    gaps_s: Sequence[float],
+    must_ms: float,
+    apart: str,
+    *,
+    part: float,
+) -> None:
+    """Put pauses into a question. Company only lengthens them: what is met in spite of it is met."""
+    ordered = sorted(gap * 1e3 for gap in gaps_s)
+    run = Run(value=ordered[-1], p50_ms=percentile(ordered, 0.5), p99_ms=percentile(ordered, 0.99))
+    question.series.append(Series(name=f"{name}, longest", unit="ms", runs=[run], runs_wanted=1))
+    shown = "longest" if part == 1.0 else f"p{part * 100:.0f}"
+    text = f"{name}: {shown} of {len(ordered)} pauses, ms"
+    ratio = judged(text, percentile(ordered, part), must=must_ms, at_most=True)
+    if ratio.verdict == "missed" and apart:
+        ratio = replace(ratio, verdict="no result", why=f"no result: {apart}")
+    question.ratios.append(ratio)
+    question.notes += [f"{name}: {apart}."] if apart else []
+    say(f"  {name}: p50 {run.p50_ms:.1f} ms, p99 {run.p99_ms:.1f} ms, longest {run.value:.1f} ms")

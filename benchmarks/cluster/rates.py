@@ -1,0 +1,94 @@
+"""Publishes through a node beside bare commits, and forwarded publishes beside direct ones.
+
+Each topic has one connection, on which one request follows the other; the bare client has as many lanes.
+So both have as many commits under way, and neither can join two of them into one.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks import prepared
+from benchmarks.cluster.ground import Ground
+from benchmarks.figures import Question, Ratio, Series, compare, judged
+from benchmarks.harness import Bench, Side
+from benchmarks.load import Load, drive
+
+POINTS = ((1, 1), (1, 100), (8, 1), (8, 10), (8, 100), (8, 1000), (64, 100))
+"""How many topics, how many messages a request."""
+RATE_AT, RATE_MUST = (8, 100), 0.6
+P50_AT, P50_MUST_MS = (1, 1), 1.0
+WARM_S = 1.5
+LANE_BYTES = 1 << 22
+
+
+async def through_a_node(bench: Bench, ground: Ground) -> Question:
+    """Ask how much of what bare commits can do is left through a node that leads the topics."""
+    question = Question(letter="g", title="publishes through a node, beside bare commits")
+    node = ground.nodes[0]
+    names = await ground.topics("rates", max(topics for topics, _ in POINTS), node.instance)
+    sides: list[Side] = []
+    for topics, messages in POINTS:
+        lanes = [_requests(name, messages) for name in names[:topics]]
+        run = partial(_drive, node.port, lanes, messages)
+        sides.append(Side(name=_named("node", topics, messages), run=run, warm_s=WARM_S))
+        run = partial(ground.bare, topics, messages)
+        sides.append(Side(name=_named("bare", topics, messages), run=run, warm_s=WARM_S))
+    await bench.measure(question, sides)
+    for point in POINTS:
+        ours, bare = (question.named(_named(who, *point)) for who in ("node", "bare"))
+        must = RATE_MUST if point == RATE_AT else None
+        question.ratios.append(compare(ours, bare, must=must))
+        if point == P50_AT:
+            question.ratios.append(p50_above(ours, bare, must_ms=P50_MUST_MS))
+    return question
+
+
+async def forwarded(bench: Bench, ground: Ground) -> Question:
+    """Ask what it costs to ask a node that does not lead the topic."""
+    question = Question(letter="h", title="forwarded publishes beside direct ones")
+    leader, other = ground.nodes[0], ground.nodes[1]
+    names = await ground.topics("rates", 8, leader.instance)
+    for topics, messages in (P50_AT, RATE_AT):
+        lanes = [_requests(name, messages) for name in names[:topics]]
+        sides = [
+            Side(
+                name=_named(who, topics, messages),
+                run=partial(_drive, node.port, lanes, messages),
+                warm_s=WARM_S,
+            )
+            for who, node in (("direct", leader), ("forwarded", other))
+        ]
+        await bench.measure(question, sides)
+        direct, passed_on = (question.named(side.name) for side in sides)
+        question.ratios.append(compare(passed_on, direct))
+        question.ratios.append(p50_above(passed_on, direct))
+    return question
+
+
+def p50_above(ours: Series, theirs: Series, *, must_ms: float | None = None) -> Ratio:
+    """Say by how many milliseconds the median of our times is above theirs."""
+    text = f"p50 of {ours.name} - p50 of {theirs.name}, ms"
+    mine, other = ours.median_of("p50_ms"), theirs.median_of("p50_ms")
+    above = None if mine is None or other is None else mine - other
+    why = ours.unusable or theirs.unusable
+    if above is None or why:
+        return Ratio(
+            text=text, value=above, verdict="no result", must=must_ms, at_most=True, why=why
+        )
+    return judged(text, above, must=must_ms, at_most=True)
+
+
+def _named(who: str, topics: int, messages: int) -> str:
+    plural = "" if topics == 1 else "s"
+    return f"{who}: {topics} topic{plural}, {messages:,} a request"
+
+
+def _requests(topic: str, messages: int) -> list[bytes]:
+    """Return a few requests; fewer of large ones, for there are many lanes."""
+    count = LANE_BYTES // 64 // (messages * prepared.PAYLOAD_BYTES)
+    return prepared.publishes(topic, messages=messages, requests=min(16, max(2, count)))
+
+
+async def _drive(port: int, lanes: list[list[bytes]], messages: int, seconds: float) -> Load:
+    return await drive(port, lanes, units=messages, seconds=seconds)

@@ -1,0 +1,256 @@
+"""What a cluster says of itself: each node of itself alone, and any node of all.
+
+A node's own view costs it nothing: no storage, no coordinator, no other node is asked for it. The view
+of all asks every member for its own, at once and with a bound; a node that does not answer is shown as
+such. So it is worth most when something does not work, and it works then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from broker import guards
+from broker.api.replies import Answer, json_reply
+from broker.api.request import Request
+from broker.api.times import rfc3339
+from broker.clock import Clock
+from broker.coordination.ports import Contact, Members, NodeInfo
+from broker.errors import BadRequest, BrokerError, NotFound
+from broker.leading.placement import Placement, read_placement
+from broker.model import TopicId, check_namespace, check_topic
+from broker.storage.health import StorageHealth
+from broker.storage.ports import RecordStore
+
+OWN_PATH: Final = "/v1/cluster/node"
+ANSWER_S_MAX: Final = 2.0
+TOPICS_NAMED_MAX: Final = 2_000
+"""Topics that a node names of those that it leads: the first by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterView:
+    """What these handlers need of a node of a cluster. Functions are called for each request.
+
+    Attributes:
+        me: this node as it was announced last.
+        members: the nodes that live, as last heard of, this one among them.
+        contact: whether the coordinator can be asked just now.
+        session: the name of the session with the coordinator; None if there is none.
+        slots_led: how many slots this node has the lease of.
+        topics_led: the topics whose logs this node holds, and in which epoch.
+        storage: how the storage has been answering.
+        clock_skew_ms: by how much this node's clock is ahead of the storage's, at the last claim.
+        ask: GET a path (the second argument) from the node at a URL (the first) within so many
+            seconds; returns the body of a 200. Raises BrokerError, OSError or TimeoutError.
+        hint: tells all nodes to read something again; never raises for want of contact.
+        records: where pins and drained nodes lie.
+        clock: the node's.
+        started_at: when the node started, in monotonic seconds.
+        answer_s_max: how long other nodes and the records may take for a view of all.
+    """
+
+    me: Callable[[], NodeInfo]
+    members: Callable[[], Members]
+    contact: Callable[[], Contact]
+    session: Callable[[], str | None]
+    slots_led: Callable[[], int]
+    topics_led: Callable[[], Mapping[TopicId, int]]
+    storage: Callable[[], StorageHealth]
+    clock_skew_ms: Callable[[], int | None]
+    ask: Callable[[str, str, float], Awaitable[bytes]]
+    hint: Callable[[str], Awaitable[None]]
+    records: RecordStore
+    clock: Clock
+    started_at: float
+    answer_s_max: float = ANSWER_S_MAX
+
+
+class Asked(NamedTuple):
+    """What came of asking one node: its view of itself, or why there is none."""
+
+    view: dict[str, Any] | None
+    problem: str | None = None
+
+
+def member(view: ClusterView | None) -> ClusterView:
+    """Return the view. Raises NotFound on a standalone node."""
+    if view is None:
+        raise NotFound("This node is no part of a cluster.")
+    return view
+
+
+class Cluster:
+    """The handlers that tell; ``view`` None is a standalone node."""
+
+    def __init__(self, view: ClusterView | None) -> None:
+        """Keep where the answers come from."""
+        self._view = view
+
+    async def node(self, request: Request) -> Answer:
+        """Answer what this node knows of itself."""
+        return json_reply(own_view(member(self._view), _wanted(request)))
+
+    async def status(self, request: Request) -> Answer:
+        """Answer what all nodes say of themselves."""
+        view = member(self._view)
+        wanted = _wanted(request)
+        me = view.me()
+        nodes = [info for _, info in sorted(view.members().nodes.items())]
+        patience_s = _patience_s(view, request)
+        placement, *asked = await asyncio.gather(
+            _placement(view, patience_s),
+            *(
+                _own(view, wanted)
+                if info.instance == me.instance
+                else _ask(view, info, patience_s, wanted)
+                for info in nodes
+            ),
+        )
+        return json_reply(_status(view, nodes, asked, placement))
+
+
+def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
+    """Return what a node says of itself, as JSON has it.
+
+    ``wanted`` says which of the topics led are named: no, yes, or one ``ns/topic``.
+    """
+    me, led, storage = view.me(), view.topics_led(), view.storage()
+    return {
+        "node": me.instance,
+        "incarnation": me.incarnation,
+        "url": me.url,
+        "version": me.version,
+        "protocol": me.protocol,
+        "draining": me.draining,
+        "slots_led": view.slots_led(),
+        "topics_led": len(led),
+        "topics": None if wanted == "no" else _named(led, wanted),
+        "zookeeper": {"contact": view.contact().value, "session": view.session()},
+        "storage": {
+            "calls": storage.calls,
+            "errors": storage.errors,
+            "last_success": _moment(storage.last_success_ms),
+            "last_failure": _moment(storage.last_failure_ms),
+            "last_error": storage.last_error,
+        },
+        "guards_off": sorted(guards.switched_off()),
+        "uptime_s": round(view.clock.monotonic() - view.started_at, 3),
+        "clock_skew_ms": view.clock_skew_ms(),
+    }
+
+
+def _named(led: Mapping[TopicId, int], wanted: str) -> list[dict[str, Any]]:
+    if wanted == "yes":
+        topics = nsmallest(TOPICS_NAMED_MAX, led)
+    else:
+        topics = [topic for topic in (TopicId(*wanted.split("/")),) if topic in led]
+    return [{"topic": f"{topic.namespace}/{topic.topic}", "epoch": led[topic]} for topic in topics]
+
+
+async def _own(view: ClusterView, wanted: str) -> Asked:
+    return Asked(own_view(view, wanted))
+
+
+async def _ask(view: ClusterView, info: NodeInfo, patience_s: float, wanted: str) -> Asked:
+    path = OWN_PATH if wanted == "no" else f"{OWN_PATH}?topics={wanted}"
+    try:
+        async with asyncio.timeout(patience_s):
+            answer = orjson.loads(await view.ask(info.url, path, patience_s))
+    except TimeoutError:
+        return Asked(None, f"no answer within {patience_s:g} s")
+    except BrokerError as error:
+        return Asked(None, error.message)
+    except (OSError, ValueError) as error:
+        return Asked(None, str(error) or type(error).__name__)
+    return _believed(info, answer)
+
+
+def _believed(info: NodeInfo, answer: Any) -> Asked:
+    """Take an answer for the node's only if it says that it is that node."""
+    told = answer.get("node") if isinstance(answer, dict) else None
+    if told != info.instance:
+        return Asked(None, f"what answered there says that it is node {told}")
+    return Asked(answer)
+
+
+async def _placement(view: ClusterView, patience_s: float) -> Placement | BrokerError:
+    """Return what operators said, or why it can't be read now: the rest is worth telling without."""
+    try:
+        async with asyncio.timeout(patience_s):
+            return await read_placement(view.records)
+    except TimeoutError:
+        return BrokerError(f"The records were not read within {patience_s:g} s.")
+    except BrokerError as error:
+        return error
+
+
+def _status(
+    view: ClusterView,
+    nodes: Sequence[NodeInfo],
+    asked: Sequence[Asked],
+    placement: Placement | BrokerError,
+) -> dict[str, Any]:
+    known = placement if isinstance(placement, Placement) else None
+    return {
+        "asked": view.me().instance,
+        "contact": view.contact().value,
+        "nodes": [_row(info, told, known) for info, told in zip(nodes, asked, strict=True)],
+        "drained": None if known is None else sorted(known.drained),
+        "pins": None if known is None else len(known.pins),
+        "problem": _problem(placement),
+    }
+
+
+def _problem(placement: Placement | BrokerError) -> str | None:
+    if isinstance(placement, BrokerError):
+        return placement.message
+    return "; ".join(placement.problems) or None
+
+
+def _row(info: NodeInfo, told: Asked, placement: Placement | None) -> dict[str, Any]:
+    drained = None if placement is None else info.instance in placement.drained
+    if told.view is None:
+        state = "silent"
+    elif info.draining or told.view.get("draining"):
+        state = "stopping"
+    else:
+        state = "drained" if drained else "serving"
+    return {
+        "node": info.instance,
+        "url": info.url,
+        "version": info.version,
+        "protocol": info.protocol,
+        "state": state,
+        "drained": drained,
+        "problem": told.problem,
+        "view": told.view,
+    }
+
+
+def _wanted(request: Request) -> str:
+    """Return which topics shall be named. Raises BadRequest."""
+    wanted = request.query.get("topics", "no")
+    if wanted not in {"no", "yes"}:
+        namespace, slash, topic = wanted.partition("/")
+        if not slash:
+            raise BadRequest(f"topics must be no, yes, or a topic NS/TOPIC, not {wanted!r:.80}.")
+        check_topic(check_namespace(namespace), topic)
+    return wanted
+
+
+def _patience_s(view: ClusterView, request: Request) -> float:
+    """Return how long others may take: the view's bound, and less than what the request has left."""
+    if request.deadline is None:
+        return view.answer_s_max
+    left_s = request.deadline - view.clock.monotonic()
+    return max(0.0, min(view.answer_s_max, left_s / 2))
+
+
+def _moment(time_ms: int | None) -> str | None:
+    return None if time_ms is None else rfc3339(time_ms)

@@ -1,0 +1,51 @@
+"""Who leads a topic: the answer of whoever does, so that clients can go there themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.api.replies import Answer, json_reply
+from broker.api.request import Request
+from broker.coordination.ports import NodeInfo
+from broker.leading.tenure import Place
+from broker.model import TopicId
+from broker.topics.service import Topics
+
+
+class Leadership:
+    """The handler that tells the leader. Without ``place`` the node stands alone and leads everything."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        *,
+        me: NodeInfo | None = None,
+        place: Callable[[TopicId], Place] | None = None,
+    ) -> None:
+        """Keep the service, who this node is, and who should lead what."""
+        self._topics = topics
+        self._me = me
+        self._place = place
+
+    async def leader(self, request: Request) -> Answer:
+        """Answer node, URL and epoch; the epoch is null while nobody has claimed the topic."""
+        await self._topics.get(request.topic)
+        epoch = epoch_of(self._topics, request.topic)
+        if self._me is None or self._place is None:
+            url = f"http://{request.headers.get('Host', 'localhost')}"
+            return json_reply({"node": None, "url": url, "epoch": epoch})
+        place = self._place(request.topic)
+        node = self._me if place.here else place.node
+        return json_reply(
+            {
+                "node": None if node is None else node.instance,
+                "url": None if node is None else node.url,
+                "epoch": epoch,
+            }
+        )
+
+
+def epoch_of(topics: Topics, topic: TopicId) -> int | None:
+    """Return the epoch in which a node leads a topic; None if it does not, or not yet."""
+    state = topics.leaders.states.get(topic)
+    return None if state is None or state.leader is None else state.leader.epoch

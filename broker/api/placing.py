@@ -1,0 +1,164 @@
+"""Where topics are led, as operators want it: drain and undrain nodes, pin topics and let them go.
+
+A handler changes a record and tells all nodes to read it; the nodes move the topics, in good order, by
+themselves. So the answer says what shall be, not that it is so yet: ``/v1/cluster`` shows the rest.
+Every change may be repeated, and says whether there was anything left to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+import orjson
+
+from broker.api.cluster import ClusterView, member
+from broker.api.replies import Answer, json_reply
+from broker.api.request import Request
+from broker.coordination.ports import INSTANCES_MAX, NodeInfo
+from broker.errors import BadRequest, NotFound
+from broker.leading import placement
+from broker.leading.placement import Placement, read_placement
+from broker.model import TopicId
+from broker.topics.registry import TopicRegistry, not_found
+
+
+class Placing:
+    """The handlers that change where topics are led; ``view`` None is a standalone node."""
+
+    def __init__(self, view: ClusterView | None, registry: TopicRegistry) -> None:
+        """Keep the node's view of the cluster, and the topics there are."""
+        self._view = view
+        self._registry = registry
+
+    async def drain(self, request: Request) -> Answer:
+        """Let a node lead nothing, also after a restart; it goes on serving by forwarding."""
+        view = member(self._view)
+        node = live_node(view, request.names.node)
+        said = await read_placement(view.records)
+        if not any(info.instance != node.instance for info in _leading(view, said)):
+            raise BadRequest(
+                f"Node {node.instance} is the last that leads topics: drained, it would leave them "
+                "without a leader. Start or undrain another node first."
+            )
+        changed = await _told(view, placement.drain(view.records, node.instance))
+        return json_reply(_node_json(node.instance, node.url, drained=True, changed=changed))
+
+    async def undrain(self, request: Request) -> Answer:
+        """Let a node lead again, also one that does not live now."""
+        view = member(self._view)
+        text = request.names.node
+        said = await read_placement(view.records)
+        if _is_instance(text) and int(text) in said.drained:
+            instance = int(text)
+            info = view.members().nodes.get(instance)
+            url = None if info is None else info.url
+        else:
+            node = live_node(view, text)
+            instance, url = node.instance, node.url
+        changed = await _told(view, placement.undrain(view.records, instance))
+        return json_reply(_node_json(instance, url, drained=False, changed=changed))
+
+    async def pins(self, _: Request) -> Answer:
+        """Answer all pins."""
+        view = member(self._view)
+        said = await read_placement(view.records)
+        live = view.members().nodes
+        return json_reply(
+            {
+                "pins": [
+                    {"topic": _name(topic), "node": node, "lives": node in live}
+                    for topic, node in sorted(said.pins.items())
+                ]
+            }
+        )
+
+    async def pin(self, request: Request) -> Answer:
+        """Let one node lead a topic, for as long as it lives."""
+        view = member(self._view)
+        node = live_node(view, _wanted_node(request.body))
+        said = await read_placement(view.records)
+        if all(info.instance != node.instance for info in _leading(view, said)):
+            why = "is drained" if node.instance in said.drained else "is stopping"
+            raise BadRequest(f"Node {node.instance} {why}, and leads nothing. Undrain it first.")
+        if not await self._exists(request.topic):
+            raise not_found(request.topic)
+        changed = await _told(view, placement.pin(view.records, request.topic, node.instance))
+        return json_reply(_pin_json(request.topic, node, changed=changed))
+
+    async def unpin(self, request: Request) -> Answer:
+        """Let any node lead a topic again; a pin that outlived its topic goes, too."""
+        view = member(self._view)
+        changed = await _told(view, placement.unpin(view.records, request.topic))
+        if not changed and not await self._exists(request.topic):
+            raise not_found(request.topic)
+        return json_reply(_pin_json(request.topic, None, changed=changed))
+
+    async def _exists(self, topic: TopicId) -> bool:
+        """Read the record: what this node remembers may be older than another's change."""
+        record = await self._registry.read(topic)
+        return record is not None and not record.deleted
+
+
+def live_node(view: ClusterView, text: str) -> NodeInfo:
+    """Return the live node that an instance id or a URL names. Raises NotFound with those there are."""
+    nodes = view.members().nodes
+    found = nodes.get(int(text)) if _is_instance(text) else _at(nodes.values(), text)
+    if found is None:
+        there_are = ", ".join(f"{info.instance} at {info.url}" for _, info in sorted(nodes.items()))
+        raise NotFound(f"There is no live node {text!r:.200}. The live nodes: {there_are}.")
+    return found
+
+
+def _is_instance(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(INSTANCES_MAX))
+
+
+def _at(nodes: Iterable[NodeInfo], url: str) -> NodeInfo | None:
+    wanted = url.rstrip("/").lower()
+    return next((info for info in nodes if info.url.rstrip("/").lower() == wanted), None)
+
+
+def _leading(view: ClusterView, said: Placement) -> list[NodeInfo]:
+    """Return the nodes that may lead."""
+    return [
+        info
+        for info in view.members().nodes.values()
+        if not info.draining and info.instance not in said.drained
+    ]
+
+
+async def _told(view: ClusterView, change: Awaitable[bool]) -> bool:
+    """Make a change and tell all nodes, also if nobody knows whether it was made."""
+    try:
+        return await change
+    finally:
+        await view.hint(placement.HINT)
+
+
+def _wanted_node(body: bytes) -> str:
+    try:
+        sent = orjson.loads(body)
+    except ValueError as error:
+        raise BadRequest(f"The body is no JSON: {error}") from error
+    node = sent.get("node") if isinstance(sent, dict) else None
+    if isinstance(node, bool) or not isinstance(node, int | str):
+        raise BadRequest('The body names the node: {"node": 1} or {"node": "http://host:port"}.')
+    return str(node)
+
+
+def _name(topic: TopicId) -> str:
+    return f"{topic.namespace}/{topic.topic}"
+
+
+def _node_json(node: int, url: str | None, *, drained: bool, changed: bool) -> dict[str, Any]:
+    return {"node": node, "url": url, "drained": drained, "changed": changed}
+
+
+def _pin_json(topic: TopicId, node: NodeInfo | None, *, changed: bool) -> dict[str, Any]:
+    return {
+        "topic": _name(topic),
+        "node": None if node is None else node.instance,
+        "url": None if node is None else node.url,
+        "changed": changed,
+    }

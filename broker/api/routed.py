@@ -1,0 +1,249 @@
+"""Handlers in a cluster: each request about a topic is answered by the topic's leader, wherever it is.
+
+A handler does not know of it. Around each that is bound to a topic stands one of these::
+
+    from a node?  ──▶ secret, deadline, lane ──▶ led here? ──▶ handler     else 421: never passed on again
+    from a client ──▶ led here? ──▶ handler
+                          └──▶ routing: forward, or wait for a leader, until the deadline
+
+Replies tell who leads (``Broker-Leader``), so that clients may go there themselves. A standalone node
+has none of this around its handlers.
+
+How a node uses it::
+
+    leads = lambda topic: epoch_of(topics, topic) is not None
+    routing = Routing(tenure, forwarder, clock, metrics, me=me, leads=leads)   # see routing.service
+    routed = Routed(routing, receiving, topics, deadline_s=config.server.request_deadline_s)
+    router = Router(make_routes(topics, config, health, cluster, around=ClusterHandlers(routed)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import orjson
+
+from broker.api.leadership import epoch_of
+from broker.api.replies import EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply, Stream
+from broker.api.request import Request
+from broker.api.router import Handler
+from broker.errors import BrokerError, NotLeader, Unavailable, UnavailableError
+from broker.model import TopicId
+from broker.net import NoAnswer
+from broker.routing import nodeheaders
+from broker.routing.calls import OUTCOME, Call, LeaderSeen, Relayed
+from broker.routing.deciding import LOOK_AGAIN, Kind, Told, is_final
+from broker.routing.forwarder import READING_S
+from broker.routing.nodeheaders import Repeat
+from broker.routing.receiving import Receiving
+from broker.routing.service import Routing
+from broker.topics.service import Topics
+
+BROKER_LEADER: Final = "Broker-Leader"
+IDEMPOTENCY_KEY: Final = "Idempotency-Key"
+
+KINDS: Final = {
+    "create_topic": Kind.ONCE,
+    "update_topic": Kind.ONCE,
+    "delete_topic": Kind.ONCE,
+    "show_topic": Kind.READING,
+    "publish": Kind.KEYED,
+    "store": Kind.KEYED,
+    "rollback": Kind.IDEMPOTENT,
+    "browse": Kind.READING,
+    "browse_as": Kind.READING,
+    "stats": Kind.READING,
+    "leader": Kind.READING,
+}
+"""The routes that the topic's leader answers, beside polls (see ``routed_polls``)."""
+
+PASSED_ON: Final = ("Content-Type", "Accept", IDEMPOTENCY_KEY, "Authorization")
+"""Headers of a request that go with it to the leader."""
+PASSED_BACK: Final = {
+    name.lower(): name
+    for name in (
+        "Broker-Error",
+        "Broker-Outcome",
+        "Broker-Blocked-By",
+        BROKER_LEADER,
+        "Idempotency-Replayed",
+        "Retry-After",
+    )
+}
+"""Headers of a leader's reply that go to the client; this node's shell adds those of its own."""
+EMPTIES_KEPT_MAX: Final = 1000
+
+
+class Routed:
+    """Binds handlers to leaders."""
+
+    def __init__(
+        self, routing: Routing, receiving: Receiving, topics: Topics, *, deadline_s: float
+    ) -> None:
+        """Route by ``routing``; ``deadline_s`` is for requests that come without a deadline."""
+        self.routing = routing
+        self.receiving = receiving
+        self.topics = topics
+        self._deadline_s = deadline_s
+        self._empties: dict[tuple[bool, str], Reply] = {}
+
+    def bind(self, name: str, handler: Handler) -> Handler:
+        """Return what stands around a handler; the handler itself if its route is not about a topic."""
+        kind = KINDS.get(name)
+        if kind is None:
+            return handler
+        bound = kind
+
+        async def routed(request: Request) -> Answer:
+            if nodeheaders.are_there(request.headers):
+                return await self.received(bound, handler, request)
+            if self.routing.place(request.topic).here:
+                try:
+                    return self.told(request.topic, await handler(request))
+                except UnavailableError as error:
+                    if error.code not in LOOK_AGAIN or error.outcome != "refused":
+                        raise
+            return await self._routed(name, bound, handler, request)
+
+        return routed
+
+    # From clients.
+
+    async def _routed(self, name: str, kind: Kind, handler: Handler, request: Request) -> Answer:
+        async def local(repeat: Repeat | None) -> Answer:
+            request.repeat = repeat
+            return self.told(request.topic, await handler(request))
+
+        answer = await self.routing.answer(self.call(name, kind, request), local)
+        return self.passed_back(name, answer) if isinstance(answer, Relayed) else answer
+
+    def call(self, name: str, kind: Kind, request: Request) -> Call:
+        """Return what is sent to the leader."""
+        headers = {
+            header: value
+            for header in PASSED_ON
+            if (value := request.headers.get(header)) is not None
+        }
+        if request.id:
+            headers["X-Request-Id"] = request.id
+        query = f"?{request.query_string}" if request.query_string else ""
+        deadline = request.deadline
+        if deadline is None:
+            deadline = self.routing.clock.monotonic() + self._deadline_s
+        return Call(
+            kind,
+            name,
+            request.topic,
+            request.method,
+            request.path + query,
+            headers,
+            request.body,
+            deadline,
+            request.source,
+            own_key=kind is Kind.KEYED and IDEMPOTENCY_KEY in headers,
+        )
+
+    def passed_back(self, name: str, relayed: Relayed) -> Reply | Stream:
+        """Return a leader's answer as this node's."""
+        reply = relayed.reply
+        given = reply.headers
+        if given.get(OUTCOME) == "unknown":
+            self.routing.metrics.unknown(name)
+        headers = tuple((header, given[key]) for key, header in PASSED_BACK.items() if key in given)
+        content_type = given.get("content-type", "")
+        if relayed.relay is not None:
+            return Stream(_chunks(relayed), content_type, headers)
+        chunked = "transfer-encoding" in given and bool(reply.body)
+        return Reply(reply.status, reply.body, content_type, headers, chunked=chunked)
+
+    # Who leads.
+
+    def told(self, topic: TopicId, answer: Answer) -> Answer:
+        """Return an answer of this node with the word that it leads the topic, if it does."""
+        epoch = epoch_of(self.topics, topic)
+        if epoch is None:
+            return answer
+        me = self.routing.me
+        text = LeaderSeen(me.url, me.instance, epoch).format()
+        if answer is EMPTY or answer is EMPTY_REPLAYED:
+            return self._empty(answer, text)
+        if isinstance(answer, Reply):
+            return answer.with_headers((BROKER_LEADER, text))
+        answer.headers = (*answer.headers, (BROKER_LEADER, text))
+        return answer
+
+    def _empty(self, answer: Reply, text: str) -> Reply:
+        """Return one of the two replies that are sent most, made once for each leader."""
+        key = answer is EMPTY, text
+        told = self._empties.get(key)
+        if told is None:
+            if len(self._empties) >= EMPTIES_KEPT_MAX:
+                self._empties.clear()
+            told = self._empties[key] = answer.with_headers((BROKER_LEADER, text))
+        return told
+
+    # From nodes.
+
+    async def received(self, kind: Kind, handler: Handler, request: Request) -> Answer:
+        """Answer a request that another node passed on, or say that this node does not lead.
+
+        Raises:
+            Forbidden: it comes from no node.
+            BrokerError: what the handler raises, and what Receiving does.
+        """
+        told, deadline = self.receiving.parse(request.headers)
+        request.forwarded = True
+        request.deadline = deadline
+        # A write that names no epoch is told the one of now: a late copy must not be taken for new.
+        asks_epoch = told.repeat.protocol >= 1 and told.repeat.epoch is None
+        request.repeat = told.repeat._replace(epoch=0) if asks_epoch else told.repeat
+        place = self.routing.place(request.topic)
+        if not place.here:
+            node = place.node
+            if node is None:
+                return self._not_leader(NotLeader("Nobody that lives may lead the topic."))
+            error = NotLeader("Another node leads.", node=node.instance, url=node.url)
+            return self._not_leader(error)
+        async with self.receiving.turn(told, deadline) as handled:
+            try:
+                answer = await handler(request)
+            except NotLeader as error:
+                return self._not_leader(error)
+            except BrokerError as error:
+                handled.is_final = is_final(
+                    kind,
+                    Told.by_error(error),
+                    attempt=told.repeat.attempt,
+                    own_key=IDEMPOTENCY_KEY in request.headers,
+                )
+                raise
+            handled.is_final = True
+            return self.told(request.topic, answer)
+
+    def _not_leader(self, error: NotLeader) -> Reply:
+        """Return the answer between nodes that sends a request elsewhere, or into another epoch."""
+        is_me = error.url is None and error.epoch is not None
+        told = {
+            "code": error.code,
+            "message": error.message,
+            "retriable": True,
+            "outcome": "refused",
+            "node": self.routing.me.instance if is_me else error.node,
+            "url": self.routing.me.url if is_me else error.url,
+            "epoch": error.epoch,
+        }
+        headers = (("Broker-Error", error.code), ("Broker-Outcome", "refused"))
+        return Reply(error.http_status, orjson.dumps(told), JSON, headers)
+
+
+async def _chunks(relayed: Relayed) -> AsyncGenerator[bytes, None]:
+    """Yield an answer as it comes. Raises Unavailable if it is cut."""
+    assert relayed.relay is not None
+    try:
+        while chunk := await relayed.relay.chunk(READING_S):
+            yield chunk
+    except NoAnswer as error:
+        raise Unavailable(f"The leader's answer was cut off: {error}") from error
+    finally:
+        relayed.close()

@@ -1,0 +1,207 @@
+"""Polls in a cluster: answered by the topic's leader, else from storage, and waiting moves along.
+
+A poll that waits does so at the leader, whose commits wake it. While it waits, leadership may move::
+
+    wait at the leader ──messages──▶ answer
+        ▲     ├─ 421, or Broker-Moved: it drains, or another leads ──┐
+        │     └─ no answer: cut, silent, refused                     │
+        │               ▼                                            ▼
+        │        storage here, a second at most            what is left of the wait
+        └──────────────┴──────────────────◀──────────────────────────┘
+
+Nothing is lost or repeated by that: what ends early is empty, and the next one asks for the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final, NamedTuple
+
+from broker.api.bodies import BodyType
+from broker.api.events import PollNext
+from broker.api.leadership import Leadership
+from broker.api.polling import Asked, Polling, answer_of
+from broker.api.replies import AVRO, Answer, Reply, Stream
+from broker.api.request import Request
+from broker.api.routed import Routed
+from broker.api.router import Handler
+from broker.api.waiting import unless_abandoned
+from broker.errors import NotLeader, TopicNotFound, Unavailable
+from broker.model import Message, Poll
+from broker.routing import nodeheaders
+from broker.routing.calls import MOVED, Call, Relayed
+from broker.routing.deciding import Kind
+from broker.routing.forwarder import READING_S
+from broker.routing.nodeheaders import Repeat
+from broker.topics.service import Topics
+from broker.wire import avro
+from broker.wire.blocks import PollDecoder
+
+AGAIN_S: Final = 0.02
+"""The pause before a poll that ended early is asked again."""
+ANYWHERE_S: Final = 1.0
+"""How long a poll waits at storage before it looks for a leader again."""
+
+
+class _Polled(NamedTuple):
+    """An answer, and whether there is any use in asking again while time is left."""
+
+    answer: Reply | Stream
+    is_final: bool
+
+
+class RoutedPolls:
+    """The handler of polls in a cluster."""
+
+    def __init__(self, routed: Routed, polling: Polling) -> None:
+        """Let ``polling`` answer where the topic is led."""
+        self._routed = routed
+        self._routing = routed.routing
+        self._polling = polling
+
+    async def poll(self, request: Request) -> Answer:
+        """Answer messages, at once or as soon as there are some that this consumer may see."""
+        asked = self._polling.asked(request)
+        if nodeheaders.are_there(request.headers):
+            return await self._received(request, asked)
+        return await self._routed_poll(request, asked)
+
+    async def within(self, request: Request, poll: Poll, wait_s: float) -> Page:
+        """Poll on behalf of a stream of events, whose request this is.
+
+        Raises:
+            TopicNotFound: the topic was deleted.
+            BrokerError: neither the leader nor storage answers.
+        """
+        headers = {"Content-Type": AVRO}
+        body = avro.encode_poll(poll)
+        path = request.path.removesuffix("/").removesuffix("/events") + "/poll"
+        asking = Request(
+            "POST",
+            path,
+            "",
+            headers,
+            body,
+            identifier=request.id,
+            names=request.names,
+            abandoned=request.abandoned,
+        )
+        answer = await self._routed_poll(asking, Asked(BodyType.AVRO, poll, wait_s))
+        if answer.status != 200:
+            raise _error_of(answer)
+        return Page(answer)
+
+    async def _routed_poll(self, request: Request, asked: Asked) -> Reply | Stream:
+        clock = self._routing.clock
+        until = clock.monotonic() + asked.wait_s
+        while True:
+            left_s = max(until - clock.monotonic(), 0.0)
+            polled = await self._once(request, asked, left_s)
+            over = clock.monotonic() >= until or request.abandoned().done()
+            if polled.is_final or over:
+                return polled.answer
+            await clock.sleep(min(AGAIN_S, asked.wait_s))
+
+    async def _once(self, request: Request, asked: Asked, wait_s: float) -> _Polled:
+        """Ask whoever leads now, and wait there."""
+        if self._routing.place(request.topic).here:
+            try:
+                return await self._here(request, asked, wait_s)
+            except NotLeader:
+                pass  # It moved away while the poll waited.
+        answering = self._routing.answer(
+            self._call(request, wait_s), lambda repeat: self._local(repeat, request, asked, wait_s)
+        )
+        answer = await unless_abandoned(answering, request.abandoned())
+        if answer is None:
+            return _Polled(answer_of(None, asked.kind), is_final=True)
+        if isinstance(answer, Relayed):
+            passed = self._routed.passed_back("poll", answer)
+            return _Polled(passed, is_final=wait_s <= 0 or not answer.has_moved)
+        return answer
+
+    def _call(self, request: Request, wait_s: float) -> Call:
+        call = self._routed.call("poll", Kind.POLL, request)
+        target = request.path + (f"?wait={wait_s:.3f}" if wait_s > 0 else "")
+        # What is left of the wait counts, not a publish's deadline.
+        deadline = max(call.deadline, self._routing.clock.monotonic() + wait_s + READING_S)
+        return call._replace(target=target, wait_s=wait_s, deadline=deadline)
+
+    async def _local(
+        self, _: Repeat | None, request: Request, asked: Asked, wait_s: float
+    ) -> _Polled:
+        """Answer here after all: the topic came here meanwhile, or nobody answers elsewhere."""
+        if self._routing.place(request.topic).here:
+            return await self._here(request, asked, wait_s)
+        stream = await self._polling.read(request, asked, min(wait_s, ANYWHERE_S), anywhere=True)
+        is_final = stream is None or not stream.empty
+        return _Polled(answer_of(stream, asked.kind), is_final)
+
+    async def _here(self, request: Request, asked: Asked, wait_s: float) -> _Polled:
+        stream = await self._polling.read(request, asked, wait_s)
+        told: Reply | Stream = self._routed.told(request.topic, answer_of(stream, asked.kind))
+        return _Polled(told, is_final=True)
+
+    async def _received(self, request: Request, asked: Asked) -> Answer:
+        """Answer another node's poll; one that ends since this node drains says so."""
+
+        async def handler(_: Request) -> Answer:
+            stream = await self._polling.read(request, asked, asked.wait_s)
+            answer = answer_of(stream, asked.kind)
+            if stream is None:
+                answer.headers = (*answer.headers, (MOVED, "true"))
+            return answer
+
+        return await self._routed.received(Kind.POLL, handler, request)
+
+
+class ClusterHandlers:
+    """What a cluster puts around handlers; see ``routes.Around``."""
+
+    def __init__(self, routed: Routed) -> None:
+        """Bind by ``routed``."""
+        self._routed = routed
+
+    def bind(self, name: str, handler: Handler) -> Handler:
+        """Return what answers a route; the handler itself if it is not about a topic."""
+        return self._routed.bind(name, handler)
+
+    def polls(self, polling: Polling) -> tuple[Handler, PollNext]:
+        """Return what answers polls, and by which way streams of events poll."""
+        polls = RoutedPolls(self._routed, polling)
+        return polls.poll, polls.within
+
+    def leader(self, topics: Topics) -> Handler:
+        """Return what tells who leads."""
+        routing = self._routed.routing
+        return Leadership(topics, me=routing.me, place=routing.place).leader
+
+
+class Page:
+    """What a poll from within this node found."""
+
+    def __init__(self, answer: Reply | Stream) -> None:
+        """Keep an answer to a poll, in Avro."""
+        self._answer = answer
+
+    async def messages(self) -> AsyncIterator[list[Message]]:
+        """Yield the messages; an answer that is cut off ends with the last that is whole."""
+        decoder = PollDecoder()
+        if isinstance(self._answer, Reply):
+            yield decoder.feed(self._answer.body)
+            return
+        try:
+            async for chunk in self._answer.chunks:
+                yield decoder.feed(chunk)
+        except Unavailable:
+            return
+        finally:
+            await self._answer.chunks.aclose()
+
+
+def _error_of(answer: Reply | Stream) -> TopicNotFound | Unavailable:
+    code = dict(answer.headers).get("Broker-Error", "")
+    text = answer.body.decode("utf-8", "replace") if isinstance(answer, Reply) else ""
+    if code == TopicNotFound.code:
+        return TopicNotFound(text)
+    return Unavailable(f"The leader refused to be read: {code} {text[:200]}")

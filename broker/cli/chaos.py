@@ -1,0 +1,39 @@
+"""``broker chaos``: the verifier, which is a program of its own: nothing of the product imports it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from typing import Final
+
+import click
+
+VERIFIER: Final = "chaos"
+NEEDED: Final = ("matplotlib", "kazoo", "libfaketime", "psutil")
+"""What the extra brings beside this package; the first that is missing is named."""
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def chaos(words: tuple[str, ...]) -> None:
+    """Break a cluster on purpose, and judge what it told its clients.
+
+    Each command of the verifier tells its options: broker chaos run --help
+
+    \b
+    broker chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7
+    broker chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --minutes 5
+    broker chaos nemeses
+    broker chaos sum chaos/store
+    """  # noqa: D301
+    for package in (VERIFIER, *NEEDED):
+        if importlib.util.find_spec(package) is None:
+            raise click.ClickException(
+                f"the verifier needs the package {package!r}, which the extra 'chaos' brings: "
+                "pip install 'tms-broker[chaos]'"
+            )
+    if not words:
+        words = ("--help",)
+    command = [sys.executable, "-m", VERIFIER, *words]
+    os.execv(sys.executable, command)  # noqa: S606 - No shell is wanted.

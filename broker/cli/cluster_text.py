@@ -1,0 +1,140 @@
+"""What ``broker cluster`` shows to people: a table of nodes, and what is worth knowing beside it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+
+Json = Mapping[str, Any]
+
+_WIDTH_OF_A_PIPE: Final = 220
+_WIDTH_MAX: Final = 10_000
+_COLOURS: Final = {"serving": "green", "drained": "yellow", "stopping": "yellow", "silent": "red"}
+_COLUMNS: Final = (
+    "NODE",
+    "URL",
+    "STATE",
+    "VERSION",
+    "SLOTS",
+    "TOPICS",
+    "ZOOKEEPER",
+    "STORAGE",
+    "CLOCK",
+    "UP",
+)
+_UNKNOWN: Final = "?"
+
+
+def write_status(status: Json) -> None:
+    """Write the nodes as a table, and below it what is not as it should be."""
+    from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in _COLUMNS:
+        table.add_column(name, no_wrap=name != "STORAGE")
+    for row in status["nodes"]:
+        style = _COLOURS[row["state"]]
+        table.add_row(*(Text(cell, style if cell == row["state"] else "") for cell in cells(row)))
+    console = Console(width=_WIDTH_MAX, highlight=False)
+    # A terminal that is too narrow breaks the lines by itself; rich would leave columns out.
+    console.width = max(
+        shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns, console.measure(table).minimum
+    )
+    console.print(table)
+    for line in remarks(status):
+        click.echo(line)
+
+
+def cells(row: Json) -> Sequence[str]:
+    """Return a node's row of the table."""
+    known = row["node"], row["url"], row["state"], row["version"]
+    view = row["view"]
+    if view is None:
+        told: Sequence[object] = (_UNKNOWN,) * (len(_COLUMNS) - len(known))
+    else:
+        told = (
+            view["slots_led"],
+            view["topics_led"],
+            view["zookeeper"]["contact"],
+            storage_text(view["storage"]),
+            "" if view["clock_skew_ms"] is None else f"{view['clock_skew_ms']:+d} ms",
+            str(timedelta(seconds=int(view["uptime_s"]))),
+        )
+    return [str(cell) for cell in (*known, *told)]
+
+
+def storage_text(storage: Json) -> str:
+    """Say in some words how the storage answers."""
+    if not storage["calls"]:
+        return "not asked yet"
+    # Moments are written so that they sort as text; a tie is an error that was followed at once.
+    failing = (storage["last_failure"] or "") > (storage["last_success"] or "")
+    return (
+        f"{'failing' if failing else 'answers'}, {storage['errors']} of {storage['calls']} failed"
+    )
+
+
+def remarks(status: Json) -> Iterator[str]:
+    """Yield what the table can't show."""
+    for row in status["nodes"]:
+        view = row["view"]
+        if row["problem"] is not None:
+            yield f"node {row['node']} does not answer: {row['problem']}"
+        elif view is not None:
+            yield from _remarks_on(row["node"], view)
+    live = {row["node"] for row in status["nodes"]}
+    for node in status["drained"] or ():
+        if node not in live:
+            yield f"node {node} is drained, and does not live"
+    if status["contact"] != "connected":
+        yield (
+            f"node {status['asked']} has no contact with ZooKeeper ({status['contact']}): "
+            "these are the nodes that lived before"
+        )
+    if status["pins"] is None:
+        yield f"pins and drained nodes are not known: {status['problem']}"
+        return
+    if status["problem"] is not None:
+        yield f"pins or drained nodes that count for nothing: {status['problem']}"
+    if status["pins"]:
+        yield f"topics with a pin: {status['pins']}"
+
+
+def _remarks_on(node: int, view: Json) -> Iterator[str]:
+    error = view["storage"]["last_error"]
+    if error is not None:
+        yield f"node {node}, last error of storage at {view['storage']['last_failure']}: {error}"
+    if view["guards_off"]:
+        yield f"node {node} runs without guards: {', '.join(view['guards_off'])}"
+
+
+class Progress:
+    """One line on standard error that tells how far it is; nothing if nobody looks."""
+
+    def __init__(self, *, silent: bool) -> None:
+        """Write nothing if ``silent``."""
+        self._silent = silent
+        self._shown = ""
+        self._rewrites = sys.stderr.isatty()
+
+    def __call__(self, text: str) -> None:
+        """Show how far it is; the same text again changes nothing."""
+        if self._silent or text == self._shown:
+            return
+        if self._rewrites:
+            click.echo(f"\r{text.ljust(len(self._shown))}", err=True, nl=False)
+        else:
+            click.echo(text, err=True)
+        self._shown = text
+
+    def end(self) -> None:
+        """End the line."""
+        if self._rewrites and self._shown:
+            click.echo(err=True)

@@ -1,0 +1,264 @@
+"""``broker cluster status`` and its neighbours: who lives and leads; drain nodes, move topics."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import click
+
+from broker.cli.cluster_text import Progress, write_status
+from broker.cli.options import connect, to_broker, topic_argument, topic_of
+from broker.cli.output import write_json, write_table
+from broker.client import SyncClient, admin
+from broker.errors import Overloaded
+from broker.model import TopicId
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+LOOK_EVERY_S: Final = 0.2
+_node_argument = click.argument("node", metavar="NODE")
+
+
+def _waits(command: Command) -> Command:
+    """Add the options of a command that can wait for what it began."""
+    wait = click.option("--wait", is_flag=True, help="Return once it has come about.")
+    bound = click.option(
+        "--wait-max",
+        "wait_s_max",
+        type=click.FloatRange(min=0.1),
+        default=120.0,
+        show_default=True,
+        help="Seconds to wait at most; then the exit code is 4.",
+    )
+    return wait(bound(command))
+
+
+@click.command()
+@click.option("--topics", "with_topics", is_flag=True, help="Name the topics led, too.")
+@to_broker
+def status(*, with_topics: bool, url: str, deadline_s: float, as_json: bool) -> None:
+    """Show all nodes, what they lead, and how they fare.
+
+    Each node is asked for its slots and topics led, and how ZooKeeper and its storage answer; one that does not answer is shown as silent.
+
+    \b
+    broker cluster status
+    broker cluster status --topics --json
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        told = client.ask(admin.status(with_topics=with_topics))
+    if as_json:
+        write_json(told)
+        return
+    write_status(told)
+    if with_topics:
+        _write_topics(told)
+
+
+def _write_topics(told: dict[str, Any]) -> None:
+    led = [
+        (one["topic"], str(row["node"]), str(one["epoch"]))
+        for row in told["nodes"]
+        for one in (row["view"] or {}).get("topics") or ()
+    ]
+    click.echo()
+    write_table(("TOPIC", "NODE", "EPOCH"), sorted(led))
+    more = sum(row["view"]["topics_led"] for row in told["nodes"] if row["view"]) - len(led)
+    if more > 0:
+        click.echo(f"and {more} more")
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, type=topic_of, metavar="NS/TOPIC...")
+@to_broker
+def leaders(*, topics: tuple[TopicId, ...], url: str, deadline_s: float, as_json: bool) -> None:
+    """Show which node leads each of some topics.
+
+    The epoch is empty while nobody has written to the topic since its leader last changed.
+
+    \b
+    broker cluster leaders audit/logins
+    broker cluster leaders audit/logins jobs/states --json
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        found = [{"topic": _name(topic), **client.ask(admin.leader(topic))} for topic in topics]
+    if as_json:
+        write_json(found)
+        return
+    rows = [[_text(led[column]) for column in ("topic", "node", "url", "epoch")] for led in found]
+    write_table(("TOPIC", "NODE", "URL", "EPOCH"), rows)
+
+
+@click.command()
+@_node_argument
+@_waits
+@to_broker
+def drain(
+    *, node: str, wait: bool, wait_s_max: float, url: str, deadline_s: float, as_json: bool
+) -> None:
+    """Let a node lead nothing.
+
+    Its topics move to the others, in good order. It goes on serving, and forwards. It stays drained through restarts, until: broker cluster undrain
+
+    \b
+    broker cluster drain 2 --wait
+    broker cluster drain http://10.0.0.2:8080
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        told = client.ask(admin.drain(node))
+        number = told["node"]
+        if wait:
+            _wait(lambda: _led_by(client, number), wait_s_max, silent=as_json)
+    if as_json:
+        write_json(told)
+        return
+    click.echo(f"node {number} {'leads nothing' if wait else 'is drained'}")
+    if not wait:
+        click.echo("Its topics move now. See how far with: broker cluster status", err=True)
+
+
+@click.command()
+@_node_argument
+@to_broker
+def undrain(*, node: str, url: str, deadline_s: float, as_json: bool) -> None:
+    """Let a node lead again.
+
+    Its share of the topics moves to it.
+
+    \b
+    broker cluster undrain 2
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        told = client.ask(admin.undrain(node))
+    if as_json:
+        write_json(told)
+        return
+    click.echo(f"node {told['node']} {'may lead again' if told['changed'] else 'was not drained'}")
+
+
+@click.command()
+@topic_argument
+@_node_argument
+@_waits
+@to_broker
+def move(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    node: str,
+    wait: bool,
+    wait_s_max: float,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Pin a topic to a node.
+
+    That node leads it for as long as it lives and is not drained.
+
+    \b
+    broker cluster move audit/logins 2 --wait
+    broker cluster move audit/logins http://10.0.0.2:8080
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        told = client.ask(admin.pin(topic, node))
+        number = told["node"]
+        if wait:
+            _wait(lambda: _not_led_at(client, topic, number), wait_s_max, silent=as_json)
+    if as_json:
+        write_json(told)
+        return
+    click.echo(f"{_name(topic)} {'is led by' if wait else 'is pinned to'} node {number}")
+    if not wait:
+        click.echo(
+            f"It moves now. See where it is with: broker cluster leaders {_name(topic)}", err=True
+        )
+
+
+@click.command()
+@topic_argument
+@to_broker
+def unpin(*, topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
+    """Let any node lead a topic again.
+
+    \b
+    broker cluster unpin audit/logins
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        told = client.ask(admin.unpin(topic))
+    if as_json:
+        write_json(told)
+        return
+    click.echo(f"{_name(topic)} {'has no pin any more' if told['changed'] else 'had no pin'}")
+
+
+COMMANDS: Final = (status, leaders, drain, undrain, move, unpin)
+
+
+# --- Waiting ---------------------------------------------------------------------------------------
+
+
+def _led_by(client: SyncClient, node: int) -> str | None:
+    """Return what a node still leads, or None if that is nothing."""
+    for row in client.ask(admin.status())["nodes"]:
+        if row["node"] != node:
+            continue
+        view = row["view"]
+        if view is None:
+            return f"node {node} does not say what it leads: {row['problem']}"
+        slots, topics = view["slots_led"], view["topics_led"]
+        return f"node {node} leads {topics} topics, {slots} slots" if slots or topics else None
+    return None  # It has left.
+
+
+def _not_led_at(client: SyncClient, topic: TopicId, node: int) -> str | None:
+    """Return where a topic is led instead of at ``node``, or None if it is led there.
+
+    Who should lead it says so before it has claimed the topic, which it does at the next write; until
+    then another may not have let go yet.
+    """
+    told = client.ask(admin.leader(topic))
+    led = told["node"]
+    if led == node and told["epoch"] is None:
+        led = next((one for one in _nodes_that_lead(client, topic) if one != node), node)
+    if led == node:
+        return None
+    return f"{_name(topic)} is led by {'nobody' if led is None else f'node {led}'}"
+
+
+def _nodes_that_lead(client: SyncClient, topic: TopicId) -> list[int]:
+    rows = client.ask(admin.status(topic=topic))["nodes"]
+    return [row["node"] for row in rows if row["view"] and row["view"]["topics"]]
+
+
+def _wait(
+    look: Callable[[], str | None],
+    wait_s_max: float,
+    *,
+    silent: bool,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return once ``look`` has nothing to tell. Raises Overloaded with what it told last."""
+    deadline = now() + wait_s_max
+    progress = Progress(silent=silent)
+    pause = threading.Event()
+    try:
+        while (left := look()) is not None:
+            progress(left)
+            if now() > deadline:
+                raise Overloaded(
+                    f"The change is made and goes on, but after {wait_s_max:g} s {left}."
+                )
+            pause.wait(LOOK_EVERY_S)
+    finally:
+        progress.end()
+
+
+def _name(topic: TopicId) -> str:
+    return f"{topic.namespace}/{topic.topic}"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)

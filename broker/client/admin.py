@@ -1,0 +1,70 @@
+"""Requests about a cluster, for ``Client.ask``: who leads what, drain and undrain, pins.
+
+They are the values of ``protocol``; the answers are the JSON objects that the broker's OpenAPI document
+describes. Every change may be sent again: its effect is what was asked for, however often.
+"""
+
+from __future__ import annotations
+
+import json
+from urllib.parse import quote
+
+from broker.client.protocol import JSON, Request
+from broker.model import TopicId
+
+_CLUSTER = "/v1/cluster"
+
+
+def _read(path: str, topic: TopicId | None = None) -> Request:
+    headers = {"Accept": JSON}
+    return Request("GET", path, headers, topic=topic, reading=True, repeatable=True)
+
+
+def _write(method: str, path: str, body: bytes = b"", topic: TopicId | None = None) -> Request:
+    headers = {"Accept": JSON, **({"Content-Type": JSON} if body else {})}
+    return Request(method, path, headers, body, topic, repeatable=True)
+
+
+def status(*, with_topics: bool = False, topic: TopicId | None = None) -> Request:
+    """Ask what all nodes say of themselves.
+
+    ``with_topics``: and which topics they lead, of very many the first ones by name; or, of ``topic``
+    alone, whether they lead it.
+    """
+    if topic is not None:
+        return _read(f"{_CLUSTER}?topics={topic.namespace}/{topic.topic}")
+    return _read(f"{_CLUSTER}?topics=yes" if with_topics else _CLUSTER)
+
+
+def leader(topic: TopicId) -> Request:
+    """Ask which node leads a topic."""
+    return _read(f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}/leader", topic)
+
+
+def drain(node: str) -> Request:
+    """Let a node lead nothing. ``node`` is an instance id or a URL, here and below."""
+    return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/drain")
+
+
+def undrain(node: str) -> Request:
+    """Let a node lead again."""
+    return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/undrain")
+
+
+def pins() -> Request:
+    """Ask for all pins."""
+    return _read(f"{_CLUSTER}/pins")
+
+
+def pin(topic: TopicId, node: str) -> Request:
+    """Let one node lead a topic, for as long as it lives."""
+    return _write("PUT", _pin(topic), json.dumps({"node": node}).encode(), topic)
+
+
+def unpin(topic: TopicId) -> Request:
+    """Let any node lead a topic again."""
+    return _write("DELETE", _pin(topic), topic=topic)
+
+
+def _pin(topic: TopicId) -> str:
+    return f"{_CLUSTER}/pins/{topic.namespace}/{topic.topic}"

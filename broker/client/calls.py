@@ -1,0 +1,85 @@
+"""How one call of the client becomes requests: carried, checked, tried again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from broker.client import outcomes, protocol
+from broker.client.protocol import Reply, Request
+from broker.client.retrying import Retrier
+from broker.client.transport import StreamedReply, Transport
+from broker.client.values import Published
+from broker.model import Message
+from broker.wire.blocks import PollDecoder
+
+
+class Calls:
+    """Requests over a transport. Every method raises the BrokerError that an answer stands for."""
+
+    def __init__(self, transport: Transport, retrier: Retrier) -> None:
+        self._transport = transport
+        self._retrier = retrier
+
+    async def write(self, request: Request) -> Reply:
+        """Carry out a write, tried again where that is right."""
+
+        async def attempt(left_s: float) -> Reply:
+            return outcomes.checked(request, await self._transport.send(request, left_s))
+
+        return await self._retrier.run(request, attempt)
+
+    async def publish_once(self, request: Request, timeout_s: float) -> Published:
+        """Publish, in a single attempt."""
+        reply = await self._transport.send(request, timeout_s)
+        return protocol.published(outcomes.checked(request, reply))
+
+    async def read(self, request: Request) -> Reply:
+        """Carry out a read, tried again where that is right, and return its whole answer."""
+
+        async def attempt(left_s: float) -> Reply:
+            async with self.stream(request, left_s) as reply:
+                return Reply(reply.status, reply.headers, await _whole(reply.chunks))
+
+        return await self._retrier.run(request, attempt)
+
+    async def poll(self, request: Request, wait_s: float) -> list[Message]:
+        """Carry out a poll that may wait, tried again where that is right."""
+
+        async def attempt(left_s: float) -> list[Message]:
+            async with self.stream(request, wait_s + left_s) as reply:
+                return [message async for page in pages(reply) for message in page]
+
+        return await self._retrier.run(request, attempt)
+
+    def stream(
+        self, request: Request, timeout_s: float
+    ) -> AbstractAsyncContextManager[StreamedReply]:
+        """Send a read, once, and give its answer piece by piece."""
+        return stream(self._transport, request, timeout_s)
+
+
+@asynccontextmanager
+async def stream(
+    transport: Transport, request: Request, timeout_s: float
+) -> AsyncGenerator[StreamedReply]:
+    """Send a read, once, and give its answer piece by piece. Raises the error that it stands for."""
+    async with transport.stream(request, timeout_s) as reply:
+        if not 200 <= reply.status < 300:
+            body = await _whole(reply.chunks)
+            raise outcomes.error_of(request, Reply(reply.status, reply.headers, body))
+        yield reply
+
+
+async def pages(reply: StreamedReply) -> AsyncGenerator[list[Message]]:
+    """Give the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
+    decoder = PollDecoder()
+    async for chunk in reply.chunks:
+        messages = decoder.feed(chunk)
+        if messages:
+            yield messages
+    decoder.finish()
+
+
+async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
+    return b"".join([chunk async for chunk in chunks])

@@ -1,0 +1,151 @@
+"""One connection of a lane: what keeps its requests in order when they fail or their leader moves.
+
+Several requests are under way on it at a time, and the broker takes them in the order of the connection.
+That order is lost when one has to be sent again, or the next one goes to another node. So each request
+has a ticket, and leaves only when every earlier ticket is settled, or under way on the same connection::
+
+    [ 1: sent on A ] [ 2: sent on A ] [ 3 ]      3 may go out on A
+    [ 1: waits to be sent again ]     [ 2 ]      2 waits for 1
+    [ 1: sent on A ]  A leads no more [ 2 ]      2 waits until 1 is answered; then a connection to B
+
+Only the first of the line opens connections. What remains: if 1 is refused for now and 2, which was sent
+behind it, is not, then 1 comes after 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.client import outcomes
+from broker.client.connection import Connection
+from broker.client.protocol import Reply, Request
+from broker.client.transport import Transport
+from broker.client.values import Settings
+from broker.model import TopicId
+
+
+class Ticket:
+    """A request's place in the line; ``connection`` while it is under way on one."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+
+
+class Track:
+    """A connection to the topic's leader, opened when it is needed, and the line before it."""
+
+    def __init__(self, topic: TopicId, settings: Settings, transport: Transport) -> None:
+        self._topic = topic
+        self._settings = settings
+        self._transport = transport
+        self._connection: Connection | None = None
+        self._line: list[Ticket] = []
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    @property
+    def under_way(self) -> int:
+        """How many requests have a ticket."""
+        return len(self._line)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether another request may be sent now: one until the server is known to be ours."""
+        ours = self._connection is not None and self._connection.ours
+        return len(self._line) < (self._settings.requests_in_flight_max if ours else 1)
+
+    def enter(self) -> Ticket:
+        """Return a ticket, to be given back by ``leave``."""
+        ticket = Ticket()
+        self._line.append(ticket)
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Take note that a request is settled."""
+        self._line.remove(ticket)
+        self._tell()
+
+    async def send(self, ticket: Ticket, request: Request, timeout_s: float) -> Reply:
+        """Send a request when its turn has come; see ``Connection.send``.
+
+        Raises:
+            Unavailable: also if its turn did not come in time, or there is no connection to be had.
+        """
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + timeout_s
+        connection = self._ready(ticket) or await self._turn(ticket, ends)
+        ticket.connection = connection
+        self._tell()
+        try:
+            return await connection.send(request, ends - loop.time())
+        finally:
+            ticket.connection = None
+            self._tell()
+
+    def _ready(self, ticket: Ticket) -> Connection | None:
+        """Return the connection if this request may leave on it now."""
+        connection = self._connection
+        if connection is None or self._closed or not connection.good_for(self._topic):
+            return None
+        if self._line[0] is not ticket and not (
+            connection.ours
+            and all(other.connection is connection for other in self._before(ticket))
+        ):
+            return None
+        return connection
+
+    def _before(self, ticket: Ticket) -> list[Ticket]:
+        return self._line[: self._line.index(ticket)]
+
+    async def _turn(self, ticket: Ticket, ends: float) -> Connection:
+        """Wait until this request may leave; open a connection if that is up to it."""
+        try:
+            async with asyncio.timeout_at(ends):
+                while not self._closed:
+                    connection = self._ready(ticket)
+                    if connection is not None:
+                        return connection
+                    if self._may_reopen(ticket):
+                        return await self._reopened()
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise outcomes.never_sent("earlier publishes of the topic are not settled") from error
+        raise outcomes.never_sent("the client was closed")
+
+    def _may_reopen(self, ticket: Ticket) -> bool:
+        connection = self._connection
+        if self._line[0] is not ticket:
+            return False
+        return connection is None or not connection.requests_in_flight
+
+    async def _reopened(self) -> Connection:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        connection = await self._transport.connect(self._topic)
+        if self._closed:
+            connection.close()
+            raise outcomes.never_sent("the client was closed")
+        self._connection = connection
+        return connection
+
+    def _tell(self) -> None:
+        """Let those who wait in the line look again."""
+        self._changed.set()
+        self._changed.clear()
+
+    def close(self) -> None:
+        """Close it for good; requests under way end as unanswered."""
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+        self._tell()
+
+    def close_if_idle(self, before: float) -> None:
+        """Close the connection if it was last used before that time of the loop's clock."""
+        connection = self._connection
+        if connection is not None and not self._line and connection.idle_since < before:
+            connection.close()
+            self._connection = None

@@ -1,0 +1,1 @@
+"""Who is there, and who holds what: membership, instance numbers, leases, assignment."""

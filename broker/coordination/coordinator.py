@@ -1,0 +1,113 @@
+"""The coordinator over a tree of nodes: members, locks and hints under one session.
+
+Sessions come and go below it. What a session carried is ended when it is known to be over (leases) or
+made again under the next (the own membership, watches); who asks meanwhile waits for contact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from broker.clock import Clock
+from broker.coordination.locks import Locks
+from broker.coordination.members import TreeMembership, encode, live_nodes
+from broker.coordination.ports import Contact, Lease, Membership, NodeInfo
+from broker.coordination.tree import NoNode, Reach, Tree, Unanswered
+from broker.errors import Unavailable
+
+
+class TreeCoordinator:
+    """One node's session with a tree. Use MemoryCoordination.session or ``zookeeper.connect``."""
+
+    def __init__(self, tree: Tree, clock: Clock, *, root: str, name: str) -> None:
+        """Keep all nodes below ``root``; ``name`` is a word that no other session has."""
+        self.tree = tree
+        self._reach = Reach(tree, clock, root)
+        self._locks = Locks(self._reach, name)
+        self._membership: TreeMembership | None = None
+        self._listeners: list[Callable[[Contact], None]] = []
+        self._unsent: set[str] = set()
+        tree.on_contact(self._moved)
+
+    @property
+    def contact(self) -> Contact:
+        """Whether it can be asked just now."""
+        return self.tree.contact
+
+    def on_contact(self, changed: Callable[[Contact], None]) -> None:
+        """Call ``changed`` with every change of ``contact``."""
+        self._listeners.append(changed)
+
+    def _moved(self, contact: Contact) -> None:
+        if contact is not Contact.SUSPENDED:
+            self._locks.end_sessions(but=self.tree.session)
+        if contact is Contact.CONNECTED:
+            if self._membership is not None:
+                self._membership.look_again()
+            for what in sorted(self._unsent):
+                self._reach.begin(self.hint(what))
+        for changed in self._listeners:
+            changed(contact)
+
+    async def nodes(self) -> Mapping[int, NodeInfo]:
+        """Return the nodes that live, asked now."""
+        return await live_nodes(self._reach)
+
+    async def join(self, me: NodeInfo) -> Membership:
+        """Become a member; an earlier self with the same URL is put aside."""
+        assert self._membership is None or self._membership.over, "one session, one member"
+        membership = TreeMembership(self._reach, me)
+        try:
+            await membership.enter()
+        except (NoNode, Unanswered) as error:
+            raise Unavailable("The coordinator can't be asked now: not joined yet.") from error
+        self._locks.holder = encode(me)
+        self._membership = membership
+        return membership
+
+    async def hold(self, resource: str, deadline: float) -> Lease:
+        """Wait for a lock, fairly, and return it."""
+        return await self._locks.hold(resource, deadline)
+
+    async def hint(self, what: str) -> None:
+        """Tell all nodes to read ``what`` again; without contact, once it is back."""
+        self._unsent.discard(what)
+        try:
+            await self._touch(what)
+        except (NoNode, Unanswered):
+            self._unsent.add(what)
+
+    async def _touch(self, what: str) -> None:
+        path = self._hint_path(what)
+        try:
+            await self.tree.put(path, b"")
+        except NoNode:
+            await self._reach.make_folder(path)
+
+    def on_hint(self, what: str, told: Callable[[], None]) -> None:
+        """Call ``told`` after each hint, when contact was found again, and when listening begins."""
+        self._reach.begin(self._listen(self._hint_path(what), told))
+
+    async def _listen(self, path: str, told: Callable[[], None]) -> None:
+        while True:
+            await self._reach.contact()
+            changed = asyncio.Event()
+            try:
+                if await self.tree.get(path, changed.set) is None:
+                    await self._reach.make_folder(path)
+                    continue
+            except Unanswered:
+                await self._reach.pause()
+                continue
+            told()
+            await changed.wait()
+
+    def _hint_path(self, what: str) -> str:
+        return f"{self._reach.root}/hints/{what}"
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._reach.close()
+        await self.tree.close()
+        self._locks.end_sessions(but=0)

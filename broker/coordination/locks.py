@@ -1,0 +1,196 @@
+"""Locks on a tree of nodes: whoever has the lowest number holds it, the others wait in line.
+
+Each attempt makes one ephemeral sequential node and waits until no lower one is left. It watches only the
+node before its own, so that a release wakes one waiter::
+
+    {root}/locks/slot/17/   k3x-41-0000000007   holds
+                            m9p-12-0000000009   waits for ...07
+                            k3x-44-0000000010   waits for ...09
+
+A lease is the node and the session that owns it. It is over when that session is known to be over, and is
+never used again; the next one is a new node. Whether *making* the node was answered does not matter: its
+name begins with a token of the attempt, by which it is found again, or removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from broker.coordination.tree import Created, NoNode, Reach, Unanswered
+from broker.errors import NoLeader, Unavailable
+
+SEQUENCE_DIGITS = 10
+
+
+def in_line(names: list[str]) -> list[str]:
+    """Return the names of sequential nodes, the one that was made first in front."""
+    return sorted(names, key=lambda name: name[-SEQUENCE_DIGITS:])
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One attempt at a lock: where, and how its own node's name begins."""
+
+    resource: str
+    folder: str
+    token: str
+
+    def is_own(self, name: str) -> bool:
+        """Whether a node was made for this attempt."""
+        return name.startswith(self.token)
+
+
+class TreeLease:
+    """A lock that is held by a node of the tree, made under one session."""
+
+    def __init__(self, locks: Locks, wish: Wish, name: str, session: int) -> None:
+        """Note what was acquired."""
+        self._locks = locks
+        self._wish = wish
+        self._name = name
+        self.session = session
+        self.taken_at = locks.reach.clock.monotonic()
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def resource(self) -> str:
+        """What is held."""
+        return self._wish.resource
+
+    @property
+    def valid(self) -> bool:
+        """Whether it was not released and its session is not known to be over."""
+        return not self.lost.done()
+
+    def end(self) -> None:
+        """Know from now on that it is over."""
+        self._locks.leases.pop(self, None)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    async def verify(self) -> bool:
+        """Ask whether this session still holds it; if not, it is over.
+
+        Raises:
+            Unavailable: there is no answer.
+        """
+        tree = self._locks.reach.tree
+        try:
+            await tree.sync()
+            line = in_line(await tree.children(self._wish.folder))
+            found = await tree.get(f"{self._wish.folder}/{self._name}")
+        except NoNode:
+            found, line = None, []
+        except Unanswered as error:
+            raise Unavailable(f"Whether '{self.resource}' is held can't be asked now.") from error
+        held = found is not None and found[1].owner == self.session and line[:1] == [self._name]
+        if not held:
+            self.end()
+        return held and self.valid
+
+    async def release(self) -> None:
+        """Let go. What can't be told now is told once there is contact."""
+        self.end()
+        try:
+            await self._locks.reach.tree.delete(f"{self._wish.folder}/{self._name}")
+        except Unanswered:
+            self._locks.forget(self._wish)
+        except asyncio.CancelledError:
+            self._locks.forget(self._wish)
+            raise
+
+
+class Locks:
+    """The locks of one session."""
+
+    def __init__(self, reach: Reach, name: str) -> None:
+        """Begin every attempt's token with ``name``, which no other session has."""
+        self.reach = reach
+        self.leases: dict[TreeLease, None] = {}
+        self.holder = b""
+        """What own lock nodes say about who made them: for people who look."""
+        self._name = name
+        self._attempts = 0
+        self._making = asyncio.Lock()
+        self._made: set[str] = set()
+
+    def end_sessions(self, *, but: int) -> None:
+        """End the leases of all sessions but one."""
+        self._made.clear()
+        for lease in [lease for lease in self.leases if lease.session != but]:
+            lease.end()
+
+    async def hold(self, resource: str, deadline: float) -> TreeLease:
+        """Wait for the lock. Raises NoLeader once the deadline (monotonic seconds) has passed."""
+        self._attempts += 1
+        folder = f"{self.reach.root}/locks/{resource}"
+        wish = Wish(resource, folder, f"{self._name}-{self._attempts}-")
+        try:
+            async with asyncio.timeout(max(deadline - self.reach.clock.monotonic(), 0.0)):
+                return await self._acquire(wish)
+        except TimeoutError:
+            self.forget(wish)
+            raise NoLeader(f"The lock on '{resource}' could not be had in time.") from None
+        except BaseException:
+            self.forget(wish)
+            raise
+
+    def forget(self, wish: Wish) -> None:
+        """Remove what an attempt has, or may have, made."""
+        self.reach.begin(self.reach.remove(wish.folder, wish.is_own))
+
+    async def _acquire(self, wish: Wish) -> TreeLease:
+        for again in chain([False], repeat(True)):
+            await self.reach.contact()
+            try:
+                place = await self._step_in(wish, again=again)
+                name = place.path.rpartition("/")[2]
+                if await self._is_turn(wish, name) and place.owner == self.reach.tree.session:
+                    lease = TreeLease(self, wish, name, place.owner)
+                    self.leases[lease] = None
+                    return lease
+            except NoNode:
+                await self._make_folder(wish)
+            except Unanswered:
+                await self.reach.pause()
+        raise AssertionError("it is tried for ever")
+
+    async def _make_folder(self, wish: Wish) -> None:
+        kind = wish.folder.rpartition("/")[0]
+        with suppress(Unanswered):  # Then it is found missing again.
+            # The locks of one kind are mostly wanted together; one of them makes the way for all.
+            async with self._making:
+                if kind not in self._made:
+                    await self.reach.make_folder(kind)
+                    self._made.add(kind)
+            await self.reach.make_folder(wish.folder)
+
+    async def _step_in(self, wish: Wish, *, again: bool) -> Created:
+        """Return the attempt's node. If one may have been made before, look for it first."""
+        tree = self.reach.tree
+        for name in filter(wish.is_own, await tree.children(wish.folder) if again else ()):
+            path = f"{wish.folder}/{name}"
+            found = await tree.get(path)
+            if found is not None and found[1].owner == tree.session:
+                return Created(path, tree.session)
+            # One of an earlier session only waits for its end, and we would wait with it.
+            await tree.delete(path)
+        path = f"{wish.folder}/{wish.token}"
+        return await tree.create(path, self.holder, ephemeral=True, sequential=True)
+
+    async def _is_turn(self, wish: Wish, name: str) -> bool:
+        """Wait until no lower node is left; False if the own one is gone."""
+        while True:
+            line = in_line(await self.reach.tree.children(wish.folder))
+            if name not in line:
+                return False
+            place = line.index(name)
+            if place == 0:
+                return True
+            moved = asyncio.Event()
+            before = f"{wish.folder}/{line[place - 1]}"
+            if await self.reach.tree.get(before, moved.set) is not None:
+                await moved.wait()

@@ -1,0 +1,300 @@
+"""Membership on a tree of nodes: one ephemeral node per instance id, and everybody reads them all.
+
+::
+
+    {root}/nodes/000   {"instance": 0, "incarnation": "9f2c…", "url": "http://a:8080", …}
+                 001   …
+
+The node belongs to a session, the instance id to an incarnation. A session that was lost is followed by
+another, under which the same incarnation announces itself again. Who finds its number taken by another
+incarnation has stopped being a member, and says so.
+
+Who lost its own session was not alone perhaps: if all data is gone, every node is gone, and all are back
+within a moment. Until then a member goes on counting those that it knew, so that the topics of a whole
+cluster do not change hands because ZooKeeper was wiped, or slept.
+
+One task per member reads, whenever a watch or new contact says that something may have changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+from broker.coordination.ports import INSTANCES_MAX, InstanceTaken, Members, NodeInfo
+from broker.coordination.tree import Changed, NodeExists, NoNode, Reach, Stat, Unanswered
+from broker.errors import Unavailable
+
+SETTLE_S = 2.0
+"""How long a member under a new session waits for others to return. A node tries to connect twice a
+second."""
+
+
+SAME_URL = (
+    "the same URL (another process was started there, or elsewhere under that advertised_url)"
+)
+"""What a node says of the one that put it aside as its earlier self."""
+
+
+class Seen(NamedTuple):
+    """A member's node as it was read."""
+
+    info: NodeInfo
+    stat: Stat
+
+
+def name_of(instance: int) -> str:
+    """Return the name of an instance's node: ``007``."""
+    return f"{instance:03d}"
+
+
+def encode(info: NodeInfo) -> bytes:
+    """Write what a node tells the others."""
+    return json.dumps(info._asdict(), separators=(",", ":")).encode()
+
+
+def decode(name: str, data: bytes) -> NodeInfo | None:
+    """Read what a node tells; None if it makes no sense or belongs under another name.
+
+    Fields that a later release adds are passed over.
+    """
+    try:
+        fields = json.loads(data)
+        info = NodeInfo(**{field: fields[field] for field in NodeInfo._fields if field in fields})
+        sound = 0 <= info.instance < INSTANCES_MAX and name_of(info.instance) == name
+    except (ValueError, TypeError):
+        return None
+    return info if sound else None
+
+
+async def read_nodes(reach: Reach) -> dict[int, Seen]:
+    """Return the members' nodes as they are now. Raises Unanswered."""
+    folder = f"{reach.root}/nodes"
+    try:
+        names = await reach.tree.children(folder)
+    except NoNode:
+        return {}
+    found = await asyncio.gather(*(reach.tree.get(f"{folder}/{name}") for name in names))
+    read = {
+        name: Seen(info, node[1])
+        for name, node in zip(names, found, strict=True)
+        if node is not None and (info := decode(name, node[0])) is not None
+    }
+    return {seen.info.instance: seen for seen in read.values()}
+
+
+class TreeMembership:
+    """One incarnation among the others, under whichever session there is."""
+
+    def __init__(self, reach: Reach, me: NodeInfo) -> None:
+        """Prepare to be ``me``; ``enter`` makes it known."""
+        self._reach = reach
+        self._me = me
+        self._folder = f"{reach.root}/nodes"
+        self._path = f"{self._folder}/{name_of(me.instance)}"
+        self._members = Members(0, {})
+        self._published: list[tuple[NodeInfo, int]] = []
+        self.session = 0
+        """The session by which this node is a member, as read last; 0: it is none."""
+        self._listeners: list[Callable[[], None]] = []
+        self._known: dict[str, Seen | None] = {}
+        self._stale = asyncio.Event()
+        self._settled_at = 0.0
+        self._left = False
+        self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    @property
+    def me(self) -> NodeInfo:
+        """This node as it was announced last."""
+        return self._me
+
+    @property
+    def members(self) -> Members:
+        """The nodes that live, as last heard of."""
+        return self._members
+
+    @property
+    def over(self) -> bool:
+        """Whether it was left, or lost to another incarnation."""
+        return self._left or self.stopped.done()
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` whenever ``members`` has changed."""
+        self._listeners.append(changed)
+
+    def look_again(self) -> None:
+        """Read everything again: contact was lost and found, or a session was."""
+        self._known.clear()
+        self._stale.set()
+        if self._reach.tree.session != self.session:
+            self._settled_at = self._reach.clock.monotonic() + SETTLE_S
+            self._reach.begin(self._settle())
+
+    async def _settle(self) -> None:
+        """Believe, after a while, that who has not returned is gone."""
+        await self._reach.clock.sleep(SETTLE_S)
+        self._stale.set()
+
+    async def enter(self) -> None:
+        """Become a member. Raises InstanceTaken, Unanswered."""
+        while not self.session:
+            if await self._announce_first():
+                await self._read()
+        self._reach.begin(self._follow())
+
+    async def announce(self, *, draining: bool) -> None:
+        """Tell the others; without contact they are told once it is back."""
+        self._me = self._me._replace(draining=draining)
+        try:
+            await self._reach.tree.put(self._path, encode(self._me))
+        except (NoNode, Unanswered):
+            self.look_again()
+
+    async def leave(self) -> None:
+        """Stop being a member."""
+        self._left = True
+        self._stale.set()
+        await self._withdraw()
+
+    async def _withdraw(self) -> None:
+        try:
+            found = await self._reach.tree.get(self._path)
+            holder = None if found is None else decode(name_of(self._me.instance), found[0])
+            if holder is not None and self._is_me(holder):
+                await self._reach.tree.delete(self._path)
+        except Unanswered:
+            self._reach.begin(self._withdraw_later())
+
+    async def _withdraw_later(self) -> None:
+        await self._reach.pause()
+        await self._withdraw()
+
+    # Becoming a member.
+
+    async def _announce_first(self) -> bool:
+        """Make or take over the own node; False if it has to be tried again."""
+        tree = self._reach.tree
+        try:
+            await tree.create(self._path, encode(self._me), ephemeral=True)
+        except NoNode:
+            await self._reach.make_folder(self._folder)
+            return False
+        except NodeExists:
+            found = await tree.get(self._path)
+            return found is not None and await self._take_over(*found)
+        return True
+
+    async def _take_over(self, data: bytes, stat: Stat) -> bool:
+        """Put an earlier self aside. Raises InstanceTaken if it is somebody else."""
+        holder = decode(name_of(self._me.instance), data)
+        if holder is not None and holder.url != self._me.url:
+            raise InstanceTaken(holder)
+        if holder == self._me and stat.owner == self._reach.tree.session:
+            return True
+        return await self._replace(stat)
+
+    async def _replace(self, stat: Stat) -> bool:
+        try:
+            await self._reach.tree.replace(self._path, stat.version, encode(self._me))
+        except (Changed, NoNode, NodeExists):
+            return False
+        return True
+
+    # Following the others, and oneself.
+
+    async def _follow(self) -> None:
+        while not self.over:
+            await self._stale.wait()
+            await self._reach.contact()
+            self._stale.clear()
+            try:
+                await self._read()
+                await self._mind_own()
+            except NoNode:
+                await self._begin_again()
+            except Unanswered:
+                self._stale.set()
+                await self._reach.pause()
+
+    async def _begin_again(self) -> None:
+        """The folder is gone: so is everything else."""
+        self.look_again()
+        try:
+            await self._reach.make_folder(self._folder)
+        except Unanswered:
+            await self._reach.pause()
+
+    async def _read(self) -> None:
+        names = await self._reach.tree.children(self._folder, self._stale.set)
+        for name in self._known.keys() - set(names):
+            del self._known[name]
+        await asyncio.gather(*(self._read_one(name) for name in names if name not in self._known))
+        self._publish()
+
+    async def _read_one(self, name: str) -> None:
+        moved = asyncio.Event()
+
+        def forget() -> None:
+            moved.set()
+            self._known.pop(name, None)
+            self._stale.set()
+
+        found = await self._reach.tree.get(f"{self._folder}/{name}", forget)
+        # The watch may be called before the answer that it came with is seen here.
+        if found is not None and not moved.is_set():
+            info = decode(name, found[0])
+            self._known[name] = None if info is None else Seen(info, found[1])
+
+    def _publish(self) -> None:
+        seen = {
+            one.info.instance: (one.info, one.stat.owner) for one in self._known.values() if one
+        }
+        if self._reach.clock.monotonic() < self._settled_at:
+            seen = {info.instance: (info, owner) for info, owner in self._published} | seen
+        published = sorted(seen.values())
+        if published == self._published:
+            return
+        self._published = published
+        self.session = next((owner for info, owner in published if self._is_me(info)), 0)
+        nodes = {info.instance: info for info, _ in published}
+        self._members = Members(self._members.version + 1, nodes)
+        for changed in self._listeners:
+            changed()
+
+    async def _mind_own(self) -> None:
+        """See to it that the own node is there, is ours, and says what it should."""
+        if self.over:
+            return
+        name = name_of(self._me.instance)
+        seen = self._known.get(name)
+        if seen is None:
+            await self._return()
+        elif not self._is_me(seen.info):
+            self._stop(seen.info)
+        elif seen.info != self._me:
+            await self._reach.tree.put(self._path, encode(self._me))
+
+    async def _return(self) -> None:
+        try:
+            await self._reach.tree.create(self._path, encode(self._me), ephemeral=True)
+        except NodeExists:
+            self._stale.set()
+
+    def _is_me(self, info: NodeInfo) -> bool:
+        return info.incarnation == self._me.incarnation
+
+    def _stop(self, other: NodeInfo) -> None:
+        where = other.url if other.url != self._me.url else SAME_URL
+        reason = f"Instance id {self._me.instance} is held by another incarnation, at {where}."
+        if not self.stopped.done():
+            self.stopped.set_result(reason)
+
+
+async def live_nodes(reach: Reach) -> dict[int, NodeInfo]:
+    """Return the nodes that live, asked now. Raises Unavailable."""
+    try:
+        return {instance: seen.info for instance, seen in (await read_nodes(reach)).items()}
+    except Unanswered as error:
+        raise Unavailable("Which nodes live can't be asked now.") from error

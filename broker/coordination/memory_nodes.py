@@ -1,0 +1,149 @@
+"""The servers' side of coordination in memory: nodes, sessions and watches, each method one atomic step.
+
+What one client of them sees, and when, is in memory.py.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextvars import Context
+from typing import Protocol
+
+from broker.coordination.tree import NodeExists, NoNode, Stat, Watch
+
+
+class Watcher(Protocol):
+    """Who sets watches; ``context`` is in whose name it is told of what has changed."""
+
+    context: Context
+
+
+class Node:
+    """One node of the tree."""
+
+    __slots__ = ("children", "data", "made", "next_number", "owner", "version")
+
+    def __init__(self, data: bytes, owner: int, made: int) -> None:
+        """Be made as step number ``made``; ``owner`` is a session, or 0."""
+        self.data = data
+        self.owner = owner
+        self.made = made
+        self.version = 0
+        self.next_number = 0
+        self.children: dict[str, None] = {}
+
+    @property
+    def stat(self) -> Stat:
+        """What is told of it."""
+        return Stat(self.owner, self.version, self.made)
+
+
+class Watched:
+    """A watch of one tree's, called at most once."""
+
+    __slots__ = ("_call", "tree")
+
+    def __init__(self, tree: Watcher, call: Watch) -> None:
+        """Wait to ``call``."""
+        self.tree = tree
+        self._call: Watch | None = call
+
+    def fire(self) -> None:
+        """Call, the first time."""
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+
+class Nodes:
+    """The servers' state."""
+
+    def __init__(self, notify: Callable[[Watched], None]) -> None:
+        """Begin with the root alone; ``notify`` is given each watch that is over."""
+        self._notify = notify
+        self._steps = 0
+        self._last_session = 0
+        self.sessions: set[int] = set()
+        self._nodes = {"/": Node(b"", 0, 0)}
+        self._watches: defaultdict[tuple[str, str], list[Watched]] = defaultdict(list)
+
+    def begin_session(self) -> int:
+        """Return a new session."""
+        self._last_session += 1
+        self.sessions.add(self._last_session)
+        return self._last_session
+
+    def end_session(self, session: int) -> None:
+        """Remove what a session owns."""
+        self.sessions.discard(session)
+        owned = [path for path, node in self._nodes.items() if node.owner == session]
+        for path in owned:
+            self.delete(path)
+
+    def wipe(self) -> None:
+        """Forget everything."""
+        for session in sorted(self.sessions):
+            self.end_session(session)
+        self._nodes = {"/": Node(b"", 0, 0)}
+
+    def forget_watches(self, tree: Watcher) -> list[Watched]:
+        """Take away and return the watches of one tree."""
+        taken = [w for watched in self._watches.values() for w in watched if w.tree is tree]
+        for key, watched in list(self._watches.items()):
+            self._watches[key] = [watch for watch in watched if watch.tree is not tree]
+        return taken
+
+    def watch(self, kind: str, path: str, watched: Watched | None) -> None:
+        """Watch the ``data`` or the ``children`` of a node."""
+        if watched is not None:
+            self._watches[kind, path].append(watched)
+
+    def _fire(self, kind: str, path: str) -> None:
+        for watched in self._watches.pop((kind, path), ()):
+            self._notify(watched)
+
+    def create(self, path: str, data: bytes, owner: int, *, sequential: bool) -> str:
+        """Make a node and return its path. Raises NoNode, NodeExists."""
+        parent_path = path.rpartition("/")[0] or "/"
+        parent = self._nodes.get(parent_path)
+        if parent is None or parent.owner:
+            raise NoNode(parent_path)
+        if sequential:
+            path = f"{path}{parent.next_number:010d}"
+        if path in self._nodes:
+            raise NodeExists(path)
+        self._steps += 1
+        parent.next_number += 1
+        parent.children[path.rpartition("/")[2]] = None
+        self._nodes[path] = Node(data, owner, self._steps)
+        self._fire("children", parent_path)
+        return path
+
+    def delete(self, path: str) -> None:
+        """Remove a node, if it is there."""
+        if self._nodes.pop(path, None) is None:
+            return
+        parent_path, _, name = path.rpartition("/")
+        del self._nodes[parent_path or "/"].children[name]
+        self._fire("data", path)
+        self._fire("children", path)
+        self._fire("children", parent_path or "/")
+
+    def get(self, path: str) -> Node | None:
+        """Return a node, or None."""
+        return self._nodes.get(path)
+
+    def at(self, path: str) -> Node:
+        """Return a node. Raises NoNode."""
+        node = self._nodes.get(path)
+        if node is None:
+            raise NoNode(path)
+        return node
+
+    def put(self, path: str, data: bytes) -> None:
+        """Set a node's data. Raises NoNode."""
+        node = self.at(path)
+        node.data = data
+        node.version += 1
+        self._fire("data", path)

@@ -1,0 +1,389 @@
+"""Coordination on ZooKeeper: the tree of nodes behind kazoo, and the only door to it.
+
+kazoo has threads of its own and blocks in them; the broker has an event loop and blocks nowhere. What
+kazoo tells is handed over, and what is asked of it is only put into its queue::
+
+    event loop   question ─▶ kazoo's queue            answer, contact, watch ◀─ call_soon_threadsafe
+    kazoo        connection thread ◀─▶ ZooKeeper      completion and callback threads ─┘
+
+kazoo speaks of a connection; three things that a node needs to know are found out here:
+
+* *Is contact back?* Only after a sync: a server that lags must not show what is older than was seen.
+* *Is there contact now?* A process that was stopped for a while (SIGSTOP, a sleeping machine) finds kazoo
+  saying CONNECTED until it has looked. So contact counts only if an answer was heard within a session's
+  time-out; a heartbeat asks for one. Without a quorum kazoo never says that a session is over.
+* *Is this still the same ZooKeeper?* One whose data was wiped refuses every client that has seen a later
+  transaction than itself, so kazoo would try for ever under its old session. A client that names none is
+  told that its session is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    SessionExpiredError,
+)
+from kazoo.retry import KazooRetry
+
+from broker import logs
+from broker.clock import Clock
+from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.ports import Contact
+from broker.coordination.tree import (
+    RETRY_S,
+    Changed,
+    Created,
+    NodeExists,
+    NoNode,
+    Stat,
+    Unanswered,
+    Watch,
+)
+from broker.errors import Unavailable
+
+log = logs.get_logger()
+
+# kazoo warns of every attempt to connect, several a second; contact is told here, once per change.
+_kazoo_log = logging.getLogger("zookeeper")
+_kazoo_log.setLevel(logging.ERROR)
+
+ASKED_MAX: Final = 100
+"""Questions under way at once. kazoo's queue wakes its thread through a socket pair that holds less than
+300 wake-ups and then blocks whoever asks."""
+
+CLOSE_S: Final = 2.0
+"""How long a close waits for kazoo, which may be waiting for a server that does not answer."""
+
+HEARTBEATS: Final = 3
+"""How often in a session's time-out an answer is asked for."""
+
+# A session's handshake: lengths, protocol, last transaction seen, time-out, session, password.
+_CONNECT: Final = struct.Struct(">iiqiqi16s?")
+_CONNECTED: Final = struct.Struct(">iii")
+_CLOSE: Final = struct.pack(">iii", 8, 1, -11)
+
+_MEANING: Final[dict[type[Exception], type[Exception]]] = {
+    NoNodeError: NoNode,
+    NodeExistsError: NodeExists,
+    BadVersionError: Changed,
+}
+
+
+async def connect(
+    hosts: Sequence[str],
+    *,
+    root: str,
+    session_timeout_ms: int,
+    clock: Clock,
+    connect_s: float = 15.0,
+) -> TreeCoordinator:
+    """Return a node's session with the ZooKeeper at ``hosts``, each "host:port".
+
+    Raises:
+        Unavailable: none of them served within ``connect_s``.
+    """
+    tree = ZooKeeperTree(hosts, session_timeout_ms=session_timeout_ms, clock=clock)
+    coordinator = TreeCoordinator(tree, clock, root=root, name=secrets.token_hex(4))
+    try:
+        async with asyncio.timeout(connect_s):
+            await tree.open()
+    except TimeoutError:
+        await coordinator.close()
+        raise Unavailable(
+            f"No ZooKeeper serves at {', '.join(hosts)} (asked for {connect_s:.0f} s)."
+        ) from None
+    except BaseException:
+        await coordinator.close()
+        raise
+    return coordinator
+
+
+async def granted_ms(host: str, port: int, asked_ms: int) -> int:
+    """Return the session time-out that a server grants, by a short session of its own.
+
+    kazoo keeps what was granted to itself, and the four-letter words that tell it are often switched off.
+
+    Raises:
+        OSError, EOFError: it does not answer as a ZooKeeper does.
+    """
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(_CONNECT.pack(_CONNECT.size - 4, 0, 0, asked_ms, 0, 16, bytes(16), False))
+        length, _, granted = _CONNECTED.unpack(await reader.readexactly(_CONNECTED.size))
+        await reader.readexactly(length - 8)
+        writer.write(_CLOSE)
+        await reader.read()
+    finally:
+        writer.close()
+    return int(granted)
+
+
+class ZooKeeperTree:
+    """One session after the other with a ZooKeeper. Made and used on the event loop."""
+
+    def __init__(self, hosts: Sequence[str], *, session_timeout_ms: int, clock: Clock) -> None:
+        """Prepare; ``open`` connects."""
+        self.session = 0
+        self._clock = clock
+        self._timeout_ms = session_timeout_ms
+        self._timeout_s = session_timeout_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._listeners: list[Callable[[Contact], None]] = []
+        self._told = Contact.LOST
+        self._connected = False
+        self._moves = 0
+        """How often kazoo told of its connection: what began before the last time is out of date."""
+        self._heard_at = clock.monotonic()
+        self._asking = asyncio.Semaphore(ASKED_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._opened = asyncio.Event()
+        self._client = KazooClient(
+            hosts=",".join(hosts),
+            timeout=self._timeout_s,
+            # kazoo's own policy backs off to many seconds; a cluster waits for each of them.
+            connection_retry=KazooRetry(
+                max_tries=-1, delay=0.05, backoff=1.5, max_jitter=0.1, max_delay=0.5
+            ),
+            logger=_kazoo_log,
+        )
+        self._client.add_listener(self._heard)
+
+    async def open(self) -> None:
+        """Connect, and wait for contact."""
+        await asyncio.to_thread(self._client.start_async)
+        await self._opened.wait()
+        await self._check_timeout()
+        self._begin(self._beat())
+
+    async def close(self) -> None:
+        """End the session, if there is contact; wait for at most CLOSE_S."""
+        for task in list(self._tasks):
+            task.cancel()
+        closed = asyncio.Event()
+
+        def close() -> None:
+            try:
+                self._client.stop()
+                self._client.close()
+            except Exception as error:  # noqa: BLE001  # Whatever it is, the process goes on ending.
+                log.warning("closing the ZooKeeper session failed", error=repr(error))
+            self._post(closed.set)
+
+        threading.Thread(target=close, name="zookeeper close", daemon=True).start()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await closed.wait()
+        self._moves += 1
+        self._connected = False
+        self.session = 0
+        self._tell(Contact.LOST)
+
+    # Contact.
+
+    @property
+    def contact(self) -> Contact:
+        """Whether it can be asked just now: connected, and heard of within a session's time-out."""
+        silent_s = self._clock.monotonic() - self._heard_at
+        if self._told is Contact.CONNECTED and silent_s > self._timeout_s:
+            return Contact.SUSPENDED
+        return self._told
+
+    def on_contact(self, changed: Callable[[Contact], None]) -> None:
+        """Call ``changed`` with every change of contact."""
+        self._listeners.append(changed)
+
+    def _post(self, call: Callable[..., object], *arguments: object) -> None:
+        """Call on the event loop; from any thread, and in vain once the loop is closed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _heard(self, state: str) -> None:
+        """Take note of the connection's state: in kazoo's connection thread, which must not wait."""
+        session = 0
+        if state == KazooState.SUSPENDED:
+            # Asked for at the next connection: see "the same ZooKeeper" above.
+            self._client.last_zxid = 0
+        elif state == KazooState.CONNECTED:
+            identity = self._client.client_id
+            session = 0 if identity is None else identity[0]
+        self._post(self._moved, state, session)
+
+    def _moved(self, state: str, session: int) -> None:
+        self._moves += 1
+        self._connected = state == KazooState.CONNECTED
+        if state == KazooState.CONNECTED:
+            self._begin(self._catch_up(session, self._moves))
+        elif state == KazooState.SUSPENDED:
+            self._tell(Contact.SUSPENDED)
+        else:
+            self.session = 0
+            self._tell(Contact.LOST)
+
+    async def _catch_up(self, session: int, move: int) -> None:
+        """Have contact once nothing older than before can be seen; give up if kazoo moves on."""
+        while self._moves == move:
+            try:
+                await self.sync()
+            except Unanswered:
+                await self._clock.sleep(RETRY_S)
+                continue
+            if self._moves == move:
+                self.session = session
+                self._tell(Contact.CONNECTED)
+                self._opened.set()
+            return
+
+    def _tell(self, contact: Contact) -> None:
+        if contact is self._told:
+            return
+        self._told = contact
+        log.info("zookeeper contact", contact=contact.value, session=f"{self.session:#x}")
+        for changed in list(self._listeners):
+            changed(contact)
+
+    async def _beat(self) -> None:
+        while True:
+            await self._clock.sleep(self._timeout_s / HEARTBEATS)
+            with suppress(Unanswered):
+                await self._ask(self._client.exists_async, "/")
+
+    async def _check_timeout(self) -> None:
+        """Go by the session time-out that the servers grant, and warn if it is not what was asked."""
+        granted = self._timeout_ms
+        for host, port in self._client.hosts:
+            with suppress(OSError, EOFError):
+                async with asyncio.timeout(self._timeout_s):
+                    granted = await granted_ms(host, port, self._timeout_ms)
+                break
+        self._timeout_s = granted / 1000
+        if granted != self._timeout_ms:
+            log.warning(
+                "zookeeper grants another session time-out than session_timeout_ms: see tickTime, "
+                "minSessionTimeout and maxSessionTimeout in its configuration",
+                asked_ms=self._timeout_ms,
+                granted_ms=granted,
+            )
+
+    # Asking.
+
+    async def create(
+        self, path: str, data: bytes, *, ephemeral: bool = False, sequential: bool = False
+    ) -> Created:
+        """Make a node."""
+        made, stat = await self._ask(
+            self._client.create_async,
+            path,
+            data,
+            ephemeral=ephemeral,
+            sequence=sequential,
+            include_data=True,
+        )
+        return Created(made, stat.ephemeralOwner)
+
+    async def replace(self, path: str, version: int, data: bytes) -> None:
+        """Remove a node and make an ephemeral one there, in one transaction."""
+        transaction = self._client.transaction()
+        transaction.delete(path, version)
+        transaction.create(path, data, ephemeral=True)
+        # What failed comes back as a value.
+        results = await self._ask(transaction.commit_async)
+        for result in results:
+            if type(result) in _MEANING:
+                raise _MEANING[type(result)](path) from result
+        if any(isinstance(result, Exception) for result in results):
+            raise Unanswered(f"replacing {path}: {results!r}")
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat] | None:
+        """Return a node and watch it."""
+        try:
+            data, stat = await self._ask(self._client.get_async, path, self._watcher(watch))
+        except NoNode:
+            return None
+        return data, Stat(stat.ephemeralOwner, stat.version, stat.czxid)
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """Return the names of a node's children and watch them."""
+        names = await self._ask(self._client.get_children_async, path, self._watcher(watch))
+        return list(names)
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Set a node's data."""
+        await self._ask(self._client.set_async, path, data)
+
+    async def delete(self, path: str) -> None:
+        """Remove a node; it may be gone already."""
+        with suppress(NoNode):
+            await self._ask(self._client.delete_async, path)
+
+    async def sync(self) -> None:
+        """Return once what is read next is as new as this call."""
+        await self._ask(self._client.sync_async, "/")
+
+    def _watcher(self, watch: Watch | None) -> Callable[[object], None] | None:
+        return None if watch is None else lambda _: self._post(watch)
+
+    async def _ask(self, ask: Callable[..., Any], *arguments: object, **options: object) -> Any:
+        """Ask kazoo and wait for the answer, for a session's time-out at most."""
+        async with self._asking:
+            if not self._connected:
+                raise Unanswered("no contact with ZooKeeper")
+            asked_at = self._clock.monotonic()
+            answer = self._loop.create_future()
+            ask(*arguments, **options).rawlink(lambda result: self._post(_settle, answer, result))
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    value = await answer
+            except TimeoutError:
+                raise Unanswered("ZooKeeper does not answer") from None
+            except tuple(_MEANING) as error:
+                self._answered(asked_at)
+                raise _MEANING[type(error)](str(error)) from error
+            except KazooException as error:
+                raise _unanswered(error) from error
+        self._answered(asked_at)
+        return value
+
+    def _answered(self, asked_at: float) -> None:
+        """Note that a question of that time was answered."""
+        if self.contact is not self._told:
+            # There was no contact, though kazoo never said so: now it can be told.
+            self._tell(Contact.SUSPENDED)
+            self._heard_at = max(self._heard_at, asked_at)
+            self._tell(Contact.CONNECTED)
+        self._heard_at = max(self._heard_at, asked_at)
+
+    def _begin(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any) -> None:
+    if answer.done():
+        return
+    if result.successful():
+        answer.set_result(result.value)
+    else:
+        answer.set_exception(result.exception)
+
+
+def _unanswered(error: KazooException) -> Unanswered:
+    """Take everything else that kazoo raises for no answer."""
+    if not isinstance(error, ConnectionLoss | SessionExpiredError):
+        # Such as a missing permission: it would be asked for ever, so say what is wrong.
+        log.warning("zookeeper refuses", error=repr(error))
+    return Unanswered(repr(error))

@@ -1,0 +1,385 @@
+"""The tenure of a node in a cluster: assigned topics, under leases, passed on when they are reassigned.
+
+Who *should* lead follows from the members and from what operators said (assignment.py, placement.py);
+a lease keeps two nodes that disagree for a moment from taking a log from each other in turns::
+
+    members ─────┐                      ┌─▶ place(topic)    here, or which node
+    placement ───┴─▶ assignment ────────┤
+                                        └─▶ not mine any more: topics handed over, lease released
+
+    permit(topic):  assigned here ─▶ the control row names me ──────────────────────────▶ claim again
+                                  └▶ lease held, good since the last fencing, contact ──▶ claim
+                                         └ the row names another that lives: a moment's patience first
+
+The patience is for topics that change their lock (a pin set, moved or taken back): the new leader's lock
+is free while the old one still leads, and it shall let go by itself.
+
+Without contact nothing new is claimed, what is led goes on, and a log whose control row still names this
+incarnation is claimed again without a lease. Where the row names another node by then, that one leads:
+this node was cut off alone, and says so to whoever asks.
+
+How a node uses it::
+
+    membership = await coordinator.join(me)
+    tenure = ClusterTenure(coordinator, membership, records, store, clock, jitter)
+    await tenure.start()
+    around = Surroundings(store, clock, settings, owner=me.incarnation, instance=me.instance,
+                          tenure=tenure, skewed=...)
+    topics = Topics(around, records)
+    tenure.serve(topics.leaders)
+    ...
+    await membership.announce(draining=True)   # the others see it, and so does the assignment here
+    await tenure.leave(seconds)                # hands over everything, also without contact
+    await membership.leave()
+    await tenure.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+from typing import Final, Protocol
+
+from broker import logs
+from broker.clock import Clock
+from broker.coordination.assignment import Assignment
+from broker.coordination.ports import Contact, Coordinator, Membership, NodeInfo
+from broker.errors import BrokerError, NoLeader, Unavailable
+from broker.leading.leases import Leases
+from broker.leading.placement import HINT, Placement, read_placement
+from broker.leading.tenure import Place, not_leader
+from broker.model import TopicId
+from broker.storage.control import Control
+from broker.storage.keys import LogId
+from broker.storage.ports import LogStore, RecordStore
+
+PLACEMENT_READ_S: Final = 10.0
+PLACEMENT_READ_AGAIN_S: Final = 1.0
+RELEASE_WAIT_S: Final = 1.0
+"""How long a live node that the control row names may take to let go, before its log is claimed."""
+PAUSE_S: Final = 0.005
+PAUSE_S_MAX: Final = 0.05
+SORTED_AT_ONCE: Final = 200
+FENCINGS_MAX: Final = 100_000
+_ANY_GENERATION: Final = 1
+"""A topic's name has one control row, whatever its generation."""
+
+log = logs.get_logger()
+
+
+class Holder(Protocol):
+    """Who leads topics under a tenure."""
+
+    def topics_led(self) -> Collection[TopicId]:
+        """Return the topics that are led, or being claimed, just now."""
+
+    async def hand_over(self, topics: Collection[TopicId]) -> None:
+        """Let go of topics that are not this node's any more, in good order and bounded time."""
+
+
+class ClusterTenure:
+    """The right of one node in a cluster to claim topics. See the head of this file for its use."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        membership: Membership,
+        records: RecordStore,
+        store: LogStore,
+        clock: Clock,
+        jitter: random.Random,
+    ) -> None:
+        """Assign nothing before ``start``. ``membership`` says who this node is."""
+        self.assignment = Assignment()
+        self.placement = Placement()
+        self._coordinator = coordinator
+        self._membership = membership
+        self._records = records
+        self._store = store
+        self._clock = clock
+        self._jitter = jitter
+        self._me = membership.me.instance
+        self._owner = membership.me.incarnation
+        self._nodes: dict[int, NodeInfo] = {}
+        self._leases = Leases(coordinator, clock, self._is_mine)
+        self._fenced: dict[TopicId, int] = {}
+        self._fenced_before = 0
+        """Fencings up to this one are not kept by topic any more, and count for all."""
+        self._elsewhere: dict[TopicId, NodeInfo] = {}
+        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._told = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._holder: Holder | None = None
+        self._leaving = False
+        self._version = 0
+        self._sort_again = False
+        self._sorting: asyncio.Task[None] | None = None
+        self._passing: dict[str, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Read what operators said and assign; from then on follow every change.
+
+        Raises:
+            Unavailable: it can't be read.
+        """
+        self._take(await read_placement(self._records))
+        self._membership.on_change(self._assign)
+        self._coordinator.on_contact(self._contact_changed)
+        self._coordinator.on_hint(HINT, self._told.set)
+        self._reading = asyncio.ensure_future(self._follow_placement())
+
+    def serve(self, holder: Holder) -> None:
+        """Tell ``holder`` from now on what it must let go."""
+        self._holder = holder
+        self._let_go_soon()
+
+    # Who should lead.
+
+    @property
+    def slots_led(self) -> int:
+        """How many slots this node has the lease of."""
+        return sum(resource.startswith("slot/") for resource in self._leases.resources)
+
+    def place(self, topic: TopicId) -> Place:
+        """Return who should lead a topic by what is known now."""
+        if self._elsewhere and topic in self._elsewhere:
+            return Place(here=False, node=self._elsewhere[topic])
+        leader = self.assignment.leader_of(topic)
+        node = None if leader is None else self._nodes.get(leader)
+        return Place(leader == self._me, node)
+
+    async def pause(self, seconds: float) -> None:
+        """Return after so many seconds, or as soon as who should lead may have changed."""
+        await asyncio.wait((self._changed,), timeout=seconds)
+
+    def _is_mine(self, resource: str) -> bool:
+        return self.assignment.leader_of_resource(resource) == self._me
+
+    def _assign(self) -> None:
+        me = self._membership.me
+        # Whoever is cut off from the others still counts itself: what it leads, it goes on leading.
+        self._nodes = dict(self._membership.members.nodes)
+        self._nodes[self._me] = me._replace(draining=me.draining or self._leaving)
+        self.assignment = Assignment.of(self._nodes, self.placement.drained, self.placement.pins)
+        self._version += 1
+        self._something_changed()
+        self._let_go_soon()
+
+    def _contact_changed(self, contact: Contact) -> None:
+        del contact
+        self._something_changed()
+
+    def _something_changed(self) -> None:
+        self._elsewhere.clear()
+        changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
+        changed.set_result(None)
+
+    async def _follow_placement(self) -> None:
+        patience_s = PLACEMENT_READ_S
+        while True:
+            try:
+                async with asyncio.timeout(patience_s * self._jitter.uniform(0.5, 1.0)):
+                    await self._told.wait()
+            except TimeoutError:
+                pass  # Hints may be lost.
+            self._told.clear()
+            patience_s = await self._read_placement()
+
+    async def _read_placement(self) -> float:
+        """Read what operators said; return how long it may be trusted."""
+        try:
+            placement = await read_placement(self._records)
+        except BrokerError as error:
+            log.warning("pins and drained nodes can't be read", error=error.message)
+            return PLACEMENT_READ_AGAIN_S
+        if placement != self.placement:
+            self._take(placement)
+        return PLACEMENT_READ_S
+
+    def _take(self, placement: Placement) -> None:
+        for problem in placement.problems:
+            if problem not in self.placement.problems:
+                log.error("a pin or a drained node counts for nothing", problem=problem)
+        self.placement = placement
+        self._assign()
+
+    # Claims.
+
+    def fenced(self, topic: TopicId) -> None:
+        """Take note that another epoch took this topic's log from this node."""
+        self._leases.fencings += 1
+        self._fenced[topic] = self._leases.fencings
+        if len(self._fenced) > FENCINGS_MAX:
+            self._fenced_before = self._leases.fencings
+            self._fenced.clear()
+        # Perhaps the other one knows of a pin that this node has not heard of.
+        self._told.set()
+
+    async def permit(self, topic: TopicId, deadline: float) -> None:
+        """Return once this node may claim the topic. See Tenure.
+
+        Raises:
+            NotLeader, NoLeader: see Tenure.
+            Unavailable: storage can't be asked who leads now.
+        """
+        patient_until: float | None = None
+        pause_s = PAUSE_S
+        while True:
+            changed = self._changed
+            place = self.place(topic)
+            if not place.here and place.node is not None:
+                raise not_leader(topic, place)
+            if place.node is None:
+                if self._leaving:
+                    raise NoLeader("This node is stopping.")
+                await self._wait(changed, deadline, topic)
+                continue
+            control = await self._store.head(LogId(topic, _ANY_GENERATION))
+            if control is not None and control.owner == self._owner:
+                break
+            if changed.done() or not await self._has_lease(topic, control, changed, deadline):
+                continue
+            if self._live_owner(control) is None:
+                break
+            if patient_until is None:
+                patient_until = min(self._clock.monotonic() + RELEASE_WAIT_S, deadline)
+            if self._clock.monotonic() >= patient_until:
+                break
+            await self._clock.sleep(pause_s * self._jitter.uniform(0.5, 1.0))
+            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+        self._fenced.pop(topic, None)
+
+    async def _has_lease(
+        self,
+        topic: TopicId,
+        control: Control | None,
+        changed: asyncio.Future[None],
+        deadline: float,
+    ) -> bool:
+        """Whether the topic's lease is held and good; if not, wait for what may change that."""
+        resource = self.assignment.resource_of(topic)
+        suspended = self._coordinator.contact is not Contact.CONNECTED
+        if suspended:
+            self._must_not_be_elsewhere(topic, control)
+        if not self._leases.holds(resource):
+            taking = self._leases.taking(resource)
+            await self._wait(changed, deadline, topic, taking)
+            if taking.cancelled():
+                raise NoLeader("This node is stopping.")
+            if taking.done():
+                taking.result()
+            return False
+        if suspended:
+            await self._wait(changed, deadline, topic)
+            return False
+        try:
+            fencing = self._fenced.get(topic, self._fenced_before)
+            return await self._leases.is_good(resource, fencing)
+        except Unavailable as error:
+            if self._clock.monotonic() + PAUSE_S_MAX > deadline:
+                raise NoLeader(f"Nobody leads topic '{topic}' just now: {error.message}") from error
+            await self._clock.sleep(PAUSE_S_MAX * self._jitter.uniform(0.5, 1.0))
+            return False
+
+    async def _wait(
+        self,
+        changed: asyncio.Future[None],
+        deadline: float,
+        topic: TopicId,
+        taking: asyncio.Task[None] | None = None,
+    ) -> None:
+        awaited: set[asyncio.Future[None]] = {changed}
+        if taking is not None:
+            awaited.add(taking)
+        left_s = max(deadline - self._clock.monotonic(), 0)
+        done, _ = await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            raise NoLeader(f"Nobody leads topic '{topic}' just now: its lease was not to be had.")
+
+    def _live_owner(self, control: Control | None) -> NodeInfo | None:
+        """Return the other node that a control row names, if it lives as far as is known."""
+        if control is None or not control.owner:
+            return None
+        for node in self._nodes.values():
+            if node.incarnation == control.owner and node.instance != self._me:
+                return node
+        return None
+
+    def _must_not_be_elsewhere(self, topic: TopicId, control: Control | None) -> None:
+        """Without contact believe the control row. Raises NotLeader."""
+        owner = self._live_owner(control)
+        if owner is not None:
+            self._elsewhere[topic] = owner
+            raise not_leader(topic, self.place(topic), control.epoch if control else None)
+
+    # Passing on.
+
+    def _let_go_soon(self) -> None:
+        self._sort_again = True
+        if self._sorting is None or self._sorting.done():
+            self._sorting = asyncio.ensure_future(self._sort())
+
+    async def _sort(self) -> None:
+        """Begin to pass on whatever is not this node's any more."""
+        while self._sort_again:
+            self._sort_again = False
+            for resource, topics in (await self._not_mine()).items():
+                if resource not in self._passing:
+                    task = asyncio.ensure_future(self._pass_on(resource, topics))
+                    self._passing[resource] = task
+
+    async def _not_mine(self) -> dict[str, list[TopicId]]:
+        """Return what another should hold, each lock with the led topics that go with it."""
+        found: dict[str, list[TopicId]] = {
+            resource: [] for resource in self._leases.resources if not self._is_mine(resource)
+        }
+        led = list(self._holder.topics_led()) if self._holder is not None else []
+        for count, topic in enumerate(led, 1):
+            if self.assignment.leader_of(topic) != self._me:
+                found.setdefault(self.assignment.resource_of(topic), []).append(topic)
+            if count % SORTED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return found
+
+    async def _pass_on(self, resource: str, topics: list[TopicId]) -> None:
+        version = self._version
+        try:
+            if topics and self._holder is not None:
+                await self._holder.hand_over(topics)
+            if not self._is_mine(resource):
+                await self._leases.release(resource)
+        finally:
+            del self._passing[resource]
+            if version != self._version:
+                self._let_go_soon()
+
+    async def leave(self, seconds: float) -> bool:
+        """Lead nothing more; return whether everything was handed over within ``seconds``."""
+        self._leaving = True
+        self._assign()
+        deadline = self._clock.monotonic() + seconds
+        while under_way := self._under_way():
+            left_s = deadline - self._clock.monotonic()
+            if left_s <= 0:
+                return False
+            await asyncio.wait(under_way, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        return True
+
+    def _under_way(self) -> set[asyncio.Task[None]]:
+        tasks = set(self._passing.values())
+        if self._sorting is not None and not self._sorting.done():
+            tasks.add(self._sorting)
+        return tasks
+
+    def abandon(self) -> set[asyncio.Task[None]]:
+        """Do nothing more, and let go of nothing; return what was under way."""
+        tasks = self._under_way() | ({self._reading} if self._reading is not None else set())
+        for task in tasks:
+            task.cancel()
+        return tasks
+
+    async def close(self) -> None:
+        """Follow nothing more, and let go of all leases."""
+        await asyncio.gather(*self.abandon(), return_exceptions=True)
+        await self._leases.close()

@@ -1,0 +1,169 @@
+"""What operators said about where topics are led: pins, and nodes that shall lead nothing.
+
+Both are records, so that they outlive every node, and small enough to be read whole::
+
+    pin/ns:topic:   {"node": 7}         this topic is led by that node, while it lives; null: by any
+    drained/007     {"drained": true}   this node leads nothing, also after a restart
+
+A record is never removed, since a record store only compares and sets: what was taken back says so.
+One that can't be understood counts for nothing, and is told of: a node must not stop for want of a pin.
+Setting what is set already writes nothing, so that a change whose outcome is unknown is simply made
+again. Whoever changes a record hints ``placement`` afterwards; who misses the hint reads them anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from broker.coordination.ports import INSTANCES_MAX
+from broker.errors import OutcomeUnknown, StorageCorrupt, UnavailableError
+from broker.model import TopicId
+from broker.storage.keys import topic_prefix
+from broker.storage.ports import RecordStore
+
+HINT: Final = "placement"
+PIN_PREFIX: Final = b"pin/"
+DRAINED_PREFIX: Final = b"drained/"
+PUT_TRIES_MAX: Final = 8
+
+Value = dict[str, object]
+
+
+class Placement(NamedTuple):
+    """Everything that operators said, as read at one moment. Nodes are instance ids."""
+
+    pins: Mapping[TopicId, int] = {}
+    drained: frozenset[int] = frozenset()
+    problems: tuple[str, ...] = ()
+    """What is wrong with records that count for nothing."""
+
+
+async def read_placement(records: RecordStore) -> Placement:
+    """Return all pins and drained nodes. Raises Unavailable: they can't be read just now."""
+    pins: dict[TopicId, int] = {}
+    drained: set[int] = set()
+    problems: list[str] = []
+    for key, record in await records.scan_prefix(PIN_PREFIX):
+        try:
+            topic, node = _topic_of(key), _node(key, record.value)
+        except StorageCorrupt as error:
+            problems.append(error.message)
+            continue
+        if node is not None:
+            pins[topic] = node
+    for key, record in await records.scan_prefix(DRAINED_PREFIX):
+        try:
+            if _decode(key, record.value).get("drained") is True:
+                drained.add(_instance_of(key))
+        except StorageCorrupt as error:
+            problems.append(error.message)
+    return Placement(pins, frozenset(drained), tuple(problems))
+
+
+async def pin(records: RecordStore, topic: TopicId, node: int) -> bool:
+    """Let a topic be led by a node while that lives; return whether this changed anything.
+
+    Raises:
+        OutcomeUnknown: it may have been done; doing it again is safe.
+    """
+    assert 0 <= node < INSTANCES_MAX
+    return await _set(records, _pin_key(topic), {"node": node}, absent_means=None)
+
+
+async def unpin(records: RecordStore, topic: TopicId) -> bool:
+    """Let a topic be led by any node again; return whether it had a pin. Raises as ``pin`` does."""
+    return await _set(records, _pin_key(topic), {"node": None}, absent_means={"node": None})
+
+
+async def drain(records: RecordStore, node: int) -> bool:
+    """Let a node lead nothing; return whether this changed anything. Raises as ``pin`` does."""
+    return await _set(records, _drained_key(node), {"drained": True}, absent_means=None)
+
+
+async def undrain(records: RecordStore, node: int) -> bool:
+    """Let a node lead again; return whether it was drained. Raises as ``pin`` does."""
+    value: Value = {"drained": False}
+    return await _set(records, _drained_key(node), value, absent_means=value)
+
+
+async def _set(
+    records: RecordStore, key: bytes, value: Value, *, absent_means: Value | None
+) -> bool:
+    changed = False
+    for _ in range(PUT_TRIES_MAX):
+        try:
+            found = await records.get(key)
+        except UnavailableError as error:
+            if not changed:
+                raise
+            raise OutcomeUnknown(f"The record {key.decode()} may be changed.") from error
+        known = absent_means if found is None else _understood(key, found.value)
+        if known == value:
+            return changed
+        try:
+            version = None if found is None else found.version
+            if await records.put_if(key, version, _encode(value)) is not None:
+                return True
+        except OutcomeUnknown:
+            # The record is read again: if it says so now, it was done, by whomever.
+            changed = True
+    raise OutcomeUnknown(f"Changing the record {key.decode()} did not come to an end.")
+
+
+def _pin_key(topic: TopicId) -> bytes:
+    return PIN_PREFIX + topic_prefix(topic)
+
+
+def _drained_key(node: int) -> bytes:
+    assert 0 <= node < INSTANCES_MAX
+    return DRAINED_PREFIX + b"%03d" % node
+
+
+def _topic_of(key: bytes) -> TopicId:
+    try:
+        namespace, topic, end = key[len(PIN_PREFIX) :].decode().split(":")
+    except ValueError as error:
+        raise StorageCorrupt(f"the record {key!r} names no topic") from error
+    if end:
+        raise StorageCorrupt(f"the record {key!r} names no topic")
+    return TopicId(namespace, topic)
+
+
+def _instance_of(key: bytes) -> int:
+    digits = key[len(DRAINED_PREFIX) :]
+    if not digits.isdigit() or int(digits) >= INSTANCES_MAX:
+        raise StorageCorrupt(f"the record {key!r} names no node")
+    return int(digits)
+
+
+def _node(key: bytes, value: bytes) -> int | None:
+    node = _decode(key, value).get("node")
+    if node is None:
+        return None
+    if not isinstance(node, int) or not 0 <= node < INSTANCES_MAX:
+        raise StorageCorrupt(f"the record {key!r} names no node")
+    return node
+
+
+def _encode(value: Value) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _understood(key: bytes, value: bytes) -> Value | None:
+    """Return what a record says; None if it makes no sense, so that it is written anew."""
+    try:
+        return _decode(key, value)
+    except StorageCorrupt:
+        return None
+
+
+def _decode(key: bytes, value: bytes) -> Value:
+    try:
+        decoded = json.loads(value)
+    except ValueError as error:
+        raise StorageCorrupt(f"the record {key!r} does not decode") from error
+    if not isinstance(decoded, dict):
+        raise StorageCorrupt(f"the record {key!r} does not decode")
+    return decoded

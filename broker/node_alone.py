@@ -1,0 +1,107 @@
+"""What a standalone node stands on: a LevelDB store, and nobody beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from broker import logs
+from broker.config import Compression, Config
+from broker.leading.tenure import EVERYTHING, Tenure
+from broker.metrics import Metrics
+from broker.storage import leveldb_files
+from broker.storage.leveldb import Options
+from broker.storage.leveldb_store import LevelDBStore
+from broker.topics.service import Topics
+
+OPENING_TOLD_EVERY_S = 5.0
+
+log = logs.get_logger()
+
+
+class Alone:
+    """The ground of a standalone node: LevelDB, and nobody beside it."""
+
+    instance = None
+    tenure: Tenure = EVERYTHING
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        """Keep the configuration; nothing is opened before ``open``."""
+        self.owner = secrets.token_hex(8)
+        self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._config = config
+        self._metrics = metrics
+        self._store: LevelDBStore | None = None
+
+    async def open(self, url: str) -> None:
+        """Open the store. Raises as ``open_store`` does."""
+        del url
+        self._store = await open_store(self._config, self._metrics.synced)
+
+    @property
+    def logs(self) -> LevelDBStore:
+        """The one store, for logs."""
+        assert self._store is not None, "not opened"
+        return self._store
+
+    @property
+    def records(self) -> LevelDBStore:
+        """The one store, for records."""
+        return self.logs
+
+    def serve(self, topics: Topics) -> None:
+        """Return None: there is no cluster."""
+
+    def routed(self, topics: Topics, deadline_s: float) -> None:
+        """Return None: there is nobody to pass requests on to."""
+
+    def failure(self) -> str | None:
+        """Return why the store takes no writes, if it takes none."""
+        if self._store is None or self._store.failure is None:
+            return None
+        return f"storage does not take writes: {self._store.failure}"
+
+    def skewed(self, skew_ms: int) -> None:
+        """Do nothing: there is no other clock to compare with."""
+
+    async def leave(self, seconds: float, *, waits_s: float) -> None:
+        """Do nothing: there is nobody to hand over to."""
+
+    async def close(self) -> None:
+        """Close the store."""
+        if self._store is not None:
+            await self._store.close()
+
+
+async def open_store(
+    config: Config, observe: Callable[[float], None] | None = None
+) -> LevelDBStore:
+    """Open the configured store; ``observe`` is told the seconds of each synced write.
+
+    After a crash LevelDB reads its log back first, at most about twice the write buffer; a disk that is
+    busy or ill may make any of it long. So the log says what is waited for, again and again.
+    """
+    storage = config.storage
+    directory = Path(storage.data_dir)
+    options = Options(
+        write_buffer_bytes=storage.write_buffer_bytes,
+        compression=None if storage.compression is Compression.NONE else storage.compression.value,
+        cache_bytes=storage.block_cache_bytes,
+        open_files_max=storage.open_files_max,
+        probe_interval_s=storage.probe_interval_s,
+    )
+
+    def synced(seconds: float, _: int) -> None:
+        if observe is not None:
+            observe(seconds)
+
+    began = asyncio.get_running_loop().time()
+    told = {"data_dir": str(directory), "log_bytes": leveldb_files.recovery_bytes(directory)}
+    log.info("opening store", **told)
+    opening = asyncio.ensure_future(LevelDBStore.open(directory, options, observe=synced))
+    while not (await asyncio.wait((opening,), timeout=OPENING_TOLD_EVERY_S))[0]:
+        seconds = round(asyncio.get_running_loop().time() - began)
+        log.warning("store is still being opened", **told, seconds=seconds)
+    return opening.result()

@@ -1,0 +1,255 @@
+"""What a node of a cluster stands on: stores, a session with a coordinator, its number, its tenure.
+
+It begins in the order in which one thing needs the other, and ends in the opposite one::
+
+    stores ─▶ coordinator ─▶ instance id ─▶ tenure ─▶ routing
+
+``broker.node`` wires the rest, the same for every node. Which servers those are is up to ``Servers``:
+HBase and ZooKeeper (node_servers), or what a simulation puts in their place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+from broker import __version__, logs
+from broker.api.cluster import ClusterView
+from broker.api.cluster_view import cluster_view
+from broker.api.routed import Routed
+from broker.api.routed_polls import ClusterHandlers
+from broker.clock import Clock
+from broker.config import Config
+from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.ports import Contact, Membership, NodeInfo
+from broker.leading.cluster_tenure import ClusterTenure
+from broker.leading.instances import claim_instance, until_superseded
+from broker.metrics import Metrics
+from broker.model import TopicId
+from broker.routing.forwarder import Forwarder
+from broker.routing.nodeheaders import Sender
+from broker.routing.peers import HttpPeers
+from broker.routing.receiving import Receiving
+from broker.routing.secret import cluster_secret
+from broker.routing.service import Routing
+from broker.storage.health import CallHealth, Ended
+from broker.storage.ports import LogStore, RecordStore
+from broker.topics.service import Topics
+
+INCARNATION_BYTES = 8
+LEAVE_S = 5.0
+"""How long handing over may take when a clock is wrong; a stopping node has its own bound."""
+
+log = logs.get_logger()
+
+
+class Stores(NamedTuple):
+    """The stores of one cluster. ``close`` ends both, after what is under way."""
+
+    logs: LogStore
+    records: RecordStore
+    close: Callable[[], Awaitable[None]]
+
+
+class Servers(Protocol):
+    """What a node of a cluster connects to. ``protocol`` is what it says that it speaks."""
+
+    @property
+    def protocol(self) -> int:
+        """The version of what nodes tell each other."""
+
+    async def stores(self, told: Callable[[Ended], None]) -> Stores:
+        """Open the stores; ``told`` is told of each call as it ends. Raises Unavailable."""
+
+    async def coordinator(self) -> TreeCoordinator:
+        """Begin a session. Raises Unavailable."""
+
+
+class Opened(NamedTuple):
+    """What was opened before the node was told of its topics."""
+
+    stores: Stores
+    coordinator: TreeCoordinator
+    membership: Membership
+    tenure: ClusterTenure
+    peers: HttpPeers
+    forwarder: Forwarder
+    receiving: Receiving
+
+
+class InCluster:
+    """The ground of one node of a cluster. ``open`` it, ``close`` it; once each."""
+
+    def __init__(self, config: Config, clock: Clock, metrics: Metrics, servers: Servers) -> None:
+        """Keep the configuration; nothing is asked before ``open``."""
+        self._servers = servers
+        self.owner = secrets.token_hex(INCARNATION_BYTES)
+        self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._config = config
+        self._clock = clock
+        self._metrics = metrics
+        self._health = CallHealth(clock.now_ms)
+        self._skew_ms: int | None = None
+        self._is_skewed = False
+        self._leaving: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[str] | None = None
+        self._stores: Stores | None = None
+        self._coordinator: TreeCoordinator | None = None
+        self._opened: Opened | None = None
+        self._routing: Routing | None = None
+
+    async def open(self, url: str) -> None:
+        """Become the node at ``url``, on which this process listens already.
+
+        Raises:
+            Unavailable: storage or the coordinator does not answer, or there are no tables.
+            InstanceTaken: another node has the configured id.
+        """
+        clock = self._clock
+        self._stores = stores = await self._servers.stores(self._called)
+        self._coordinator = coordinator = await self._servers.coordinator()
+        me = NodeInfo(0, self.owner, url, __version__, self._servers.protocol)
+        membership = await claim_instance(
+            coordinator, stores.records, me, configured=self._config.cluster.instance_id
+        )
+        self._watching = asyncio.ensure_future(until_superseded(stores.records, membership, clock))
+        self._watching.add_done_callback(self._superseded)
+        jitter = random.Random()  # noqa: S311 - It spreads retries; nobody guards it.
+        tenure = ClusterTenure(coordinator, membership, stores.records, stores.logs, clock, jitter)
+        await tenure.start()
+        secret = await cluster_secret(stores.records, clock)
+        peers = HttpPeers(reached_at=self._config.cluster.peer_urls)
+        sender = Sender(membership.me.instance, self.owner)
+        forwarder = Forwarder(peers, clock, sender, secret)
+        self._opened = Opened(
+            stores, coordinator, membership, tenure, peers, forwarder, Receiving(secret, clock)
+        )
+        log.info("joined the cluster", node=membership.me.instance, incarnation=self.owner)
+
+    @property
+    def _all(self) -> Opened:
+        assert self._opened is not None, "not opened"
+        return self._opened
+
+    @property
+    def logs(self) -> LogStore:
+        """The log store."""
+        return self._all.stores.logs
+
+    @property
+    def records(self) -> RecordStore:
+        """The record store."""
+        return self._all.stores.records
+
+    @property
+    def instance(self) -> int:
+        """This node's number."""
+        return self._all.membership.me.instance
+
+    @property
+    def tenure(self) -> ClusterTenure:
+        """Which topics this node may claim."""
+        return self._all.tenure
+
+    def routed(self, topics: Topics, deadline_s: float) -> ClusterHandlers:
+        """Return what passes requests on to the leaders of topics."""
+        opened = self._all
+        states = topics.leaders.states
+
+        def leads(topic: TopicId) -> bool:
+            state = states.get(topic)
+            return state is not None and state.leader is not None
+
+        self._routing = routing = Routing(
+            opened.tenure,
+            opened.forwarder,
+            self._clock,
+            self._metrics,
+            me=opened.membership.me,
+            leads=leads,
+        )
+        routing.pause = opened.tenure.pause
+        return ClusterHandlers(Routed(routing, opened.receiving, topics, deadline_s=deadline_s))
+
+    def serve(self, topics: Topics) -> ClusterView:
+        """Let the tenure move these topics; return what the node can say of its cluster."""
+        opened = self._all
+        opened.tenure.serve(topics.leaders)
+        return cluster_view(
+            coordinator=opened.coordinator,
+            membership=lambda: opened.membership,
+            slots_led=lambda: opened.tenure.slots_led,
+            leaders=topics.leaders,
+            exchange=opened.peers.exchange,
+            records=opened.stores.records,
+            health=self._health,
+            clock=self._clock,
+        )
+
+    def failure(self) -> str | None:
+        """Return why this node should get no requests, if there is a reason."""
+        if self._is_skewed:
+            return f"its clock is {self._skew_ms} ms off the storage's (clock_skew)"
+        if self._opened is not None and self._all.coordinator.contact is Contact.LOST:
+            return "its session with ZooKeeper is over"
+        return None
+
+    # What is told.
+
+    def _called(self, ended: Ended) -> None:
+        self._health.ended(ended.kind, ended.message)
+        self._metrics.called(ended.call, ended.kind, ended.seconds)
+
+    def _superseded(self, watching: asyncio.Future[str]) -> None:
+        if watching.cancelled() or self.stopped.done():
+            return
+        error = watching.exception()
+        # Whoever can't be sure of its number must not make ids with it.
+        reason = watching.result() if error is None else f"its claim can't be read: {error}"
+        log.error("this node must stop", reason=reason)
+        self.stopped.set_result(reason)
+
+    def skewed(self, skew_ms: int) -> None:
+        """Lead nothing more: this node's clock can't be trusted."""
+        self._skew_ms = skew_ms
+        if not self._is_skewed:
+            self._is_skewed = True
+            log.error("clock differs from the storage's: this node leads nothing", skew_ms=skew_ms)
+            self._leaving = asyncio.ensure_future(self._leave(LEAVE_S))
+
+    # Ends.
+
+    async def leave(self, seconds: float, *, waits_s: float) -> None:
+        """Hand every topic over; the node goes on forwarding, and waits for leaders for a while."""
+        if self._routing is not None:
+            self._routing.waits_until = self._clock.monotonic() + waits_s
+        if self._leaving is None:
+            await self._leave(seconds)
+        else:
+            await asyncio.wait((self._leaving,), timeout=seconds)
+
+    async def _leave(self, seconds: float) -> None:
+        opened = self._all
+        deadline = self._clock.monotonic() + seconds
+        announcing = asyncio.ensure_future(opened.membership.announce(draining=True))
+        handed_over = await opened.tenure.leave(seconds)
+        await asyncio.wait((announcing,), timeout=max(deadline - self._clock.monotonic(), 0))
+        if not handed_over:
+            log.warning("not everything was handed over", seconds=seconds)
+
+    async def close(self) -> None:
+        """Leave the cluster and close everything, as far as it was opened."""
+        opened = self._opened
+        if self._watching is not None:
+            self._watching.cancel()
+        if opened is not None:
+            await opened.peers.close()
+            await opened.tenure.close()
+            await opened.membership.leave()
+        if self._coordinator is not None:
+            await self._coordinator.close()
+        if self._stores is not None:
+            await self._stores.close()

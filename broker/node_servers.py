@@ -1,0 +1,48 @@
+"""The servers that a node of a cluster connects to: HBase's gateways and ZooKeeper.
+
+A module of its own because what it names comes with the extra ``cluster``; a standalone node never imports
+it, and neither does a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.clock import Clock
+from broker.config import Config
+from broker.coordination import zookeeper
+from broker.coordination.coordinator import TreeCoordinator
+from broker.node_cluster import Stores
+from broker.routing.nodeheaders import PROTOCOL
+from broker.storage.hbase_store import open_hbase
+from broker.storage.health import Ended
+
+
+class ConfiguredServers:
+    """HBase and ZooKeeper where the configuration says."""
+
+    protocol = PROTOCOL
+
+    def __init__(self, config: Config, clock: Clock) -> None:
+        """Connect to nothing yet."""
+        self._config = config
+        self._clock = clock
+
+    async def stores(self, told: Callable[[Ended], None]) -> Stores:
+        """Open HBase's tables.
+
+        Raises:
+            Unavailable: no gateway answers, or the tables are not there.
+        """
+        hbase = await open_hbase(self._config.hbase, self._clock, told)
+        return Stores(hbase.logs, hbase.records, hbase.close)
+
+    async def coordinator(self) -> TreeCoordinator:
+        """Connect to ZooKeeper. Raises Unavailable."""
+        cluster = self._config.cluster
+        return await zookeeper.connect(
+            cluster.zookeeper_hosts,
+            root=cluster.zookeeper_root,
+            session_timeout_ms=cluster.session_timeout_ms,
+            clock=self._clock,
+        )

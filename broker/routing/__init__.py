@@ -1,0 +1,14 @@
+"""Forwarding between nodes: any node takes any request, and the topic's leader answers it.
+
+::
+
+    client ──▶ node ──here?──▶ handler
+                 │ ▲
+          elsewhere │ look again: nothing was sent, 421, no leader
+                 ▼ │
+              forward ──▶ leader: secret, protocol, deadline, lane, epoch ──▶ handler
+
+The decisions are pure (``nodeheaders``, ``deadlines``, ``lanes``, ``deciding``); around them are the
+connections to the other nodes (``peers``), the way of one request (``service``) and the door by which
+requests of other nodes come in (``receiving``).
+"""

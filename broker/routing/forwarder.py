@@ -1,0 +1,166 @@
+"""One attempt: a request sent to one node, as that node understands it, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+from broker.clock import Clock
+from broker.model import TopicId
+from broker.net import NoAnswer, NotSent, Reply
+from broker.routing.calls import LEADER, MOVED, Call, LeaderSeen, Relayed
+from broker.routing.deadlines import on_the_wire_ms
+from broker.routing.deciding import Kind
+from broker.routing.lanes import SentLane
+from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
+from broker.routing.peers import Peers, whole
+
+GRACE_S: Final = 0.5
+"""How long after the deadline the leader's own word on it may still come."""
+READING_S: Final = 3.0
+"""Silence after which a read is answered from storage instead."""
+EPOCHS_MAX: Final = 100_000
+LANES_OF_ONE_MAX: Final = 1000
+"""Lanes of one connection, unless more have requests that are not resolved."""
+
+
+class _Ask(NamedTuple):
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Elsewhere(NamedTuple):
+    """What a 421 says: who leads, as far as its sender knows."""
+
+    node: int | None = None
+    url: str | None = None
+    epoch: int | None = None
+
+    @classmethod
+    def of(cls, reply: Reply) -> Elsewhere:
+        """Read the body of a 421; what can't be read is unknown."""
+        try:
+            told = json.loads(reply.body)
+            node, url, epoch = told["node"], told["url"], told["epoch"]
+        except (ValueError, TypeError, KeyError):
+            return cls()
+        return cls(
+            node if isinstance(node, int) else None,
+            url if isinstance(url, str) else None,
+            epoch if isinstance(epoch, int) else None,
+        )
+
+
+class Lanes:
+    """The lanes of all that came to this node and went to others: one for each connection and topic.
+
+    Leaders remember a lane until the deadlines of its requests have passed, and have room for so many
+    alone. So a connection that writes to very many topics gets no new lanes without end: a topic that it
+    comes to takes over the lane, and the numbers, of the one that it has not written to for longest.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._count = 0
+        self._of: WeakKeyDictionary[object, OrderedDict[TopicId, SentLane]] = WeakKeyDictionary()
+
+    def of(self, source: object, topic: TopicId) -> SentLane:
+        """Return the lane; it is forgotten with the connection."""
+        lanes = self._of.setdefault(source, OrderedDict())
+        lane = lanes.get(topic)
+        if lane is None:
+            lane = lanes[topic] = self._spare(lanes) or self._made()
+        lanes.move_to_end(topic)
+        return lane
+
+    @staticmethod
+    def _spare(lanes: OrderedDict[TopicId, SentLane]) -> SentLane | None:
+        """Take the lane of another topic, one on which nothing is under way."""
+        if len(lanes) < LANES_OF_ONE_MAX:
+            return None
+        resolved = next((topic for topic, lane in lanes.items() if lane.is_resolved), None)
+        return None if resolved is None else lanes.pop(resolved)
+
+    def _made(self) -> SentLane:
+        self._count += 1
+        return SentLane(self._count)
+
+
+class Epochs:
+    """The epochs in which topics were last seen to be led."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._seen: OrderedDict[TopicId, int] = OrderedDict()
+
+    def get(self, topic: TopicId) -> int | None:
+        """Return the epoch that is believed in."""
+        return self._seen.get(topic)
+
+    def learn(self, topic: TopicId, epoch: int | None) -> None:
+        """Believe in an epoch; they only rise, until the topic is made anew elsewhere."""
+        if epoch is not None:
+            self._seen[topic] = epoch
+            self._seen.move_to_end(topic)
+            if len(self._seen) > EPOCHS_MAX:
+                self._seen.popitem(last=False)
+
+
+class Forwarder:
+    """Sends requests to other nodes in this node's name."""
+
+    def __init__(self, peers: Peers, clock: Clock, me: Sender, secret: str) -> None:
+        """Keep the way to the others, and who this is."""
+        self.lanes = Lanes()
+        self.epochs = Epochs()
+        self._peers = peers
+        self._clock = clock
+        self._me = me
+        self._secret = secret
+
+    async def send(
+        self, url: str, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
+    ) -> Relayed:
+        """Send a request and return the answer. ``place`` is its lane, and its number there.
+
+        Raises:
+            NotSent, NoAnswer: see there.
+        """
+        ask = self._ask(call, repeat._replace(epoch=self.epochs.get(call.topic)), place)
+        if call.kind.is_reading:
+            relayed = await self._read(url, call, ask)
+        else:
+            left_s = call.deadline - self._clock.monotonic() + GRACE_S
+            relayed = Relayed(await self._peers.exchange(url, ask, left_s))
+        seen = relayed.reply.headers.get(LEADER)
+        if seen is not None:
+            self.epochs.learn(call.topic, LeaderSeen.parse(seen).epoch)
+        return relayed
+
+    def _ask(self, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None) -> _Ask:
+        now = self._clock.monotonic()
+        told = NodeHeaders(
+            self._me,
+            on_the_wire_ms(call.deadline, now, self._clock.now_ms()),
+            repeat,
+            None if place is None else place[0].ticket(place[1]),
+        )
+        headers = {**call.headers, **told.format(self._secret)}
+        return _Ask(call.method, call.target, headers, call.body)
+
+    async def _read(self, url: str, call: Call, ask: _Ask) -> Relayed:
+        """Send a read; a long answer is passed on as it comes, all others are read to their end."""
+        silence_s = call.wait_s + READING_S
+        relay = await self._peers.stream(url, ask, silence_s)
+        streams = relay.status == 200 and MOVED.lower() not in relay.headers
+        if call.kind is Kind.POLL and streams and not relay.ended:
+            return Relayed(Reply(relay.status, relay.headers, b""), relay)
+        return Relayed(await whole(relay, silence_s))
+
+
+__all__ = ["Elsewhere", "Forwarder", "NoAnswer", "NotSent"]

@@ -1,0 +1,117 @@
+"""The door by which requests of other nodes come in.
+
+It asks in this order: do they know the secret, do both speak the same protocol, has the deadline passed,
+is it the request's turn in its lane. Whatever is refused here was not done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+from broker.clock import Clock
+from broker.errors import NoLeader, Overloaded
+from broker.routing import deadlines, nodeheaders
+from broker.routing.lanes import LANES_MAX, ReceivedLanes, Turn
+from broker.routing.nodeheaders import NodeHeaders, Sender
+
+TURN_S: Final = 1.0
+"""How long a request waits for earlier ones of its lane before the sender must ask anew: by then it
+may know more of their outcome than it did when it sent this one."""
+
+
+class Receiving:
+    """Admits requests of other nodes, each in its turn."""
+
+    def __init__(self, secret: str, clock: Clock, *, lanes_max: int = LANES_MAX) -> None:
+        """Admit whoever knows the secret."""
+        self._secret = secret
+        self._clock = clock
+        self._lanes = ReceivedLanes(lanes_max)
+        self._waiting: dict[tuple[Sender, int], asyncio.Event] = {}
+
+    def parse(self, headers: Mapping[str, str]) -> tuple[NodeHeaders, float]:
+        """Read a node's headers; return them and the deadline in monotonic seconds.
+
+        Raises:
+            Forbidden, NoLeader, BadRequest: see nodeheaders.parse.
+            Overloaded: the deadline has passed.
+        """
+        told = nodeheaders.parse(headers, self._secret)
+        now_ms = self._clock.now_ms()
+        return told, deadlines.from_the_wire(told.deadline_ms, self._clock.monotonic(), now_ms)
+
+    @asynccontextmanager
+    async def turn(self, told: NodeHeaders, deadline: float) -> AsyncIterator[Handled]:
+        """Wait until it is a request's turn; the block handles it and says if that was final.
+
+        Raises:
+            NoLeader: it is not its turn yet; it may be sent again, with what is known by then.
+            Overloaded: it is a late copy, or there are too many lanes.
+        """
+        handled = Handled()
+        ticket = told.ticket
+        if ticket is None:
+            yield handled
+            return
+        await self._wait(told, deadline)
+        try:
+            yield handled
+        finally:
+            if handled.is_final:
+                self._lanes.answered(told.sender, ticket)
+                self._wake((told.sender, ticket.lane))
+
+    async def _wait(self, told: NodeHeaders, deadline: float) -> None:
+        ticket = told.ticket
+        assert ticket is not None
+        key = (told.sender, ticket.lane)
+        until = min(deadline, self._clock.monotonic() + TURN_S)
+        while (turn := self._judge(told, deadline)) is Turn.WAIT:
+            left_s = until - self._clock.monotonic()
+            if left_s <= 0:
+                raise NoLeader("Earlier requests of the same client are not resolved yet.")
+            await self._news(key, left_s)
+        self._wake(key)
+        if turn is Turn.LATE:
+            raise Overloaded("A late copy of a request that has its outcome.")
+        if turn is Turn.FULL:
+            raise Overloaded("Too many clients of other nodes write here.", retry_after_s=1)
+
+    def _judge(self, told: NodeHeaders, deadline: float) -> Turn:
+        assert told.ticket is not None
+        return self._lanes.judge(
+            told.sender,
+            told.ticket,
+            told.repeat.attempt,
+            deadline=deadline,
+            now=self._clock.monotonic(),
+        )
+
+    async def _news(self, key: tuple[Sender, int], seconds: float) -> None:
+        """Wait until something was answered in a lane, or was sent that tells more of it."""
+        event = self._waiting.setdefault(key, asyncio.Event())
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await event.wait()
+        finally:
+            if not event.is_set():
+                self._wake(key)  # Whoever else waits asks anew: nothing is kept for who gave up.
+
+    def _wake(self, key: tuple[Sender, int]) -> None:
+        event = self._waiting.pop(key, None)
+        if event is not None:
+            event.set()
+
+
+class Handled:
+    """What became of a request that had its turn."""
+
+    __slots__ = ("is_final",)
+
+    def __init__(self) -> None:
+        """Nothing yet: a request that ends without an answer has no outcome."""
+        self.is_final = False

@@ -1,0 +1,127 @@
+"""What the suite of coordination stands on: a harness, and waiting for what is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from broker.coordination.ports import Contact, Coordinator, Lease, Membership, NodeInfo
+from broker.testing.clock import within
+
+PATIENCE_S = 20.0
+"""Longer than any session lives on without its node."""
+
+
+class CoordinatorHarness(Protocol):
+    """Gives sessions with one coordinator, and plays its faults."""
+
+    def monotonic(self) -> float:
+        """Return the time in which deadlines are given."""
+
+    async def node(self) -> Coordinator:
+        """Return a new session, in contact."""
+
+    async def expire(self, node: Coordinator) -> None:
+        """End a node's session on the servers, now."""
+
+    async def crash(self, node: Coordinator) -> None:
+        """Let a node be gone without a word."""
+
+    async def outage(self) -> None:
+        """Stop serving. Sessions survive it."""
+
+    async def recover(self) -> None:
+        """Serve again."""
+
+    async def wipe(self) -> None:
+        """Lose all data and all sessions, and serve again."""
+
+    async def close(self) -> None:
+        """Close all sessions."""
+
+
+class Told:
+    """Counts what a callback was told, and lets a test wait until something holds."""
+
+    def __init__(self) -> None:
+        """Hear nothing yet."""
+        self.count = 0
+        self.heard: list[object] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, *what: object) -> None:
+        """Be told."""
+        self.count += 1
+        self.heard.extend(what)
+        self._news.set()
+
+    async def until(self, holds: Callable[[], bool], state: Callable[[], object]) -> None:
+        """Wait until ``holds``, looking again whenever something is told."""
+
+        async def wait() -> None:
+            while not holds():
+                self._news.clear()
+                await self._news.wait()
+
+        await within(PATIENCE_S, wait(), lambda: f"{state()}; told {self.count} times")
+
+    async def at_least(self, count: int) -> None:
+        """Wait until something was told so often."""
+        await self.until(lambda: self.count >= count, lambda: f"{count} times expected")
+
+
+def info(instance: int, incarnation: str = "", url: str = "") -> NodeInfo:
+    """Return what a node tells of itself."""
+    return NodeInfo(
+        instance,
+        incarnation or f"incarnation-{instance}",
+        url or f"http://node-{instance}:8080",
+        version="1",
+        protocol=1,
+    )
+
+
+async def sees(member: Membership, *instances: int) -> None:
+    """Wait until a member sees just these."""
+    told = Told()
+    member.on_change(told)
+    await told.until(
+        lambda: set(member.members.nodes) == set(instances), lambda: member.members.nodes
+    )
+
+
+async def reaches(node: Coordinator, contact: Contact) -> None:
+    """Wait until a node has, or has lost, contact."""
+    told = Told()
+    node.on_contact(told)
+    await told.until(lambda: node.contact is contact, lambda: node.contact)
+
+
+async def ended(lease: Lease) -> None:
+    """Wait until a lease is known to be over."""
+    await within(PATIENCE_S, lease.lost, lambda: f"the lease on {lease.resource} is valid")
+    assert is_over(lease)
+
+
+def is_over(lease: Lease) -> bool:
+    """Whether a lease says of itself that it is over."""
+    return not lease.valid and lease.lost.done()
+
+
+async def listening(node: Coordinator, what: str) -> Told:
+    """Listen to hints, and return once hints that come are heard."""
+    told = Told()
+    node.on_hint(what, told)
+    await told.at_least(1)
+    return told
+
+
+async def in_line(node: Coordinator, resource: str, deadline: float) -> asyncio.Task[Lease]:
+    """Let a node wait for a lock that is held, and return once it stands in line."""
+    waiter = asyncio.create_task(node.hold(resource, deadline))
+    # A node's questions are answered in order: once two later ones are, it stands in line.
+    for _ in range(2):
+        await node.nodes()
+    assert not waiter.done()
+    return waiter

@@ -1,0 +1,104 @@
+"""Clients in a simulated cluster: the shipped one, each process on a machine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import Final
+
+import aiohttp
+from typing_extensions import override
+
+from broker.client import Client
+from broker.client.connection import Connection
+from broker.client.protocol import Reply, Request
+from broker.client.transport import HttpTransport
+from broker.client.values import Settings
+from broker.errors import BrokerError
+from broker.model import TopicId
+from broker.testing.simulation.network import Network
+
+REPEATED_S: Final = 20.0
+
+
+class Repeater:
+    """Something between clients and nodes that sends requests twice, if they carry a key.
+
+    Attributes:
+        probability: that it does.
+        repeated: how often it did.
+    """
+
+    def __init__(self, chance: random.Random) -> None:
+        """Repeat nothing yet."""
+        self.probability = 0.0
+        self.repeated = 0
+        self._chance = chance
+        self._sending: dict[asyncio.Task[None], None] = {}
+
+    def sent(self, request: Request, transport: PlacedTransport) -> None:
+        """Perhaps send a request once more, a little later, on a connection of its own."""
+        if "Idempotency-Key" not in request.headers or not self.probability:
+            return
+        if self._chance.random() < self.probability:
+            sending = asyncio.ensure_future(self._again(request, transport))
+            self._sending[sending] = None
+            sending.add_done_callback(self._sending.pop)
+
+    async def _again(self, request: Request, transport: PlacedTransport) -> None:
+        await asyncio.sleep(self._chance.expovariate(20))
+        with contextlib.suppress(BrokerError):
+            connection = await transport.connect_alone(request.topic)
+            self.repeated += 1
+            try:
+                await connection.send(request, REPEATED_S)
+            finally:
+                connection.close()
+
+
+class PlacedTransport(HttpTransport):
+    """The shipped transport, whose connections come from one machine."""
+
+    def __init__(
+        self, settings: Settings, network: Network, machine: str, repeater: Repeater
+    ) -> None:
+        """Connect from ``machine``."""
+        super().__init__(settings)
+        self._network = network
+        self._machine = machine
+        self._repeater = repeater
+
+    async def connect_alone(self, topic: TopicId | None) -> Connection:
+        """Open a connection that nobody else uses. Raises Unavailable."""
+        return await super().connect(topic)
+
+    @override
+    async def connect(self, topic: TopicId | None) -> Connection:
+        connection = await super().connect(topic)
+        send = connection.send
+
+        async def send_and_repeat(request: Request, timeout_s: float) -> Reply:
+            self._repeater.sent(request, self)
+            return await send(request, timeout_s)
+
+        connection.send = send_and_repeat  # type: ignore[method-assign]
+        return connection
+
+    @override
+    async def _open(self, url: str, timeout_s: float) -> Connection:
+        with self._network.calling_from(self._machine):
+            return await super()._open(url, timeout_s)
+
+    @override
+    async def _begin(
+        self, url: str, request: Request, timeout: aiohttp.ClientTimeout
+    ) -> aiohttp.ClientResponse:
+        with self._network.calling_from(self._machine):
+            return await super()._begin(url, request, timeout)
+
+
+def placed_client(network: Network, machine: str, settings: Settings, repeater: Repeater) -> Client:
+    """Return a client whose connections come from ``machine``."""
+    transport = PlacedTransport(settings, network, machine, repeater)
+    return Client(settings=settings, transport=transport)

@@ -1,0 +1,166 @@
+"""A whole cluster in this process: machines, storage, a coordinator, clients, and what can go wrong.
+
+It is a stage for workloads (broker/testing/workloads/stage.py), and a world for faults::
+
+    ┌ client "p0" ┐   ┌ node-0 ┐ ┌ node-1 ┐ ┌ node-2 ┐
+    └──────┬──────┘   └─┬────┬─┘ └─┬────┬─┘ └─┬────┬─┘
+      ═════╧════════════╧════╪═════╧════╪═════╧════╪══   network: delays, cuts, resets
+                             └──────────┴──────────┴──   storage with its adversary, coordinator
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from broker.client import Client
+from broker.client.values import Settings
+from broker.config import (
+    ClusterConfig,
+    Config,
+    HBaseConfig,
+    ServerConfig,
+)
+from broker.coordination.memory import MemoryCoordination
+from broker.model import TopicId
+from broker.testing.adversary import CALM, AdversaryCells, Bias
+from broker.testing.checkers import Violation
+from broker.testing.clock import VirtualClock
+from broker.testing.history import History
+from broker.testing.simulation.client import Repeater, placed_client
+from broker.testing.simulation.clocks import MachineWall
+from broker.testing.simulation.loop import SimLoop
+from broker.testing.simulation.network import Network
+from broker.testing.simulation.node import PORT, Ground, Machine
+from broker.testing.simulation.storage import AdversaryRecords
+from broker.testing.workloads.stage import SIMULATED, Scale
+
+ASK_S: Final = 0.002
+STARTED_S: Final = 30.0
+
+
+class SimCluster:
+    """The cluster. To be made in a running ``SimLoop``.
+
+    Attributes:
+        machines: the nodes' machines, by number.
+        history: what clients and the nemesis tell.
+        clients: the processes that have had a client.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 3,
+        seed: int | str = 0,
+        bias: Bias = CALM,
+        scale: Scale = SIMULATED,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Have ``nodes`` machines, of which none runs yet; all draws come from ``seed``.
+
+        ``settings`` are sections of the nodes' configuration by name.
+        """
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop), "a simulated cluster needs its own loop"
+        self.loop = loop
+        self.clock = VirtualClock(loop)
+        self.scale = scale
+        self.chance = random.Random(f"{seed}/workload")
+        self.history = History(lambda: round(loop.time() * 1e9))
+        self.coordination = MemoryCoordination(self.clock)
+        self.coordination.delay_s = ASK_S
+        self.coordination.notification_delay_s = ASK_S
+        self.cells = AdversaryCells(
+            loop, random.Random(f"{seed}/storage"), bias, server_ms=self.clock.now_ms
+        )
+        self.records = AdversaryRecords(random.Random(f"{seed}/records"), lambda: self.cells.bias)
+        self.ground = Ground(self.network, self.coordination, self.cells, self.records)
+        self._settings = settings or {}
+        self.machines = [self._made(number, None) for number in range(nodes)]
+        self.others: list[Machine] = []
+        """Machines that faults brought in."""
+        self.clients: dict[str, None] = {}
+        self.is_out = False
+        """Whether the coordinator is."""
+        self.wrong: list[Violation] = []
+        """What a fault saw that must never be, and that no client can be told."""
+        self.clock_off_ms_max = 3_600_000.0
+        """How wrong a fault may set a clock."""
+        self.repeater = Repeater(random.Random(f"{seed}/repeater"))
+
+    def _made(self, number: int, instance: int | None) -> Machine:
+        config = node_config(f"10.0.0.{number + 1}", instance, **self._settings)
+        return Machine(number, self.ground, config, MachineWall(self.loop))
+
+    def add_machine(self, instance: int | None = None) -> Machine:
+        """Return one more machine, which no client is told of, perhaps with a given instance id."""
+        machine = self._made(len(self.machines) + len(self.others), instance)
+        self.others.append(machine)
+        return machine
+
+    @property
+    def up(self) -> list[Machine]:
+        """The machines whose nodes serve."""
+        return [machine for machine in self.machines if machine.is_up]
+
+    def topics(self) -> list[TopicId]:
+        """Return what is led anywhere, as far as the nodes believe."""
+        led = (topic for machine in self.machines for topic in machine.topics_led)
+        return sorted(set(led))
+
+    @property
+    def network(self) -> Network:
+        """The network between all machines."""
+        return self.loop.network
+
+    @property
+    def nodes(self) -> Sequence[str]:
+        """The addresses of the nodes."""
+        return [machine.url for machine in self.machines]
+
+    def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
+        """Return a new client of a process; ``node``: it stays with the one at this address."""
+        self.clients[process] = None
+        urls = ",".join(self.nodes) if node is None else node
+        known = Settings(
+            url=urls, follow_leaders=node is None, deadline_s=self.scale.deadline_s
+        ).changed(None, settings)
+        return placed_client(self.network, process, known, self.repeater)
+
+    async def start(self) -> None:
+        """Start every node, and wait until all serve."""
+        for machine in self.machines:
+            machine.start()
+        for machine in self.machines:
+            assert await machine.served(STARTED_S), f"{machine.name}: {self.ground.ended}"
+
+    def heal(self) -> None:
+        """End every fault: nothing more goes wrong from here on."""
+        self.cells.heal()
+        self.network.heal()
+        self.repeater.probability = 0.0
+        if self.is_out:
+            self.is_out = False
+            self.coordination.recover()
+        for machine in self.others:
+            machine.kill()
+        for machine in self.machines:
+            machine.way.is_cut_there = machine.way.is_cut_back = False
+            machine.wall.mend()
+            machine.resume()
+            machine.start()
+            if machine.is_skewed:
+                machine.terminate()  # What an operator would do who has mended the clock.
+
+
+def node_config(host: str, instance: int | None = None, **sections: Any) -> Config:
+    """Return the configuration of a simulated node; ``sections`` replace whole ones."""
+    return Config(
+        server=ServerConfig(host=host, port=PORT),
+        cluster=ClusterConfig(zookeeper_hosts=("coordinator:2181",), instance_id=instance),
+        hbase=HBaseConfig(hbase_gateways=("storage:9090",)),
+        **sections,
+    )

@@ -1,0 +1,240 @@
+"""The network between simulated machines: who reaches whom, how slowly, and who listens where.
+
+Each machine has a name and an address. A **cut** keeps what one machine sends from another, in one
+direction; a partition is several. A **slow** way adds to the delay and loses segments, which come later::
+
+    network.cut("node-0", "node-1")          one way
+    network.heal()                           everything
+
+A machine that is ``down`` answers nothing; one whose process is dead refuses connections and resets old
+ones. All chances of a connection come from its own generator, so that no draw depends on what happens on
+other connections at the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Generator
+from contextvars import Context, ContextVar
+from random import Random
+from typing import Final
+
+from broker.testing.simulation.hosts import RUNNING, HostLoop, Process
+from broker.testing.simulation.sockets import Address, ListeningSocket
+from broker.testing.simulation.transport import End
+
+LATENCY_S: Final = 0.0005
+JITTER_S: Final = 0.001
+RETRANSMIT_S: Final = 0.2
+SYN_AGAIN_S: Final = 1.0
+PORT_FIRST: Final = 32_768
+
+Machine = str
+Way = tuple[Machine, Machine]
+
+CALLER: ContextVar[Machine] = ContextVar("CALLER", default="outside")
+"""The machine from which one connects who is no process here: a client's."""
+
+
+class Network:
+    """The machines by their addresses, and what is wrong between them."""
+
+    def __init__(self, loop: HostLoop, seed: int | str) -> None:
+        """Begin with no machine and nothing wrong."""
+        self.loop = loop
+        self.context = Context()
+        self.happened: Counter[str] = Counter()
+        self._seed = seed
+        self._connections = 0
+        self._addresses: dict[str, Machine] = {}
+        self._listening: dict[Address, ListeningSocket] = {}
+        self._ends: dict[End, None] = {}
+        self._cuts: Counter[Way] = Counter()
+        self._slow: dict[Way, tuple[float, float]] = {}
+        self._down: dict[Machine, None] = {}
+        self._stalled: dict[End, None] = {}
+
+    def name(self, address: str, machine: Machine) -> None:
+        """Give a machine its address."""
+        self._addresses[address] = machine
+
+    def machine_of(self, address: str) -> Machine:
+        """Return whose an address is; unnamed ones are machines by themselves."""
+        return self._addresses.get(address, address)
+
+    @contextlib.contextmanager
+    def calling_from(self, machine: Machine) -> Generator[None]:
+        """Let connections that are made in this block come from ``machine``."""
+        token = CALLER.set(machine)
+        try:
+            yield
+        finally:
+            CALLER.reset(token)
+
+    # What is wrong.
+
+    def cut(self, source: Machine, target: Machine) -> None:
+        """Let nothing that ``source`` sends reach ``target``. Cuts add up."""
+        self._cuts[source, target] += 1
+
+    def mend(self, source: Machine, target: Machine) -> None:
+        """Take one such cut back."""
+        self._cuts[source, target] -= 1
+        if self._cuts[source, target] <= 0:
+            del self._cuts[source, target]
+        self._try_again()
+
+    def slow(self, source: Machine, target: Machine, delay_s: float, loss: float) -> None:
+        """Add a mean delay on one way, and let segments be lost, which are sent again."""
+        self._slow[source, target] = (delay_s, loss)
+
+    def normal(self, source: Machine, target: Machine) -> None:
+        """Take ``slow`` back."""
+        self._slow.pop((source, target), None)
+
+    def heal(self) -> None:
+        """Take all cuts and slowness back."""
+        self._cuts.clear()
+        self._slow.clear()
+        self._try_again()
+
+    def cut_ways(self) -> list[Way]:
+        """Return which ways are cut."""
+        return list(self._cuts)
+
+    def reset_some(self, machine: Machine, chance: Random) -> int:
+        """Reset about half of a machine's connections; return how many."""
+        ends = [end for end in self._ends if self._of(end) == machine and not end.is_lost]
+        chosen = [end for end in ends if chance.random() < 0.5]
+        for end in chosen:
+            end.reset_here()
+            end.peer.reset_here()
+        return len(chosen)
+
+    def stop_process(self, process: Process, *, silently: bool = False) -> None:
+        """Close all that a process had open, as its kernel does when it dies.
+
+        ``silently``: the machine is gone with it, and says nothing until ``start_machine``.
+        """
+        for address, listening in list(self._listening.items()):
+            if listening.context.get(RUNNING) is process:
+                del self._listening[address]
+                while listening.queue:
+                    listening.queue.popleft().go(silently=silently)
+                listening.close()
+        for end in [end for end in self._ends if end.context.get(RUNNING) is process]:
+            end.go(silently=silently)
+        if silently:
+            self._down[process.machine] = None
+
+    def start_machine(self, machine: Machine) -> None:
+        """Let a machine that was down answer again."""
+        self._down.pop(machine, None)
+
+    def close(self) -> None:
+        """Give back what is real: the descriptors of those who listen."""
+        for listening in self._listening.values():
+            listening.close()
+
+    # What connections ask.
+
+    def _of(self, end: End) -> Machine:
+        return self.machine_of(end.own_address[0])
+
+    def is_cut(self, source: End, target: End) -> bool:
+        """Whether nothing gets from one end to the other."""
+        if not self._cuts and not self._down:
+            return False
+        return self._is_cut(self._of(source), self._of(target))
+
+    def _is_cut(self, source: Machine, target: Machine) -> bool:
+        return (source, target) in self._cuts or source in self._down or target in self._down
+
+    def delay_s(self, source: End, target: End, chance: Random) -> float:
+        """Return how long a segment takes."""
+        delay_s = LATENCY_S + chance.random() * JITTER_S
+        slow = self._slow.get((self._of(source), self._of(target))) if self._slow else None
+        if slow is not None:
+            mean_s, loss = slow
+            delay_s += chance.expovariate(1 / mean_s) if mean_s else 0.0
+            again_s = RETRANSMIT_S
+            while chance.random() < loss and again_s < 5:
+                self.happened["segments_lost"] += 1
+                delay_s += again_s
+                again_s *= 2
+        return delay_s
+
+    def stall(self, end: End) -> None:
+        """Let what has arrived at ``end`` wait until the cut has healed."""
+        self._stalled[end] = None
+        self.happened["stalled"] += 1
+
+    def _try_again(self) -> None:
+        stalled, self._stalled = self._stalled, {}
+        for number, end in enumerate(stalled):
+            delay_s = RETRANSMIT_S * (1 + number % 7 / 7)
+            self.loop.call_later(delay_s, end.look, context=end.context)
+
+    def forget(self, end: End) -> None:
+        """Take note that an end is over."""
+        self._ends.pop(end, None)
+
+    # Connecting.
+
+    def listen(self, host: str, port: int) -> ListeningSocket:
+        """Take an address for the process that asks. Raises OSError."""
+        if (host, port) in self._listening:
+            raise OSError(98, f"the address {host}:{port} is in use")
+        process = RUNNING.get()
+        context = self.context if process is None else process.context
+        listening = ListeningSocket((host, port), context.copy())
+        self._listening[host, port] = listening
+        return listening
+
+    def unlisten(self, listening: ListeningSocket) -> None:
+        """Give an address back."""
+        if self._listening.get(listening.getsockname()) is listening:
+            del self._listening[listening.getsockname()]
+        listening.close()
+
+    def unname(self, descriptor: int) -> bool:
+        """Let a server show its listener no more; whether there was one."""
+        for listening in self._listening.values():
+            if listening.fileno() == descriptor:
+                listening.is_named = False
+                return True
+        return False
+
+    async def connect(self, target: Address) -> End:
+        """Connect from where the caller is; nothing is attached yet. Raises OSError."""
+        process = RUNNING.get()
+        source = CALLER.get() if process is None else process.machine
+        self._connections += 1
+        number = self._connections
+        chance = Random(f"{self._seed}/{number}/dial")
+        again_s = SYN_AGAIN_S
+        machine = self.machine_of(target[0])
+        while self._is_cut(source, machine) or self._is_cut(machine, source):
+            await asyncio.sleep(again_s)
+            again_s *= 2
+        await asyncio.sleep(2 * (LATENCY_S + chance.random() * JITTER_S))
+        listening = self._listening.get(target)
+        if listening is None:
+            raise ConnectionRefusedError(111, f"nobody listens at {target[0]}:{target[1]}")
+        context = self.context if process is None else process.context
+        own = (self._address_of(source), PORT_FIRST + number % 28_000)
+        here = End(self, own, target, context.copy(), f"{self._seed}/{number}/here")
+        there = End(self, target, own, listening.context, f"{self._seed}/{number}/there")
+        here.peer, there.peer = there, here
+        self._ends[here] = self._ends[there] = None
+        listening.connected(there)
+        return here
+
+    def _address_of(self, machine: Machine) -> str:
+        for address, known in self._addresses.items():
+            if known == machine:
+                return address
+        self.name(machine, machine)
+        return machine

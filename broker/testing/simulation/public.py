@@ -1,0 +1,170 @@
+"""A cluster in memory for tests of applications: one that fails on cue, in no time.
+
+::
+
+    from broker.testing import Cluster, simulated
+
+    @simulated(seed=1)
+    async def test_that_nothing_is_missed():
+        async with Cluster(nodes=3) as cluster:
+            client = cluster.client()
+            await client.create_topic("orders")
+            leader = await cluster.leader("orders")
+            cluster.kill(leader)
+            await client.publish("orders", "one", key="1")
+
+Nodes and clients are the shipped ones; network, storage, coordinator and time are not. ``simulated`` gives a
+test a world of its own, in which time passes only when nothing else is left to do: a test that waits ten
+minutes takes none. The same seed gives the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from broker.client import Client
+from broker.client.values import TopicName
+from broker.testing.simulation.cluster import SimCluster
+from broker.testing.simulation.loop import SimLoop
+from broker.testing.simulation.trace import Trace
+from broker.testing.simulation.world import in_world
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+CLIENTS: Final = "clients"
+SETTLED_S: Final = 60.0
+
+Member = int | str
+
+
+def simulated(
+    seed: int = 1,
+) -> Callable[[Callable[Parameters, Coroutine[Any, Any, Result]]], Callable[Parameters, Result]]:
+    """Let an asynchronous test run in a world of its own; it becomes an ordinary function.
+
+    Raises:
+        Hang: the test waits for something that will never happen.
+    """
+
+    def decorate(
+        test: Callable[Parameters, Coroutine[Any, Any, Result]],
+    ) -> Callable[Parameters, Result]:
+        @functools.wraps(test)
+        def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            async def main(_: SimLoop, __: Trace) -> Result:
+                return await test(*args, **kwargs)
+
+            return in_world(seed, main)
+
+        return run
+
+    return decorate
+
+
+class Cluster:
+    """A cluster whose nodes are numbered from 0. To be used inside of ``simulated``."""
+
+    def __init__(self, nodes: int = 3, *, seed: int = 1) -> None:
+        """Have so many nodes. Nothing goes wrong but what is asked for; ``seed`` is for delays."""
+        if not isinstance(asyncio.get_running_loop(), SimLoop):
+            raise RuntimeError("A Cluster lives in virtual time: decorate with @simulated().")  # noqa: TRY004
+        self._cluster = SimCluster(nodes=nodes, seed=seed)
+        self._clients: list[Client] = []
+
+    async def __aenter__(self) -> Self:
+        await self._cluster.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.heal()
+        for client in self._clients:
+            await client.close()
+        for machine in self._cluster.machines:
+            machine.kill()
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Where the nodes listen, for applications that make their own client."""
+        return self._cluster.nodes
+
+    def client(self, **settings: Any) -> Client:
+        """Return a client, which knows all nodes; the cluster closes it. Settings are by name."""
+        client = self._cluster.client(f"client-{len(self._clients)}", **settings)
+        self._clients.append(client)
+        return client
+
+    async def leader(self, topic: TopicName) -> int:
+        """Return the number of the node that leads a topic. Raises BrokerError."""
+        async with self._cluster.client("who-leads") as client:
+            return self._cluster.nodes.index((await client.leader(topic)).url)
+
+    # What goes wrong.
+
+    def kill(self, node: int) -> None:
+        """End a node's process at once, in the middle of whatever it does."""
+        self._cluster.machines[node].kill()
+
+    def start(self, node: int) -> None:
+        """Start a node that was killed or stopped; ``settled`` waits for it."""
+        self._cluster.machines[node].start()
+
+    def stop(self, node: int) -> None:
+        """Tell a node to stop: it hands its topics over and finishes what it has begun."""
+        self._cluster.machines[node].terminate(again=False)
+
+    def pause(self, node: int) -> None:
+        """Let a node stand still: it answers nothing, and does not know it."""
+        self._cluster.machines[node].pause()
+
+    def resume(self, node: int) -> None:
+        """Let it go on."""
+        self._cluster.machines[node].resume()
+
+    def partition(self, *groups: Sequence[Member]) -> None:
+        """Let nobody of one group reach anybody of another until ``heal``.
+
+        A group has numbers of nodes, or the word ``"clients"``. Who is in no group reaches everybody.
+        """
+        names = [[name for member in group for name in self._names(member)] for group in groups]
+        for number, group in enumerate(names):
+            for other in names[number + 1 :]:
+                for one in group:
+                    for two in other:
+                        self._cluster.network.cut(one, two)
+                        self._cluster.network.cut(two, one)
+
+    def _names(self, member: Member) -> list[str]:
+        if member == CLIENTS:
+            return list(self._cluster.clients)
+        assert isinstance(member, int), f"a node's number or {CLIENTS!r}, not {member!r}"
+        return [self._cluster.machines[member].name]
+
+    def lose_coordinator(self) -> None:
+        """Let ZooKeeper's stand-in serve nobody until ``heal``: leaders go on, failover waits."""
+        if not self._cluster.is_out:
+            self._cluster.is_out = True
+            self._cluster.coordination.outage()
+
+    def heal(self) -> None:
+        """End everything that goes wrong; every node starts again, or goes on."""
+        self._cluster.heal()
+
+    async def settled(self) -> None:
+        """Wait until every node serves. Raises TimeoutError after a minute of virtual time."""
+        async with asyncio.timeout(SETTLED_S):
+            for machine in self._cluster.machines:
+                await machine.served(SETTLED_S)
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        await asyncio.sleep(seconds)

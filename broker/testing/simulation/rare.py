@@ -1,0 +1,164 @@
+"""What random seeds never meet: kinds of fault and workloads that only a directed schedule names.
+
+The kinds have no weight, so no random plan draws them; the workloads are in no registry but the one here.
+Each is made for one guard, and says in which situation that guard alone keeps a promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, cast
+
+from broker.client import BrokerError, Client
+from broker.testing.checkers import Violation
+from broker.testing.simulation.cluster import SimCluster
+from broker.testing.simulation.faults import Detail, Nothing, fault, some, some_leader
+from broker.testing.workloads import Stage, Workload, publishers
+from broker.testing.workloads.log import LogWorkload
+from broker.testing.workloads.process import Process, Target, tell
+
+SUPERSEDED_S: Final = 30.0
+"""Long after this a node whose number another has taken must have stopped."""
+SLEW_MS: Final = 450
+"""By so much a clock may be set at once and is believed at once."""
+
+
+@fault(weight=0, lasts_s=30)
+async def clocks_stop(cluster: SimCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+    """All clocks stand still, so that a new leader comes to the ids of the one before."""
+    for machine in cluster.machines:
+        machine.wall.run(0.0)
+    yield {}
+    for machine in cluster.machines:
+        machine.wall.run(1.0)
+
+
+@fault(weight=0, lasts_s=4)
+async def unaware(
+    cluster: SimCluster, chance: random.Random, lasts_s: float
+) -> AsyncGenerator[Detail]:
+    """A leader's session is over and it does not know; then clients reach nobody but it."""
+    machine = some([m for m in cluster.up if m.topics_led and m.session], chance)
+    assert machine.session is not None
+    cluster.coordination.expire(machine.session, noticed_after_s=2 * lasts_s)
+    await asyncio.sleep(chance.uniform(0.3, lasts_s))
+    others = [other.name for other in cluster.machines if other is not machine]
+    ways = [(client, other) for client in cluster.clients for other in others]
+    for source, target in ways:
+        cluster.network.cut(source, target)
+        cluster.network.cut(target, source)
+    yield {"node": machine.name}
+    for source, target in ways:
+        cluster.network.mend(source, target)
+        cluster.network.mend(target, source)
+
+
+@fault(weight=0, lasts_s=4)
+async def ahead(cluster: SimCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+    """All clocks are slewed ahead by less than the sweeper's margin, and back; nobody reads meanwhile."""
+    names = [machine.name for machine in cluster.machines]
+    ways = [(client, name) for client in cluster.clients for name in names]
+    for source, target in ways:
+        cluster.network.cut(source, target)
+    _slew(cluster, SLEW_MS)
+    yield {"by_ms": 9 * SLEW_MS}
+    _slew(cluster, -SLEW_MS)
+    for source, target in ways:
+        cluster.network.mend(source, target)
+
+
+def _slew(cluster: SimCluster, by_ms: float) -> None:
+    for _ in range(9):
+        for machine in cluster.machines:
+            machine.wall.step(by_ms)
+            if machine.node is not None:
+                machine.node.clock.now_ms()
+
+
+@fault(weight=0, lasts_s=5)
+async def impostor(cluster: SimCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+    """A node is cut off from the coordinator for long, and another takes its instance id."""
+    machine = some_leader(cluster, chance)
+    process, number = machine.process, machine.instance
+    session = machine.cut_session(0.3)
+    if session is None or number is None:
+        raise Nothing
+    await asyncio.sleep(1.0)
+    other = cluster.add_machine(number)
+    other.start()
+    if await other.served(SUPERSEDED_S):
+        await asyncio.sleep(SUPERSEDED_S)
+        if machine.process is process and machine.is_up and other.instance == number:
+            told = f"{machine.name} and {other.name} both serve as number {number}"
+            cluster.wrong.append(Violation("shared_number", told))
+    yield {"node": machine.name, "number": number}
+    machine.mend_session(session)
+    other.kill()
+
+
+class _Through:
+    """A stage on which every client stays with one node."""
+
+    def __init__(self, stage: Stage, node: str) -> None:
+        self._stage = stage
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
+        return self._stage.client(process, node=node or self._node, **settings)
+
+
+async def relayed(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish in the background through one node, which mostly has to pass it on."""
+    node = stage.chance.choice(list(stage.nodes))
+    await publishers.pipelined(cast(Stage, _Through(stage, node)), name, target, stop)
+
+
+async def shortly(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish messages that live shortly."""
+    async with Process(stage, name) as process:
+        while not stop.is_set():
+            try:
+                await process.publish(target, process.labels(), ttl_s=stage.scale.ttl_s)
+            except BrokerError:
+                await process.pause()
+            await process.pause()
+
+
+async def storing(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Store, publish what was stored, and store more when it was read, which must be refused."""
+    async with Process(stage, name) as process:
+        while not stop.is_set():
+            pointer = stage.clock.now_ms() * 1_000_000 + stage.chance.randrange(1_000_000)
+            try:
+                await _store(process, target, pointer)
+                asked = {"number": pointer, "generation": target.generation}
+                with process.asking("reference", target.id, asked) as ending:
+                    tell(ending, await process.client.publish_stored(target.id, pointer=pointer))
+                await process.pause()
+                await _store(process, target, pointer)
+            except BrokerError:
+                await process.pause()
+            await process.pause()
+
+
+async def _store(process: Process, target: Target, pointer: int) -> None:
+    labels = process.labels()
+    asked = {"payloads": labels, "number": pointer, "generation": target.generation}
+    with process.asking("store", target.id, asked) as ending:
+        payloads = [process.payload(label) for label in labels]
+        await process.client.store(target.id, payloads, pointer=pointer)
+        ending.ok({"last": ""}, "")
+
+
+WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
+    "plain": lambda: LogWorkload(publishing=(publishers.single, publishers.keyed)),
+    "relayed": lambda: LogWorkload(publishing=(relayed,)),
+    "shortly": lambda: LogWorkload(publishing=(shortly,)),
+    "storing": lambda: LogWorkload(publishing=(storing, publishers.single)),
+}
+"""Workloads that are made for one guard."""

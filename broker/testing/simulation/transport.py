@@ -1,0 +1,295 @@
+"""One end of a connection in memory: an asyncio transport whose bytes take time, wait, or never come.
+
+What is written travels in segments, each with its own delay, in order. A cut between the machines loses
+nothing: segments wait and are sent again once it has healed, as TCP does. What does get lost is a reset,
+for nobody repeats it; so one side may be gone and the other not know (half open)::
+
+    write ──▶ [delay] ──cut?──▶ wait for healing ──▶ sent again
+                  │
+                  ├─ reader paused, process paused: waits at the other end; full: the writer is paused
+                  ├─ other end closed, or its process dead: a reset comes back
+                  └─ data_received, eof_received
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterable
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from broker.testing.simulation.sockets import Address, SimSocket
+
+if TYPE_CHECKING:
+    from broker.testing.simulation.network import Network
+
+HIGH_WATER_BYTES: Final = 64 * 1024
+KERNEL_BYTES: Final = 128 * 1024
+"""What a closed connection's writer may leave to its kernel."""
+TURNS_BEFORE_RESET: Final = 3
+"""A loop learns of a reset when it next looks at its sockets, not in the turn in which bytes came."""
+END: Final = b""
+"""Stands for the end of what is sent."""
+
+
+class End(asyncio.Transport):
+    """One end. ``peer`` is the other one, in the same process."""
+
+    peer: End
+
+    def __init__(
+        self, network: Network, own: Address, peer: Address, context: Context, seed: str
+    ) -> None:
+        """Belong to the machine at ``own``; all callbacks run in ``context``."""
+        super().__init__()
+        self.own_address = own
+        self.peer_address = peer
+        self.context = context
+        self.is_lost = False
+        self.is_gone = False
+        """Whether its process is dead: it neither takes nor sends, and its machine answers for it."""
+        self._network = network
+        self._loop = network.loop
+        self._chance = random.Random(seed)
+        self._socket = SimSocket(own, peer)
+        self._protocol: asyncio.Protocol | None = None
+        self._closing = False
+        self._sent_end = False
+        self._reading = False
+        self._arriving: deque[tuple[float, bytes]] = deque()
+        self._last_arrival = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._in_flight_bytes = 0
+        self._high, self._low = HIGH_WATER_BYTES, HIGH_WATER_BYTES // 4
+        self._is_full = False
+
+    def attach(self, protocol: asyncio.BaseProtocol) -> None:
+        """Begin to serve ``protocol``, and a turn of the loop later, as asyncio does, to read."""
+        self._protocol = protocol  # type: ignore[assignment]  # Streams are all there is here.
+        protocol.connection_made(self)
+        self._loop.call_soon(self.resume_reading, context=self.context)
+
+    # What the protocol calls.
+
+    @override
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return addresses, or the socket's stand-in."""
+        found = {
+            "socket": self._socket,
+            "sockname": self.own_address,
+            "peername": self.peer_address,
+        }
+        return found.get(name, default)
+
+    @override
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Serve another protocol from now on."""
+        self._protocol = protocol  # type: ignore[assignment]  # As above.
+
+    @override
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return the protocol."""
+        assert self._protocol is not None, "not attached"
+        return self._protocol
+
+    @override
+    def is_closing(self) -> bool:
+        """Whether it was closed on this side."""
+        return self._closing
+
+    @override
+    def is_reading(self) -> bool:
+        """Whether it takes what arrives."""
+        return self._reading
+
+    @override
+    def pause_reading(self) -> None:
+        """Take nothing for now."""
+        self._reading = False
+
+    @override
+    def resume_reading(self) -> None:
+        """Go on after a pause."""
+        if not self._reading and not self._closing:
+            self._reading = True
+            self.look()
+
+    @override
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set at how many bytes under way the protocol is told to pause, and to go on."""
+        self._high = HIGH_WATER_BYTES if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    @override
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes are under way beyond what a kernel holds."""
+        return self._in_flight_bytes
+
+    @override
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """Return what ``set_write_buffer_limits`` set: low, high."""
+        return self._low, self._high
+
+    @override
+    def can_write_eof(self) -> bool:
+        """Return True."""
+        return True
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send bytes."""
+        if self._closing or self._sent_end or self.is_lost or not data:
+            return
+        self._in_flight_bytes += len(data)
+        self.peer.send_here(bytes(data))
+        if self._in_flight_bytes > self._high and not self._is_full:
+            self._is_full = True
+            assert self._protocol is not None, "whoever writes has a protocol"
+            self._protocol.pause_writing()
+
+    @override
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """Send bytes in one go."""
+        self.write(b"".join(list_of_data))
+
+    @override
+    def write_eof(self) -> None:
+        """Send the end, and go on reading."""
+        if not self._sent_end and not self.is_lost:
+            self._sent_end = True
+            self.peer.send_here(END)
+
+    @override
+    def close(self) -> None:
+        """Send what was written and the end; read no more."""
+        if self._closing:
+            return
+        self._closing = True
+        self._reading = False
+        if self._arriving and self._arriving[0][1] and self._arriving[0][0] <= self._loop.time():
+            self.peer.reset_here()  # Bytes that arrived and that nobody read: so says the kernel.
+        else:
+            self.write_eof()
+        self._drained()
+
+    @override
+    def abort(self) -> None:
+        """Cut it."""
+        self._closing = True
+        self._reading = False
+        if not self.is_lost:
+            self.peer.reset_here()
+            self._loop.call_soon(self.lose, None, context=self.context)
+
+    # What the other end and the network call.
+
+    def send_here(self, segment: bytes) -> None:
+        """Let bytes, or the end, be on their way here."""
+        when = self._loop.time() + self._network.delay_s(self.peer, self, self._chance)
+        self._last_arrival = when = max(when, self._last_arrival)
+        self._arriving.append((when, segment))
+        if self._timer is None:
+            self._timer = self._loop.call_at(when, self.look, context=self.context)
+
+    def reset_here(self) -> None:
+        """Let a reset be on its way here, behind what was sent before it."""
+        when = self._loop.time() + self._network.delay_s(self.peer, self, self._chance)
+        when = max(when, self._last_arrival)
+        self._loop.call_at(when, self._reset, context=self.context)
+
+    def look(self) -> None:
+        """Take what has arrived."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._loop.time() + 1e-9
+        while self._arriving and self._arriving[0][0] <= now:
+            if self._network.is_cut(self.peer, self):
+                self._network.stall(self)
+                return
+            if self._closing or self.is_lost:
+                self._refuse()
+            elif self._reading:
+                # What else has arrived is for the next turn of the loop: tasks come in between.
+                self._take(self._arrived_until(now))
+                break
+            else:
+                return
+        if self._arriving and self._timer is None:
+            when = self._arriving[0][0]
+            self._timer = self._loop.call_at(when, self.look, context=self.context)
+
+    def _arrived_until(self, now: float) -> bytes:
+        """Return all bytes that have arrived, or the end."""
+        segments = [self._arriving.popleft()[1]]
+        while segments[-1] and self._arriving and self._arriving[0][0] <= now:
+            if not self._arriving[0][1]:
+                break
+            segments.append(self._arriving.popleft()[1])
+        return segments[0] if len(segments) == 1 else b"".join(segments)
+
+    def _take(self, segment: bytes) -> None:
+        assert self._protocol is not None, "whoever reads has a protocol"
+        if segment:
+            self.peer.arrived(len(segment))
+            self._protocol.data_received(segment)
+        elif not self._protocol.eof_received():
+            self.close()
+
+    def _refuse(self) -> None:
+        """Answer bytes that nobody will read."""
+        segment = self._arriving.popleft()[1]
+        if segment:
+            self.peer.arrived(len(segment))
+            self.peer.reset_here()
+
+    def arrived(self, size: int) -> None:
+        """Be told that bytes have got there."""
+        self._in_flight_bytes -= size
+        if self._is_full and self._in_flight_bytes <= self._low:
+            self._is_full = False
+            self._loop.call_soon(self._room, context=self.context)
+        if self._closing:
+            self._drained()
+
+    def _room(self) -> None:
+        if self._protocol is not None and not self.is_lost:
+            self._protocol.resume_writing()
+
+    def _drained(self) -> None:
+        if self._in_flight_bytes <= KERNEL_BYTES and not self.is_lost:
+            self._loop.call_soon(self.lose, None, context=self.context)
+
+    def _reset(self, turns: int = TURNS_BEFORE_RESET) -> None:
+        """Be cut by the other side, once tasks have had their turn with what came before."""
+        if self.is_lost or self._network.is_cut(self.peer, self):
+            return
+        if turns:
+            self._loop.call_soon(self._reset, turns - 1, context=self.context)
+        else:
+            self.lose(ConnectionResetError("the connection was reset"))
+
+    def lose(self, error: Exception | None) -> None:
+        """End here, and tell the protocol."""
+        if self.is_lost:
+            return
+        self.is_lost = self._closing = True
+        self._reading = False
+        self._network.forget(self)
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)
+
+    def go(self, *, silently: bool) -> None:
+        """Be an end whose process is dead; its machine says so, unless it is gone as well."""
+        if self.is_lost:
+            return
+        self.is_lost = self.is_gone = self._closing = True
+        # From here on the machine answers, in nobody's name.
+        self.context = self._network.context
+        self._network.forget(self)
+        if not silently:
+            self.peer.reset_here()

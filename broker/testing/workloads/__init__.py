@@ -1,0 +1,20 @@
+"""Workloads: what applications do to a cluster, for simulation and verifier alike (see ``stage``)."""
+
+from broker.testing.workloads.bounce import BounceWorkload
+from broker.testing.workloads.log import LogWorkload
+from broker.testing.workloads.metadata import MetadataWorkload
+from broker.testing.workloads.stage import REAL, REGISTRY, SIMULATED, Scale, Stage, Workload
+from broker.testing.workloads.topics import TopicsWorkload
+from broker.testing.workloads.transactions import TransactionsWorkload
+
+REGISTRY.update(
+    {
+        "log": LogWorkload,
+        "transactions": TransactionsWorkload,
+        "bounce": BounceWorkload,
+        "topics": TopicsWorkload,
+        "metadata": MetadataWorkload,
+    }
+)
+
+__all__ = ["REAL", "REGISTRY", "SIMULATED", "Scale", "Stage", "Workload"]

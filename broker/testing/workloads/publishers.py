@@ -1,0 +1,127 @@
+"""How applications publish without transactions, each kind a process of its own.
+
+==========  =====================================================================================
+single      one message at a time, coalesced as the client likes
+keyed       several as one request, under an idempotency key, again until it is answered; some once more
+forwarded   several as one request, always through the same node, whoever leads; some live shortly
+pipelined   ``publish_later``: the next leaves before the last is answered; the order is promised
+together    single messages that are awaited at the same time; each stands for itself
+==========  =====================================================================================
+
+Every publisher goes on until it is told to stop, and lets what it began end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+
+from broker.client import BrokerError, Published
+from broker.testing.workloads.process import Process, Target, asked_of, tell
+from broker.testing.workloads.stage import Stage
+
+ATTEMPTS_MAX: Final = 20
+"""How often a publish under a key is tried."""
+UNDER_WAY: Final = 4
+"""How many messages a pipelined publisher has under way at most."""
+SHORT_LIVES: Final = 0.2
+ONCE_MORE: Final = 0.3
+
+Publisher = Callable[[Stage, str, Target, asyncio.Event], Awaitable[None]]
+
+
+async def single(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish one message after the other."""
+    async with Process(stage, name) as process:
+        while not stop.is_set():
+            labels = process.labels(1)
+            publishing = process.client.publish(target.id, process.payload(labels[0]))
+            with suppress(BrokerError):
+                await process.publish(target, labels, publishing=publishing)
+            await process.pause()
+
+
+async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish under keys, each until it is answered."""
+    async with Process(stage, name) as process:
+        while not stop.is_set():
+            labels = process.labels()
+            key = f"{target.name}-{labels[0]}"
+            for attempt in range(ATTEMPTS_MAX):
+                try:
+                    await process.publish(target, labels, key=key)
+                except BrokerError as error:
+                    if not (error.outcome == "unknown" or error.retriable):
+                        break
+                else:
+                    if attempt or stage.chance.random() >= ONCE_MORE:
+                        break
+                await process.pause()
+            await process.pause()
+
+
+async def forwarded(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish several messages at a time through one node; some live shortly."""
+    node = stage.chance.choice(list(stage.nodes))
+    async with Process(stage, name, node=node) as process:
+        while not stop.is_set():
+            lives_s = stage.scale.ttl_s if stage.chance.random() < SHORT_LIVES else None
+            with suppress(BrokerError):
+                await process.publish(target, process.labels(), ttl_s=lives_s)
+            await process.pause()
+
+
+async def pipelined(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish in the background, a few messages at a time."""
+    async with Process(stage, name) as process:
+
+        async def later(payload: bytes) -> Published:
+            return await (await process.client.publish_later(target.id, payload))
+
+        while not stop.is_set():
+            # They have one publisher, whose order is promised, until an outcome is unknown.
+            if "unknown" in await _several(process, target, process.name, later):
+                process.live_on()
+            await process.pause()
+
+
+async def together(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Await several single messages at the same time; they share requests as it happens."""
+    async with Process(stage, name) as process:
+
+        async def at_once(payload: bytes) -> Published:
+            return await process.client.publish(target.id, payload)
+
+        while not stop.is_set():
+            # No order is promised: one of them may have to be sent again.
+            await _several(process, target, None, at_once)
+            await process.pause()
+
+
+async def _several(
+    process: Process,
+    target: Target,
+    publisher: str | None,
+    publish: Callable[[bytes], Awaitable[Published]],
+) -> list[str]:
+    """Publish some messages, the next before the last is answered; return what became of them."""
+
+    async def one(slot: int) -> str:
+        (label,) = process.labels(1)
+        asked = asked_of(target, [label])
+        asked |= {"publisher": publisher or label, "number": process.count}
+        try:
+            with process.asking("publish", target.id, asked, f"{process.name}/{slot}") as ending:
+                tell(ending, await publish(process.payload(label)))
+        except BrokerError as error:
+            return error.outcome
+        return "ok"
+
+    count = process.stage.chance.randint(1, UNDER_WAY)
+    return await asyncio.gather(*(one(slot) for slot in range(count)))
+
+
+KINDS: Final[tuple[Publisher, ...]] = (single, keyed, pipelined, forwarded, together)
+"""All kinds; publisher n of a topic is of the nth."""

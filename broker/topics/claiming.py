@@ -1,0 +1,128 @@
+"""Claiming one topic: its record, a permit, the claim, and whether the clocks agree.
+
+In a cluster the record is read twice. The first reading says which generation to claim and may be old;
+the second begins when the log is held, so that it shows every change that the leader before made. Whoever
+changes a record as the leader looks afterwards whether it still is one (service.py): of two that overlap,
+one sees the other.
+"""
+
+from __future__ import annotations
+
+import random
+
+from broker.errors import BrokerError, ClockSkew, NoLeader
+from broker.leading.claims import Claimed, claim
+from broker.model import RowId, Topic, TopicId, first_row_at
+from broker.storage.control import Deleted, StaleGeneration
+from broker.storage.keys import LogId
+from broker.storage.ports import Hold
+from broker.topics.registry import TopicRegistry, not_found
+from broker.topics.surroundings import Surroundings
+
+STALE_RECORD_PAUSE_S = 0.02
+
+
+class TopicClaims:
+    """The claims of one node. ``closing`` ends them."""
+
+    def __init__(
+        self, around: Surroundings, registry: TopicRegistry, jitter: random.Random
+    ) -> None:
+        """Claim under the surroundings' tenure, by the registry's records."""
+        self.closing = False
+        self.clock_skew_ms: int | None = None
+        """How far this clock was ahead of the storage's when they were compared last."""
+        self._around = around
+        self._registry = registry
+        self._jitter = jitter
+
+    async def claimed(self, topic: TopicId, deadline: float) -> tuple[Topic, Hold]:
+        """Return a topic and the hold on its log.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            NotLeader: another node should lead it.
+            NoLeader: the deadline (monotonic seconds) passed, or the node stops.
+            ClockSkew: this node's clock is too far off to lead anything.
+            StorageFull, StorageCorrupt, Unavailable: see LogStore.claim; nothing was done.
+        """
+        clock = self._around.clock
+        while True:
+            if self.closing:
+                raise NoLeader("This node is stopping.")
+            found = await self._registry.get(topic)
+            try:
+                made = await self._claim(LogId(topic, found.generation), deadline)
+            except Deleted:
+                # Whoever began to delete it did not come to the end, unless that is long ago.
+                await self._registry.delete(topic, found.generation)
+                if not await self._is_newer(found):
+                    raise not_found(topic) from None
+            except StaleGeneration:
+                if await self._is_newer(found):
+                    continue
+                if clock.monotonic() > deadline:
+                    raise NoLeader(
+                        f"The record of topic '{topic}' is older than its log."
+                    ) from None
+                await clock.sleep(STALE_RECORD_PAUSE_S)
+            else:
+                await self._compare_clocks(made)
+                recorded = await self._as_recorded(found)
+                if recorded.generation == found.generation:
+                    return recorded, made.hold
+
+    async def _claim(self, log: LogId, deadline: float) -> Claimed:
+        return await claim(
+            self._around.store,
+            log,
+            owner=self._around.owner,
+            clock=self._around.clock,
+            keep_after=self._window_start(),
+            deadline=deadline,
+            jitter=self._jitter,
+            tenure=self._around.tenure,
+        )
+
+    def _window_start(self) -> RowId:
+        window_ms = self._around.settings.idempotency_window_ms
+        return first_row_at(self._around.clock.now_ms() - window_ms)
+
+    async def _is_newer(self, found: Topic) -> bool:
+        """Whether the record has a higher generation by now."""
+        record = await self._registry.read(found.id)
+        return record is not None and record.generation > found.generation
+
+    async def _as_recorded(self, found: Topic) -> Topic:
+        """Return a topic that was just claimed by the record as it is now."""
+        if not self._around.is_clustered:
+            return found
+        return await self._registry.get(found.id)
+
+    async def _compare_clocks(self, made: Claimed) -> None:
+        """Let go of what was claimed if this clock is too far off. Raises ClockSkew."""
+        if made.skew_ms is None:
+            return
+        try:
+            self.judge_clock(made.skew_ms)
+        except ClockSkew:
+            try:
+                await self._around.store.release(made.hold)
+            except BrokerError:
+                self._around.metrics.happened("release_failed")
+            raise
+
+    def judge_clock(self, skew_ms: int) -> None:
+        """Note how far this clock is ahead of the storage's; too far, and the node leads nothing more.
+
+        Raises:
+            ClockSkew: it is too far off.
+        """
+        self.clock_skew_ms = skew_ms
+        if abs(skew_ms) <= self._around.settings.clock_skew_ms_max:
+            return
+        self._around.skewed(skew_ms)
+        raise ClockSkew(
+            f"This node's clock is {abs(skew_ms)} ms {'ahead' if skew_ms > 0 else 'behind'} "
+            "of the storage's: it leads nothing until that is mended."
+        )

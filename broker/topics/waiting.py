@@ -1,0 +1,120 @@
+"""Polls that wait: until a commit shows them something, their time is over, or the node drains.
+
+Whoever waits is woken by the commit, not by a timer, so a poll must wait where commits are heard of. In a
+cluster that is the topic's leader: a poll that begins to wait makes this node claim the topic, and one whose
+topic moves away ends by NotLeader, which sends it on. Where no leader answers, a poll may wait anywhere: it
+then looks into storage now and then.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.errors import NoLeader, Overloaded, TopicNotFound
+from broker.model import Topic
+from broker.topics.leaders import Leaders
+from broker.topics.reading import Reading
+from broker.topics.state import TopicState
+
+READ_AGAIN_S = 1.0
+"""How often a poll that waits where nobody leads looks into storage."""
+
+
+class Wait(NamedTuple):
+    """One poll that waits. ``deadline`` in monotonic seconds."""
+
+    state: TopicState
+    topic: Topic
+    reading: Reading
+    deadline: float
+
+    async def read_on(self) -> bytes:
+        """Return the next page, of what was not there before."""
+        self.reading.go_on()
+        return await self.state.next_page(self.reading)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a later generation of the topic is led here."""
+        leader = self.state.leader
+        return leader is not None and leader.topic.generation != self.topic.generation
+
+
+class WaitingPolls:
+    """The polls of a node that wait."""
+
+    def __init__(self, leaders: Leaders) -> None:
+        """Begin with none."""
+        self.count = 0
+        self._leaders = leaders
+        self._around = leaders.around
+        self._draining = False
+
+    def drain(self) -> None:
+        """Answer those who wait, empty if need be, and let nobody wait any more."""
+        self._draining = True
+        for state in self._leaders.states.values():
+            state.wake()
+
+    async def page(self, wait: Wait, seen: int, *, anywhere: bool) -> bytes:
+        """Return a page after a change later than the one numbered ``seen``; empty if none came.
+
+        Raises:
+            Overloaded: too many wait.
+            NotLeader: in a cluster, unless ``anywhere``: another node should lead the topic.
+        """
+        if self.count >= self._around.settings.waiting_polls_max:
+            raise Overloaded("Too many polls wait on this node. Try again.", retry_after_s=1)
+        self.count += 1
+        try:
+            if not self._around.is_clustered:
+                return await self._of_commits(wait, seen)
+            if anywhere:
+                return await self._of_storage(wait, seen)
+            return await self._of_leader(wait, seen)
+        finally:
+            self.count -= 1
+
+    async def _of_commits(self, wait: Wait, seen: int) -> bytes:
+        """Wait for what is committed here while this node knows the topic as it is."""
+        state = wait.state
+        while not self._draining and state.is_generation(wait.topic.generation):
+            left_s = wait.deadline - self._around.clock.monotonic()
+            if left_s <= 0 or not await state.changed(seen, left_s):
+                break
+            seen = state.changes
+            if page := await wait.read_on():
+                return page
+        return b""
+
+    async def _of_leader(self, wait: Wait, seen: int) -> bytes:
+        """Wait as the topic's leader, becoming it if need be. Raises NotLeader."""
+        page = b""
+        while not (page or self._draining or wait.is_over):
+            if self._around.clock.monotonic() >= wait.deadline:
+                break
+            if wait.state.leader is not None:
+                page = await self._of_commits(wait, seen)
+                continue
+            try:
+                await self._leaders.lead(wait.topic.id, wait.deadline)
+            except TopicNotFound:
+                break
+            except NoLeader:
+                return await wait.read_on()
+            # Until now others may have written to the log, and nobody heard of it here.
+            seen = wait.state.changes
+            page = await wait.read_on()
+        return page
+
+    async def _of_storage(self, wait: Wait, seen: int) -> bytes:
+        """Look into storage now and then."""
+        while not self._draining:
+            left_s = wait.deadline - self._around.clock.monotonic()
+            if left_s <= 0:
+                break
+            await wait.state.changed(seen, min(left_s, READ_AGAIN_S))
+            seen = wait.state.changes
+            if page := await wait.read_on():
+                return page
+        return b""

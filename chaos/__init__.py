@@ -1,0 +1,16 @@
+"""The verifier: breaks a running cluster in the ways that brokers have been caught by, and says what was lost.
+
+::
+
+    python -m chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7
+
+    workloads   what applications do             broker.testing.workloads   ┐ shared with the simulation
+    history     what they asked and were told    broker.testing.history     │
+    checkers    what that shows to be wrong      broker.testing.checkers    ┘
+    target      the cluster under test: processes, links, clocks, sessions
+    nemeses     one kind of fault each, in a small file
+    schedule    which faults when
+    run         all of it together, and what it leaves in chaos/store
+
+Nothing of the product imports this; ``broker chaos`` becomes this program.
+"""

@@ -1,0 +1,141 @@
+"""What a failure case is, and what playing it comes to.
+
+::
+
+    exit 0   its fault happened, and nothing is wrong
+    exit 1   something is wrong: the violations name it
+    exit 2   nothing is wrong, and its fault is not proven to have happened: that says nothing
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.testing.checkers import Violation
+
+if TYPE_CHECKING:
+    from chaos.cases.harness import Scene
+
+VIOLATIONS_TOLD_MAX: Final = 20
+
+
+class Where(enum.StrEnum):
+    """What a case is played on."""
+
+    CLUSTER = "cluster"
+    """Nodes on ZooKeeper and HBase, every connection through a proxy."""
+    ALONE = "alone"
+    """A broker of its own, or its store, over LevelDB: processes that need no cluster."""
+    INSIDE = "inside"
+    """The stores of several nodes in this process, over tables that do on demand what real ones do rarely."""
+
+
+Play = Callable[["Scene"], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A way in which brokers were seen to fail.
+
+    Attributes:
+        number: Its place in the list.
+        name: On the command line.
+        title: In a few words.
+        happens: What is done, and to what.
+        protects: What keeps messages safe.
+        guard: The guard that is taken away to show that; None if there is none of ours to take away.
+        without: What the verdict says without the guard; or why there is none.
+        violations: The names of which one must be found without the guard.
+        where: What it is played on.
+        settings: Of the nodes of its cluster.
+        sets_clocks: Whether clocks of nodes of the cluster are set.
+        play: Plays it.
+    """
+
+    number: int
+    name: str
+    title: str
+    happens: str
+    protects: str
+    guard: str | None
+    without: str
+    violations: frozenset[str] = frozenset()
+    where: Where
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sets_clocks: bool = False
+    play: Play
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what ``cases --json`` tells of it."""
+        return {
+            "number": self.number,
+            "name": self.name,
+            "title": self.title,
+            "happens": self.happens,
+            "protects": self.protects,
+            "guard": self.guard,
+            "without": self.without,
+            "violations": sorted(self.violations),
+            "where": self.where.value,
+        }
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of a case.
+
+    Attributes:
+        case: Which.
+        without: The guard that was taken away.
+        violations: What is wrong.
+        faults: What was to happen, and whether it did, in order.
+        evidence: Figures and lines that prove it.
+        seconds: How long it took.
+    """
+
+    case: Case
+    without: str | None
+    violations: list[Violation] = field(default_factory=list)
+    faults: dict[str, bool] = field(default_factory=dict)
+    evidence: dict[str, Any] = field(default_factory=dict)
+    is_known: bool = True
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """See above."""
+        if self.violations:
+            return 1
+        proven = bool(self.faults) and all(self.faults.values())
+        return 0 if proven and self.is_known else 2
+
+    @property
+    def is_as_expected(self) -> bool:
+        """Whether it passed with its guard, or failed without it as the table says."""
+        if self.without is None:
+            return self.exit_code == 0
+        return not self.case.violations.isdisjoint(self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of what is wrong."""
+        return sorted({violation.name for violation in self.violations})
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the verdict."""
+        return {
+            "case": self.case.name,
+            "verdict": {0: "valid", 1: "invalid", 2: "unknown"}[self.exit_code],
+            "without_guard": self.without,
+            "violations": self.names,
+            "details": [
+                {"name": one.name, "detail": one.detail}
+                for one in self.violations[:VIOLATIONS_TOLD_MAX]
+            ],
+            "faults": self.faults,
+            "evidence": self.evidence,
+            "seconds": round(self.seconds, 1),
+        }

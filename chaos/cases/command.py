@@ -1,0 +1,124 @@
+"""``chaos case`` and ``chaos cases``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import click
+
+from broker.testing.cluster import Sizes
+from broker.testing.servers import ServerFailed, ServerMissing
+from chaos.cases import CASES, Case, Played, Where
+from chaos.cases.play import play
+from chaos.cluster import ChaosCluster
+
+SESSION_MS: Final = 4_000
+"""So long that a busy machine does not end sessions by itself, which no case asks for."""
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, type=click.Choice([*CASES, "all"]))
+@click.option("--without-guard", is_flag=True, help="Take away what protects: it must fail.")
+@click.option("--times", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep histories and the logs of the nodes there.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each verdict as a line of JSON.")
+def case(
+    names: Sequence[str], without_guard: bool, times: int, directory: Path | None, as_json: bool
+) -> None:
+    """Play failure cases: each proves that its fault happened, and passes.
+
+    \b
+    python -m chaos case zombie-leader
+    python -m chaos case zombie-leader --without-guard       exit 1: the verdict names what is wrong
+    python -m chaos case all                                 on one cluster, one after the other
+    """  # noqa: D301
+    chosen = list(CASES.values()) if "all" in names else [CASES[name] for name in names]
+    if without_guard:
+        missing = [one for one in chosen if one.guard is None]
+        if missing and "all" not in names:
+            raise click.UsageError(
+                f"{missing[0].name} has no guard to take away: {missing[0].without}"
+            )
+        chosen = [one for one in chosen if one.guard is not None]
+    try:
+        with _cluster_for(chosen, directory) as cluster:
+            played = [
+                _one(one, cluster, directory if times == 1 else None, without_guard, as_json)
+                for one in chosen
+                for _ in range(times)
+            ]
+    except (ServerFailed, ServerMissing) as error:
+        raise click.ClickException(f"the cluster did not start: {error}") from error
+    sys.exit(_exit_code(played))
+
+
+def _exit_code(played: Sequence[Played]) -> int:
+    """Return 1 if anything is wrong, else 2 if anything is unknown."""
+    codes = {one.exit_code for one in played}
+    return 1 if 1 in codes else max(codes)
+
+
+@contextmanager
+def _cluster_for(chosen: Sequence[Case], directory: Path | None) -> Iterator[ChaosCluster | None]:
+    if all(one.where is not Where.CLUSTER for one in chosen):
+        yield None
+        return
+    with ChaosCluster(
+        Sizes(nodes=3, spares=1),
+        settings={"cluster.session_timeout_ms": SESSION_MS},
+        with_clocks=any(one.sets_clocks for one in chosen),
+        folder=None if directory is None else directory / "cluster",
+        report=lambda line: click.echo(line, err=True),
+    ) as cluster:
+        yield cluster
+
+
+def _one(
+    one: Case,
+    cluster: ChaosCluster | None,
+    directory: Path | None,
+    without_guard: bool,
+    as_json: bool,
+) -> Played:
+    keep = None if directory is None else directory / one.name
+    without = one.guard if without_guard else None
+    played = asyncio.run(play(one, cluster, without=without, keep=keep))
+    told = played.as_json()
+    if as_json:
+        click.echo(json.dumps(told))
+        return played
+    away = "" if without is None else f" without {without}"
+    click.echo(f"{one.name}{away}: {told['verdict']} in {told['seconds']} s")
+    for what, happened in played.faults.items():
+        click.echo(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {what}")
+    click.echo(f"  evidence: {json.dumps(played.evidence)}")
+    for violation in played.violations[:5]:
+        click.echo(f"  {violation.name}: {violation.detail}")
+    return played
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print them as JSON.")
+def cases(as_json: bool) -> None:
+    """List the failure cases.
+
+    \b
+    python -m chaos cases
+    python -m chaos cases --json
+    """  # noqa: D301
+    if as_json:
+        click.echo(json.dumps([one.as_json() for one in CASES.values()]))
+        return
+    for one in CASES.values():
+        click.echo(f"{one.number:2}  {one.name:22} {one.title}  [{one.guard or 'no guard'}]")

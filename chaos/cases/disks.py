@@ -1,0 +1,231 @@
+"""Disks: what was not synced is gone, a disk is full, a bit is not what it was."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from broker.client import BrokerError, Client
+from broker.errors import StorageCorrupt
+from broker.model import RowId
+from broker.storage.leveldb_store import LevelDBStore
+from broker.testing import full_disk
+from broker.testing.appender import read_ids
+from broker.testing.full_disk import history_of
+from broker.testing.process import BrokerProcess
+from broker.testing.synced import cut_copy, replay, traced
+from chaos.cases.alone import begun, broker_of
+from chaos.cases.case import Case, Where
+from chaos.cases.harness import Scene
+
+ACKNOWLEDGED: Final = 60
+RUN_S: Final = 90.0
+MESSAGES: Final = 400
+
+
+async def power_cut(scene: Scene) -> None:
+    """Kill an appender, and cut its files at what was synced."""
+    store, trace, copy = scene.folder / "store", scene.folder / "trace", scene.folder / "copy"
+    if shutil.which("strace") is None:
+        scene.fault("a power cut", happened=False, missing="strace")
+        return
+    lines = await asyncio.to_thread(_appended, store, trace, scene.without)
+    disk = await asyncio.to_thread(_cut, store, trace, copy)
+    there, why = await _ids(copy)
+    told = sum(line.startswith("ok ") for line in lines)
+    scene.fault(
+        "the store was killed at work, and its files cut at the last sync",
+        happened=told >= ACKNOWLEDGED,
+        acknowledged=told,
+        bytes_cut_off=disk,
+    )
+    scene.history.events += history_of(lines, there, why).events
+
+
+def _appended(store: Path, trace: Path, without: str | None) -> list[str]:
+    """Append until so much was acknowledged; kill, and return all that was said."""
+    options = [] if without is None else ["--without", without]
+    command = [sys.executable, "-m", "broker.testing.appender", str(store), *options]
+    environment = {**os.environ, "BROKER_TESTING": "1"}
+    with subprocess.Popen(
+        traced(trace, [*command, "--depth", "4"]),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as tracer:
+        assert tracer.stdout is not None
+        pid = int(tracer.stdout.readline().split()[1])
+        said: list[str] = []
+        for line in tracer.stdout:
+            said.append(line.strip())
+            if len(said) == ACKNOWLEDGED + 1:
+                os.kill(pid, 9)
+        return said
+
+
+def _cut(store: Path, trace: Path, copy: Path) -> int:
+    with trace.open() as lines:
+        disk = replay(lines)
+    cut_copy(store, disk, copy)
+    return sum(
+        written - disk.synced.get(path, 0)
+        for path, written in disk.written.items()
+        if path.endswith(".log")
+    )
+
+
+async def _ids(directory: Path) -> tuple[list[RowId] | None, str]:
+    try:
+        store = await LevelDBStore.open(directory)
+    except StorageCorrupt as error:
+        return None, str(error)
+    try:
+        return await read_ids(store), ""
+    except StorageCorrupt as error:
+        return None, str(error)
+    finally:
+        await store.close()
+
+
+UNSYNCED_TAIL = Case(
+    number=6,
+    name="unsynced-tail",
+    title="The power fails, and what was not synced is gone",
+    happens=(
+        "A store over LevelDB is killed at work, and every file is cut at the last byte that a completed "
+        "sync covered (by the trace of its system calls)."
+    ),
+    protects="Nothing is acknowledged before it is synced.",
+    guard="row-sync",
+    without="What was acknowledged is gone, or the database can't be read.",
+    violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "unreadable"}),
+    where=Where.ALONE,
+    play=power_cut,
+)
+
+
+async def hole(scene: Scene) -> None:
+    """Fill the disk, make room, go on, and lose the power."""
+    directory = scene.folder / "disk"
+    await asyncio.to_thread(directory.mkdir)
+    options = ["--write-buffer-bytes", str(64 << 20)]
+    options += [] if scene.without is None else ["--without", scene.without]
+    done = await asyncio.to_thread(_on_a_full_disk, full_disk.command(directory, *options))
+    if done.returncode and "mount" in done.stderr:
+        scene.fault("the disk was full", happened=False, missing="a mount namespace")
+        return
+    seen = json.loads(done.stdout)
+    scene.fault(
+        "the disk was full, writes failed, and then there was room again",
+        happened=seen["unknown"] > 0 and seen["acknowledged"][1] > 0,
+        acknowledged=seen["acknowledged"],
+        unknown=seen["unknown"],
+    )
+    for problem in seen["problems"]:
+        scene.violation("unreadable", str(problem))
+    for name in seen["violations"]:
+        scene.violation(name, "in the history of what was appended to the full disk")
+
+
+def _on_a_full_disk(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "BROKER_TESTING": "1"}
+    return subprocess.run(
+        command, check=False, env=environment, capture_output=True, text=True, timeout=RUN_S
+    )
+
+
+HOLE = Case(
+    number=19,
+    name="hole",
+    title="A later write survives, an earlier one does not",
+    happens=(
+        "A store's disk, a real one of 40 MiB, is full; writes fail; room is made; it goes on, and is "
+        "killed. LevelDB does not survive a failed write: what the same database object writes and syncs "
+        "later lies behind a torn record."
+    ),
+    protects="After any error of a write the database is closed, and opened again before anything is written.",
+    guard="leveldb-reopen",
+    without="What was acknowledged after the full disk is lost at the next crash, or nothing can be read.",
+    violations=frozenset({"lost_tail", "lost_middle", "unreadable"}),
+    where=Where.ALONE,
+    play=hole,
+)
+
+
+async def flipped(scene: Scene) -> None:
+    """Flip a bit in a table; the broker must refuse, and leave everything where it is."""
+    with broker_of(scene, "--write-buffer-bytes", "65536") as broker:
+        await begun(scene, broker)
+        topic = await scene.topic()
+        async with scene.process("publisher") as process:
+            for _ in range(MESSAGES):
+                labels = [f"{label}:{'x' * 500}" for label in process.labels(1)]
+                await process.publish(topic, labels)
+        await asyncio.to_thread(broker.stop)
+        table = await asyncio.to_thread(_flip, broker.data_dir)
+        refused = await _refuses(scene, broker, topic.name)
+        kept = await asyncio.to_thread(table.exists)
+        scene.fault(
+            "a bit of a table was flipped, and met",
+            happened=refused is not None,
+            refused=refused,
+            table_kept=kept,
+        )
+        if not kept:
+            scene.violation("cleaned_up", f"{table.name} was removed")
+            return
+        await asyncio.to_thread(_flip, broker.data_dir, table)
+        await asyncio.to_thread(broker.start)
+        await scene.finish(topic)
+
+
+def _flip(directory: Path, table: Path | None = None) -> Path:
+    """Flip a bit in the middle of a table, by default of the largest; return which."""
+    tables = sorted(directory.rglob("*.ldb"), key=lambda path: path.stat().st_size)
+    chosen = table or tables[-1]
+    with chosen.open("r+b") as file:
+        file.seek(chosen.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+    return chosen
+
+
+async def _refuses(scene: Scene, broker: BrokerProcess, topic: str) -> str | None:
+    """Start over damaged data, and return how that is refused; what is shown goes to the history."""
+    try:
+        await asyncio.to_thread(broker.start)
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[-1][:300]
+    try:
+        async with Client(broker.url, deadline_s=10.0) as client:
+            shown = await client.poll(f"default/{topic}")
+    except BrokerError as error:
+        return f"{type(error).__name__}: {error.message}"
+    else:
+        if len(shown) < MESSAGES:
+            scene.violation("lost_middle", f"{len(shown)} of {MESSAGES} messages are shown")
+        return None
+    finally:
+        await asyncio.to_thread(broker.kill)
+
+
+CORRUPT_STORE = Case(
+    number=18,
+    name="corrupt-store",
+    title="A bit of the local store is not what it was",
+    happens="A bit in a table of a stopped broker's LevelDB is flipped, and the broker started.",
+    protects="Checksums are verified at every read: what is damaged is refused, and never cleaned up.",
+    guard=None,
+    without="The checksums are LevelDB's own, and there is no switch by which they would not be verified.",
+    where=Where.ALONE,
+    play=flipped,
+)
+
+CASES = (UNSYNCED_TAIL, HOLE, CORRUPT_STORE)

@@ -1,0 +1,326 @@
+"""What is under way when a leader dies, or when nobody can be elected."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tomllib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from broker.client import BrokerError
+from broker.config import parse_address
+from broker.model import TopicId
+from broker.storage.cells import Table
+from broker.storage.hbase import Address, Gateways
+from broker.storage.hbase_cells import HBaseCells
+from broker.storage.hbase_schema import Schema
+from broker.storage.keys import LogId, log_prefix
+from broker.testing.cluster import Kind
+from broker.testing.servers import ServerFailed
+from broker.testing.workloads.process import Target
+from chaos.cases.case import Case, Where
+from chaos.cases.harness import Led, Scene
+from chaos.cases.splits import publish_at, session_of
+from chaos.links import CLIENT, Link
+from chaos.nemeses.members import INSTANCE
+
+OUTAGE_S: Final = 20.0
+CUT_S: Final = 4.0
+"""How long a client waits for an answer that was cut off."""
+KEYS_MAX: Final = 10_000
+
+
+async def retried(scene: Scene) -> None:
+    """Cut an acknowledgement off, kill who gave it, and ask another under the same key."""
+    topic = await scene.topic()
+    old = await scene.led(topic)
+    links = scene.cluster.links
+    answers = [Link(CLIENT, old.node)]
+    async with scene.process("first", old.node, deadline_s=CUT_S) as process:
+        labels = process.labels(2)
+        await links.cut(answers, "down")
+        try:
+            await process.publish(topic, labels, key="the-same")
+            unknown = False
+        except BrokerError as error:
+            unknown = error.outcome == "unknown"
+    async with scene.process("looks", scene.another(old.node)) as process:
+        stored = any(process.label(one.payload) in labels for one in await process.poll(topic))
+    await scene.cluster.kill(old.node)
+    await links.heal(answers, "down")
+    new = await scene.succeeded(topic, old)
+    async with scene.process("again", new.node) as process:
+        again = await process.publish(topic, labels, key="the-same")
+    scene.fault(
+        "an acknowledgement was cut off, its leader killed, and the request made again elsewhere",
+        happened=unknown and stored,
+        epochs=[old.epoch, new.epoch],
+        replayed=again.replayed,
+    )
+    await scene.finish(topic)
+
+
+RETRIED_PUBLISH = Case(
+    number=12,
+    name="retried-publish",
+    title="A publish is made again after a time-out",
+    happens=(
+        "The answers of the leader to its clients are cut off, so a publish under a key ends as unknown though "
+        "it was stored; the leader is killed (kill -9); the same request goes to the next one."
+    ),
+    protects="The key is stored with the rows, in the same write, and looked up by every later leader.",
+    guard="dedupe",
+    without="The messages are stored twice.",
+    violations=frozenset({"duplicated"}),
+    where=Where.CLUSTER,
+    play=retried,
+)
+
+
+async def killed_in_delivery(scene: Scene) -> None:
+    """Kill a leader whose rows are stored and not committed, while a consumer reads."""
+    topic = await scene.topic()
+    old = await scene.led(topic)
+    beside = scene.another(old.node)
+    links = scene.cluster.links
+    storage = links.of("node-hbase", opener=old.node)
+    before = await _stored_rows(scene, topic)
+    async with scene.process("consumer", beside) as consumer:
+        page = await consumer.poll(topic, cursor="consumer")
+        await links.cut(storage, "down")
+        asked = asyncio.create_task(publish_at(scene, topic, old.node, "unacknowledged"))
+
+        async def stored() -> int | None:
+            rows = await _stored_rows(scene, topic)
+            return rows if rows > before else None
+
+        rows = await scene.until(stored, "no row was stored")
+        await scene.cluster.kill(old.node)
+        await links.heal(storage, "down")
+        await asyncio.gather(asked)
+        page += await consumer.poll(topic, page[-1].id, cursor="consumer")
+        new = await scene.succeeded(topic, old)
+        await consumer.poll(topic, page[-1].id, cursor="consumer")
+    scene.fault(
+        "the leader was killed (kill -9) between rows and commit, and a consumer read",
+        happened=asked.result() is None,
+        uncommitted_rows=rows - before,
+        epochs=[old.epoch, new.epoch],
+    )
+    await scene.finish(topic)
+
+
+async def _stored_rows(scene: Scene, topic: Target) -> int:
+    """Return how many rows of a topic's messages HBase has, whether they count or not."""
+    told = tomllib.loads(await asyncio.to_thread(_storage, scene))["hbase"]
+    gateway = Gateways([Address(*parse_address(told["hbase_gateways"][0]))])
+    schema = Schema(prefix=told["hbase_table_prefix"])
+    try:
+        cells = HBaseCells(gateway, schema)
+        prefix = log_prefix(LogId(TopicId("default", topic.name), topic.generation))
+        stop = prefix + b"\xff" * 16
+        return len(await cells.keys(Table.MESSAGES, prefix, stop, rows_max=KEYS_MAX))
+    finally:
+        await gateway.close()
+
+
+def _storage(scene: Scene) -> str:
+    """Return the configuration by which the tables were made: past the proxies."""
+    return (scene.cluster.folder / "storage.toml").read_text()
+
+
+CONSUMER_SKIP = Case(
+    number=17,
+    name="consumer-skip",
+    title="A consumer skips messages when its leader dies",
+    happens=(
+        "The answers of storage to the leader are cut off, so that its rows are stored and not committed; "
+        "it is killed (kill -9) with publishes under way; a consumer goes on through another node."
+    ),
+    protects="Reads end at the commit pointer, so no cursor stands where nothing was committed.",
+    guard="commit-pointer",
+    without="The consumer is shown what is never in the log, and its cursor stands behind it.",
+    violations=frozenset({"phantom", "changed_read", "skipped", "refused_but_stored"}),
+    where=Where.CLUSTER,
+    play=killed_in_delivery,
+)
+
+
+async def outage(scene: Scene) -> None:
+    """Kill ZooKeeper for 20 s, and publish through every node meanwhile."""
+    topic = await scene.topic()
+    before = await scene.led(topic)
+    sessions = {node: session_of(scene, node) for node in scene.cluster.nodes}
+    (zookeeper,) = scene.cluster.processes(Kind.ZOOKEEPER)
+    await scene.cluster.kill(zookeeper)
+    began, refused, acknowledged = time.monotonic(), 0, 0
+    while time.monotonic() - began < OUTAGE_S:
+        for node in scene.cluster.nodes:
+            done = await publish_at(scene, topic, node, f"meanwhile-{acknowledged + refused}")
+            acknowledged += done is not None
+            refused += done is None
+            await asyncio.sleep(0.1)
+    was_gone = not scene.cluster.is_running(zookeeper)
+    during = await scene.led(topic)
+    await scene.cluster.start(zookeeper)
+    after = await _in_contact(scene)
+    led = await scene.led(topic)
+    scene.fault(
+        "ZooKeeper was gone for 20 s",
+        happened=was_gone,
+        acknowledged=acknowledged,
+        refused=refused,
+        sessions_kept=sum(sessions[node] == after[node] for node in sessions),
+        led=[before, during, led],
+    )
+    if during != before:
+        scene.violation("leader_moved", f"{before} led, and without ZooKeeper {during}")
+    if sessions[before.node] == after[before.node] and led != before:
+        scene.violation("leader_moved", f"{before} led, with the same session {led} does")
+    if refused:
+        scene.violation("unavailable", f"{refused} publishes were not acknowledged meanwhile")
+    await scene.finish(topic)
+
+
+async def _in_contact(
+    scene: Scene, anew: Mapping[str, str | None] = MappingProxyType({})
+) -> dict[str, str]:
+    """Wait until every node has contact, under another session than it had; return the sessions."""
+
+    async def sessions() -> dict[str, str] | None:
+        told = {node: session_of(scene, node) for node in scene.cluster.nodes}
+        known = {
+            node: session
+            for node, session in told.items()
+            if session is not None and session != anew.get(node)
+        }
+        return known if len(known) == len(told) else None
+
+    return await scene.until(sessions, "no contact with ZooKeeper")
+
+
+ZOOKEEPER_OUTAGE = Case(
+    number=22,
+    name="zookeeper-outage",
+    title="The whole cluster steps down together when ZooKeeper hiccups",
+    happens="The nodes' ZooKeeper is killed for 20 s, five sessions long, under publishes through every node.",
+    protects="Who leads goes on: storage decides, and only failover waits for ZooKeeper.",
+    guard=None,
+    without="There is nothing to switch off: no code stops a leader that has lost contact.",
+    where=Where.CLUSTER,
+    play=outage,
+)
+
+
+async def wiped(scene: Scene) -> None:
+    """Let ZooKeeper lose its data, and have a leader killed after that."""
+    topic = await scene.topic()
+    old = await scene.led(topic)
+    sessions = {node: session_of(scene, node) for node in scene.cluster.nodes}
+    await scene.cluster.wipe_zookeeper()
+    after = await _in_contact(scene, anew=sessions)
+    async with scene.process("after-the-loss") as process:
+        done = await scene.until_acknowledged(process, topic, lambda _: True)
+    kept = scene.by(done)
+    await scene.cluster.kill(kept.node)
+    new = await scene.succeeded(topic, kept)
+    scene.fault(
+        "ZooKeeper lost its data, and every session with it",
+        happened=not set(sessions.values()) & set(after.values()),
+        led=[old, kept, new],
+    )
+    if not old.epoch <= kept.epoch < new.epoch:
+        scene.violation("epoch_fell", f"epochs were {old.epoch}, {kept.epoch}, {new.epoch}")
+    await scene.finish(topic)
+
+
+ZOOKEEPER_WIPED = Case(
+    number=16,
+    name="zookeeper-wiped",
+    title="Ids and epochs start again when ZooKeeper has lost its data",
+    happens="The nodes' ZooKeeper is killed, its data deleted, and started; then the leader is killed.",
+    protects="Epochs and ids come from the control row in storage alone; ZooKeeper's numbers are never used.",
+    guard=None,
+    without="There is nothing to switch off: no number of ZooKeeper's goes into an epoch or an id.",
+    where=Where.CLUSTER,
+    play=wiped,
+)
+
+
+async def twin(scene: Scene) -> None:
+    """Start a node with a number that another has: first while that lives, then while it sleeps."""
+    topic = await scene.topic()
+    led = await scene.led(topic)
+    view = await asyncio.to_thread(scene.cluster.own_view, led.node)
+    assert view is not None, f"{led.node} says nothing of itself"
+    number = str(view["node"])
+    refused = await _started(scene, number) is None
+    links = scene.cluster.links
+    cut = links.of("node-zookeeper", opener=led.node)
+    await links.cut(cut)
+    try:
+        spare = await scene.until(lambda: _started(scene, number), "the number stays taken", 1.0)
+        stopped = await _stopped(scene, led)
+    finally:
+        await links.heal(cut)
+    scene.fault(
+        "a second node was started with the number of one that lives, and with that of one cut off",
+        happened=spare is not None,
+        refused_beside_the_living=refused,
+        stopped=stopped,
+    )
+    if not refused:
+        scene.violation("same_instance_id", f"two nodes serve as number {number}")
+    if not stopped:
+        scene.violation("same_instance_id", f"{led.node} and {spare} go on, both as {number}")
+    await scene.cluster.stop(spare)
+    async with scene.process("after") as process:
+        await scene.until_acknowledged(process, topic, lambda _: True)
+    await scene.finish(topic)
+
+
+async def _started(scene: Scene, number: str) -> str | None:
+    """Start the spare node under a number; None if it refuses."""
+    try:
+        return await scene.cluster.start_spare({INSTANCE: number})
+    except ServerFailed:
+        return None
+
+
+async def _stopped(scene: Scene, led: Led) -> bool:
+    """Wait for a node to end by itself; False if it goes on after four of its looks at its record."""
+
+    async def ended() -> bool | None:
+        return None if scene.cluster.is_running(led.node) else True
+
+    try:
+        return await scene.until(ended, f"{led.node} goes on", 0.5, wait_s=LOOKS_S)
+    except TimeoutError:
+        return False
+
+
+LOOKS_S: Final = 40.0
+"""Four times as long as a node waits between two looks at who has its number."""
+
+TWIN_INSTANCE = Case(
+    number=23,
+    name="twin-instance",
+    title="Two nodes are configured with the same instance id",
+    happens=(
+        "A spare node is started with the leader's number: while that lives, and while it is cut off from "
+        "ZooKeeper, where nobody has the number any more."
+    ),
+    protects=(
+        "A number is claimed in ZooKeeper, and in storage with the incarnation; an incarnation that sees "
+        "another stops."
+    ),
+    guard="id-claim",
+    without="Both go on under one number, and can write the same keys.",
+    violations=frozenset({"same_instance_id"}),
+    where=Where.CLUSTER,
+    play=twin,
+)
+
+CASES = (RETRIED_PUBLISH, CONSUMER_SKIP, ZOOKEEPER_OUTAGE, ZOOKEEPER_WIPED, TWIN_INSTANCE)

@@ -1,0 +1,257 @@
+"""What only storage can stop: late cells, claims at once, answers that are not so."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.storage.control import Deleted
+from chaos.cases.case import Case, Where
+from chaos.cases.harness import Scene
+from chaos.cases.inside import LOG, final, keepers, photographed
+
+_LOST = frozenset({"lost_tail", "lost_middle", "lost_prefix"})
+_PHANTOM = frozenset({"phantom", "refused_but_stored"})
+
+
+async def back_again(scene: Scene) -> None:
+    """A leads, B leads, A leads again; then a row of A's first time arrives, at a key used anew."""
+    a, b = keepers(scene, "a", "b")
+    await a.claim()
+    await a.publish(1000)
+    a.way.loses_puts = True
+    await a.publish(2000)
+    a.way.loses_puts = False
+    first = await b.claim()
+    await b.publish(b.after())
+    again = await a.claim()
+    await a.publish(2000)
+    await a.publish(2500)
+    arrived = await a.way.bring()
+    scene.fault(
+        "a row of an earlier reign arrived at a key that a later one had used",
+        happened=arrived > 0 and again == first + 1,
+        rows=arrived,
+    )
+    await final(b)
+
+
+BOUNCE_BACK = Case(
+    number=4,
+    name="bounce-back",
+    title="A node leads, another does, and the first again",
+    happens=(
+        "The log goes from A to B and back; A, whose clock makes it use the same key again, is overtaken "
+        "by a row that it sent in its first epoch. Played on the nodes' stores in this process: no real "
+        "server keeps a write for so long on demand."
+    ),
+    protects="A cell's tag is twice its writer's epoch, so that a lower epoch never shadows a higher one.",
+    guard="cell-epoch",
+    without="The late row replaces an acknowledged one, which is gone.",
+    violations=_LOST,
+    where=Where.INSIDE,
+    play=back_again,
+)
+
+
+async def at_once(scene: Scene) -> None:
+    """Two candidates read the same epoch; the slower one writes when the other has acknowledged."""
+    a, b, slow = keepers(scene, "a", "b", "slow")
+    await a.claim()
+    await a.publish(1000)
+    slow.way.gate.shut(let=1)
+    claiming = asyncio.create_task(slow.claim())
+    await slow.way.gate.arrived()
+    quick_epoch = await b.claim()
+    await b.publish(b.after())
+    slow.way.gate.open()
+    await asyncio.wait([claiming])
+    control = await b.store.head(LOG)
+    scene.fault(
+        "a claim was written after another of the same epoch had acknowledged",
+        happened=quick_epoch == 2,
+        quick_epoch=quick_epoch,
+        slow_told=repr(claiming.exception()),
+        epoch_then=None if control is None else control.epoch,
+    )
+    await final(b)
+
+
+EPOCH_RACE = Case(
+    number=5,
+    name="epoch-race",
+    title="Two candidates compute the same next epoch",
+    happens=(
+        "A candidate has read the control row and is held back before it writes its claim; another claims "
+        "and acknowledges; then the first writes. On the nodes' stores in this process, where a gate "
+        "holds the one write back."
+    ),
+    protects="A claim is a compare-and-set from exactly what was read: the slower one fails and stops.",
+    guard="claim-cas",
+    without="Both hold the log, and what the first acknowledged is gone.",
+    violations=_LOST,
+    where=Where.INSIDE,
+    play=at_once,
+)
+
+
+async def late_row(scene: Scene) -> None:
+    """A fenced leader's row arrives below what consumers have read."""
+    a, b = keepers(scene, "a", "b")
+    await a.claim()
+    await a.publish(1000)
+    a.way.loses_puts = True
+    acknowledged = await a.publish(1500)
+    await b.claim()
+    await b.publish(2000)
+    seen = await b.read("consumer")
+    arrived = await a.way.bring()
+    scene.fault(
+        "a row arrived below a consumer's cursor",
+        happened=arrived > 0 and not acknowledged,
+        rows=arrived,
+    )
+    await b.publish(2500)
+    await b.read("consumer", seen)
+    await final(b)
+
+
+LATE_ROW = Case(
+    number=7,
+    name="late-row",
+    title="A row arrives below a consumer's cursor",
+    happens=(
+        "A leader's row is kept on its way, the next leader commits above it, a consumer reads; then the "
+        "row arrives. On the nodes' stores in this process: no real server keeps a write on demand."
+    ),
+    protects="A row counts only if its epoch owns its id, by the ranges in the control row.",
+    guard="epoch-tag",
+    without="What was refused is in the log, below where consumers are.",
+    violations=_PHANTOM | {"skipped"},
+    where=Where.INSIDE,
+    play=late_row,
+)
+
+
+async def lying(scene: Scene) -> None:
+    """A compare-and-set is done and answered with False."""
+    (a,) = keepers(scene, "a")
+    await a.claim()
+    await a.publish(1000)
+    a.way.lies = 1
+    told_ok = await a.publish(2000)
+    if a.hold is None or a.hold.done:
+        await a.claim()
+    await a.publish(a.after(1000))
+    scene.fault(
+        "a compare-and-set was done and said False",
+        happened=a.way.lied > 0,
+        lied=a.way.lied,
+        acknowledged_all_the_same=told_ok,
+    )
+    await final(a)
+
+
+LYING_CAS = Case(
+    number=20,
+    name="lying-cas",
+    title="A compare-and-set that was done says False",
+    happens=(
+        "The answer of a commit is lost between gateway and region server, the gateway tries again by "
+        "itself and says False. On the nodes' stores in this process: a proxy before the gateway can cut "
+        "its answer, and only the gateway itself can make it a False."
+    ),
+    protects="Every False is resolved by reading the control row: my token there means that it was done.",
+    guard="resolve-false",
+    without="What clients are told was refused is in the log.",
+    violations=_PHANTOM,
+    where=Where.INSIDE,
+    play=lying,
+)
+
+
+async def from_the_past(scene: Scene) -> None:
+    """A region server that lost its region goes on answering a fenced leader's reads."""
+    a, b = keepers(scene, "a", "b")
+    await a.claim()
+    await a.publish(1000)
+    a.way.past = photographed(a)
+    await b.claim()
+    await b.publish(b.after())
+    # Whether it looks before it writes or after: the second look, still, shows it what was.
+    a.way.past_reads = 2
+    told_ok = await a.publish(3000)
+    scene.fault(
+        "a fenced leader was told by an old region server that it leads",
+        happened=a.way.read_past > 0,
+        reads=a.way.read_past,
+        acknowledged=told_ok,
+    )
+    await b.publish(b.after(5000))
+    await final(b)
+
+
+ZOMBIE_REGION_SERVER = Case(
+    number=21,
+    name="zombie-region-server",
+    title="A region server that is none any more answers reads from the past",
+    happens=(
+        "The leader is fenced, and reads of the control row show it the time before: nobody else has "
+        "claimed. Then the old region server ends. On the nodes' stores in this process: HBase fences "
+        "such a server within moments, and not on demand."
+    ),
+    protects="That one leads is confirmed by a conditional write, never by a read.",
+    guard="confirm-cas",
+    without="It believes what it reads, acknowledges, and its successor's messages are gone.",
+    violations=_LOST | {"two_epochs"},
+    where=Where.INSIDE,
+    play=from_the_past,
+)
+
+
+async def deleted(scene: Scene) -> None:
+    """A topic is deleted under its leader, which goes on; then it is created again."""
+    a, b = keepers(scene, "a", "b")
+    await a.claim()
+    await a.publish(1000)
+    ending = scene.history.invoke("operator", "delete", str(LOG.topic), {"generation": 1})
+    await b.store.tombstone(LOG, b.name)
+    ending.ok({})
+    fenced = not await a.publish(2000)
+    try:
+        await a.claim()
+    except Deleted:
+        refused = True
+    else:
+        refused = False
+        await a.publish(3000)
+    ending = scene.history.invoke("operator", "create", str(LOG.topic), {"generation": 2})
+    ending.ok({"generation": 2})
+    b.log = LOG._replace(generation=2)
+    await b.claim()
+    await b.publish(b.after(5000))
+    scene.fault(
+        "the leader of a deleted topic went on",
+        happened=fenced,
+        claim_refused=refused,
+    )
+    await final(b)
+
+
+DELETE_RECREATE = Case(
+    number=15,
+    name="delete-recreate",
+    title="A topic is deleted under its leader, and created again",
+    happens=(
+        "Another node has fenced the log for a delete, and dies before the record says so; the leader goes "
+        "on and claims anew. On the nodes' stores in this process, where the delete can stop between its "
+        "two writes."
+    ),
+    protects="A delete leaves a tombstone in the control row, which is never removed and can't be claimed.",
+    guard="tombstone",
+    without="The deleted topic is written to, and its messages go with it.",
+    violations=frozenset({"written_after_delete"}) | _LOST,
+    where=Where.INSIDE,
+    play=deleted,
+)
+
+CASES = (BOUNCE_BACK, EPOCH_RACE, LATE_ROW, DELETE_RECREATE, LYING_CAS, ZOMBIE_REGION_SERVER)

@@ -1,0 +1,211 @@
+"""What cases share: topics, publishers and readers of one scene, waits with a deadline, and evidence.
+
+A **scene** is one playing of one case: a history, a folder, and, where the case wants one, a cluster without
+any topic. Everything that the verdict goes by is in its history, or is told by ``violation``; that the
+fault happened is told by ``fault``, from what clients, logs and files show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+from broker import guards
+from broker.client import BrokerError, Published
+from broker.testing.checkers import Violation
+from broker.testing.history import History
+from broker.testing.workloads import REAL
+from broker.testing.workloads.finals import read_everywhere
+from broker.testing.workloads.process import Process, Target
+from broker.testing.workloads.real import RealStage
+from chaos.cluster import ChaosCluster
+
+Result = TypeVar("Result")
+
+WAIT_S: Final = 60.0
+EVERY_S: Final = 0.05
+AGAIN_S: Final = 0.1
+SCALE: Final = replace(REAL, padded=False, deadline_s=30.0, final_s=30.0, again_s=0.2)
+_SEEN_EPOCH: Final = re.compile(r"the control row has epoch (\d+)")
+
+
+class Led(NamedTuple):
+    """Who leads a topic: the name of the node, and the epoch."""
+
+    node: str
+    epoch: int
+
+
+class Scene:
+    """One playing of one case.
+
+    Attributes:
+        folder: For whatever the case writes; empty at first.
+        without: The guard that is taken away, or None.
+        history: What clients asked and were told.
+        environment: Of processes that the case starts, so that they lack the guard.
+    """
+
+    def __init__(self, folder: Path, without: str | None, cluster: ChaosCluster | None) -> None:
+        """Begin where nothing has happened."""
+        self.folder = folder
+        self.without = without
+        self.history = History(time.monotonic_ns)
+        self.violations: list[Violation] = []
+        self.faults: dict[str, bool] = {}
+        self.evidence: dict[str, Any] = {}
+        self.environment = {"BROKER_TESTING": "1", guards.VARIABLE: without or ""}
+        self._cluster = cluster
+        self._topics = self._asked = 0
+        urls = ["http://127.0.0.1:1"] if cluster is None else cluster.urls
+        self.stage = RealStage(urls, seed=1, scale=SCALE, history=self.history)
+
+    @property
+    def cluster(self) -> ChaosCluster:
+        """The cluster, of a case that is played on one."""
+        assert self._cluster is not None, "this case is played without a cluster"
+        return self._cluster
+
+    def serve_from(self, *urls: str) -> None:
+        """Let processes ask these nodes from now on, in place of the cluster's."""
+        self.stage = RealStage(urls, seed=1, scale=SCALE, history=self.history)
+
+    # Told.
+
+    def fault(self, what: str, *, happened: bool, **evidence: Any) -> None:
+        """Tell what was to go wrong, whether it did, and what proves it."""
+        self.faults[what] = happened
+        self.evidence |= evidence
+        ending = self.history.invoke("nemesis case", "fault", "", {"kind": what})
+        ending.ok({"happened": happened, **evidence})
+
+    def violation(self, name: str, detail: str) -> None:
+        """Tell of something wrong that the checkers don't see."""
+        self.violations.append(Violation(name, detail))
+
+    async def see_guards(self, who: str, told: Sequence[str], log: Callable[[], str]) -> None:
+        """See that a node says of itself which guard it lacks, in its log too."""
+        off = [] if self.without is None else [self.without]
+        assert list(told) == off, f"{who} says that it lacks {told}, not {off}"
+
+        async def logged() -> bool | None:
+            # The log is written behind what it tells of.
+            return True if ("guards switched off" in log()) or not off else None
+
+        await self.until(logged, f"the log of {who} says nothing of its guards")
+        assert off or "guards switched off" not in log(), f"{who} lacks a guard, by its log"
+
+    # Asked.
+
+    def process(self, name: str, node: str | None = None, **settings: Any) -> Process:
+        """Return a process that asks one node, or all of them."""
+        url = None if node is None else self.cluster.url(node)
+        return Process(self.stage, name, node=url, **settings)
+
+    async def topic(self, *, ttl_s: int | None = None) -> Target:
+        """Create a topic."""
+        self._topics += 1
+        async with self.process(f"creator-{self._topics}") as process:
+            return await process.create(Target(f"case-{self._topics}"), ttl_s=ttl_s)
+
+    async def publish(self, process: Process, topic: Target, count: int = 1) -> list[Published]:
+        """Publish one message after the other, all of which must be acknowledged. Raises BrokerError."""
+        return [await process.publish(topic, process.labels(1)) for _ in range(count)]
+
+    async def attempt(self, process: Process, topic: Target, *, count: int = 1) -> Published | None:
+        """Publish a request of messages; None if it is refused, or its outcome unknown."""
+        try:
+            return await process.publish(topic, process.labels(count))
+        except BrokerError:
+            return None
+
+    async def until_acknowledged(
+        self, process: Process, topic: Target, wanted: Callable[[Published], bool]
+    ) -> Published:
+        """Publish until an acknowledgement is as wanted."""
+
+        async def once() -> Published | None:
+            published = await self.attempt(process, topic)
+            return published if published is not None and wanted(published) else None
+
+        return await self.until(once, f"no acknowledgement as wanted of {topic.name}", AGAIN_S)
+
+    async def until(
+        self,
+        ask: Callable[[], Awaitable[Result | None]],
+        what: str,
+        every_s: float = EVERY_S,
+        wait_s: float = WAIT_S,
+    ) -> Result:
+        """Ask until there is an answer. Raises TimeoutError that says what was waited for."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            answer = await ask()
+            if answer is not None:
+                return answer
+            if time.monotonic() > deadline:
+                state = "" if self._cluster is None else self._cluster.state()
+                raise TimeoutError(f"{what} in {wait_s:g} s; {state}")
+            await asyncio.sleep(every_s)
+
+    # Of a cluster.
+
+    async def led(self, topic: Target) -> Led:
+        """Publish once, and return who leads."""
+        self._asked += 1
+        async with self.process(f"asks-who-leads-{self._asked}") as process:
+            published = await self.publish(process, topic)
+        return self.by(published[0])
+
+    def by(self, published: Published) -> Led:
+        """Return who acknowledged."""
+        leader = published.leader
+        assert leader is not None, "a node of a cluster says who it is"
+        assert leader.epoch is not None, "an acknowledgement has an epoch"
+        return Led(self.cluster.node_at(leader.url) or leader.url, leader.epoch)
+
+    def another(self, *than: str) -> str:
+        """Return a node that is none of these."""
+        return next(node for node in self.cluster.nodes if node not in than)
+
+    async def succeeded(self, topic: Target, old: Led, name: str = "successor") -> Led:
+        """Publish through another node until one acknowledges in a later epoch; return who does."""
+        async with self.process(name, self.another(old.node)) as process:
+            published = await self.until_acknowledged(
+                process, topic, lambda done: self.by(done).epoch > old.epoch
+            )
+        return self.by(published)
+
+    def log_of(self, node: str, after: int = 0) -> str:
+        """Return what a node has logged from a place on."""
+        return self.cluster.member(node).log()[after:]
+
+    def tried_in(self, epoch: int, log: str) -> bool:
+        """Whether a leader was told by storage, on trying to commit, that a later epoch has begun."""
+        return any(int(seen) > epoch for seen in _SEEN_EPOCH.findall(log))
+
+    def acknowledged_late(self, node: str, epoch: int) -> int:
+        """Return how often a node acknowledged in an epoch after a later one had acknowledged."""
+        url, late, newest = self.cluster.url(node), 0, 0
+        for event in self.history.events:
+            if event.type == "ok" and event.op == "publish" and event.epoch is not None:
+                late += event.node == url and event.epoch <= epoch < newest
+                newest = max(newest, event.epoch)
+        return late
+
+    async def finish(self, *topics: Target) -> None:
+        """Heal everything, and read the topics to their ends through every node."""
+        if self._cluster is not None:
+            await self._cluster.mend()
+        await read_everywhere(self.stage, topics)
+
+
+def lines_of(log: str) -> list[Mapping[str, Any]]:
+    """Return the lines of a log that are JSON."""
+    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]

@@ -1,0 +1,103 @@
+"""Ids of a cluster: a new leader's clock that is behind, and a millisecond that is full."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.model import timestamp_of
+from broker.topics.ids import RowIds
+from chaos.cases.case import Case, Where
+from chaos.cases.harness import Scene
+from chaos.cases.inside import final, keepers
+
+BEHIND_S: Final = 10
+NOW_MS: Final = 1_600_000_000_000
+INSTANCE: Final = 7
+MESSAGES: Final = 10_000
+
+
+async def behind(scene: Scene) -> None:
+    """Let all but the leader live ten seconds behind, and kill the leader."""
+    topic = await scene.topic()
+    old = await scene.led(topic)
+    for node in scene.cluster.nodes:
+        if node != old.node:
+            await scene.cluster.kill(node)
+            scene.cluster.clocks.set(node, -BEHIND_S)
+            await scene.cluster.start(node)
+    async with scene.process("before", old.node) as process:
+        await scene.publish(process, topic, 20)
+        last = scene.by((await scene.publish(process, topic))[0])
+    if last.node != old.node:
+        scene.fault("the next leader's clock was behind", happened=False, led=[old, last])
+        return
+    await scene.cluster.kill(old.node)
+    new = await scene.succeeded(topic, last)
+    async with scene.process("after", new.node) as process:
+        await scene.publish(process, topic, 20)
+    scene.fault(
+        "the next leader's clock was behind that of the one before",
+        happened=scene.cluster.clocks.offset_s(new.node) == -BEHIND_S,
+        led=[old, new],
+        behind_s=BEHIND_S,
+    )
+    await scene.finish(topic)
+
+
+CLOCK_BEHIND = Case(
+    number=9,
+    name="clock-behind",
+    title="A new leader's clock is behind the old one's",
+    happens=(
+        "The leader is killed; the other nodes' clocks are 10 s behind its own (libfaketime), which they are "
+        "allowed to be here: by default a node that differs by more than 2 s from storage leads nothing."
+    ),
+    protects="The first id of an epoch is above the commit pointer, whatever the clock says.",
+    guard="ids-rise",
+    without="The new leader's ids are below those of the old one, and what it acknowledged is not shown.",
+    violations=frozenset({"reordered", "lost_tail", "lost_middle", "id_reused", "publisher_order"}),
+    where=Where.CLUSTER,
+    settings={"cluster.clock_skew_ms_max": 60_000},
+    sets_clocks=True,
+    play=behind,
+)
+
+
+async def full(scene: Scene) -> None:
+    """Take far more ids at once than a millisecond has, and then one more at the same moment."""
+    (a,) = keepers(scene, "a")
+    await a.claim()
+    ids = RowIds(first_ms=NOW_MS, monotonic_ms=0, lead_ms_max=1000, instance=INSTANCE)
+    taken = ids.take(MESSAGES, NOW_MS, 0)
+    many = await a.publish_at(taken)
+    one = await a.publish_at(ids.take(1, NOW_MS, 0))
+    spilled_ms = timestamp_of(taken[-1]) - NOW_MS
+    scene.fault(
+        "a request was longer than a node's ids of a millisecond, and another came in the same",
+        happened=spilled_ms > 0 and many,
+        messages=MESSAGES,
+        spilled_ms=spilled_ms,
+        next_acknowledged=one,
+    )
+    await final(a)
+
+
+FULL_MILLISECOND = Case(
+    number=11,
+    name="full-millisecond",
+    title="A millisecond has no more ids",
+    happens=(
+        "A request of 10,000 messages comes to a node that has 256 ids in a millisecond, and another in the "
+        "same millisecond. On a node's ids and store in this process, where the clock stands still as long."
+    ),
+    protects="Ids spill into the next millisecond, and the next batch goes on where the last one ended.",
+    guard="ids-rise",
+    without="The next batch begins at the clock, and takes ids again that were given already.",
+    violations=frozenset(
+        {"id_reused", "lost_tail", "lost_middle", "lost_prefix", "reordered", "torn"}
+    ),
+    where=Where.INSIDE,
+    play=full,
+)
+
+CASES = (CLOCK_BEHIND, FULL_MILLISECOND)

@@ -1,0 +1,75 @@
+"""Leaders that sleep: frozen for longer than ZooKeeper waits, they wake and believe that they lead.
+
+Frozen with requests in its sockets, a leader wakes and writes before anybody tells it otherwise: of three
+tries with a naive lock two got one or two writes through before the first word from ZooKeeper. So it is
+tried until it happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from broker.testing.workloads.process import Target
+from chaos.cases.case import Case, Where
+from chaos.cases.harness import Led, Scene
+
+ROUNDS: Final = 5
+LATE: Final = 10
+
+
+async def zombie(scene: Scene) -> None:
+    """Freeze a leader, let another lead, wake it with requests in its sockets."""
+    topic = await scene.topic()
+    happened, late = False, 0
+    for number in range(ROUNDS):
+        old = await scene.led(topic)
+        place = len(scene.log_of(old.node))
+        await scene.cluster.pause(old.node)
+        asked = [
+            asyncio.create_task(_late(scene, topic, old, f"late-{number}-{one}"))
+            for one in range(LATE)
+        ]
+        try:
+            new = await scene.succeeded(topic, old, f"successor-{number}")
+        finally:
+            await scene.cluster.resume(old.node)
+        await asyncio.gather(*asked)
+        late = scene.acknowledged_late(old.node, old.epoch)
+        tried = scene.tried_in(old.epoch, scene.log_of(old.node, place))
+        happened = late > 0 or tried
+        async with scene.process(f"after-{number}", new.node) as process:
+            await scene.attempt(process, topic)
+        if happened:
+            break
+    scene.fault(
+        "the old leader tried to commit after the new one's first acknowledgement",
+        happened=happened,
+        rounds=number + 1,
+        acknowledged_by_the_old_leader=late,
+    )
+    await scene.finish(topic)
+
+
+async def _late(scene: Scene, topic: Target, old: Led, name: str) -> None:
+    async with scene.process(name, old.node) as process:
+        await scene.attempt(process, topic)
+
+
+ZOMBIE_LEADER = Case(
+    number=1,
+    name="zombie-leader",
+    title="A leader wakes from a long pause and goes on writing",
+    happens=(
+        "The leader is frozen (SIGSTOP) until another node has acknowledged, and woken with requests in "
+        "its sockets."
+    ),
+    protects="Its compare-and-set fails on the new epoch, and only that acknowledges.",
+    guard="confirm-cas",
+    without="It acknowledges over its successor, and messages of both are gone.",
+    violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"}),
+    where=Where.CLUSTER,
+    play=zombie,
+)
+
+CASES = (ZOMBIE_LEADER,)

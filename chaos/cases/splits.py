@@ -1,0 +1,207 @@
+"""Leaders that nobody told: cut off from ZooKeeper, or back with a lock that was given away meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+from broker.client import BrokerError, Published, Snapshot
+from broker.testing.workloads.finals import read_everywhere
+from broker.testing.workloads.process import Target
+from broker.wire import avro
+from chaos.cases.case import Case, Where
+from chaos.cases.harness import Led, Scene
+
+LATE: Final = 5
+_LOST: Final = frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"})
+
+
+@asynccontextmanager
+async def cut_off(scene: Scene, topic: Target) -> AsyncIterator[tuple[Led, Led, int]]:
+    """Cut a topic's leader off from ZooKeeper until another leads, and for the block.
+
+    Yields the old leader, the new one, and where the old one's log was.
+    """
+    old = await scene.led(topic)
+    place = len(scene.log_of(old.node))
+    links = scene.cluster.links
+    cut = links.of("node-zookeeper", opener=old.node)
+    await links.cut(cut)
+    try:
+        yield old, await scene.succeeded(topic, old), place
+    finally:
+        await links.heal(cut)
+
+
+async def until_fenced(scene: Scene, old: Led, place: int, *asked: asyncio.Task[Any]) -> bool:
+    """Wait until storage has told the old leader, or all that it was asked is answered."""
+
+    async def told() -> bool | None:
+        tried = scene.tried_in(old.epoch, scene.log_of(old.node, place))
+        return True if tried or all(task.done() for task in asked) else None
+
+    await scene.until(told, f"{old.node} was not fenced")
+    return scene.tried_in(old.epoch, scene.log_of(old.node, place))
+
+
+async def split_brain(scene: Scene) -> None:
+    """Publish to both sides of a cluster that is split between a leader and ZooKeeper."""
+    topic = await scene.topic()
+    async with cut_off(scene, topic) as (old, new, place):
+        asked = [
+            asyncio.create_task(publish_at(scene, topic, old.node, f"late-{one}"))
+            for one in range(LATE)
+        ]
+        tried = await until_fenced(scene, old, place, *asked)
+        await publish_at(scene, topic, new.node, "on-the-other-side")
+    await asyncio.gather(*asked)
+    late = scene.acknowledged_late(old.node, old.epoch)
+    scene.fault(
+        "both nodes led, and the old leader tried to commit after the new one's first acknowledgement",
+        happened=tried or late > 0,
+        epochs=[old.epoch, new.epoch],
+        acknowledged_by_the_old_leader=late,
+    )
+    await scene.finish(topic)
+
+
+async def publish_at(scene: Scene, topic: Target, node: str, name: str) -> Published | None:
+    """Publish through one node under a name of its own."""
+    async with scene.process(name, node) as process:
+        return await scene.attempt(process, topic)
+
+
+SPLIT_BRAIN = Case(
+    number=3,
+    name="split-brain",
+    title="Two nodes lead one topic",
+    happens=(
+        "The leader alone is cut off from ZooKeeper, where its session ends; another claims and acknowledges; "
+        "both are published to."
+    ),
+    protects="Both may try, and only one epoch can commit: the control row's compare-and-set decides.",
+    guard="confirm-cas",
+    without="Both acknowledge, and messages of either are gone.",
+    violations=_LOST,
+    where=Where.CLUSTER,
+    play=split_brain,
+)
+
+
+async def stale_lock(scene: Scene) -> None:
+    """Wake a leader with nothing to do, and publish through it when it has a new session."""
+    topic = await scene.topic()
+    old = await scene.led(topic)
+    before = await asyncio.to_thread(session_of, scene, old.node)
+    await scene.cluster.pause(old.node)
+    try:
+        new = await scene.succeeded(topic, old)
+    finally:
+        await scene.cluster.resume(old.node)
+
+    async def back() -> str | None:
+        session = await asyncio.to_thread(session_of, scene, old.node)
+        return session if session not in (None, before) else None
+
+    after = await scene.until(back, f"{old.node} has no new session")
+    for one in range(LATE):
+        await publish_at(scene, topic, old.node, f"at-the-old-leader-{one}")
+    scene.fault(
+        "the old leader lost its session, another led, and it has a new session",
+        happened=before is not None and after != before and new.epoch > old.epoch,
+        sessions=[before, after],
+        epochs=[old.epoch, new.epoch],
+        acknowledged_by_the_old_leader=scene.acknowledged_late(old.node, old.epoch),
+    )
+    await scene.finish(topic)
+
+
+def session_of(scene: Scene, node: str) -> str | None:
+    """Return a node's session, if it says that it has contact."""
+    view = scene.cluster.own_view(node)
+    if view is None or view["zookeeper"]["contact"] != "connected":
+        return None
+    session: str = view["zookeeper"]["session"]
+    return session
+
+
+STALE_LOCK = Case(
+    number=2,
+    name="stale-lock",
+    title="A lock object still says that it is held, after LOST and CONNECTED",
+    happens=(
+        "The leader is frozen until another leads, woken with nothing to do, and published through once it has "
+        "contact again, under a new session."
+    ),
+    protects="Leading is an epoch that storage confirms; a lease is a hint, of one session, and never used again.",
+    guard="confirm-cas",
+    without="The old leader acknowledges under its old epoch, after its successor has.",
+    violations=_LOST,
+    where=Where.CLUSTER,
+    play=stale_lock,
+)
+
+
+async def late_rollback(scene: Scene) -> None:
+    """Send a rollback to a leader that has been succeeded, of what was published since."""
+    topic = await scene.topic()
+    async with cut_off(scene, topic) as (old, new, place):
+        async with scene.process("transactions", new.node) as process:
+            pointer = scene.stage.clock.now_ms() * 1_000_000
+            undone = await process.publish(topic, process.labels(1), pointer=pointer)
+            await process.publish(topic, process.labels(1), pointer=pointer + 1)
+        asked = asyncio.create_task(_roll_back(scene, topic, old.node, undone))
+        tried = await until_fenced(scene, old, place, asked)
+    await asked
+    scene.fault(
+        "a rollback came to a node that had led before what it names was published",
+        happened=tried or asked.result(),
+        old_leader_was_fenced_by_it=tried,
+    )
+    await scene.finish(topic)
+    everything = Snapshot(transaction_id=pointer + 2, read_pointer=pointer + 2)
+    await read_everywhere(scene.stage, [topic], snapshot=everything)
+
+
+async def _roll_back(scene: Scene, topic: Target, node: str, published: Published) -> bool:
+    """Roll a publish back through one node; whether that was acknowledged."""
+    assert published.rollback is not None
+    rows = avro.decode_publish_response(published.rollback)
+    asked = {
+        "pointer": rows.pointer,
+        "first": rows.first.hex(),
+        "last": rows.last.hex(),
+        "generation": topic.generation,
+    }
+    async with scene.process("rolls-back", node) as process:
+        try:
+            with process.asking("rollback", topic.id, asked) as ending:
+                await process.client.rollback(topic.id, published)
+                ending.ok({})
+        except BrokerError:
+            return False
+        return True
+
+
+LATE_ROLLBACK = Case(
+    number=13,
+    name="late-rollback",
+    title="An abort arrives late, by another connection",
+    happens=(
+        "The leader is cut off from ZooKeeper; two transactions publish through its successor; the rollback of "
+        "the first comes to the old leader, which has never seen its messages."
+    ),
+    protects=(
+        "A rollback names its pointer and its ids, so it can hit no other transaction; and it is answered only "
+        "after a compare-and-set, even where there is nothing to undo."
+    ),
+    guard="rollback-commit",
+    without="The old leader says that it is done, and transactions are shown what was rolled back.",
+    violations=frozenset({"rolled_back", "dirty_read"}),
+    where=Where.CLUSTER,
+    play=late_rollback,
+)
+
+CASES = (STALE_LOCK, SPLIT_BRAIN, LATE_ROLLBACK)

@@ -1,0 +1,82 @@
+"""The command line of the verifier: ``broker chaos …`` and ``python -m chaos …``.
+
+Exit codes::
+
+    0    valid: enough happened, and nothing is wrong
+    1    invalid: the verdict names what is wrong
+    2    unknown: too few faults or operations to say; or the command line is wrong
+    130  interrupted twice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from chaos.cases.command import case, cases
+from chaos.command import run
+from chaos.nemeses import NEMESES
+from chaos.store import read_verdict, runs_below, together
+from chaos.telling import tell
+
+_HELP: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(
+    context_settings=_HELP,
+    epilog="Exit codes: 0 valid, 1 invalid, 2 unknown (too little happened to say) or wrong usage.",
+)
+def cli() -> None:
+    """Break a cluster on purpose, and judge what it told its clients.
+
+    \b
+    python -m chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7
+    python -m chaos run --workload log --nemesis mix --minutes 20
+    python -m chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --minutes 5
+    python -m chaos nemeses
+    python -m chaos case zombie-leader
+    python -m chaos sum chaos/store
+    """  # noqa: D301 - Click's mark for a paragraph that must not be wrapped.
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line in this process, and exit."""
+    cli.main(arguments if arguments is None else list(arguments), prog_name="chaos")
+
+
+@cli.command("sum")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print the sum as JSON.")
+def sum_(directory: Path, as_json: bool) -> None:
+    """Add up the verdicts of the runs in a folder.
+
+    \b
+    python -m chaos sum chaos/store
+    python -m chaos sum chaos/store/20261121-071500-log --json
+    """  # noqa: D301
+    files = runs_below(directory)
+    whole = together([read_verdict(file) for file in files])
+    whole.facts = {"runs": len(files)}
+    tell(whole, None, as_json=as_json)
+
+
+@cli.command("nemeses")
+def nemeses_() -> None:
+    """List the faults, and what each needs of the cluster.
+
+    \b
+    python -m chaos nemeses
+    """  # noqa: D301
+    for name, make in NEMESES.items():
+        nemesis = make()
+        doc = (type(nemesis).__doc__ or "").splitlines()[0]
+        needs = ", ".join(sorted(nemesis.needs)) or "any cluster"
+        click.echo(f"{name:22} {doc}  [{needs}]")
+
+
+cli.add_command(run)
+cli.add_command(case)
+cli.add_command(cases)

@@ -1,0 +1,119 @@
+"""What a history amounts to, in numbers. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from broker.testing.history import Call
+
+FAULT: Final = "fault"
+_S: Final = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Figures:
+    """Counts of one run or of several.
+
+    Attributes:
+        operations: Calls by operation and outcome: ``publish ok``.
+        acknowledged: Publishes that were acknowledged.
+        messages: The messages in them.
+        faults: How often each kind of fault was there; once for each window.
+        happened: How often of these there is evidence.
+        times: How often what they repeat was done.
+        unavailable_s: The longest time between two acknowledgements of one topic, while it was published to.
+        seconds: How long the workload ran.
+    """
+
+    operations: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    messages: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    times: Counter[str] = field(default_factory=Counter)
+    unavailable_s: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, other: Figures) -> None:
+        """Add another run."""
+        self.operations += other.operations
+        self.acknowledged += other.acknowledged
+        self.messages += other.messages
+        self.faults += other.faults
+        self.happened += other.happened
+        self.times += other.times
+        self.unavailable_s = max(self.unavailable_s, other.unavailable_s)
+        self.seconds += other.seconds
+
+    def as_json(self) -> dict[str, Any]:
+        """Return them as a file has them."""
+        return {
+            "seconds": round(self.seconds, 1),
+            "operations": dict(sorted(self.operations.items())),
+            "acknowledged": self.acknowledged,
+            "messages": self.messages,
+            "faults": {
+                kind: {
+                    "windows": count,
+                    "happened": self.happened[kind],
+                    "times": self.times[kind],
+                }
+                for kind, count in sorted(self.faults.items())
+            },
+            "longest_unavailable_s": round(self.unavailable_s, 2),
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Figures:
+        """Read them from a file. Raises KeyError."""
+        faults = told["faults"]
+        return cls(
+            operations=Counter(told["operations"]),
+            acknowledged=told["acknowledged"],
+            messages=told["messages"],
+            faults=Counter({kind: one["windows"] for kind, one in faults.items()}),
+            happened=Counter({kind: one["happened"] for kind, one in faults.items()}),
+            times=Counter({kind: one["times"] for kind, one in faults.items()}),
+            unavailable_s=told["longest_unavailable_s"],
+            seconds=told["seconds"],
+        )
+
+
+def figures_of(calls: Sequence[Call]) -> Figures:
+    """Count what is in a history."""
+    figures = Figures(unavailable_s=longest_gap_s(calls))
+    for call in calls:
+        if call.op == FAULT:
+            _count_fault(figures, call)
+            continue
+        figures.operations[f"{call.op} {call.outcome}"] += 1
+        if call.op == "publish" and call.is_ok:
+            figures.acknowledged += 1
+            figures.messages += len(call.asked["payloads"])
+    return figures
+
+
+def _count_fault(figures: Figures, call: Call) -> None:
+    kind = call.asked["kind"]
+    figures.faults[kind] += 1
+    happened = bool(call.told.get("happened"))
+    figures.happened[kind] += happened
+    figures.times[kind] += call.told.get("times", int(happened))
+
+
+def longest_gap_s(calls: Iterable[Call]) -> float:
+    """Return the longest time without an acknowledged publish of a topic, while one was asked for."""
+    last: dict[str, int] = {}
+    longest = 0
+    publishes = sorted(
+        (call for call in calls if call.op == "publish" and call.is_ok and call.ended_ns),
+        key=lambda call: call.ended_ns or 0,
+    )
+    for call in publishes:
+        assert call.ended_ns is not None
+        longest = max(longest, call.ended_ns - last.get(call.topic, call.ended_ns))
+        last[call.topic] = call.ended_ns
+    return longest / _S

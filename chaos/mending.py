@@ -1,0 +1,65 @@
+"""Starting what does not run, and what will never be ready, as a supervisor would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from http.client import HTTPConnection, HTTPException
+from typing import Final
+
+from broker.testing.cluster import Kind, Member
+from broker.testing.servers import ServerFailed
+from broker.testing.servers.process import ASK_TIMEOUT_S
+
+MEND_S: Final = 120.0
+
+
+def start_missing(members: Sequence[Member]) -> list[str]:
+    """Wait until every process serves; return what had to be started. It blocks.
+
+    Raises:
+        TimeoutError: One does not serve after ``MEND_S``; the message has the end of its log.
+    """
+    done = []
+    for member in members:
+        if not member.running:
+            member.launch()
+            done.append(f"{member.name} was started")
+    deadline = time.monotonic() + MEND_S
+    for member in members:
+        done += _await_ready(member, deadline)
+    return done
+
+
+def _await_ready(member: Member, deadline: float) -> list[str]:
+    done = []
+    # A node whose clock was wrong leads nothing until it is started again, however right it is now.
+    if member.kind is Kind.BROKER and "clock_skew" in unready(member):
+        member.kill()
+        member.launch()
+        done.append(f"{member.name} was started again: its clock had been wrong")
+    while True:
+        try:
+            member.await_ready(max(deadline - time.monotonic(), 1.0))
+        except ServerFailed as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(str(error)) from error
+            # It ended by itself: a region server that was taken for dead does.
+            if not member.running:
+                member.launch()
+            done.append(f"{member.name} was started again: it had ended")
+        else:
+            return done
+
+
+def unready(node: Member) -> str:
+    """Return what a node says of not being ready; nothing if it is, or says nothing."""
+    connection = HTTPConnection(node.place.host, node.place.port, timeout=ASK_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        reply = connection.getresponse()
+        return "" if reply.status == 200 else reply.read().decode(errors="replace")
+    except (OSError, HTTPException):
+        return ""
+    finally:
+        connection.close()

@@ -1,0 +1,69 @@
+"""The nemeses by name: each a kind of fault, in a small file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from chaos.links import PAIRS
+from chaos.nemeses import slow
+from chaos.nemeses.beneath import Gateway, RegionServer, ZooKeeperLeader
+from chaos.nemeses.clock import HOUR_S, Skew, Step, Strobe
+from chaos.nemeses.disk import FlippedBit, FullDisk, PowerCut
+from chaos.nemeses.drop import Drop
+from chaos.nemeses.kill import Kill
+from chaos.nemeses.loss import Loss
+from chaos.nemeses.members import Membership, Twin
+from chaos.nemeses.partition import Partition
+from chaos.nemeses.pause import Pause
+from chaos.nemeses.restart import Restart
+from chaos.nemeses.session import Session, Wipe
+from chaos.nemeses.slow import Slow
+from chaos.nemeses.topics import Churn, Leaders
+from chaos.nemesis import Make, Nemesis
+
+NEMESES: Final[Mapping[str, Make]] = {
+    "kill": Kill,
+    "restart": Restart,
+    "pause": Pause,
+    "partition": Partition,
+    **{f"partition-{pair}": partial(Partition, pair) for pair in PAIRS},
+    "latency": partial(Slow, "latency", slow.latency),
+    "jitter": partial(Slow, "jitter", slow.jitter),
+    "bandwidth": partial(Slow, "bandwidth", slow.bandwidth),
+    "reset": partial(Slow, "reset", slow.reset),
+    "slow-close": partial(Slow, "slow-close", slow.slow_close),
+    "slices": partial(Slow, "slices", slow.slices),
+    "drop": Drop,
+    "loss": Loss,
+    "clock-back": partial(Step, "clock-back", -10.0),
+    "clock-forward": partial(Step, "clock-forward", HOUR_S),
+    "clock-skew": Skew,
+    "clock-strobe": Strobe,
+    "zookeeper-leader": ZooKeeperLeader,
+    "zookeeper-wipe": Wipe,
+    "session": Session,
+    "region-server": RegionServer,
+    "gateway": Gateway,
+    "membership": Membership,
+    "twin": Twin,
+    "power-cut": partial(PowerCut, "power-cut", torn=False),
+    "torn-tail": partial(PowerCut, "torn-tail", torn=True),
+    "disk-full": FullDisk,
+    "flipped-bit": FlippedBit,
+    "churn": Churn,
+    "leaders": Leaders,
+}
+"""What makes each, by its name on the command line."""
+
+GROUPS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("clock-back", "clock-forward", "clock-skew", "clock-strobe"), "clocks"),
+    **dict.fromkeys(("membership", "twin"), "spare node"),
+    **dict.fromkeys(("zookeeper-leader", "zookeeper-wipe"), "ZooKeeper"),
+    **dict.fromkeys(("latency", "jitter"), "latency"),
+    **dict.fromkeys(("power-cut", "torn-tail", "flipped-bit", "disk-full"), "disk"),
+}
+"""Those that would undo each other."""
+
+__all__ = ["GROUPS", "NEMESES", "Make", "Nemesis"]

@@ -1,0 +1,62 @@
+"""What the nodes stand on loses its processes: ZooKeeper's leader, region servers, gateways."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from broker.testing.cluster import Kind
+from chaos.nemesis import Repeated
+from chaos.target import Ability, Target
+
+DOWN_S = (0.5, 5.0)
+
+
+class ZooKeeperLeader(Repeated):
+    """SIGKILL of the ZooKeeper that leads, or of the only one; it comes back with its data."""
+
+    name = "zookeeper-leader"
+    needs = frozenset({Ability.ZOOKEEPER})
+    rest_s: ClassVar[tuple[float, float]] = (3.0, 8.0)
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        leader = await target.zookeeper_leader()
+        if leader is None:
+            return None
+        await target.kill(leader)
+        await self.rest(chance.uniform(*DOWN_S))
+        await target.start(leader)
+        return leader
+
+
+class _OfHBase(Repeated):
+    needs = frozenset({Ability.HBASE})
+    rest_s: ClassVar[tuple[float, float]] = (3.0, 8.0)
+    kind: ClassVar[Kind]
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        victim = chance.choice(target.processes(self.kind))
+        if target.is_running(victim):
+            await target.kill(victim)
+            await self.rest(chance.uniform(*DOWN_S))
+        # A region server that was taken for dead ends by itself, and must be started, too.
+        await target.start(victim)
+        return victim
+
+
+class RegionServer(_OfHBase):
+    """SIGKILL of one of HBase's region servers."""
+
+    name = "region-server"
+    kind = Kind.REGION_SERVER
+
+
+class Gateway(_OfHBase):
+    """SIGKILL of one of HBase's Thrift-2 gateways."""
+
+    name = "gateway"
+    kind = Kind.GATEWAY

@@ -1,0 +1,162 @@
+"""Disks of a broker over LevelDB: the power goes, the disk is full, a bit is not what it was.
+
+A power cut is a kill after which every file ends where its last sync began; or, torn, somewhere between that
+and where it was written to. A flipped bit must be noticed: the broker may refuse to start or to answer, but
+what it says must be true. It is flipped back in the end, or the files are put back as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, NamedTuple
+
+from typing_extensions import override
+
+from broker.testing.servers import ServerFailed
+from chaos.nemesis import Repeated
+from chaos.standalone import NODE, Standalone
+from chaos.target import Ability, Target, Unable
+
+CHUNK_BYTES: Final = 1 << 20
+HELD_S: Final = (2.0, 6.0)
+TABLES: Final = (".log", ".ldb")
+
+
+def _standalone(target: Target) -> Standalone:
+    if not isinstance(target, Standalone):
+        raise Unable("only the files of a standalone broker can be reached")
+    return target
+
+
+class PowerCut(Repeated):
+    """Kills the broker, and takes away what was not synced; all of it, or a part."""
+
+    needs: ClassVar[frozenset[Ability]] = frozenset({Ability.FILES})
+
+    def __init__(self, name: str, *, torn: bool) -> None:
+        super().__init__()
+        self.name = name
+        self._torn = torn
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        broker = _standalone(target)
+        await broker.kill(NODE)
+        cut = await asyncio.to_thread(self._cut, broker, chance)
+        await broker.start(NODE)
+        return {"bytes_lost": cut}
+
+    def _cut(self, broker: Standalone, chance: random.Random) -> int:
+        """Cut the files; return how many bytes are lost."""
+        disk, lost = broker.written(), 0
+        for name, written in sorted(disk.written.items()):
+            path = Path(name)
+            if not path.is_file() or not path.is_relative_to(broker.data):
+                continue
+            synced = disk.synced.get(name, 0)
+            keep = chance.randint(synced, max(synced, written)) if self._torn else synced
+            lost += max(path.stat().st_size - keep, 0)
+            os.truncate(path, min(keep, path.stat().st_size))
+        return lost
+
+
+class FullDisk:
+    """The disk is full, until there is room again."""
+
+    name = "disk-full"
+    needs: ClassVar[frozenset[Ability]] = frozenset({Ability.SMALL_DISK})
+
+    async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
+        """Fill it."""
+        del chance
+        return {"ballast_bytes": await asyncio.to_thread(_fill, _ballast(target))}
+
+    async def heal(self, target: Target) -> Mapping[str, Any]:
+        """Make room."""
+        broker = _standalone(target)
+        free = shutil.disk_usage(broker.disk).free
+        _ballast(target).unlink(missing_ok=True)
+        return {"happened": free < CHUNK_BYTES, "free_bytes": free}
+
+
+def _ballast(target: Target) -> Path:
+    return _standalone(target).disk / "ballast"
+
+
+def _fill(ballast: Path) -> int:
+    with ballast.open("ab", buffering=0) as file:
+        for size in (CHUNK_BYTES, 4096, 1):
+            try:
+                while file.write(bytes(size)):
+                    pass
+            except OSError:
+                continue
+        return file.tell()
+
+
+class Flipped(NamedTuple):
+    """Which bit of which file."""
+
+    path: Path
+    offset: int
+    bit: int
+
+    def flip(self) -> None:
+        """Flip it, or flip it back."""
+        with self.path.open("r+b") as file:
+            file.seek(self.offset)
+            (byte,) = file.read(1)
+            file.seek(self.offset)
+            file.write(bytes([byte ^ 1 << self.bit]))
+
+
+class FlippedBit(Repeated):
+    """One bit of the database is not what it was, for some seconds."""
+
+    name = "flipped-bit"
+    needs = frozenset({Ability.FILES})
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        broker = _standalone(target)
+        await broker.kill(NODE)
+        files = sorted(
+            path
+            for path in broker.data.rglob("*")
+            if path.is_file() and path.suffix in TABLES and path.stat().st_size
+        )
+        if not files:
+            await broker.start(NODE)
+            return None
+        path = chance.choice(files)
+        flipped = Flipped(path, chance.randrange(path.stat().st_size), chance.randrange(8))
+        kept = broker.folder / "kept"
+        await asyncio.to_thread(shutil.copytree, broker.data, kept)
+        flipped.flip()
+        try:
+            started = await self._hold(broker, chance)
+            await broker.kill(NODE)
+            # Files of a broker that refused to start hold nothing new; those of one that ran may.
+            if not started:
+                await asyncio.to_thread(shutil.rmtree, broker.data)
+                await asyncio.to_thread(shutil.copytree, kept, broker.data)
+            elif path.exists():
+                flipped.flip()
+        finally:
+            await asyncio.to_thread(shutil.rmtree, kept)
+        await broker.start(NODE)
+        return {"file": path.name, "offset": flipped.offset, "noticed_at_start": not started}
+
+    async def _hold(self, broker: Standalone, chance: random.Random) -> bool:
+        """Start with the wrong bit; return whether it starts."""
+        try:
+            await broker.start(NODE)
+        except ServerFailed:
+            return False
+        await self.rest(chance.uniform(*HELD_S))
+        return True

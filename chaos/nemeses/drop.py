@@ -1,0 +1,26 @@
+"""Connections end, all at once, and are welcome again: what a restarted switch or load balancer does."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from typing_extensions import override
+
+from chaos.nemesis import Repeated
+from chaos.target import Ability, Target
+
+
+class Drop(Repeated):
+    """All connections of one kind, or of one node, are ended every few seconds."""
+
+    name = "drop"
+    needs = frozenset({Ability.LINKS})
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        pair = chance.choice(target.links.pairs())
+        node = chance.choice((None, *target.nodes))
+        links = target.links
+        await links.drop(links.of(pair) if node is None else links.around(node, pair))
+        return {"pair": pair, "node": node or "all"}

@@ -1,0 +1,32 @@
+"""Nodes are killed with SIGKILL, and started again a little later."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from typing_extensions import override
+
+from broker.testing.cluster import Kind
+from chaos.nemesis import Repeated
+from chaos.target import Ability, Target
+
+DOWN_S = (0.2, 6.0)
+
+
+class Kill(Repeated):
+    """SIGKILL of one node after another."""
+
+    name = "kill"
+    needs = frozenset({Ability.KILL})
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        alive = [node for node in target.processes(Kind.BROKER) if target.is_running(node)]
+        if not alive:
+            return None
+        node = chance.choice(alive)
+        await target.kill(node)
+        await self.rest(chance.uniform(*DOWN_S))
+        await target.start(node)
+        return node

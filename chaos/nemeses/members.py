@@ -1,0 +1,75 @@
+"""Who belongs to the cluster changes: nodes come and go; and one comes with a number that another has."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from broker.client import admin
+from broker.testing.servers import ServerFailed
+from chaos.nemesis import Repeated
+from chaos.target import Ability, Target
+
+INSTANCE = "BROKER_CLUSTER__INSTANCE_ID"
+STAYS_S = (2.0, 6.0)
+
+
+class Membership(Repeated):
+    """A node joins and leaves again; others are drained and undrained."""
+
+    name = "membership"
+    needs = frozenset({Ability.SPARE})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._joined: str | None = None
+        self._drained: str | None = None
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        if self._joined is None:
+            self._joined = await target.start_spare({INSTANCE: ""})
+            return f"{self._joined} joined"
+        if self._drained is None and chance.random() < 0.5:
+            node = chance.choice(target.nodes)
+            async with target.client() as client:
+                await client.ask(admin.drain(target.url(node)))
+            self._drained = node
+            await self.rest(chance.uniform(*STAYS_S))
+            return f"{node} was drained"
+        await self.undo(target)
+        return "all as it was"
+
+    @override
+    async def undo(self, target: Target) -> None:
+        if self._drained is not None:
+            async with target.client() as client:
+                await client.ask(admin.undrain(target.url(self._drained)))
+            self._drained = None
+        if self._joined is not None:
+            await target.stop(self._joined)
+            self._joined = None
+
+
+class Twin(Repeated):
+    """A node is started with the number of one that lives: it must refuse, and say who has it."""
+
+    name = "twin"
+    needs = frozenset({Ability.SPARE})
+    rest_s: ClassVar[tuple[float, float]] = (3.0, 8.0)
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        nodes = [row["node"] for row in await target.status() if row["view"]]
+        if not nodes:
+            return None
+        number = chance.choice(nodes)
+        try:
+            name = await target.start_spare({INSTANCE: str(number)})
+        except ServerFailed:
+            return {"instance": number, "refused": True}
+        # Whoever had the number is gone by now: then it is no twin.
+        await target.stop(name)
+        return {"instance": number, "refused": False}

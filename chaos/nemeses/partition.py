@@ -1,0 +1,48 @@
+"""Partitions: nothing passes between two sides, in both directions or in one, until it is healed.
+
+One node is cut off from ZooKeeper, from storage, from the other nodes, or from clients. A cut in one
+direction alone is the worse one: who is heard still believes to be in contact.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from chaos.links import Direction, Link, Pair
+from chaos.nemesis import OnLinks
+from chaos.target import Target
+
+DIRECTIONS: tuple[Direction, ...] = ("both", "up", "down")
+EVERYONE = 0.15
+"""How often all nodes are cut off at once, rather than one."""
+
+
+class Partition(OnLinks):
+    """Cuts one node off, or all of them; from one kind of process, or a random one."""
+
+    def __init__(self, pair: Pair | None = None, direction: Direction | None = None) -> None:
+        self.name = "partition" if pair is None else f"partition-{pair}"
+        self._pair = pair
+        self._given = direction
+        self._direction: Direction = "both"
+        self._links: list[Link] = []
+
+    @override
+    async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
+        pair: Pair = chance.choice(target.links.pairs()) if self._pair is None else self._pair
+        self._direction = chance.choice(DIRECTIONS) if self._given is None else self._given
+        node = None if chance.random() < EVERYONE else chance.choice(target.nodes)
+        self._links = target.links.of(pair) if node is None else target.links.around(node, pair)
+        await target.links.cut(self._links, self._direction)
+        return {"pair": pair, "node": node or "all", "direction": self._direction}
+
+    @override
+    async def heal(self, target: Target) -> Mapping[str, Any]:
+        spoilt = await target.links.spoilt()
+        held = [link.proxy for link in self._links if link.proxy in spoilt]
+        await target.links.heal(self._links, self._direction)
+        return {"happened": bool(held), "links": held}

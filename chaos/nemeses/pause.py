@@ -1,0 +1,39 @@
+"""Nodes are frozen for longer than ZooKeeper waits for them, and wake up not knowing it.
+
+The best finder of faults there is: whoever wakes believes that it leads, has requests in its sockets, and
+writes before anybody tells it otherwise.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from typing_extensions import override
+
+from broker.testing.cluster import Kind
+from chaos.nemesis import Repeated
+from chaos.target import Ability, Target
+
+SESSIONS = (1.5, 3.0)
+
+
+class Pause(Repeated):
+    """SIGSTOP of a node for 1.5 to 3 session time-outs, then SIGCONT."""
+
+    name = "pause"
+    needs = frozenset({Ability.PAUSE})
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        alive = [node for node in target.processes(Kind.BROKER) if target.is_running(node)]
+        if not alive:
+            return None
+        node = chance.choice(alive)
+        seconds = chance.uniform(*SESSIONS) * target.session_s
+        await target.pause(node)
+        try:
+            await self.rest(seconds)
+        finally:
+            await target.resume(node)
+        return {"node": node, "seconds": round(seconds, 2)}

@@ -1,0 +1,29 @@
+"""Nodes are stopped in good order, as an upgrade does it, and started again."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from typing_extensions import override
+
+from broker.testing.cluster import Kind
+from chaos.nemesis import Repeated
+from chaos.target import Ability, Target
+
+
+class Restart(Repeated):
+    """SIGTERM of one node after another; what it leads it hands over first."""
+
+    name = "restart"
+    needs = frozenset({Ability.KILL})
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        alive = [node for node in target.processes(Kind.BROKER) if target.is_running(node)]
+        if not alive:
+            return None
+        node = chance.choice(alive)
+        code = await target.stop(node)
+        await target.start(node)
+        return {"node": node, "exit": code}

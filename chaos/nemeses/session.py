@@ -1,0 +1,38 @@
+"""ZooKeeper sessions that end while their owner is well; and a ZooKeeper that forgets everything."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+from typing_extensions import override
+
+from chaos.nemesis import Repeated
+from chaos.target import Ability, Target
+
+
+class Session(Repeated):
+    """A node's session is ended, by its id, in the middle of a healthy connection."""
+
+    name = "session"
+    needs = frozenset({Ability.ZOOKEEPER})
+    rest_s: ClassVar[tuple[float, float]] = (2.0, 6.0)
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        node = chance.choice(target.nodes)
+        session = await target.expire_session(node)
+        return None if session is None else {"node": node, "session": f"{session:#x}"}
+
+
+class Wipe(Repeated):
+    """The nodes' ZooKeeper is killed and comes back without its data."""
+
+    name = "zookeeper-wipe"
+    needs = frozenset({Ability.OWN_ZOOKEEPER})
+    rest_s: ClassVar[tuple[float, float]] = (8.0, 15.0)
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        await target.wipe_zookeeper()
+        return "wiped"

@@ -1,0 +1,80 @@
+"""A line that tells how a run goes, now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from broker.testing.history import Event, History
+
+EVERY_S: Final = 5.0
+LOOK_S: Final = 0.2
+_LATENCIES_MAX: Final = 10_000
+
+
+class Progress:
+    """Watches a history grow.
+
+    Attributes:
+        acknowledged: Publishes, so far.
+        faults: What is broken now, for the line.
+    """
+
+    def __init__(self, history: History, say: Callable[[str], None]) -> None:
+        self.acknowledged = 0
+        self.faults: Sequence[str] = ()
+        self._history = history
+        self._say = say
+        self._seen = 0
+        self._counts = {"ok": 0, "fail": 0, "unknown": 0}
+        self._begun: dict[str, int] = {}
+        self._latencies_ms: list[float] = []
+
+    async def look(self) -> None:
+        """Wait a moment, and count what came."""
+        await asyncio.sleep(LOOK_S)
+        self._count()
+
+    async def tell(self) -> None:
+        """Say a line every few seconds, until cancelled."""
+        began = told = time.monotonic()
+        before = 0
+        while True:
+            await self.look()
+            now = time.monotonic()
+            if now - told < EVERY_S:
+                continue
+            rate = (self.acknowledged - before) / (now - told)
+            self._say(self._line(now - began, rate))
+            told, before = now, self.acknowledged
+            self._latencies_ms.clear()
+
+    def _line(self, seconds: float, rate: float) -> str:
+        counts = self._counts
+        slow = sorted(self._latencies_ms)
+        worst = f"p99 {slow[len(slow) * 99 // 100]:.0f} ms" if slow else "none acknowledged"
+        return (
+            f"{seconds:4.0f} s  publishes {counts['ok']} ok ({rate:.0f}/s, {worst}) "
+            f"{counts['fail']} fail {counts['unknown']} unknown  "
+            f"{', '.join(self.faults) or 'healthy'}"
+        )
+
+    def _count(self) -> None:
+        events = self._history.events
+        for event in events[self._seen :]:
+            if event.op == "publish":
+                self._add(event)
+        self._seen = len(events)
+
+    def _add(self, event: Event) -> None:
+        if event.type == "invoke":
+            self._begun[event.process] = event.time_ns
+            return
+        self._counts[event.type] += 1
+        begun = self._begun.pop(event.process, event.time_ns)
+        if event.type == "ok":
+            self.acknowledged += 1
+            if len(self._latencies_ms) < _LATENCIES_MAX:
+                self._latencies_ms.append((event.time_ns - begun) / 1e6)

@@ -1,0 +1,84 @@
+"""Which faults when: windows of ten to thirty seconds, a quarter of them healthy. Pure.
+
+As Jepsen mixes faults: in each window a random few of them at once, everything healed at its end, and
+windows without any between, so that a cluster also has to get well. Every fault that was asked for has its
+turn before any has its second, as far as there is time::
+
+    0        17            31       44              70
+    │ pause  │ (healthy)   │ pause, │ partition     │ (healthy)
+    │        │             │ kill   │               │
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+WINDOW_S: Final = (10.0, 30.0)
+HEALTHY: Final = 0.25
+TOGETHER: Final = (1, 3)
+
+
+class Window(NamedTuple):
+    """From when to when, in seconds from the beginning, which faults are there."""
+
+    begins_s: float
+    ends_s: float
+    faults: tuple[str, ...]
+
+
+def windows(
+    faults: Sequence[str],
+    seconds: float,
+    chance: random.Random,
+    *,
+    window_s: tuple[float, float] = WINDOW_S,
+    together: tuple[int, int] = TOGETHER,
+    groups: Mapping[str, str] | None = None,
+) -> list[Window]:
+    """Draw the windows of a run.
+
+    Args:
+        faults: Names; none means that all is healthy.
+        seconds: How long the run takes; the last window ends with it.
+        chance: What decides.
+        window_s: The least and the greatest length of a window.
+        together: The least and the greatest number of faults at once, where there are any.
+        groups: Of faults that would undo each other; there is one of a group at once.
+    """
+    drawn: list[Window] = []
+    bag: list[str] = []
+    begins_s = 0.0
+    while begins_s < seconds:
+        ends_s = begins_s + chance.uniform(*window_s)
+        if seconds - ends_s < window_s[0]:  # Too little would be left for another.
+            ends_s = seconds
+        # The first is never healthy, so that a short run has a fault at all.
+        healthy = not faults or (bool(drawn) and chance.random() < HEALTHY)
+        some = () if healthy else _some(faults, bag, chance, together, groups or {})
+        drawn.append(Window(begins_s, ends_s, some))
+        begins_s = ends_s
+    return drawn
+
+
+def _some(
+    faults: Sequence[str],
+    bag: list[str],
+    chance: random.Random,
+    together: tuple[int, int],
+    groups: Mapping[str, str],
+) -> tuple[str, ...]:
+    """Take a few names out of the bag, which is filled whenever it is empty."""
+    count = chance.randint(*(min(bound, len(faults)) for bound in together))
+    taken: list[str] = []
+    while len(taken) < count:
+        if not bag:
+            bag += chance.sample(list(faults), len(faults))
+        held = {groups.get(one, one) for one in taken}
+        name = next((one for one in bag if groups.get(one, one) not in held), None)
+        if name is None:
+            break
+        bag.remove(name)
+        taken.append(name)
+    return tuple(taken)

@@ -1,0 +1,163 @@
+"""What a run leaves behind, and adding it up.
+
+::
+
+    chaos/store/20261121-071500-log/     one run; git-ignored
+      verdict.json                       of the whole: see ``verdict_of``
+      001/ 002/ …                        one for each segment of five minutes
+        history.jsonl                    what was asked and told, the faults too
+        verdict.json                     of this segment
+        rate.svg leaders.svg             what happened over time
+      logs/                              what the processes said
+
+A segment has topics of its own, is healed and read to its end before the next begins: so each stands by
+itself, and a run may be as long as one likes.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from broker.testing.checkers import Verdict
+from broker.testing.history import History
+from chaos.figures import Figures
+
+STORE: Final = Path("chaos") / "store"
+VERDICT: Final = "verdict.json"
+HISTORY: Final = "history.jsonl"
+ACKNOWLEDGED_MIN: Final = 100
+VIOLATIONS_TOLD_MAX: Final = 100
+
+Outcome = Literal["valid", "invalid", "unknown"]
+EXIT_CODES: Final[Mapping[Outcome, int]] = {"valid": 0, "invalid": 1, "unknown": 2}
+
+
+@dataclass(slots=True)
+class Judged:
+    """A segment, or several, judged.
+
+    Attributes:
+        figures: What it amounts to.
+        violations: What is wrong: name and detail.
+        unsure: Why it can't be called valid, though nothing is wrong.
+        facts: What else is worth telling: the seed, what was asked for.
+    """
+
+    figures: Figures = field(default_factory=Figures)
+    violations: list[tuple[str, str]] = field(default_factory=list)
+    unsure: list[str] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict in a word."""
+        if self.violations:
+            return "invalid"
+        return "unknown" if self.unsure else "valid"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as ``verdict.json`` has it."""
+        names = sorted({name for name, _ in self.violations})
+        counts = {name: sum(one == name for one, _ in self.violations) for name in names}
+        return {
+            "verdict": self.outcome,
+            **self.facts,
+            **self.figures.as_json(),
+            "violations": counts,
+            "details": [
+                {"name": name, "detail": detail}
+                for name, detail in self.violations[:VIOLATIONS_TOLD_MAX]
+            ],
+            "unsure": self.unsure,
+        }
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> Judged:
+        """Read what ``as_json`` wrote. Raises KeyError."""
+        details = [(one["name"], one["detail"]) for one in told["details"]]
+        return cls(Figures.from_json(told), details, list(told["unsure"]))
+
+
+def judge(figures: Figures, verdict: Verdict, wanted: Iterable[str] = ()) -> Judged:
+    """Judge a segment.
+
+    Args:
+        figures: Of its history.
+        verdict: Of the checkers.
+        wanted: Faults of which at least one must have happened in it.
+    """
+    unsure = []
+    if not verdict.is_known:
+        unsure.append("no acknowledged publish, or no read at the end")
+    if figures.acknowledged < ACKNOWLEDGED_MIN:
+        least = f"fewer than {ACKNOWLEDGED_MIN}"
+        unsure.append(f"{figures.acknowledged} publishes were acknowledged, {least}")
+    missing = [name for name in wanted if not figures.happened[name]]
+    if missing:
+        unsure.append(f"these faults did not happen: {', '.join(missing)}")
+    violations = [(one.name, one.detail) for one in verdict.violations]
+    return Judged(figures, violations, unsure)
+
+
+def together(parts: Sequence[Judged], wanted: Iterable[str] = ()) -> Judged:
+    """Add segments or runs up; ``wanted`` are faults of which each must have happened in one of them."""
+    whole = Judged()
+    for part in parts:
+        whole.figures.add(part.figures)
+        whole.violations += part.violations
+        whole.unsure += part.unsure
+    if not parts:
+        whole.unsure.append("there is nothing to judge")
+    missing = [name for name in wanted if not whole.figures.happened[name]]
+    if missing:
+        whole.unsure.append(f"these faults did not happen: {', '.join(missing)}")
+    return whole
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make it. Raises FileExistsError if it has a verdict already."""
+        self.folder = folder
+        if (folder / VERDICT).exists():
+            raise FileExistsError(f"{folder} holds a run already")
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def segment(self, number: int) -> Path:
+        """Return the folder of a segment, the first being 1."""
+        folder = self.folder / f"{number:03}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def save_segment(self, number: int, history: History, judged: Judged) -> None:
+        """Write a segment's history and verdict."""
+        history.save(self.segment(number) / HISTORY)
+        write_verdict(self.segment(number), judged)
+
+    def keep_logs(self, folder: Path) -> None:
+        """Copy what the processes of a cluster said."""
+        if folder.is_dir():
+            shutil.copytree(folder, self.folder / "logs", dirs_exist_ok=True)
+
+
+def write_verdict(folder: Path, judged: Judged) -> None:
+    """Write ``verdict.json``."""
+    (folder / VERDICT).write_text(json.dumps(judged.as_json(), indent=2) + "\n")
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the verdicts of all runs in a folder, or the one of the run that it is."""
+    if (folder / VERDICT).is_file():
+        return [folder / VERDICT]
+    return sorted(folder.glob(f"*/{VERDICT}"))
+
+
+def read_verdict(file: Path) -> Judged:
+    """Read a verdict. Raises OSError, ValueError, KeyError."""
+    return Judged.from_json(json.loads(file.read_text()))

@@ -1,0 +1,83 @@
+"""What the measurements of a cluster conclude from what they saw; the parts that need no cluster."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks import machine
+from benchmarks.cluster import pauses, rates, report
+from benchmarks.cluster.ground import longest_gap_s, names_led_by, summed
+from benchmarks.figures import Question, Run, Series, compare
+from broker.coordination.assignment import Assignment
+from broker.model import TopicId
+
+
+def test_the_gap_in_which_a_change_begins_counts_whole() -> None:
+    assert longest_gap_s([0.0, 1.0, 4.0, 5.0], began=2.0, ended=4.5) == 3.0
+
+
+def test_the_gap_in_which_a_change_ends_counts_whole() -> None:
+    assert longest_gap_s([0.0, 1.0, 2.0, 9.0], began=0.5, ended=3.0) == 7.0
+
+
+def test_what_was_over_before_the_change_does_not_count() -> None:
+    assert longest_gap_s([0.0, 7.0, 8.0, 8.5, 20.0], began=7.5, ended=8.2) == 1.0
+    assert longest_gap_s([], began=0.0, ended=1.0) == 0.0
+
+
+def test_names_are_those_that_the_node_should_lead() -> None:
+    names = names_led_by("t", 20, 1, [0, 1, 2])
+    assert len(set(names)) == 20
+    assigned = Assignment([0, 1, 2])
+    assert {assigned.leader_of(TopicId("default", name)) for name in names} == {1}
+
+
+def test_a_counter_is_summed_over_its_labels_alone() -> None:
+    text = (
+        "# TYPE broker_storage_calls_total counter\n"
+        'broker_storage_calls_total{kind="put",code="ok"} 3\n'
+        'broker_storage_calls_total{kind="get",code="cut"} 2.0\n'
+        'broker_storage_calls_total_of_others{kind="get"} 70\n'
+    )
+    assert summed(text, "broker_storage_calls_total") == 5.0
+
+
+def series(name: str, p50_ms: float, *, apart: str = "") -> Series:
+    return Series(name=name, unit="msg/s", runs=[Run(value=9.0, p50_ms=p50_ms, apart=apart)] * 5)
+
+
+@pytest.mark.parametrize(("p50_ms", "verdict"), [(2.9, "met"), (3.1, "missed")])
+def test_a_node_may_take_so_much_longer_than_a_bare_commit(p50_ms: float, verdict: str) -> None:
+    ratio = rates.p50_above(series("node", p50_ms), series("bare", 2.0), must_ms=1.0)
+    assert ratio.verdict == verdict
+    assert ratio.value == pytest.approx(p50_ms - 2.0)
+
+
+def test_times_in_company_are_no_result() -> None:
+    ratio = rates.p50_above(series("node", 9.0, apart="others"), series("bare", 2.0), must_ms=1.0)
+    assert (ratio.verdict, ratio.value) == ("no result", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "apart", "verdict"),
+    [(0.1, "", "met"), (0.1, "others", "met"), (0.2, "", "missed"), (0.2, "others", "no result")],
+)
+def test_company_excuses_a_pause_and_spoils_none(
+    longest_s: float, apart: str, verdict: str
+) -> None:
+    question = Question(letter="i", title="pauses")
+    pauses.judge(question, "handoff", [0.01] * 5 + [longest_s], 150.0, apart, part=0.99)
+    assert question.ratios[0].verdict == verdict
+    assert question.series[0].median == pytest.approx(longest_s * 1e3)
+
+
+def test_the_page_has_the_bare_commits_beside_each_figure() -> None:
+    question = Question(letter="g", title="publishes through a node")
+    question.series += [series("node", 3.0), series("bare", 2.0)]
+    question.ratios.append(compare(*question.series, must=0.6))
+    bare = {"alone": 321.0, "p50": 2.5, "batched": 12_345.0}
+    raw: list[dict[str, Any]] = [{"per_second": 4000.0}]
+    found = {**machine.described(), "quick": True, "raw_sync": raw}
+    page = report.as_markdown({**found, "questions": [question.as_json() | {"bare": bare}]})
+    for piece in ("321 times a second", "12,345 messages", "4,000 times", ">= 0.6: met", "quick"):
+        assert piece in page

@@ -1,0 +1,168 @@
+"""Links through the real Toxiproxy: what a cut holds back, and what it gives out again."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Self
+
+import pytest
+
+from broker.testing.fixtures import require
+from broker.testing.servers import ToxiproxyServer
+from broker.testing.servers.process import HOST
+from chaos import toxiproxy
+from chaos.links import Link, Links
+from chaos.toxiproxy import Proxy, Toxic, Toxiproxy, ToxiproxyFailed
+from chaos.wiring import proxied
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
+
+DEADLINE_S = 20.0
+SILENCE_S = 0.3
+LINK = Link("broker-1", "broker-2")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ToxiproxyServer]:
+    require("toxiproxy")
+    with ToxiproxyServer() as server:
+        yield server
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while line := await reader.readline():
+            writer.write(b"got " + line)
+    except ConnectionError:
+        pass
+    finally:
+        await closed(writer)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@pytest.fixture
+async def links(server: ToxiproxyServer) -> AsyncIterator[Links]:
+    """One link, at whose end somebody repeats what is said."""
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        await echo(reader, writer)
+
+    listening = await asyncio.start_server(serve, HOST, 0)
+    port = listening.sockets[0].getsockname()[1]
+    proxy = Toxiproxy(HOST, server.port)
+    yield proxied(server, [LINK], {"broker-2": f"{HOST}:{port}"})
+    # Ends every connection that the end of the link still has.
+    proxy.enable(LINK.proxy, enabled=False)
+    listening.close()
+    await asyncio.gather(*(task for task in serving if task is not None))
+    proxy.enable(LINK.proxy, enabled=True)
+
+
+class Talk:
+    """A connection over the link."""
+
+    def __init__(self, links: Links) -> None:
+        self.host, _, self.port = links.addresses[LINK].partition(":")
+
+    async def __aenter__(self) -> Self:
+        self.reader, self.writer = await asyncio.open_connection(self.host, int(self.port))
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await closed(self.writer)
+
+    def say(self, line: bytes) -> None:
+        self.writer.write(line + b"\n")
+
+    async def hears(self, line: bytes) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            assert await self.reader.readline() == b"got " + line + b"\n"
+
+    async def hears_nothing(self) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(SILENCE_S):
+                await self.reader.readexactly(1)
+
+    async def ends(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            with contextlib.suppress(ConnectionError):
+                assert await self.reader.read() == b""
+
+
+@pytest.mark.parametrize("direction", ["both", "up", "down"])
+async def test_a_cut_is_silent_and_gives_out_what_it_held_back(
+    links: Links, direction: str
+) -> None:
+    async with Talk(links) as talk:
+        talk.say(b"one")
+        await talk.hears(b"one")
+        await links.cut([LINK], direction)  # type: ignore[arg-type]
+        talk.say(b"two")
+        await talk.hears_nothing()
+        assert await links.spoilt() != {}
+        await links.heal([LINK], direction)  # type: ignore[arg-type]
+        assert await links.spoilt() == {}
+        await talk.hears(b"two")
+        talk.say(b"three")
+        await talk.hears(b"three")
+
+
+async def test_dropped_connections_end_and_new_ones_are_welcome(links: Links) -> None:
+    async with Talk(links) as talk:
+        talk.say(b"one")
+        await talk.hears(b"one")
+        await links.drop([LINK])
+        await talk.ends()
+    async with Talk(links) as talk:
+        talk.say(b"again")
+        await talk.hears(b"again")
+
+
+async def test_a_closed_link_refuses_until_it_is_opened(links: Links) -> None:
+    await links.close([LINK])
+    with pytest.raises(ConnectionError):
+        async with Talk(links):
+            pass
+    assert await links.spoilt() == {LINK.proxy: ["disabled"]}
+    await links.reset()
+    assert await links.spoilt() == {}
+    async with Talk(links) as talk:
+        talk.say(b"open")
+        await talk.hears(b"open")
+
+
+async def test_a_toxic_takes_the_place_of_its_like(links: Links) -> None:
+    for delay in (1, 2):
+        await links.spoil([LINK], [Toxic("latency", "downstream", {"latency": delay})])
+    assert await links.spoilt() == {LINK.proxy: ["latency_downstream"]}
+    await links.reset()
+
+
+async def test_a_toxiproxy_that_says_nothing_is_started_anew(
+    links: Links, server: ToxiproxyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toxiproxy, "TIMEOUT_S", SILENCE_S)
+    await links.cut([LINK])
+    server.suspend()
+    assert await links.spoilt() == {}
+    assert links.revived == 1
+    async with Talk(links) as talk:
+        talk.say(b"again")
+        await talk.hears(b"again")
+
+
+def test_what_toxiproxy_refuses_is_told(server: ToxiproxyServer) -> None:
+    proxy = Toxiproxy(HOST, server.port)
+    with pytest.raises(ToxiproxyFailed, match="404"):
+        proxy.enable("nobody", enabled=False)
+    with pytest.raises(ToxiproxyFailed, match="404"):
+        proxy.add("nobody", Toxic("none-such", "upstream", {}))
+    with pytest.raises(ToxiproxyFailed):
+        Toxiproxy(HOST, 1).populate([Proxy("a", f"{HOST}:0", f"{HOST}:1")])

@@ -1,0 +1,110 @@
+"""A run on a real cluster: faults come and go, and the verdict says what it says for good reason."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from chaos.cli import cli
+from chaos.cluster import ChaosCluster
+from chaos.given import GivenTarget
+from chaos.run import Plan, Run
+from chaos.standalone import Standalone
+from chaos.store import EXIT_CODES, RunFolder
+from chaos.target import Ability
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.server("hbase", "toxiproxy"),
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+]
+
+FAULTS = ("kill", "pause", "partition", "session", "leaders", "clock-skew")
+SEED = 2
+"""Of two windows, neither of which is healthy."""
+
+
+@pytest.fixture(scope="module")
+def fresh(cluster: ChaosCluster) -> ChaosCluster:
+    """The cluster without any topic and with every guard, with every process well."""
+    asyncio.run(cluster.renew())
+    return cluster
+
+
+async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
+    fresh: ChaosCluster, tmp_path: Path
+) -> None:
+    plan = Plan(("log",), FAULTS, 24.0, SEED, window_s=(12.0, 12.0), together=(3, 3))
+    folder = RunFolder(tmp_path / "run")
+    said: list[str] = []
+    run = Run(fresh, plan, folder, said.append)
+    judged = await run.run()
+    assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
+    told = json.loads((folder.folder / "verdict.json").read_text())
+    assert told["verdict"] == "valid"
+    assert set(told["faults"]) == set(FAULTS)
+    kept = {file.name for file in (folder.folder / "001").iterdir()}
+    assert kept == {"history.jsonl", "verdict.json", "rate.svg", "leaders.svg"}
+    assert any("ok" in line and "publishes" in line for line in said)
+    # It is left well.
+    assert await fresh.links.spoilt() == {}
+    assert all(fresh.is_running(node) for node in fresh.nodes)
+    summed = CliRunner().invoke(cli, ["sum", str(tmp_path), "--json"])
+    assert (summed.exit_code, json.loads(summed.stdout)["runs"]) == (0, 1)
+
+
+async def test_a_cluster_of_others_is_judged_and_left_alone(fresh: ChaosCluster) -> None:
+    target = GivenTarget(fresh.urls)
+    before = {node: fresh.member(node).pid for node in fresh.nodes}
+    plan = Plan(("log",), ("kill", "churn"), 6.0, 7, salt="given")
+    said: list[str] = []
+    judged = await Run(target, plan, None, said.append).run()
+    assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
+    assert judged.facts["nemeses"] == ["churn"]
+    assert "left out: kill" in said[0]
+    assert before == {node: fresh.member(node).pid for node in fresh.nodes}
+
+
+async def test_too_little_to_say_is_unknown(fresh: ChaosCluster) -> None:
+    judged = await Run(fresh, Plan(("log",), ("kill",), 0.0, 7, salt="little")).run()
+    assert judged.outcome == "unknown"
+    assert judged.unsure[-1] == "no fault happened"
+    assert EXIT_CODES[judged.outcome] == 2
+
+
+async def test_a_target_does_what_it_says_it_can(fresh: ChaosCluster) -> None:
+    can = {Ability.KILL, Ability.PAUSE, Ability.LINKS, Ability.CLOCKS, Ability.ZOOKEEPER}
+    assert fresh.abilities >= can | {Ability.OWN_ZOOKEEPER, Ability.SPARE}
+    assert not fresh.abilities & fresh.missing.keys()
+    view = fresh.own_view("broker-1")
+    assert view is not None
+    session = await fresh.expire_session("broker-1")
+    assert session == int(view["zookeeper"]["session"], 16)
+    await fresh.wipe_zookeeper()
+    fresh.clocks.set("broker-2", 1)
+    await fresh.links.cut(fresh.links.around("broker-3", "node-zookeeper"))
+    await fresh.kill("broker-1")
+    await fresh.pause("broker-2")
+    done = " ".join(await fresh.mend())
+    for what in ("broker-1 was started", "broker-2 was woken", "clock of broker-2", "silence"):
+        assert what in done
+    assert fresh.clocks.offset_s("broker-2") == 0
+    assert await fresh.links.spoilt() == {}
+
+
+async def test_a_broker_whose_power_fails_loses_nothing(tmp_path: Path) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    faults = ("power-cut", "torn-tail", "flipped-bit", "disk-full")
+    plan = Plan(("log",), faults, 15.0, 1, window_s=(5.0, 5.0), together=(1, 1))
+    said: list[str] = []
+    with Standalone() as broker:
+        judged = await Run(broker, plan, RunFolder(tmp_path / "run"), said.append).run()
+    assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
+    assert set(judged.facts["nemeses"]) == {"power-cut", "torn-tail", "flipped-bit"}
+    # Its disk is the machine's, unless it is in a namespace of its own.
+    assert "left out: disk-full" in said[0]

@@ -1,0 +1,29 @@
+"""The example of the guide to testing is a test that passes, and notices."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/testing.md"
+
+
+def example() -> str:
+    (block,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    return str(block)
+
+
+def run(source: str) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(compile(source, str(GUIDE), "exec"), names)
+    names["test_that_every_order_is_copied_once"]()
+
+
+def test_the_example_passes() -> None:
+    run(example())
+
+
+def test_an_application_that_misses_a_message_is_found_out() -> None:
+    with pytest.raises(AssertionError):
+        run(example().replace("copied = 0", "copied = 1"))

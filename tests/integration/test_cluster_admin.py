@@ -1,0 +1,281 @@
+"""Looking at a cluster of real processes and steering it, with the commands that an operator has."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.client import SyncClient
+from broker.testing.cluster import LocalCluster, Member, Sizes
+from broker.testing.servers import HBaseServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
+
+GUIDE = Path(__file__).parents[2] / "docs/guides/cluster.md"
+DEADLINE_S = 60.0
+TOPICS = [f"admin/topic-{number}" for number in range(12)]
+
+
+@pytest.fixture(scope="module")
+def hbase() -> Iterator[HBaseServer]:
+    with HBaseServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster(hbase: HBaseServer) -> Iterator[LocalCluster]:
+    with LocalCluster(Sizes(nodes=3), hbase=hbase) as cluster:
+        # Who leads what is settled once every node has heard of all others.
+        eventually(
+            lambda: all(len(rows(node)) == 3 for node in cluster.nodes),
+            lambda: [asked(node, "status") for node in cluster.nodes],
+        )
+        with SyncClient(cluster.nodes[0].url) as client:
+            for topic in TOPICS:
+                client.create_topic(topic)
+                client.publish(topic, b"first")
+        yield cluster
+
+
+def broker(node: Member, *words: str, code: int = 0) -> str:
+    """Run a command as a process against one node; return what it wrote."""
+    assert node.url is not None
+    done = subprocess.run(
+        [sys.executable, "-m", "broker.cli", *words],
+        env={**os.environ, "BROKER_URL": node.url},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def asked(node: Member, *words: str) -> Any:
+    return json.loads(broker(node, "cluster", *words, "--json"))
+
+
+def rows(node: Member, *words: str) -> dict[str, Any]:
+    """Return the status that a node gives, by URL."""
+    return {row["url"]: row for row in asked(node, "status", *words)["nodes"]}
+
+
+def eventually(check: Callable[[], object], state: Callable[[], object]) -> None:
+    """Return once ``check()`` holds; after the deadline the error tells ``state()``."""
+    deadline = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not check():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {state()}"
+        pause.wait(0.2)
+
+
+def leader_of(node: Member, topic: str) -> Any:
+    (led,) = asked(node, "leaders", topic)
+    return led
+
+
+def test_every_node_tells_the_same_of_the_cluster(cluster: LocalCluster) -> None:
+    led: list[dict[str, str]] = []
+    for node in cluster.nodes:
+        status = asked(node, "status", "--topics")
+        assert {row["url"] for row in status["nodes"]} == {other.url for other in cluster.nodes}
+        assert len({row["node"] for row in status["nodes"]}) == 3
+        for row in status["nodes"]:
+            assert (row["state"], row["problem"], row["drained"]) == ("serving", None, False)
+            view = row["view"]
+            assert view["zookeeper"]["contact"] == "connected"
+            assert view["zookeeper"]["session"].startswith("0x")
+            assert view["storage"]["calls"] > 0
+            assert view["guards_off"] == []
+            assert view["topics_led"] == len(view["topics"])
+        led.append(
+            {one["topic"]: row["url"] for row in status["nodes"] for one in row["view"]["topics"]}
+        )
+    assert led[0] == led[1] == led[2]
+    assert set(led[0]) >= set(TOPICS)
+    told = {one["topic"]: one["url"] for one in asked(cluster.nodes[1], "leaders", *TOPICS)}
+    assert told == {topic: led[0][topic] for topic in TOPICS}
+    table = broker(cluster.nodes[2], "cluster", "status").splitlines()
+    assert len(table) == 4
+    assert all(row.split()[2] == "serving" for row in table[1:])
+
+
+def test_a_drained_node_leads_nothing_and_goes_on_serving(cluster: LocalCluster) -> None:
+    here, other = cluster.nodes[0], cluster.nodes[1]
+    assert other.url is not None
+    number = rows(here)[other.url]["node"]
+    assert rows(here)[other.url]["view"]["topics_led"] > 0
+    assert broker(here, "cluster", "drain", other.url, "--wait") == f"node {number} leads nothing\n"
+    seen = rows(here)[other.url]
+    assert (seen["state"], seen["view"]["topics_led"], seen["view"]["slots_led"]) == (
+        "drained",
+        0,
+        0,
+    )
+    with SyncClient(other.url) as client:
+        for topic in TOPICS:
+            client.publish(topic, b"by the drained node")
+            payloads = [message.payload for message in client.poll(topic)]
+            assert payloads == [b"first", b"by the drained node"]
+    assert rows(here)[other.url]["view"]["topics_led"] == 0
+
+    other.kill()
+    other.start()
+    eventually(
+        lambda: rows(here).get(other.url, {}).get("state") == "drained",
+        lambda: asked(here, "status"),
+    )
+    assert rows(here)[other.url]["node"] == number, "a node that comes back has its number"
+
+    assert asked(here, "undrain", str(number))["changed"] is True
+
+    def led_again() -> bool:
+        with SyncClient(here.url) as client:
+            for topic in TOPICS:
+                client.publish(topic, b"more")
+        return bool(rows(here)[other.url]["view"]["topics_led"])
+
+    eventually(led_again, lambda: asked(here, "status"))
+
+
+def test_a_topic_is_moved_from_node_to_node_and_let_go(cluster: LocalCluster) -> None:
+    topic = "admin/moving"
+    here = cluster.nodes[0]
+    with SyncClient(here.url) as client:
+        client.create_topic(topic)
+        client.publish(topic, b"0")
+        by_slot = leader_of(here, topic)["url"]
+        expected = [b"0"]
+        epochs = [leader_of(here, topic)["epoch"]]
+        for node in [*cluster.nodes, cluster.nodes[0]]:
+            assert node.url is not None
+            broker(here, "cluster", "move", topic, node.url, "--wait")
+            assert leader_of(here, topic)["url"] == node.url
+            expected.append(b"%d" % len(expected))
+            client.publish(topic, expected[-1])
+            led = leader_of(cluster.nodes[2], topic)
+            assert led["url"] == node.url
+            epochs.append(led["epoch"])
+        assert epochs == sorted(epochs)
+        assert [message.payload for message in client.poll(topic)] == expected
+    assert asked(here, "unpin", topic)["changed"] is True
+    assert asked(here, "unpin", topic)["changed"] is False
+    eventually(lambda: leader_of(here, topic)["url"] == by_slot, lambda: leader_of(here, topic))
+
+
+def test_a_second_node_with_the_number_of_one_that_lives_does_not_start(
+    cluster: LocalCluster,
+) -> None:
+    here, other = cluster.nodes[0], cluster.nodes[1]
+    number = rows(here)[other.url]["node"]
+    folder = other.folder
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "broker.cli", "serve", "--port", "0", "--advertised-url", ""),
+            *("--config", str(folder / f"{other.name}.toml"), "--instance-id", str(number)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    said = done.stderr.splitlines()[-1]
+    assert said == (
+        f"Error: Instance id {number} is held by the node at {other.url}, which lives. "
+        "This node does not start."
+    )
+    assert "Traceback" not in done.stderr
+    assert rows(here)[other.url]["state"] == "serving", "nobody was disturbed"
+    assert len(rows(here)) == 3
+
+
+def test_the_commands_in_the_guide_do_what_it_says(cluster: LocalCluster) -> None:
+    here = cluster.nodes[0]
+    with SyncClient(here.url) as client:
+        client.create_topic("audit/logins")
+    assert sorted(row["node"] for row in rows(here).values()) == [0, 1, 2]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    given = [words for words in lines if words[:2] == ["broker", "cluster"] and words[2] != "up"]
+    assert {words[2] for words in given} == {"status", "move", "unpin", "drain", "undrain"}
+    for words in given:
+        if "--url" in words:
+            words[words.index("--url") + 1] = str(here.url)
+        broker(here, *words[1:])
+    assert not any(row["drained"] for row in rows(here).values())
+    assert asked(here, "status")["pins"] == 0
+
+
+def test_what_does_not_exist_is_told(cluster: LocalCluster) -> None:
+    here = cluster.nodes[0]
+    said = broker(here, "cluster", "drain", "200", code=1)
+    for node in cluster.nodes:
+        assert f"at {node.url}" in said
+    assert "broker topics create" in broker(
+        here, "cluster", "move", "admin/none", str(here.url), code=1
+    )
+    assert "broker topics create" in broker(here, "cluster", "leaders", "admin/none", code=1)
+
+
+def test_a_node_that_is_killed_is_silent_until_it_is_gone_and_another_leads(
+    cluster: LocalCluster,
+) -> None:
+    here, other = cluster.nodes[0], cluster.nodes[2]
+    other.kill()
+    eventually(lambda: other.url not in rows(here), lambda: asked(here, "status"))
+    with SyncClient(here.url) as client:
+        for topic in TOPICS:
+            client.publish(topic, b"without it")
+    led = {one["url"] for one in asked(here, "leaders", *TOPICS)}
+    assert other.url not in led
+    other.start()
+    eventually(
+        lambda: rows(here).get(other.url, {}).get("state") == "serving",
+        lambda: asked(here, "status"),
+    )
+
+
+def test_the_status_is_told_while_zookeeper_and_storage_are_away(
+    hbase: HBaseServer, cluster: LocalCluster
+) -> None:
+    here = cluster.nodes[0]
+
+    def contacts() -> set[str]:
+        return {row["view"]["zookeeper"]["contact"] for row in rows(here).values() if row["view"]}
+
+    cluster.zookeepers[0].pause()
+    hbase.kill()
+    try:
+        eventually(
+            lambda: "connected" not in contacts(),
+            lambda: asked(here, "status"),
+        )
+        status = asked(here, "status")
+        assert status["contact"] != "connected"
+        assert [row["state"] for row in status["nodes"]] == ["serving"] * 3
+        assert [row["drained"] for row in status["nodes"]] == [None] * 3
+        assert status["problem"] is not None
+        shown = broker(here, "cluster", "status")
+        assert "has no contact with ZooKeeper" in shown
+        assert "pins and drained nodes are not known" in shown
+    finally:
+        cluster.zookeepers[0].resume()
+        hbase.start()
+    eventually(
+        lambda: contacts() == {"connected"} and asked(here, "status")["problem"] is None,
+        lambda: asked(here, "status"),
+    )
+    with SyncClient(here.url) as client:
+        for topic in TOPICS:
+            client.publish(topic, b"all is well again")

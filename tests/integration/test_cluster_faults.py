@@ -1,0 +1,314 @@
+"""Three node processes, a real ZooKeeper and HBase, and what breaks in a cluster, under load.
+
+Each test breaks something while publishers and consumers are at work, waits until work goes on, and lets
+the checkers judge what everybody was told. What stands in one test here is a case of its own in chaos.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from broker.client import Client, Leader, Snapshot, admin
+from broker.model import TopicId
+from broker.testing.cluster import LocalCluster, Member, Sizes
+from broker.testing.cluster.keepalive import KeepAlive
+from broker.testing.cluster.load import ClusterLoad
+from broker.testing.servers import HBaseServer
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.server("hbase"),
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
+
+SESSION_S = 2.0
+DEADLINE_S = 60.0
+MOVES, MOVE_EVERY_S = 12, 1.0
+SETTINGS = {"cluster.session_timeout_ms": int(SESSION_S * 1000)}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with (
+        HBaseServer() as hbase,
+        LocalCluster(Sizes(nodes=3), hbase=hbase, settings=SETTINGS) as one,
+    ):
+        yield one
+
+
+def urls(cluster: LocalCluster) -> list[str]:
+    return [node.url for node in cluster.nodes if node.url is not None]
+
+
+@asynccontextmanager
+async def load(
+    cluster: LocalCluster, name: str, topics: int = 2, publishers: int = 4
+) -> AsyncIterator[ClusterLoad]:
+    """Put the cluster under load, and judge what was told when it has ended."""
+    names = [f"faults/{name}-{number}" for number in range(topics)]
+    async with ClusterLoad(urls(cluster), names, publishers=publishers, state=cluster.state) as one:
+        await one.acknowledged(100)
+        yield one
+    verdict = one.verdict
+    assert verdict.violations == (), (one.counts, one.errors[-5:])
+    assert verdict.is_known
+
+
+async def leader(cluster: LocalCluster, topic: str) -> Leader:
+    async with Client(urls(cluster)) as client:
+        return await client.leader(topic)
+
+
+async def held(cluster: LocalCluster) -> dict[int, str]:
+    """Return the ZooKeeper session of each node, as the nodes tell them."""
+    async with Client(urls(cluster)) as client:
+        told = (await client.ask(admin.status()))["nodes"]
+    return {row["node"]: row["view"]["zookeeper"]["session"] for row in told if row["view"]}
+
+
+async def in_contact(cluster: LocalCluster) -> dict[int, str]:
+    """Wait until all nodes are members and have contact with ZooKeeper; return their sessions."""
+    told: list[dict[str, Any]] = []
+    try:
+        async with asyncio.timeout(DEADLINE_S), Client(urls(cluster)) as client:
+            while True:
+                told = (await client.ask(admin.status()))["nodes"]
+                views = [row["view"] for row in told if row["view"]]
+                contacts = [view["zookeeper"]["contact"] for view in views]
+                if contacts == ["connected"] * len(cluster.nodes):
+                    return await held(cluster)
+    except TimeoutError:
+        raise AssertionError(f"no contact in {DEADLINE_S} s: {told}; {cluster.state()}") from None
+
+
+async def led_by(cluster: LocalCluster, topic: str) -> Member:
+    url = (await leader(cluster, topic)).url
+    return next(node for node in cluster.nodes if node.url == url)
+
+
+async def test_a_leader_that_is_killed_is_succeeded_and_comes_back_as_itself(
+    cluster: LocalCluster,
+) -> None:
+    async with load(cluster, "killed") as work:
+        node = await led_by(cluster, "faults/killed-0")
+        before = (await leader(cluster, "faults/killed-0")).node
+        await asyncio.to_thread(node.kill)
+        await work.acknowledged(200)
+        await asyncio.to_thread(node.start)
+        await work.acknowledged(100)
+        # Its address is its own, so it has its number at once, and with it its topics.
+        assert (await leader(cluster, "faults/killed-0")).node == before
+
+
+async def test_a_leader_that_was_asleep_for_long_is_believed_nothing(
+    cluster: LocalCluster,
+) -> None:
+    topic = "faults/asleep-0"
+    async with load(cluster, "asleep") as work:
+        node = await led_by(cluster, topic)
+        epoch = (await leader(cluster, topic)).epoch
+        await asyncio.to_thread(node.pause)
+        try:
+            # These lie in its sockets, and are read when it wakes up, long after they are past.
+            with late_publishes(work, node, topic, 20):
+                began = time.monotonic()
+                await work.acknowledged(200)
+                while time.monotonic() - began < 3 * SESSION_S:
+                    await work.acknowledged(20)
+                others = [url for url in urls(cluster) if url != node.url]
+                async with Client(others) as client:
+                    assert (await client.leader(topic)).epoch != epoch
+                await asyncio.to_thread(node.resume)
+                await work.acknowledged(200)
+        finally:
+            await asyncio.to_thread(node.resume)
+
+
+@pytest.mark.parametrize("away_s", [4 * SESSION_S, pytest.param(20.0, marks=pytest.mark.nightly)])
+async def test_leaders_go_on_without_zookeeper(cluster: LocalCluster, away_s: float) -> None:
+    name = f"alone-{away_s:g}"
+    topics = [f"faults/{name}-{number}" for number in range(2)]
+    async with load(cluster, name) as work:
+        before = [await leader(cluster, topic) for topic in topics]
+        sessions = await held(cluster)
+        (zookeeper,) = cluster.zookeepers
+        await asyncio.to_thread(zookeeper.kill)
+        began = time.monotonic()
+        while time.monotonic() - began < away_s:
+            await work.acknowledged(20)
+        assert [await leader(cluster, topic) for topic in topics] == before
+        await asyncio.to_thread(zookeeper.start)
+        after = await in_contact(cluster)
+        await work.acknowledged(100)
+        for topic, led in zip(topics, before, strict=True):
+            # Where the session outlived it, nothing has changed hands, not even to the same node.
+            if after[led.node] == sessions[led.node]:
+                assert await leader(cluster, topic) == led
+
+
+async def test_a_zookeeper_without_its_data_rewinds_nothing(cluster: LocalCluster) -> None:
+    topic = "faults/wiped-0"
+    async with load(cluster, "wiped") as work:
+        before = await leader(cluster, topic)
+        sessions = await held(cluster)
+        (zookeeper,) = cluster.zookeepers
+        await asyncio.to_thread(zookeeper.kill)
+        await asyncio.to_thread(shutil.rmtree, zookeeper.folder / "data" / zookeeper.name)
+        await asyncio.to_thread(zookeeper.start)
+        after = await in_contact(cluster)
+        await work.acknowledged(200)
+        assert set(after) == set(sessions), "every node has its number again"
+        assert not set(after.values()) & set(sessions.values()), "no session can have outlived it"
+        led = await leader(cluster, topic)
+        assert led.node == before.node
+        # One log with all that was ever acknowledged, and ids that rise, is what the checkers see to.
+        assert (led.epoch or 0) >= (before.epoch or 0) > 0
+
+
+async def test_a_topic_that_is_moved_every_second_stays_one_log(cluster: LocalCluster) -> None:
+    topic, identifier = "faults/bounced-0", TopicId("faults", "bounced-0")
+    async with load(cluster, "bounced", topics=1) as work, Client(urls(cluster)) as client:
+        epochs = set()
+        for turn in range(MOVES):
+            # The next move begins a second after this one did, or when this one is over, if later.
+            due = event_in(MOVE_EVERY_S)
+            await client.ask(admin.pin(identifier, str(turn % 2)))
+            await until_led(cluster, client, topic, turn % 2)
+            await work.acknowledged(10)
+            epochs.add((await client.leader(topic)).epoch)
+            await due.wait()
+        await client.ask(admin.unpin(identifier))
+        assert len(epochs) == MOVES
+    # Planned moves are no reason to fail.
+    assert work.counts["fail"] == work.counts["unknown"] == 0, work.errors
+
+
+def event_in(seconds: float) -> asyncio.Event:
+    """Return an event that is set after so many seconds."""
+    event = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, event.set)
+    return event
+
+
+async def roll(cluster: LocalCluster, rounds: int) -> ClusterLoad:
+    """Restart one node after the other under load; nobody may notice."""
+    name = f"rolled-{rounds}"
+    stop = asyncio.Event()
+    async with load(cluster, name, topics=4, publishers=9) as work:
+        addresses = urls(cluster)
+        plain = [
+            KeepAlive(
+                f"plain-{one}", addresses[one % 3 :], f"faults/{name}-{one % 4}", work.history
+            )
+            for one in range(12)
+        ]
+        running = [asyncio.create_task(one.run(stop)) for one in plain]
+        began, before = time.monotonic(), work.counts["ok"]
+        for _ in range(rounds):
+            for node in cluster.nodes:
+                assert await asyncio.to_thread(node.stop) == 0
+                await asyncio.to_thread(node.start)
+                await work.acknowledged(100)
+        took_s = time.monotonic() - began
+        stop.set()
+        await asyncio.gather(*running)
+        done = work.counts["ok"] - before + sum(one.answered for one in plain)
+        print(f"{done / took_s:.0f} requests/s over {took_s:.0f} s")  # noqa: T201  Asked for.
+    assert work.counts["fail"] == work.counts["unknown"] == 0, work.errors
+    assert [one.unanswered for one in plain] == [[]] * len(plain)
+    assert [one.refused for one in plain] == [[]] * len(plain)
+    return work
+
+
+async def test_a_rolling_restart_is_noticed_by_nobody(cluster: LocalCluster) -> None:
+    await roll(cluster, 1)
+
+
+@pytest.mark.nightly
+async def test_three_rolling_restarts_are_noticed_by_nobody(cluster: LocalCluster) -> None:
+    await roll(cluster, 3)
+
+
+async def until_led(cluster: LocalCluster, client: Client, topic: str, node: int) -> None:
+    found = None
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while found is None or found.node != node or found.epoch is None:
+                found = await client.leader(topic)
+    except TimeoutError:
+        told = f"{found} leads {topic}, not {node}, after {DEADLINE_S:g} s; {cluster.state()}"
+        raise AssertionError(told) from None
+
+
+async def test_a_request_that_is_repeated_elsewhere_is_done_once(cluster: LocalCluster) -> None:
+    topic = "faults/once"
+    one, other, third = (Client(url, follow_leaders=False) for url in urls(cluster))
+    async with one, other, third:
+        await one.create_topic(topic)
+        pointer = time.time_ns()
+        first = await one.publish(topic, [b"a", b"b"], key="k-1", pointer=pointer)
+        again = await other.publish(topic, [b"a", b"b"], key="k-1", pointer=pointer)
+        assert again.rollback == first.rollback
+        node = await led_by(cluster, topic)
+        await asyncio.to_thread(node.kill)
+        try:
+            alive = one if node.url != urls(cluster)[0] else other
+            after = await alive.publish(topic, [b"a", b"b"], key="k-1", pointer=pointer)
+            assert after.rollback == first.rollback
+            assert [m.payload for m in await alive.poll(topic)] == [b"a", b"b"]
+        finally:
+            await asyncio.to_thread(node.start)
+
+
+async def test_a_rollback_after_a_takeover_is_seen_by_all(cluster: LocalCluster) -> None:
+    topic = "faults/rolled-back"
+    one, other, third = (Client(url, follow_leaders=False) for url in urls(cluster))
+    async with one, other, third:
+        await one.create_topic(topic)
+        await one.publish(topic, b"plain")
+        pointer = time.time_ns()
+        published = await one.publish(topic, b"taken back", pointer=pointer)
+        node = await led_by(cluster, topic)
+        await asyncio.to_thread(node.kill)
+        try:
+            alive = one if node.url != urls(cluster)[0] else other
+            await alive.rollback(topic, published)
+        finally:
+            await asyncio.to_thread(node.start)
+        everything = Snapshot(transaction_id=pointer + 1, read_pointer=pointer + 1)
+        for client in (one, other, third):
+            shown = [m.payload for m in await client.poll(topic, snapshot=everything)]
+            assert shown == [b"plain"]
+            # As in the original, consumers without a transaction are shown it all the same.
+            assert [m.payload for m in await client.poll(topic)] == [b"plain", b"taken back"]
+
+
+@contextmanager
+def late_publishes(work: ClusterLoad, node: Member, topic: str, count: int) -> Iterator[None]:
+    """Write publishes into a frozen node's sockets. Whoever sent them never learns what became of them."""
+    parts = urlsplit(node.url or "")
+    namespace, _, name = topic.partition("/")
+    with ExitStack() as sockets:
+        for number in range(count):
+            payload = f"late:{number}"
+            asked = {"payloads": [payload], "pointer": None, "key": None, "generation": 1}
+            ending = work.history.invoke(f"late-{number}", "publish", topic, asked)
+            address = (parts.hostname, parts.port)
+            one = sockets.enter_context(socket.create_connection(address, timeout=DEADLINE_S))
+            one.sendall(
+                f"POST /v1/namespaces/{namespace}/topics/{name}/publish HTTP/1.1\r\nHost: x\r\n"
+                f"Content-Type: text/plain\r\nContent-Length: {len(payload)}\r\n\r\n"
+                f"{payload}".encode()
+            )
+            ending.unknown("never looked at")
+        yield

@@ -1,0 +1,55 @@
+"""What has expired leaves HBase while nodes serve: removed by the topic's leader, and by nobody else."""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+
+import pytest
+
+from broker.client import SyncClient
+from broker.testing.cluster import LocalCluster, Member, Sizes
+from broker.testing.servers import HBaseServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
+
+DEADLINE_S = 60.0
+SWEPT = 'broker_swept_rows_total{kind="expired"'
+EACH, SLICE = 25, 10
+SETTINGS = {
+    "sweep.sweep_interval_s": 0.5,
+    "sweep.sweep_margin_s": 0.0,
+    "sweep.sweep_rest_s": 0.0,
+    "sweep.sweep_rows_max": SLICE,
+}
+
+
+def swept(node: Member) -> int:
+    """Return how many rows a node has removed."""
+    with urllib.request.urlopen(f"{node.url}/metrics", timeout=DEADLINE_S) as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith(SWEPT))
+
+
+def test_the_leader_of_a_topic_sweeps_it(hbase_server: HBaseServer) -> None:
+    with LocalCluster(Sizes(nodes=2), hbase=hbase_server, settings=SETTINGS) as cluster:
+        topics = [f"swept/topic-{number}" for number in range(4)]
+        with SyncClient([node.url for node in cluster.nodes if node.url]) as client:
+            for topic in topics:
+                client.create_topic(topic, ttl_s=1)
+                for number in range(EACH):
+                    client.publish(topic, b"%d" % number)
+            led = [client.leader(topic).url for topic in topics]
+            due = {node.url: (EACH - 1) * led.count(node.url) for node in cluster.nodes}
+            deadline, pause = time.monotonic() + DEADLINE_S, threading.Event()
+            while (gone := {node.url: swept(node) for node in cluster.nodes}) != due:
+                assert time.monotonic() < deadline, f"{gone}, not {due}; {cluster.state()}"
+                pause.wait(0.2)
+            for topic in topics:
+                assert client.poll(topic) == []
+                client.set_topic(topic, {"ttl": "3600"})
+                client.publish(topic, b"after")
+                # The last row stays, and is shown again: the log's pointer is there.
+                assert [one.payload for one in client.poll(topic)] == [b"%d" % (EACH - 1), b"after"]
+                assert client.leader(topic).url == led[topics.index(topic)]

@@ -1,0 +1,89 @@
+"""A full disk as clients see it: 507 and what became of each request; reads go on; then all is well."""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.model import Poll
+from broker.storage import leveldb_files
+from broker.storage.leveldb import Options
+from broker.storage.leveldb_store import LevelDBStore
+from broker.testing.serving import Answered, Broker, Http, listening, topic_path
+from broker.wire import avro
+from broker.wire.blocks import PollDecoder
+
+TEXT = {"Content-Type": "text/plain"}
+AVRO = {"Content-Type": "avro/binary"}
+
+
+class Disk:
+    """Stands before each write of the store and each probe; full while it says so."""
+
+    is_full = False
+
+    def before_write(self, number: int, when: str) -> None:
+        del number
+        if when == "before":
+            self.check()
+
+    def check(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    made = Disk()
+    monkeypatch.setattr(leveldb_files, "probe", lambda directory, size: made.check())
+    return made
+
+
+@pytest.fixture
+async def http(tmp_path: Path, disk: Disk) -> AsyncIterator[Http]:
+    options = Options(probe_interval_s=0.05)
+    store = await LevelDBStore.open(tmp_path, options, fault=disk.before_write)
+    broker = Broker(stores=(store, store))
+    async with listening(broker) as client:
+        yield client
+    disk.is_full = False
+    await broker.close()
+    await store.close()
+
+
+async def publish(http: Http, text: bytes) -> Answered:
+    return await http("POST", topic_path("t", "publish"), text, TEXT)
+
+
+async def payloads(http: Http) -> list[bytes]:
+    reply = await http("POST", topic_path("t", "poll"), avro.encode_poll(Poll()), AVRO)
+    assert reply.status == 200
+    return [message.payload for message in PollDecoder().feed(reply.body)]
+
+
+async def test_writing_stops_with_507_reading_goes_on_and_writing_resumes(
+    http: Http, disk: Disk
+) -> None:
+    assert (await http("PUT", topic_path("t"))).status == 200
+    assert (await publish(http, b"before")).status == 200
+    disk.is_full = True
+    first = await asyncio.gather(*(publish(http, b"%d" % number) for number in range(8)))
+    assert {(reply.status, reply.headers["Broker-Error"]) for reply in first} == {
+        (507, "storage_full")
+    }
+    outcomes = {reply.headers["Broker-Outcome"] for reply in first}
+    assert "unknown" in outcomes
+    later = await publish(http, b"later")
+    assert (later.status, later.headers["Broker-Outcome"]) == (507, "refused")
+    assert later.headers["Retry-After"]
+    assert await payloads(http) == [b"before"]
+    disk.is_full = False
+    async with asyncio.timeout(30):
+        while (await publish(http, b"after")).status != 200:
+            pass
+    found = await payloads(http)
+    assert (found[0], found[-1]) == (b"before", b"after")
+    assert b"later" not in found
+    assert found.count(b"after") == 1

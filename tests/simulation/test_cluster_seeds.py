@@ -1,0 +1,90 @@
+"""The whole cluster in one process: a hundred seeds of three virtual minutes, and that each repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from broker.testing import Cluster, simulated
+from broker.testing.simulation.__main__ import WORKLOADS, run_several
+from broker.testing.simulation.faults import KINDS
+from broker.testing.simulation.plan import draw_plan
+from broker.testing.simulation.report import Totals
+
+SEEDS = 100
+MINUTES = 3.0
+KINDS_MIN = 20
+
+
+@pytest.fixture(autouse=True)
+def allow_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+
+
+@pytest.mark.simulation
+@pytest.mark.slow
+@pytest.mark.timeout(1500)  # Less than two minutes on two idle cores.
+def test_no_seed_shows_anything_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {name: kind.weight for name, kind in KINDS.items()}
+    plans = [
+        draw_plan(seed, minutes=MINUTES, workloads=WORKLOADS, kinds=kinds)
+        for seed in range(1, SEEDS + 1)
+    ]
+    totals = Totals()
+    wrong = []
+    for told in run_several(plans, jobs=2):
+        totals.add(told.totals)
+        if told.report or not told.is_enough:
+            wrong.append(f"{told.line}\n{told.report}")
+    with capsys.disabled():
+        print("\n" + "\n".join(totals.lines()))  # noqa: T201  The totals are asked for.
+    assert not wrong, "\n\n".join(wrong[:3])
+    assert totals.seconds >= SEEDS * MINUTES * 60
+    assert len(totals.faults) >= KINDS_MIN
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(300)
+def test_a_seed_repeats_its_history_in_every_process() -> None:
+    def history(hash_seed: str) -> str:
+        command = [sys.executable, "-m", "broker.testing.simulation", "--seed", "2"]
+        command += ["--minutes", "1"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=250
+        )
+        (digest,) = re.findall(r"history ([0-9a-f]{64})", done.stdout)
+        return str(digest)
+
+    assert history("1") == history("2")
+
+
+@pytest.mark.simulation
+def test_publishers_and_consumers_get_over_a_leader_that_dies() -> None:
+    @simulated(seed=3)
+    async def scenario() -> list[bytes]:
+        async with Cluster(nodes=3) as cluster:
+            client, consumer = cluster.client(), cluster.client()
+            await client.create_topic("log")
+            seen: list[bytes] = []
+
+            async def tail() -> None:
+                async for message in consumer.tail("log"):
+                    seen.append(message.payload)
+                    if len(seen) == 20:
+                        return
+
+            tailing = asyncio.ensure_future(tail())
+            for number in range(20):
+                if number == 10:
+                    cluster.kill(await cluster.leader("log"))
+                await client.publish("log", str(number), key=f"key-{number}")
+            await asyncio.wait_for(tailing, 60)
+            return seen
+
+    assert scenario() == [str(number).encode() for number in range(20)]

@@ -1,0 +1,184 @@
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from typing_extensions import override
+
+from broker import guards
+from broker.api.cluster import TOPICS_NAMED_MAX
+from broker.clock import SystemClock
+from broker.coordination.ports import Contact
+from broker.errors import Unavailable
+from broker.leading.placement import drain, pin
+from broker.model import TopicId
+from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.ports import Record
+from broker.storage.tables import TableLogStore
+from broker.testing.members import FewNodes
+from broker.testing.serving import Broker
+
+T = TopicId("default", "t")
+NODE = "/v1/cluster/node"
+STATUS = "/v1/cluster"
+
+
+class DeafRecords(MemoryRecordStore):
+    @override
+    async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
+        raise Unavailable("No gateway takes connections.")
+
+
+def joined(few: FewNodes) -> Broker:
+    store = TableLogStore(MemoryCells(), few.clock)
+    return Broker(stores=(store, few.records), clock=few.clock, cluster=few.view())
+
+
+@pytest.fixture
+def few() -> FewNodes:
+    return FewNodes(MemoryRecordStore(), SystemClock())
+
+
+@pytest.fixture
+async def member(few: FewNodes) -> AsyncIterator[Broker]:
+    broker = joined(few)
+    yield broker
+    await broker.close()
+
+
+def rows(status: Any) -> dict[int, Any]:
+    return {row["node"]: row for row in status["nodes"]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", ""),
+        ("GET", "/node"),
+        ("GET", "/pins"),
+        ("POST", "/nodes/1/drain"),
+        ("POST", "/nodes/1/undrain"),
+        ("PUT", "/pins/default/t"),
+        ("DELETE", "/pins/default/t"),
+    ],
+)
+async def test_a_standalone_node_is_no_part_of_a_cluster(
+    broker: Broker, method: str, path: str
+) -> None:
+    reply = await broker.call(method, f"/v1/cluster{path}", headers={"Accept": "application/json"})
+    assert reply.status == 404
+    assert reply.json["code"] == "not_found"
+    assert reply.json["outcome"] == "refused"
+    assert reply.json["message"] == "This node is no part of a cluster."
+
+
+async def test_a_node_tells_of_itself(few: FewNodes, member: Broker) -> None:
+    few.led = {T: 3, TopicId("default", "a"): 1}
+    few.slots, few.skew_ms = 341, -12
+    few.contact, few.session = Contact.SUSPENDED, None
+    few.health.succeeded()
+    few.health.failed("timed out")
+    told = (await member.call("GET", NODE)).json
+    assert told["node"] == 0
+    assert (told["slots_led"], told["topics_led"], told["topics"]) == (341, 2, None)
+    assert told["zookeeper"] == {"contact": "suspended", "session": None}
+    assert (told["storage"]["calls"], told["storage"]["errors"]) == (2, 1)
+    assert told["storage"]["last_error"] == "timed out"
+    assert told["clock_skew_ms"] == -12
+    assert told["uptime_s"] >= 0
+    assert told["guards_off"] == []
+    named = (await member.call("GET", f"{NODE}?topics=yes")).json["topics"]
+    assert named == [{"topic": "default/a", "epoch": 1}, {"topic": "default/t", "epoch": 3}]
+    assert (await member.call("GET", f"{NODE}?topics=maybe")).status == 400
+    assert (await member.call("GET", f"{NODE}?topics=no%20names/t")).status == 400
+
+
+async def test_of_very_many_topics_the_first_are_named_and_any_one_on_demand(
+    few: FewNodes, member: Broker
+) -> None:
+    few.led = {TopicId("ns", f"t{number:05}"): number for number in range(TOPICS_NAMED_MAX + 5)}
+    told = (await member.call("GET", f"{NODE}?topics=yes")).json
+    assert told["topics_led"] == TOPICS_NAMED_MAX + 5
+    assert [one["epoch"] for one in told["topics"]] == list(range(TOPICS_NAMED_MAX))
+    last = TOPICS_NAMED_MAX + 4
+    seen = rows((await member.call("GET", f"{STATUS}?topics=ns/t{last:05}")).json)
+    assert [row["view"]["topics"] for row in seen.values()] == [
+        [{"topic": f"ns/t{last:05}", "epoch": last}]
+    ] * 3
+    assert (await member.call("GET", f"{NODE}?topics=ns/nobody")).json["topics"] == []
+
+
+async def test_a_guard_that_is_off_is_told(member: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    with guards.without("token"):
+        assert (await member.call("GET", NODE)).json["guards_off"] == ["token"]
+
+
+async def test_the_status_has_every_nodes_own_word(few: FewNodes, member: Broker) -> None:
+    few.stop(2)
+    few.led = {T: 3}
+    await drain(few.records, 1)
+    await drain(few.records, 9)
+    await pin(few.records, T, 0)
+    status = (await member.call("GET", STATUS)).json
+    assert (status["asked"], status["contact"], status["problem"]) == (0, "connected", None)
+    assert (status["drained"], status["pins"]) == ([1, 9], 1)
+    seen = rows(status)
+    assert [row["state"] for row in seen.values()] == ["serving", "drained", "stopping"]
+    assert [row["drained"] for row in seen.values()] == [False, True, False]
+    assert [row["view"]["incarnation"] for row in seen.values()] == ["life-0", "life-1", "life-2"]
+    assert {row["problem"] for row in seen.values()} == {None}
+    assert seen[1]["view"]["topics"] is None
+    named = rows((await member.call("GET", f"{STATUS}?topics=yes")).json)
+    assert named[1]["view"]["topics"] == [{"topic": "default/t", "epoch": 3}]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (None, "no answer within 0.05 s"),
+        (ConnectionRefusedError("refused"), "refused"),
+        (Unavailable("It is stopping."), "It is stopping."),
+        (b"<html>", "unexpected character"),
+        (b'{"node": 2}', "what answered there says that it is node 2"),
+        (b"[]", "what answered there says that it is node None"),
+    ],
+)
+async def test_a_node_that_does_not_answer_is_shown_as_such(
+    few: FewNodes, member: Broker, wrong: Exception | bytes | None, told: str
+) -> None:
+    few.wrong[few.nodes[1].url] = wrong
+    seen = rows((await member.call("GET", STATUS)).json)
+    assert [row["state"] for row in seen.values()] == ["serving", "silent", "serving"]
+    assert seen[1]["view"] is None
+    assert told in seen[1]["problem"]
+
+
+async def test_a_status_is_told_without_storage() -> None:
+    few = FewNodes(DeafRecords(), SystemClock())
+    member = joined(few)
+    status = (await member.call("GET", STATUS)).json
+    assert status["problem"] == "No gateway takes connections."
+    assert (status["drained"], status["pins"]) == (None, None)
+    assert [(row["state"], row["drained"]) for row in status["nodes"]] == [("serving", None)] * 3
+    await member.close()
+
+
+async def test_a_status_tells_of_pins_that_count_for_nothing(few: FewNodes, member: Broker) -> None:
+    await pin(few.records, T, 0)
+    await few.records.put_if(b"pin/ns:odd:", None, b"{")
+    status = (await member.call("GET", STATUS)).json
+    assert status["pins"] == 1
+    assert "pin/ns:odd:" in status["problem"]
+
+
+async def test_others_get_less_time_than_the_request_has_left(few: FewNodes) -> None:
+    """A node that never answers does not use up the whole deadline of who asks."""
+    patient = dataclasses.replace(few.view(), answer_s_max=3600.0)
+    few.wrong[few.nodes[1].url] = None
+    member = Broker(cluster=patient)
+    found = member.dispatch.router.find("GET", STATUS)
+    assert found.route.name == "cluster"
+    answer = await member.dispatch.call("GET", STATUS, {}, deadline=few.clock.monotonic() + 0.1)
+    assert answer.status == 200
+    await member.close()

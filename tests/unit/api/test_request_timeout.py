@@ -1,0 +1,77 @@
+"""``Request-Timeout``: how long a request may take is its sender's to say."""
+
+import asyncio
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.config import Config, TopicsConfig
+from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.tables import TableLogStore
+from broker.testing.bench import Gate, HookedStore
+from broker.testing.serving import Broker, Http, eventually, listening, topic_path
+
+PUBLISH = topic_path("t", "publish")
+TEXT = {"Content-Type": "text/plain"}
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "301", "nan", ""])
+async def test_what_is_no_time_is_refused(http: Http, text: str) -> None:
+    reply = await http("POST", PUBLISH, b"a", {**TEXT, "Request-Timeout": text})
+    assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+    page = await http("GET", topic_path("t", "messages"))
+    assert page.json["messages"] == []
+
+
+async def test_no_request_takes_longer_than_half_of_what_its_key_is_remembered(monkeypatch) -> None:
+    config = Config(topics=TopicsConfig(idempotency_window_s=60.0))
+    broker = Broker(config)
+    await broker.call("PUT", topic_path("t"))
+    left: list[float] = []
+    answer = broker.dispatch.answer
+
+    async def noted(found, request):
+        left.append(request.deadline - broker.clock.monotonic())
+        return await answer(found, request)
+
+    monkeypatch.setattr(broker.dispatch, "answer", noted)
+    async with listening(broker) as http:
+        for seconds in ("300", "10"):
+            await http("POST", PUBLISH, b"m", {**TEXT, "Request-Timeout": seconds})
+    assert left == [pytest.approx(30, abs=5), pytest.approx(10, abs=5)]
+    await broker.close()
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k"}])
+async def test_a_publish_that_waits_past_its_time_is_refused_and_never_stored(headers) -> None:
+    clock = SystemClock()
+    store = HookedStore(TableLogStore(MemoryCells(), clock))
+    broker = Broker(clock=clock, stores=(store, MemoryRecordStore()))
+    await broker.call("PUT", topic_path("t"))
+    async with listening(broker) as http:
+        await http("POST", PUBLISH, b"first", TEXT)
+        gate = Gate()
+        depth = store.pipeline_depth
+        store.on("append", *[gate.before] * depth)
+        ahead = []
+        for _ in range(depth):
+            ahead.append(asyncio.create_task(http("POST", PUBLISH, b"ahead", TEXT)))
+            count = len(ahead)
+            await eventually(
+                lambda count=count: store.calls.count("append") > count, lambda: str(store.calls)
+            )
+        late = asyncio.create_task(
+            http("POST", PUBLISH, b"late", {**TEXT, **headers, "Request-Timeout": "0.05"})
+        )
+        queue = broker.topics.around.queue
+        held = queue.bytes
+        await eventually(lambda: queue.bytes > held, lambda: f"{queue.bytes} bytes wait")
+        passed = clock.monotonic() + 0.1
+        await eventually(lambda: clock.monotonic() > passed, lambda: "time stands still")
+        gate.open()
+        reply = await late
+        assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+        assert {(await one).status for one in ahead} == {200}
+        page = await http("GET", topic_path("t", "messages"))
+        assert "late" not in [message["payload"] for message in page.json["messages"]]
+    await broker.close()

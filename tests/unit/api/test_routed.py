@@ -1,0 +1,93 @@
+"""What stands around handlers in a cluster. How nodes answer together is in tests/unit/routing."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.api.replies import EMPTY, EMPTY_REPLAYED
+from broker.api.routed import KINDS
+from broker.api.routes import SHAPES, TOPIC
+from broker.errors import NoLeader, Overloaded
+from broker.routing.deciding import Kind
+from broker.testing.ring import Ring, request_lost, ring_of
+from broker.testing.serving import topic_path
+
+PUBLISH = topic_path("t", "publish")
+TEXT = {"Content-Type": "text/plain"}
+
+
+@pytest.fixture
+async def ring() -> AsyncIterator[Ring]:
+    """Two nodes that listen, with a topic ``t``, led by the first."""
+    async with ring_of(2) as ring:
+        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
+        yield ring
+
+
+def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
+    about_topics = {shape.name for shape in SHAPES if shape.template.startswith(TOPIC)}
+    # Polls have a handler of their own, and streams of events are made of polls.
+    assert about_topics == set(KINDS) | {"poll", "events"}
+
+
+def test_only_what_is_harmless_is_sent_twice() -> None:
+    writes = {"publish", "store", "rollback", "create_topic", "update_topic", "delete_topic"}
+    assert {name for name, kind in KINDS.items() if not kind.is_reading} == writes
+    assert {name for name, kind in KINDS.items() if kind is Kind.KEYED} == {"publish", "store"}
+
+
+async def test_a_leader_tells_its_epoch_in_every_answer(ring: Ring) -> None:
+    unclaimed = await ring.nodes[0].http("GET", topic_path("t"))
+    assert "Broker-Leader" not in unclaimed.headers
+    first = await ring.nodes[0].http("POST", PUBLISH, b"a", {**TEXT, "Idempotency-Key": "k"})
+    again = await ring.nodes[0].http("POST", PUBLISH, b"a", {**TEXT, "Idempotency-Key": "k"})
+    shown = await ring.nodes[0].http("GET", topic_path("t"))
+    polled = await ring.nodes[0].http(
+        "POST", topic_path("t", "poll"), b"{}", {"Content-Type": "application/json"}
+    )
+    leader = f"{ring.infos[0].url};node=0;epoch=1"
+    assert {r.headers["Broker-Leader"] for r in (first, again, shown, polled)} == {leader}
+    assert again.headers["Idempotency-Replayed"] == "true"
+    # The replies that all nodes share know of no leader.
+    assert not EMPTY.headers
+    assert len(EMPTY_REPLAYED.headers) == 1
+
+
+async def test_a_refusal_that_another_look_can_mend_is_not_the_answer(ring, monkeypatch) -> None:
+    topics, asked = ring.nodes[0].topics, []
+    real = topics.publish
+
+    async def publish(*arguments):
+        asked.append(arguments)
+        if len(asked) == 1:
+            raise NoLeader("not yet")
+        return await real(*arguments)
+
+    monkeypatch.setattr(topics, "publish", publish)
+    assert (await ring.nodes[0].http("POST", PUBLISH, b"a", TEXT)).status == 200
+    assert len(asked) == 2
+
+
+async def test_any_other_refusal_is(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def publish(*_):
+        raise Overloaded("full")
+
+    monkeypatch.setattr(ring.nodes[0].topics, "publish", publish)
+    for node in ring.nodes:
+        reply = await node.http("POST", PUBLISH, b"a", TEXT)
+        assert (reply.status, reply.headers["Broker-Error"]) == (503, "overloaded")
+
+
+async def test_a_doubt_is_settled_here_if_the_topic_came_here(ring: Ring) -> None:
+    await ring.nodes[1].http("POST", PUBLISH, b"first", TEXT)
+
+    async def done_but_lost(send):
+        await send()
+        await ring.move(1)
+        return await request_lost(send)
+
+    ring.nodes[1].peers.hooks.append(done_but_lost)
+    reply = await ring.nodes[1].http("POST", PUBLISH, b"a", TEXT)
+    assert (reply.status, reply.headers["Idempotency-Replayed"]) == (200, "true")
+    page = await ring.nodes[1].http("GET", topic_path("t", "messages"))
+    assert [message["payload"] for message in page.json["messages"]] == ["first", "a"]

@@ -1,0 +1,36 @@
+import pytest
+from click.testing import CliRunner
+
+from chaos.cli import cli
+from chaos.nemeses import NEMESES
+from chaos.target import Ability
+
+
+def test_what_nobody_knows_is_refused_with_what_there_is() -> None:
+    refused = CliRunner().invoke(cli, ["run", "--nemesis", "kil"])
+    assert refused.exit_code == 2
+    assert "there is no nemesis 'kil'; there are mix, kill" in refused.stderr
+    refused = CliRunner().invoke(cli, ["run", "--workload", "logs"])
+    assert refused.exit_code == 2
+    assert "there is no workload 'logs'; there are log" in refused.stderr
+
+
+@pytest.mark.parametrize("command", sorted(cli.commands))
+def test_every_command_explains_itself(command: str) -> None:
+    shown = CliRunner().invoke(cli, [command, "--help"])
+    assert shown.exit_code == 0
+    assert f"  python -m chaos {command}" in shown.stdout
+    assert f"  {command}" in CliRunner().invoke(cli, ["--help"]).stdout
+
+
+def test_the_nemeses_are_listed_with_what_they_need() -> None:
+    lines = CliRunner().invoke(cli, ["nemeses"]).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(NEMESES)
+
+
+@pytest.mark.parametrize("name", NEMESES)
+def test_a_nemesis_has_the_name_it_is_made_by_and_says_what_it_needs(name: str) -> None:
+    nemesis = NEMESES[name]()
+    assert nemesis.name == name
+    assert nemesis.needs <= set(Ability)
+    assert type(nemesis).__doc__

@@ -1,0 +1,33 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from broker.clock import SystemClock
+from chaos.clocks import Clocks
+
+SAY = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
+TOLERANCE_S = 600
+"""A loaded machine may be late; the steps are hours."""
+
+
+def test_a_clock_is_set_while_its_process_runs(tmp_path: Path) -> None:
+    clocks = Clocks(tmp_path / "clocks")
+    environment = {**os.environ, **clocks.environment("broker-1")}
+    with subprocess.Popen(
+        [sys.executable, "-c", SAY],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for offset_s in (0, 3600, -7200.5, 0):
+            clocks.set("broker-1", offset_s)
+            assert clocks.offset_s("broker-1") == offset_s
+            process.stdin.write("\n")
+            process.stdin.flush()
+            off_s = float(process.stdout.readline()) - SystemClock().now_ms() / 1000
+            assert abs(off_s - offset_s) < TOLERANCE_S
+        process.stdin.close()

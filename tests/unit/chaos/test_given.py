@@ -1,0 +1,43 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from chaos.given import GivenTarget, HookFailed, Hooks, filled
+from chaos.target import Ability, Unable
+
+URLS = ["http://10.0.0.1:8080/", "http://10.0.0.2:8080"]
+
+
+def test_a_hook_is_told_which_node() -> None:
+    words = filled("ssh {host} 'kill {node} at {url}'", 2, "http://10.0.0.2:8080")
+    assert words == ["ssh", "10.0.0.2", "kill 2 at http://10.0.0.2:8080"]
+
+
+def test_only_what_can_be_undone_can_be_done() -> None:
+    assert GivenTarget(URLS).abilities == set()
+    assert GivenTarget(URLS, Hooks(kill="k")).abilities == set()
+    assert GivenTarget(URLS, Hooks(kill="k", start="s")).abilities == {Ability.KILL}
+    assert GivenTarget(URLS, Hooks(pause="p", resume="r")).abilities == {Ability.PAUSE}
+
+
+async def test_what_has_no_hook_is_said() -> None:
+    target = GivenTarget(URLS)
+    assert target.nodes == ("broker-1", "broker-2")
+    with pytest.raises(Unable, match="kill"):
+        await target.kill("broker-1")
+    with pytest.raises(Unable, match="links"):
+        _ = target.links
+
+
+async def test_a_hook_is_run_and_its_failure_is_told(tmp_path: Path) -> None:
+    noting = f"{sys.executable} -c 'import sys; open(sys.argv[1], \"a\").write(sys.argv[2])'"
+    file = tmp_path / "killed"
+    target = GivenTarget(URLS, Hooks(kill=f"{noting} {file} {{node}}", start="false"))
+    await target.kill("broker-2")
+    assert file.read_text() == "2"
+    assert target.is_running("broker-1")
+    assert not target.is_running("broker-2")
+    with pytest.raises(HookFailed, match="exited with 1"):
+        await target.start("broker-2")
+    assert not target.is_running("broker-2")

@@ -1,0 +1,179 @@
+import asyncio
+import random
+from pathlib import Path
+from typing import Any, ClassVar
+
+from broker.testing.servers import ServerFailed
+from chaos.links import Link, Links, links_of
+from chaos.nemeses.clock import Step, Strobe
+from chaos.nemeses.disk import Flipped
+from chaos.nemeses.kill import Kill
+from chaos.nemeses.partition import Partition
+from chaos.nemesis import Repeated
+from chaos.target import Target
+
+NODES = ["broker-1", "broker-2", "broker-3"]
+CHANCE = random.Random(1)
+
+
+class Doing(Repeated):
+    """Does what it is told, and counts."""
+
+    name = "doing"
+    needs: ClassVar[frozenset[Any]] = frozenset()
+    rest_s = (0.0, 0.0)
+
+    def __init__(self, *done: object) -> None:
+        super().__init__()
+        self.script = list(done)
+        self.ended = asyncio.Event()
+        self.undone = False
+
+    async def act(self, target: Target, chance: random.Random) -> object:
+        if not self.script:
+            self.ended.set()
+            await self.rest(60)
+            return None
+        step = self.script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    async def undo(self, target: Target) -> None:
+        self.undone = True
+
+
+async def played(nemesis: Doing) -> dict[str, Any]:
+    target = Target(NODES, (), session_s=1)
+    await nemesis.begin(target, CHANCE)
+    async with asyncio.timeout(20):
+        await nemesis.ended.wait()
+        return dict(await nemesis.heal(target))
+
+
+async def test_what_is_repeated_tells_how_often_it_was_done() -> None:
+    nemesis = Doing("one", None, "two")
+    evidence = await played(nemesis)
+    assert evidence == {"happened": True, "times": 2, "done": ["one", "two"]}
+    assert nemesis.undone
+
+
+async def test_what_could_not_be_done_did_not_happen_and_says_why() -> None:
+    evidence = await played(Doing(ServerFailed("it ended"), None))
+    assert evidence["happened"] is False
+    assert evidence["errors"] == ["ServerFailed('it ended')"]
+
+
+class Killable(Target):
+    """Notes what is done to its processes."""
+
+    def __init__(self) -> None:
+        super().__init__(NODES, (), session_s=1)
+        self.did: list[str] = []
+        self.killed = asyncio.Event()
+
+    def processes(self, kind: object) -> tuple[str, ...]:
+        return self.nodes
+
+    def is_running(self, name: str) -> bool:
+        return name == "broker-2"
+
+    async def kill(self, name: str) -> None:
+        self.did.append(f"kill {name}")
+        self.killed.set()
+
+    async def start(self, name: str) -> None:
+        self.did.append(f"start {name}")
+
+
+async def test_only_what_lives_is_killed_and_it_is_started_again_even_when_it_is_over() -> None:
+    target, nemesis = Killable(), Kill()
+    acting = asyncio.create_task(nemesis.act(target, CHANCE))
+    await target.killed.wait()
+    await nemesis.heal(target)
+    assert await acting == "broker-2"
+    assert target.did == ["kill broker-2", "start broker-2"]
+
+
+class Proxied(Target):
+    """Notes what is wrong with its links."""
+
+    def __init__(self) -> None:
+        super().__init__(NODES, (), session_s=1)
+        self.toxics_of: dict[str, set[str]] = {}
+        proxy: Any = self
+        every = links_of(NODES, ["zookeeper-1"], ["thrift-1"])
+        self._links = Links(proxy, dict.fromkeys(every, "127.0.0.1:1"))
+
+    @property
+    def links(self) -> Links:
+        return self._links
+
+    def add(self, proxy: str, toxic: Any) -> None:
+        self.toxics_of.setdefault(proxy, set()).add(toxic.name)
+
+    def remove(self, proxy: str, toxic: str) -> None:
+        self.toxics_of[proxy].discard(toxic)
+
+    def toxics(self) -> dict[str, list[str]]:
+        return {name: sorted(toxics) for name, toxics in self.toxics_of.items()}
+
+
+async def test_a_partition_cuts_the_links_of_its_kind_and_heals_them() -> None:
+    for seed in range(20):
+        target, nemesis = Proxied(), Partition("node-node")
+        detail = await nemesis.begin(target, random.Random(seed))
+        cut = [Link(*name.split(">")) for name in await target.links.spoilt()]
+        assert {link.pair for link in cut} == {"node-node"}
+        assert detail["node"] == "all" or all(detail["node"] in link for link in cut)
+        evidence = await nemesis.heal(target)
+        assert evidence["happened"]
+        assert sorted(evidence["links"]) == sorted(link.proxy for link in cut)
+        assert await target.links.spoilt() == {}
+
+
+async def test_a_partition_that_was_healed_by_another_is_no_evidence() -> None:
+    target, nemesis = Proxied(), Partition()
+    await nemesis.begin(target, CHANCE)
+    target.toxics_of.clear()
+    target.toxics_of.update({link.proxy: set() for link in target.links.of()})
+    assert not (await nemesis.heal(target))["happened"]
+
+
+class Timed(Target):
+    """Has clocks."""
+
+    def __init__(self) -> None:
+        super().__init__(NODES, (), session_s=1)
+        self.offsets_s = dict.fromkeys(NODES, 0.0)
+
+    @property
+    def clocks(self) -> Any:
+        return self
+
+    def set(self, node: str, offset_s: float) -> None:
+        self.offsets_s[node] = offset_s
+
+    def offset_s(self, node: str) -> float:
+        return self.offsets_s[node]
+
+
+async def test_clocks_are_wrong_and_then_right() -> None:
+    target, step = Timed(), Step("clock-back", -10.0)
+    detail = await step.begin(target, CHANCE)
+    assert target.offsets_s[detail["node"]] == -10
+    assert (await step.heal(target))["happened"]
+    strobe = Strobe()
+    assert (await strobe.act(target, CHANCE))["offset_s"] in target.offsets_s.values()
+    await strobe.undo(target)
+    assert set(target.offsets_s.values()) == {0}
+
+
+def test_a_bit_is_flipped_and_flipped_back(tmp_path: Path) -> None:
+    file = tmp_path / "000001.log"
+    file.write_bytes(bytes(100))
+    flipped = Flipped(file, 42, 3)
+    flipped.flip()
+    assert file.read_bytes()[42] == 8
+    flipped.flip()
+    assert file.read_bytes() == bytes(100)

@@ -1,0 +1,45 @@
+import pytest
+
+from broker.api.routes import SHAPES
+from broker.client import admin
+from broker.client.protocol import Request
+from broker.model import TopicId
+from broker.testing.openapi import Checker
+
+T = TopicId("ns", "t-1")
+
+
+@pytest.mark.parametrize(
+    ("request_", "name"),
+    [
+        (admin.status(), "cluster"),
+        (admin.status(with_topics=True), "cluster"),
+        (admin.status(topic=T), "cluster"),
+        (admin.drain("1"), "drain"),
+        (admin.drain("http://a.b:8081/"), "drain"),
+        (admin.undrain("1"), "undrain"),
+        (admin.pins(), "pins"),
+        (admin.pin(T, "1"), "pin"),
+        (admin.unpin(T), "unpin"),
+    ],
+)
+def test_each_request_is_one_that_the_broker_knows(request_: Request, name: str) -> None:
+    found = Checker()._operation(request_.method, request_.path.partition("?")[0])
+    assert found is not None
+    assert found["operationId"] == name
+    assert name in {shape.name for shape in SHAPES}
+
+
+def test_what_changes_may_be_sent_again_and_what_reads_says_so() -> None:
+    changes = [admin.drain("1"), admin.undrain("1"), admin.pin(T, "1"), admin.unpin(T)]
+    reads = [admin.status(), admin.pins(), admin.leader(T)]
+    assert all(request.repeatable for request in [*changes, *reads])
+    assert [request.reading for request in [*changes, *reads]] == [False] * 4 + [True] * 3
+
+
+def test_a_url_is_one_segment_of_a_path() -> None:
+    assert admin.drain("http://h:1").path == "/v1/cluster/nodes/http%3A%2F%2Fh%3A1/drain"
+
+
+def test_a_topic_is_named_where_a_missing_one_can_be_told() -> None:
+    assert {admin.leader(T).topic, admin.pin(T, "1").topic, admin.unpin(T).topic} == {T}

@@ -1,0 +1,52 @@
+import pytest
+
+from broker.client import Settings, protocol
+from broker.client.calls import Calls
+from broker.client.protocol import Reply
+from broker.client.retrying import Retrier
+from broker.errors import Overloaded, TopicNotFound, Unavailable
+from broker.model import Message, Poll, TopicId, row_id
+from broker.wire import blocks
+
+TOPIC = TopicId("ns1", "t1")
+BUSY = Reply(503, {"broker-error": "overloaded"}, b"busy")
+GONE = Reply(404, {"broker-error": "topic_not_found"}, b"gone")
+MESSAGES = [Message(row_id(1000 + i, 0) + bytes(10), b"%d" % i) for i in range(3)]
+PAGES = [blocks.encode_block([m.id], [m.payload]) for m in MESSAGES]
+
+
+@pytest.fixture
+def calls(transport):
+    settings = Settings(retry_delay_min_s=0.0005, retry_delay_max_s=0.001, deadline_s=5.0)
+    return Calls(transport, Retrier(settings))
+
+
+def answers(transport, *script):
+    following = iter(script)
+    transport.answer = lambda _: next(following)
+
+
+async def test_a_write_is_tried_again_or_raises_what_its_answer_stands_for(calls, transport):
+    answers(transport, BUSY, Reply(200, {}, b"done"), GONE)
+    request = protocol.delete_topic(TOPIC)
+    assert (await calls.write(request)).body == b"done"
+    with pytest.raises(TopicNotFound, match="gone"):
+        await calls.write(request)
+    assert len(transport.requests) == 3
+
+
+async def test_a_single_attempt_is_one(calls, transport):
+    answers(transport, BUSY)
+    with pytest.raises(Overloaded):
+        await calls.publish_once(protocol.publish(TOPIC, [b"x"]), 1.0)
+
+
+async def test_a_read_is_read_to_its_end_and_tried_again_from_the_start(calls, transport):
+    answers(transport, [b"ab", Unavailable("lost")], BUSY, [b"ab", b"cd"])
+    assert (await calls.read(protocol.stats(TOPIC))).body == b"abcd"
+
+
+async def test_a_poll_never_gives_the_messages_of_an_attempt_that_was_cut_off(calls, transport):
+    answers(transport, PAGES[:2], [*PAGES, b"\x00"])
+    assert await calls.poll(protocol.poll(TOPIC, Poll()), 0.0) == MESSAGES
+    assert len(transport.requests) == 2

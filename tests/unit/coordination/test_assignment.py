@@ -1,0 +1,128 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.coordination.assignment import (
+    SLOTS,
+    Assignment,
+    pin_resource,
+    slot_of,
+    slot_resource,
+)
+from broker.coordination.ports import NodeInfo
+from broker.model import TopicId
+
+TOPICS = [TopicId(f"namespace{number % 7}", f"topic-{number}") for number in range(5_000)]
+INSTANCES = st.integers(min_value=0, max_value=255)
+
+
+def node(instance: int, *, draining: bool = False) -> NodeInfo:
+    return NodeInfo(instance, f"i{instance}", f"http://{instance}:1", "1", 1, draining)
+
+
+@given(st.frozensets(INSTANCES, min_size=1, max_size=40), INSTANCES)
+def test_who_joins_only_takes_and_who_leaves_only_gives(live, other):
+    without, joined = Assignment(live - {other}), Assignment(live | {other})
+    for slot in range(SLOTS):
+        before, after = without.leader_of_slot(slot), joined.leader_of_slot(slot)
+        assert after in (before, other)
+
+
+@given(st.lists(INSTANCES, unique=True, min_size=1, max_size=40))
+def test_the_order_in_which_nodes_are_heard_of_does_not_matter(live):
+    there, back = Assignment(live), Assignment(reversed(live))
+    assert all(there.leader_of_slot(slot) == back.leader_of_slot(slot) for slot in range(SLOTS))
+
+
+@settings(max_examples=20)
+@given(st.integers(min_value=1, max_value=20), st.integers(min_value=20, max_value=235))
+def test_a_joining_node_takes_about_its_share(count, first):
+    before = Assignment(range(first, first + count))
+    after = Assignment([*range(first, first + count), 0])
+    moved = sum(before.leader_of(topic) != after.leader_of(topic) for topic in TOPICS)
+    # The share of slots has a deviation of at most 16 of 1024, and of the topics in them some more.
+    assert moved / len(TOPICS) == pytest.approx(1 / (count + 1), abs=0.09)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 16, 256])
+def test_slots_are_spread(count):
+    assignment = Assignment(range(count))
+    led = Counter(assignment.leader_of_slot(slot) for slot in range(SLOTS))
+    fair = SLOTS / count
+    assert set(led) == set(range(count)) or count == 256
+    assert max(led.values()) < fair + 5 * fair**0.5
+
+
+def test_topics_are_spread_over_the_slots():
+    filled = Counter(slot_of(topic) for topic in TOPICS)
+    assert len(filled) > 0.98 * SLOTS
+    assert max(filled.values()) < 20
+
+
+def test_a_topics_slot_and_a_slots_leader_are_for_ever():
+    # Nodes of different releases must agree: these values never change.
+    assert slot_of(TopicId("default", "audit")) == 715
+    three = Assignment([0, 1, 2])
+    assert [three.leader_of_slot(slot) for slot in range(12)] == [
+        2,
+        1,
+        1,
+        1,
+        0,
+        1,
+        1,
+        1,
+        0,
+        2,
+        2,
+        2,
+    ]
+
+
+def test_a_pin_comes_first_while_its_node_lives():
+    topic = TOPICS[0]
+    usual = Assignment([1, 2]).leader_of(topic)
+    other = 3 - usual
+    pinned = Assignment([1, 2], {topic: other})
+    assert pinned.leader_of(topic) == other
+    assert pinned.resource_of(topic) == pin_resource(topic) == f"pin/{topic}"
+    gone = Assignment([usual], {topic: other})
+    assert gone.leader_of(topic) == usual
+    assert gone.resource_of(topic) == slot_resource(slot_of(topic))
+    again = [one for one in TOPICS[1:] if slot_of(one) == slot_of(topic)]
+    assert [pinned.leader_of(one) for one in again] == [usual] * len(again)
+
+
+@given(st.frozensets(INSTANCES, min_size=1, max_size=8), st.data())
+def test_leading_a_topic_goes_with_holding_its_lock(live, data):
+    topics = st.sampled_from(TOPICS[:50])
+    assignment = Assignment(live, data.draw(st.dictionaries(topics, INSTANCES, max_size=5)))
+    topic = data.draw(topics)
+    resource = assignment.resource_of(topic)
+    assert assignment.leader_of_resource(resource) == assignment.leader_of(topic)
+
+
+def test_nodes_that_drain_or_were_drained_take_nothing():
+    nodes = {1: node(1), 2: node(2, draining=True), 3: node(3)}
+    pins = {TOPICS[0]: 2, TOPICS[1]: 3}
+    assignment = Assignment.of(nodes, {3}, pins)
+    assert assignment.instances == {1}
+    assert assignment.pins == {}
+    assert {assignment.leader_of(topic) for topic in TOPICS[:100]} == {1}
+    assert assignment.slots_of(1) == list(range(SLOTS))
+    assert assignment.slots_of(3) == []
+
+
+def test_without_nodes_nobody_leads():
+    nobody = Assignment()
+    assert nobody.leader_of(TOPICS[0]) is None
+    assert nobody.leader_of_slot(17) is None
+    assert nobody.leader_of_resource("pin/ns:topic") is None
+    assert nobody.slots_of(0) == []
+
+
+def test_other_locks_are_nobodys_slot_or_pin():
+    with pytest.raises(ValueError, match="rowlog/orders"):
+        Assignment([1]).leader_of_resource("rowlog/orders")

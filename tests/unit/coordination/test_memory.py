@@ -1,0 +1,420 @@
+"""Faults of simulated coordination, in virtual time."""
+
+import asyncio
+import random
+
+import pytest
+
+from broker.coordination.memory import SESSION_TIMEOUT_S, MemoryCoordination
+from broker.coordination.ports import Contact
+from broker.errors import NoLeader, Unavailable
+from broker.testing.clock import VirtualClock, pass_time, simulate, within
+from broker.testing.contract.coordination import Told, info, listening, sees
+
+SLOT = "slot/17"
+
+
+def in_world(scenario):
+    """Run ``scenario(world)`` on a virtual loop."""
+    return simulate(lambda loop: scenario(MemoryCoordination(VirtualClock(loop))))
+
+
+def test_a_suspended_nodes_session_ends_after_the_time_out_and_it_learns_late():
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        lease = await first.hold(SLOT, 100.0)
+        world.suspend(first)
+        assert first.contact is Contact.SUSPENDED
+        after = await second.hold(SLOT, 100.0)
+        assert after.taken_at == pytest.approx(4.0)
+        assert lease.valid, "nobody has told the one who is cut off"
+        world.resume(first)
+        assert not lease.valid
+        assert first.contact is Contact.CONNECTED
+
+    in_world(scenario)
+
+
+def test_contact_that_is_back_in_time_ends_nothing():
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        lease = await first.hold(SLOT, 100.0)
+        world.suspend(first)
+        await pass_time(3.9)
+        world.resume(first)
+        await pass_time(100.0)
+        assert await lease.verify()
+        with pytest.raises(NoLeader):
+            await second.hold(SLOT, 110.0)
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("ends_after_s", [0.5, 60.0])
+def test_sessions_end_early_and_late(ends_after_s):
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        await first.hold(SLOT, 100.0)
+        world.suspend(first, session_ends_after_s=ends_after_s)
+        after = await second.hold(SLOT, 100.0)
+        assert after.taken_at == pytest.approx(ends_after_s)
+
+    in_world(scenario)
+
+
+def test_a_node_can_believe_in_a_session_that_is_over():
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        lease = await first.hold(SLOT, 100.0)
+        world.expire(first, noticed_after_s=1.0)
+        other = await second.hold(SLOT, 100.0)
+        assert other.valid
+        assert lease.valid
+        assert first.contact is Contact.CONNECTED
+        await lease.lost
+        assert world.clock.monotonic() == pytest.approx(1.0)
+
+    in_world(scenario)
+
+
+def test_who_asks_learns_at_once_that_its_session_is_over():
+    async def scenario(world):
+        first = world.session()
+        lease = await first.hold(SLOT, 100.0)
+        told = Told()
+        first.on_contact(told)
+        world.expire(first, noticed_after_s=50.0)
+        again = await first.hold(SLOT, 10.0)
+        assert again.valid
+        assert not lease.valid
+        assert told.heard == [Contact.SUSPENDED, Contact.LOST, Contact.CONNECTED]
+
+    in_world(scenario)
+
+
+def test_a_crashed_node_is_missed_after_its_session():
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        await first.join(info(1))
+        member = await second.join(info(2))
+        await world.crash(first)
+        assert set(member.members.nodes) == {1, 2}
+        await sees(member, 2)
+        assert world.clock.monotonic() == pytest.approx(4.0)
+
+    in_world(scenario)
+
+
+def test_news_can_be_late():
+    async def scenario(world):
+        world.notification_delay_s = 0.7
+        first, second = world.session(), world.session()
+        member = await first.join(info(1))
+        await second.join(info(2))
+        assert set(member.members.nodes) == {1}
+        await sees(member, 1, 2)
+        assert world.clock.monotonic() == pytest.approx(0.7)
+
+    in_world(scenario)
+
+
+def test_an_answer_that_is_lost_leaves_nothing_behind_that_blocks():
+    """Contact breaks after the lock's node was made, before that is answered."""
+
+    async def scenario(world):
+        world.delay_s = 1.0
+        first, second = world.session(), world.session()
+        await (await first.hold(SLOT, 100.0)).release()
+        waiting = first.hold(SLOT, world.clock.monotonic() + 3.0)
+        cut = second.hold("slot/1", world.clock.monotonic() + 1.5)  # Lets 1.5 s pass.
+        task = _task(waiting)
+        with pytest.raises(NoLeader):
+            await cut
+        world.suspend(first)
+        world.resume(first)
+        with pytest.raises(NoLeader):
+            await task
+        lease = await within(60.0, second.hold(SLOT, 1000.0), lambda: "blocked")
+        assert lease.valid
+
+    in_world(scenario)
+
+
+def test_a_node_made_without_an_answer_is_found_again():
+    async def scenario(world):
+        world.delay_s = 1.0
+        first = world.session()
+        await (await first.hold(SLOT, 100.0)).release()
+        task = _task(first.hold(SLOT, 100.0))
+        await pass_time(1.5)
+        world.suspend(first)
+        world.resume(first)
+        lease = await task
+        assert await lease.verify()
+        assert len(world.nodes.at("/broker/locks/slot/17").children) == 1
+
+    in_world(scenario)
+
+
+def test_a_hint_of_one_who_is_cut_off_is_told_when_it_is_back():
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        told = await listening(second, "placement")
+        world.suspend(first)
+        await first.hint("placement")
+        await pass_time(10.0)
+        assert told.count == 1
+        world.resume(first)
+        await told.at_least(2)
+
+    in_world(scenario)
+
+
+def test_when_all_is_wiped_members_count_each_other_until_they_are_back():
+    async def scenario(world):
+        world.delay_s = 0.01
+        nodes = [world.session() for _ in range(3)]
+        members = [await node.join(info(number)) for number, node in enumerate(nodes)]
+        await sees(members[0], 0, 1, 2)
+        seen = []
+        for member in members:
+            await sees(member, 0, 1, 2)
+            member.on_change(lambda member=member: seen.append(set(member.members.nodes)))
+        sessions = [member.session for member in members]
+        world.wipe()
+        await pass_time(10.0)
+        assert seen
+        assert all(nodes == {0, 1, 2} for nodes in seen)
+        assert not set(sessions) & {member.session for member in members}
+
+    in_world(scenario)
+
+
+def test_who_does_not_return_after_that_is_gone():
+    async def scenario(world):
+        nodes = [world.session() for _ in range(2)]
+        members = [await node.join(info(number)) for number, node in enumerate(nodes)]
+        await sees(members[0], 0, 1)
+        await world.crash(nodes[1])
+        world.wipe()
+        await sees(members[0], 0)
+        assert world.clock.monotonic() < 4.0
+
+    in_world(scenario)
+
+
+def test_who_announces_without_contact_is_heard_when_it_is_back():
+    async def scenario(world):
+        nodes = [world.session() for _ in range(2)]
+        members = [await node.join(info(number)) for number, node in enumerate(nodes)]
+        await sees(members[0], 0, 1)
+        told = Told()
+        members[0].on_change(told)
+        world.suspend(nodes[1])
+        await members[1].announce(draining=True)
+        world.resume(nodes[1])
+        await told.until(lambda: members[0].members.nodes[1].draining, lambda: members[0].members)
+        assert not members[0].members.nodes[0].draining
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("cut_after_s", [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5])
+def test_a_node_that_lost_contact_while_joining_can_join_again(cut_after_s):
+    async def scenario(world):
+        world.delay_s = 1.0
+        first, second = world.session(), world.session()
+        joining = _task(first.join(info(1)))
+        await pass_time(cut_after_s)
+        world.suspend(first)
+        with pytest.raises(Unavailable):
+            await joining
+        world.resume(first)
+        member = await first.join(info(1))
+        assert member.members.nodes == await second.nodes() == {1: info(1)}
+
+    in_world(scenario)
+
+
+def test_who_begins_to_listen_while_contact_is_lost_hears_later_hints():
+    async def scenario(world):
+        world.delay_s = 1.0
+        first, second = world.session(), world.session()
+        await first.hint("placement")  # Nobody listens yet.
+        told = Told()
+        second.on_hint("placement", told)
+        await pass_time(1.5)
+        world.suspend(second)
+        world.resume(second)
+        await told.at_least(1)
+        await first.hint("placement")
+        await told.at_least(2)
+
+    in_world(scenario)
+
+
+def test_a_release_that_is_cut_short_still_lets_go():
+    async def scenario(world):
+        world.delay_s = 1.0
+        first, second = world.session(), world.session()
+        lease = await first.hold(SLOT, 100.0)
+        releasing = _task(lease.release())
+        await pass_time(0.5)
+        releasing.cancel()
+        after = await second.hold(SLOT, 100.0)
+        assert after.valid
+
+    in_world(scenario)
+
+
+def test_an_outage_ends_no_session_however_long():
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        lease = await first.hold(SLOT, 100.0)
+        world.outage()
+        late = world.session()
+        await pass_time(3600.0)
+        assert late.contact is Contact.SUSPENDED
+        world.recover()
+        assert await lease.verify()
+        assert [node.contact for node in (first, second, late)] == [Contact.CONNECTED] * 3
+
+    in_world(scenario)
+
+
+def test_a_session_that_is_closed_out_of_contact_ends_by_the_servers_clock():
+    async def scenario(world):
+        first, second = world.session(), world.session()
+        await first.hold(SLOT, 100.0)
+        world.outage()
+        await first.close()
+        world.recover()
+        await second.hold(SLOT, 100.0)
+
+    in_world(scenario)
+
+
+class Fight:
+    """Three nodes and three locks, under faults drawn from a seed."""
+
+    END_S = 60.0
+
+    def __init__(self, world, seed):
+        self.world = world
+        self.draw = random.Random(seed)
+        self.nodes = [world.session() for _ in range(3)]
+        self.held = []
+        self.history = []
+        world.delay_s = 0.01
+        world.notification_delay_s = self.draw.choice([0.0, 0.02, 0.3])
+
+    async def run(self):
+        members = [await node.join(info(number)) for number, node in enumerate(self.nodes)]
+        fighters = [_task(self.fight(number)) for number in range(3)]
+        await self.trouble()
+        for fighter in fighters:
+            await fighter
+        for member in members:
+            await sees(member, 0, 1, 2)
+
+    async def fight(self, number):
+        while self.world.clock.monotonic() < self.END_S:
+            slot = f"slot/{self.draw.randrange(3)}"
+            attempt = self.nodes[number].hold(slot, self.world.clock.monotonic() + 5.0)
+            try:
+                async with asyncio.timeout(self.draw.choice([0.015, 0.5, 9.0])):
+                    lease = await attempt
+            except (NoLeader, TimeoutError):
+                continue
+            self.check(lease)
+            self.history.append((number, slot, round(lease.taken_at, 6), lease.session))
+            await pass_time(self.draw.uniform(0, 1))
+            await lease.release()
+
+    def check(self, lease):
+        """No other lease on it may be both believed in and alive on the servers."""
+        alive = self.world.nodes.sessions
+        others = [one for one in self.held if one.valid and one.session in alive]
+        assert lease.resource not in [one.resource for one in others]
+        self.held = [*others, lease]
+
+    async def trouble(self):
+        while self.world.clock.monotonic() < self.END_S:
+            node = self.draw.choice(self.nodes)
+            await pass_time(self.draw.uniform(0, 2))
+            match self.draw.randrange(5):
+                case 0:
+                    self.world.expire(node, noticed_after_s=self.draw.uniform(0, 1))
+                case 1:
+                    self.world.outage()
+                    await pass_time(self.draw.uniform(0, 6))
+                    self.world.recover()
+                case 2:
+                    self.world.wipe()
+                case _:
+                    self.world.suspend(node, session_ends_after_s=self.draw.uniform(0, 3))
+                    await pass_time(self.draw.uniform(0, 2))
+                    self.world.resume(node)
+
+
+@pytest.mark.parametrize("goes_on", ["before", "after"])
+def test_a_node_that_stood_still_in_an_outage_has_contact_again(goes_on):
+    async def scenario(world):
+        node = world.session()
+        world.outage()
+        world.deafen(node)
+        if goes_on == "before":
+            world.listen(node)
+            world.recover()
+        else:
+            world.recover()
+            world.listen(node)
+        assert node.contact is Contact.CONNECTED
+
+    in_world(scenario)
+
+
+def test_a_node_that_stood_still_for_too_long_learns_that_its_session_is_over():
+    async def scenario(world):
+        node, other = world.session(), world.session()
+        lease = await node.hold("slot/1", world.clock.monotonic() + 1)
+        world.deafen(node)
+        await other.hold("slot/1", world.clock.monotonic() + 2 * SESSION_TIMEOUT_S)
+        assert lease.valid
+        world.listen(node)
+        assert not lease.valid
+        assert node.contact is Contact.CONNECTED
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_under_faults_a_lock_has_one_holder_and_nothing_is_left_in_the_end(seed):
+    async def scenario(world):
+        fight = Fight(world, seed)
+        await fight.run()
+        assert len(fight.history) > 20
+        # Whoever was cut off, or gave up, has left no node in anybody's way.
+        for number in range(3):
+            lease = await fight.nodes[0].hold(f"slot/{number}", world.clock.monotonic() + 30.0)
+            await lease.release()
+
+    in_world(scenario)
+
+
+def test_the_same_seed_gives_the_same_history():
+    assert _history(1) == _history(1)
+    assert _history(1) != _history(2)
+
+
+def _history(seed):
+    async def scenario(world):
+        fight = Fight(world, seed)
+        await fight.run()
+        return fight.history
+
+    return in_world(scenario)
+
+
+def _task(work):
+    return asyncio.get_running_loop().create_task(work)

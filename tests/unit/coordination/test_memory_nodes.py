@@ -1,0 +1,50 @@
+"""The servers' side; how clients see it is in test_memory.py."""
+
+from __future__ import annotations
+
+from contextvars import Context
+
+import pytest
+
+from broker.coordination.memory_nodes import Nodes, Watched
+from broker.coordination.tree import NodeExists, NoNode
+
+
+class One:
+    context = Context()
+
+
+def test_an_ephemeral_node_ends_with_its_session_and_has_no_children() -> None:
+    nodes = Nodes(Watched.fire)
+    session = nodes.begin_session()
+    nodes.create("/a", b"", session, sequential=False)
+    with pytest.raises(NoNode):
+        nodes.create("/a/b", b"", 0, sequential=False)
+    nodes.end_session(session)
+    assert nodes.get("/a") is None
+    assert session not in nodes.sessions
+
+
+def test_sequential_nodes_are_numbered_on_though_some_are_gone() -> None:
+    nodes = Nodes(Watched.fire)
+    first = nodes.create("/n-", b"", 0, sequential=True)
+    nodes.delete(first)
+    assert [first, nodes.create("/n-", b"", 0, sequential=True)] == [
+        "/n-0000000000",
+        "/n-0000000001",
+    ]
+    with pytest.raises(NodeExists):
+        nodes.create("/n-0000000001", b"", 0, sequential=False)
+
+
+def test_a_watch_is_called_once_and_none_that_was_forgotten() -> None:
+    told: list[str] = []
+    nodes, one, other = Nodes(Watched.fire), One(), One()
+    nodes.create("/a", b"", 0, sequential=False)
+    nodes.watch("data", "/a", Watched(one, lambda: told.append("one")))
+    nodes.watch("data", "/a", Watched(other, lambda: told.append("other")))
+    assert len(nodes.forget_watches(other)) == 1
+    nodes.put("/a", b"1")
+    nodes.put("/a", b"2")
+    assert told == ["one"]
+    assert nodes.at("/a").stat.version == 2

@@ -1,0 +1,422 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+from typing import Any
+
+import pytest
+
+from broker.coordination.assignment import SLOTS, slot_of
+from broker.coordination.memory import MemoryCoordination
+from broker.coordination.ports import NodeInfo
+from broker.errors import NoLeader, NotLeader, StorageCorrupt, Unavailable
+from broker.leading import placement
+from broker.leading.cluster_tenure import FENCINGS_MAX, RELEASE_WAIT_S, ClusterTenure
+from broker.leading.placement import HINT
+from broker.model import TopicId
+from broker.storage.control import Control
+from broker.storage.keys import LogId
+from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.ports import Hold
+from broker.storage.tables import TableLogStore
+from broker.testing.clock import VirtualClock, VirtualLoop, pass_time
+
+TOPICS = [TopicId("ns", f"t{number}") for number in range(30)]
+
+
+class Holder:
+    """Leads what it is told to, and hands over when it is let."""
+
+    def __init__(self) -> None:
+        self.led: dict[TopicId, Hold] = {}
+        self.asked: list[set[TopicId]] = []
+        self.may = asyncio.Event()
+        self.may.set()
+
+    def topics_led(self) -> Collection[TopicId]:
+        return list(self.led)
+
+    async def hand_over(self, topics: Collection[TopicId]) -> None:
+        self.asked.append(set(topics))
+        await self.may.wait()
+        for topic in topics:
+            self.led.pop(topic)
+
+
+class Node:
+    """One node's tenure."""
+
+    def __init__(self, world: World, instance: int) -> None:
+        self.me = NodeInfo(instance, f"life-{instance}", f"http://{instance}", "1.0", 1)
+        self.world = world
+        self.session = world.coordination.session()
+        self.holder = Holder()
+
+    async def start(self) -> None:
+        self.membership = await self.session.join(self.me)
+        self.tenure = ClusterTenure(
+            self.session,
+            self.membership,
+            self.world.records,
+            self.world.store,
+            self.world.clock,
+            random.Random(self.me.instance),
+        )
+        await self.tenure.start()
+        self.tenure.serve(self.holder)
+
+    def deadline(self, seconds: float = 30.0) -> float:
+        return self.world.clock.monotonic() + seconds
+
+    async def claim(self, topic: TopicId, seconds: float = 30.0) -> Hold:
+        await self.tenure.permit(topic, self.deadline(seconds))
+        hold = await self.world.store.claim(LogId(topic, 1), self.me.incarnation)
+        self.holder.led[topic] = hold
+        return hold
+
+    def here(self) -> list[TopicId]:
+        return [topic for topic in TOPICS if self.tenure.place(topic).here]
+
+
+class World:
+    """What the nodes share."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.clock = VirtualClock(loop)
+        self.coordination = MemoryCoordination(self.clock)
+        self.records = MemoryRecordStore()
+        self.store = TableLogStore(MemoryCells(), self.clock, chance=random.Random(1))
+
+    async def nodes(self, count: int) -> list[Node]:
+        nodes = [Node(self, instance) for instance in range(count)]
+        for node in nodes:
+            await node.start()
+        await pass_time(0.1)
+        return nodes
+
+    async def head(self, topic: TopicId) -> Control | None:
+        return await self.store.head(LogId(topic, 1))
+
+    async def hint(self, node: Node) -> None:
+        await node.session.hint(HINT)
+        await pass_time(0.1)
+
+
+async def test_all_nodes_place_every_topic_at_the_same_one() -> None:
+    world = World()
+    nodes = await world.nodes(3)
+    for topic in TOPICS:
+        places = [node.tenure.place(topic) for node in nodes]
+        assert len({place.node for place in places}) == 1
+        assert [place.here for place in places].count(True) == 1
+        leader = places[0].node
+        assert leader is not None
+        assert nodes[leader.instance].tenure.place(topic).here
+    assert all(node.here() for node in nodes)
+
+
+async def test_only_the_assigned_node_is_permitted() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    await one.claim(topic)
+    with pytest.raises(NotLeader) as caught:
+        await two.claim(topic)
+    assert (caught.value.node, caught.value.url) == (0, "http://0")
+    assert one.tenure.slots_led == 1
+
+
+async def test_a_slot_that_moves_is_released_when_its_topics_are_handed_over() -> None:
+    world = World()
+    (one,) = await world.nodes(1)
+    for topic in TOPICS:
+        await one.claim(topic)
+    one.holder.may.clear()
+    two = Node(world, 1)
+    await two.start()
+    await pass_time(0.1)
+    moving = set(two.here())
+    assert set().union(*one.holder.asked) == moving
+    claims = [asyncio.ensure_future(two.claim(topic)) for topic in moving]
+    await pass_time(0.5)
+    assert not any(claim.done() for claim in claims), "the lease is still held"
+    for topic in moving:
+        assert await world.store.release(one.holder.led[topic])
+    one.holder.may.set()
+    await asyncio.gather(*claims)
+    assert set(one.holder.led) == set(TOPICS) - moving
+    for topic in moving:
+        control = await world.head(topic)
+        assert control is not None
+        assert len(control.ranges) == 1
+
+
+async def test_a_slot_that_comes_back_meanwhile_is_kept() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    await one.claim(topic)
+    one.holder.may.clear()
+    await placement.drain(world.records, 0)
+    await world.hint(two)
+    assert one.holder.asked == [{topic}]
+    await placement.undrain(world.records, 0)
+    await world.hint(two)
+    one.holder.may.set()
+    await pass_time(0.1)
+    assert one.tenure.slots_led == 1
+
+
+async def test_what_is_claimed_while_its_slot_comes_and_goes_is_handed_over_too() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    first = one.here()[0]
+    names = (TopicId("ns", f"n{number}") for number in range(100_000))
+    second = next(topic for topic in names if slot_of(topic) == slot_of(first))
+    await one.claim(first)
+    one.holder.may.clear()
+    for change in (placement.drain, placement.undrain, placement.drain):
+        if change is placement.drain and one.holder.asked:
+            await one.claim(second)
+        await change(world.records, 0)
+        await world.hint(two)
+    one.holder.may.set()
+    await pass_time(0.1)
+    assert one.holder.asked == [{first}, {second}]
+    assert not one.holder.led
+
+
+async def test_a_wait_for_a_lease_ends_when_another_should_lead() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    lease = await two.session.hold(one.tenure.assignment.resource_of(topic), two.deadline())
+    waiting = asyncio.ensure_future(one.claim(topic))
+    await pass_time(1)
+    assert not waiting.done()
+    await placement.drain(world.records, 0)
+    await world.hint(two)
+    with pytest.raises(NotLeader):
+        await waiting
+    await lease.release()
+    await pass_time(0.1)
+    assert one.tenure.slots_led == 0
+
+
+async def test_a_wait_for_a_lease_ends_at_its_deadline() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    await two.session.hold(one.tenure.assignment.resource_of(topic), two.deadline())
+    began = world.clock.monotonic()
+    with pytest.raises(NoLeader):
+        await one.claim(topic, 3)
+    assert world.clock.monotonic() - began == pytest.approx(3)
+
+
+@pytest.mark.parametrize("lives", [True, False])
+async def test_a_live_leader_under_another_lock_is_given_a_moment(lives: bool) -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    hold = await one.claim(topic)
+    one.holder.led.clear()
+    await placement.pin(world.records, topic, 1)
+    await world.hint(two)
+    if not lives:
+        await one.membership.leave()
+        await pass_time(0.1)
+    began = world.clock.monotonic()
+    claiming = asyncio.ensure_future(two.claim(topic))
+    await pass_time(0.2)
+    assert claiming.done() is not lives
+    if lives:
+        await world.store.release(hold)
+    await claiming
+    assert world.clock.monotonic() - began < 0.3
+    control = await world.head(topic)
+    assert control is not None
+    assert control.owner == two.me.incarnation
+
+
+async def test_patience_with_a_leader_that_does_not_let_go_is_bounded() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    await one.claim(topic)
+    one.holder.led.clear()
+    await placement.pin(world.records, topic, 1)
+    await world.hint(two)
+    began = world.clock.monotonic()
+    await two.claim(topic)
+    assert RELEASE_WAIT_S <= world.clock.monotonic() - began < RELEASE_WAIT_S + 0.2
+
+
+async def test_a_pause_ends_when_another_should_lead() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    pausing = asyncio.ensure_future(one.tenure.pause(1000))
+    await pass_time(1)
+    assert not pausing.done()
+    await placement.drain(world.records, 1)
+    await world.hint(two)
+    await pass_time(0.1)
+    assert pausing.done()
+    began = world.clock.monotonic()
+    await one.tenure.pause(3)
+    assert world.clock.monotonic() - began == pytest.approx(3)
+
+
+async def test_a_pin_to_a_node_that_is_gone_counts_for_nothing() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = two.here()[0]
+    await placement.pin(world.records, topic, 9)
+    await world.hint(one)
+    await two.claim(topic)
+    assert one.tenure.placement.pins == {topic: 9}
+
+
+async def test_without_contact_only_ones_own_log_is_claimed_again() -> None:
+    world = World()
+    (one,) = await world.nodes(1)
+    await one.claim(TOPICS[0])
+    await one.tenure.permit(TOPICS[1], one.deadline())
+    world.coordination.outage()
+    again = await one.claim(TOPICS[0], 0.1)
+    assert again.epoch == 2
+    with pytest.raises(NoLeader):
+        await one.claim(TOPICS[1], 5)
+    with pytest.raises(NoLeader):
+        await one.claim(TOPICS[2], 5)
+    later = asyncio.ensure_future(one.claim(TOPICS[2]))
+    await pass_time(10)
+    world.coordination.recover()
+    await later
+
+
+async def test_without_contact_the_control_row_tells_who_leads_by_now() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    await one.claim(topic)
+    world.coordination.suspend(one.session)
+    await world.store.claim(LogId(topic, 1), two.me.incarnation)
+    with pytest.raises(NotLeader) as caught:
+        await one.claim(topic)
+    assert (caught.value.node, caught.value.epoch) == (1, 2)
+    assert one.tenure.place(topic).node == two.me
+    world.coordination.resume(one.session)
+    assert one.tenure.place(topic).here
+
+
+async def test_a_fenced_node_reads_the_placement_at_once() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    topic = one.here()[0]
+    await one.claim(topic)
+    await placement.pin(world.records, topic, 1)
+    one.tenure.fenced(topic)
+    await pass_time(0.01)
+    assert not one.tenure.place(topic).here
+    assert two.tenure.place(topic).node == one.me, "nobody has told it yet"
+    await pass_time(10)
+    assert two.tenure.place(topic).here
+
+
+async def test_fencings_of_very_many_topics_take_bounded_memory() -> None:
+    world = World()
+    (one,) = await world.nodes(1)
+    for number in range(FENCINGS_MAX + 2):
+        one.tenure.fenced(TopicId("many", str(number)))
+    assert len(one.tenure._fenced) < 3
+    await one.claim(TOPICS[0])
+
+
+async def test_a_node_starts_though_a_pin_makes_no_sense() -> None:
+    world = World()
+    await world.records.put_if(b"pin/ns:odd:", None, b"{")
+    await placement.pin(world.records, TOPICS[0], 1)
+    _, two = await world.nodes(2)
+    assert two.tenure.place(TOPICS[0]).here
+
+
+async def test_a_placement_that_cannot_be_read_is_read_again_and_the_last_one_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    one, _ = await world.nodes(2)
+    topic = one.here()[0]
+    scan = world.records.scan_prefix
+    errors: list[Exception] = [Unavailable("down"), StorageCorrupt("odd")]
+
+    async def failing(prefix: bytes) -> Any:
+        if errors:
+            raise errors.pop()
+        return await scan(prefix)
+
+    await placement.pin(world.records, topic, 1)
+    monkeypatch.setattr(world.records, "scan_prefix", failing)
+    await one.session.hint(HINT)
+    await pass_time(0.3)
+    assert one.tenure.place(topic).here
+    await pass_time(2.5)
+    assert not errors
+    assert not one.tenure.place(topic).here
+
+
+async def test_whoever_leaves_hands_everything_over_and_takes_nothing_more() -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    mine = one.here()
+    for topic in mine:
+        await one.claim(topic)
+    await one.membership.announce(draining=True)
+    assert await one.tenure.leave(5)
+    assert not one.holder.led
+    assert one.tenure.slots_led == 0
+    with pytest.raises(NotLeader):
+        await one.claim(mine[0])
+    await pass_time(0.1)
+    assert set(two.here()) == set(TOPICS)
+    for topic in mine:
+        await two.claim(topic)
+
+
+async def test_leaving_is_bounded_and_possible_without_contact() -> None:
+    world = World()
+    one, _ = await world.nodes(2)
+    await one.claim(one.here()[0])
+    world.coordination.suspend(one.session)
+    one.holder.may.clear()
+    began = world.clock.monotonic()
+    assert not await one.tenure.leave(5)
+    assert world.clock.monotonic() - began == pytest.approx(5)
+    assert one.here() == []
+    one.holder.may.set()
+    assert await one.tenure.leave(5)
+    assert not one.holder.led
+
+
+async def test_the_last_node_that_leaves_sends_nobody_anywhere() -> None:
+    world = World()
+    (one,) = await world.nodes(1)
+    await one.tenure.leave(5)
+    assert one.tenure.place(TOPICS[0]) == (False, None)
+    began = world.clock.monotonic()
+    with pytest.raises(NoLeader):
+        await one.claim(TOPICS[0], 30)
+    assert world.clock.monotonic() == began
+
+
+async def test_a_cluster_of_one_leads_every_slot_it_is_asked_for() -> None:
+    world = World()
+    (one,) = await world.nodes(1)
+    for number in range(50):
+        await one.claim(TopicId("ns", f"m{number}"))
+    assert 40 < one.tenure.slots_led <= 50 < SLOTS
+    await one.tenure.close()
+    assert one.tenure.slots_led == 0

@@ -1,0 +1,277 @@
+import asyncio
+
+import pytest
+
+from broker import guards
+from broker.coordination.memory import MemoryCoordination
+from broker.coordination.ports import InstanceTaken, NodeInfo
+from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
+from broker.leading.instances import (
+    Claim,
+    check_incarnation,
+    choose,
+    claim_instance,
+    decode,
+    encode,
+    read_claims,
+    record_key,
+    until_superseded,
+)
+from broker.storage.memory import MemoryRecordStore
+from broker.testing.clock import VirtualClock, pass_time, simulate, within
+
+
+def node(name: str, incarnation: str = "first") -> NodeInfo:
+    return NodeInfo(0, f"{name}-{incarnation}", f"http://{name}:8080", "1", 1)
+
+
+class World:
+    """Coordination and records that several nodes share."""
+
+    def __init__(self, loop):
+        self.clock = VirtualClock(loop)
+        self.coordination = MemoryCoordination(self.clock)
+        self.records = MemoryRecordStore()
+
+    async def start(self, name, incarnation="first", *, configured=None, records=None):
+        session = self.coordination.session()
+        membership = await claim_instance(
+            session, records or self.records, node(name, incarnation), configured=configured
+        )
+        return session, membership
+
+
+def in_world(scenario):
+    return simulate(lambda loop: scenario(World(loop)))
+
+
+def test_nodes_get_the_lowest_free_numbers():
+    async def scenario(world):
+        members = [(await world.start(name))[1] for name in "abc"]
+        assert [member.me.instance for member in members] == [0, 1, 2]
+        await members[1].leave()
+        _, d = await world.start("d")
+        assert d.me.instance == 1
+        claims = await read_claims(world.records)
+        assert claims[1] == Claim("d-first", "http://d:8080", d.session)
+        assert [claims[n].incarnation for n in range(3)] == ["a-first", "d-first", "c-first"]
+
+    in_world(scenario)
+
+
+def test_a_node_that_starts_again_has_its_number_again():
+    async def scenario(world):
+        a, _ = await world.start("a")
+        b, _ = await world.start("b")
+        # After kill -9: its session still lives, and so does its ephemeral node.
+        await world.coordination.crash(b)
+        _, again = await world.start("b", "second")
+        assert again.me.instance == 1
+        assert world.clock.monotonic() == 0.0, "at once"
+        # After a whole night: nothing but the records knows.
+        await a.close()
+        await again.leave()
+        await pass_time(10_000)
+        _, again = await world.start("b", "third")
+        assert again.me.instance == 1
+        assert (await read_claims(world.records))[1].incarnation == "b-third"
+
+    in_world(scenario)
+
+
+def test_a_claim_that_makes_no_sense_stops_no_other_node_and_is_written_anew():
+    async def scenario(world):
+        await world.records.put_if(b"instance/000", None, b"{")
+        await world.records.put_if(b"instance/odd", None, b"{}")
+        assert await read_claims(world.records) == {}
+        _, a = await world.start("a")
+        assert a.me.instance == 0
+        assert (await read_claims(world.records))[0].incarnation == "a-first"
+
+    in_world(scenario)
+
+
+def test_a_configured_number_that_lives_elsewhere_is_refused_with_its_holder():
+    async def scenario(world):
+        await world.start("a", configured=7)
+        with pytest.raises(InstanceTaken, match="Instance id 7 is held by the node at http://a:80"):
+            await world.start("b", configured=7)
+        assert (await read_claims(world.records))[7].incarnation == "a-first"
+        _, b = await world.start("b")
+        assert b.me.instance == 0
+
+    in_world(scenario)
+
+
+def test_a_configured_number_is_free_once_its_session_is_over():
+    async def scenario(world):
+        a, _ = await world.start("a", configured=7)
+        await world.coordination.crash(a)
+        with pytest.raises(InstanceTaken):
+            await world.start("b", configured=7)
+        await pass_time(5.0)
+        _, b = await world.start("b", configured=7)
+        assert (await read_claims(world.records))[7] == Claim("b-first", "http://b:8080", b.session)
+
+    in_world(scenario)
+
+
+def test_nodes_that_start_together_get_different_numbers():
+    async def scenario(world):
+        world.coordination.delay_s = 0.01
+        started = await asyncio.gather(*(world.start(f"n{number}") for number in range(20)))
+        assert sorted(member.me.instance for _, member in started) == list(range(20))
+        claims = await read_claims(world.records)
+        for _, member in started:
+            assert claims[member.me.instance].incarnation == member.me.incarnation
+
+    in_world(scenario)
+
+
+def test_an_incarnation_whose_number_went_to_another_stops():
+    """Cut off from coordination, not from storage; its session ends, and another takes its number."""
+
+    async def scenario(world):
+        a, member = await world.start("a")
+        stopping = asyncio.ensure_future(until_superseded(world.records, member, world.clock))
+        world.coordination.suspend(a)
+        await pass_time(5.0)
+        _, b = await world.start("b")
+        assert b.me.instance == 0
+        assert not member.stopped.done(), "coordination can't tell it"
+        reason = await within(60.0, stopping, lambda: "it goes on")
+        assert reason == "Instance id 0 was claimed by another incarnation, at http://b:8080."
+
+    in_world(scenario)
+
+
+def test_without_the_guard_it_goes_on_under_anothers_number(monkeypatch):
+    monkeypatch.setenv("BROKER_TESTING", "1")
+
+    with guards.without("id-claim"), pytest.raises(AssertionError, match="it goes on"):
+        test_an_incarnation_whose_number_went_to_another_stops()
+
+
+def test_an_incarnation_that_is_back_in_contact_stops_at_once():
+    async def scenario(world):
+        a, member = await world.start("a")
+        world.coordination.expire(a, noticed_after_s=0.5)
+        await world.start("b")
+        reason = await until_superseded(world.records, member, world.clock, every_s=3600.0)
+        assert "another incarnation" in reason
+        assert world.clock.monotonic() < 1.0
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("is_cut_off", [False, True])
+def test_of_two_with_one_url_the_earlier_stops_and_says_what_may_be_wrong(is_cut_off):
+    async def scenario(world):
+        a, member = await world.start("a")
+        stopping = asyncio.ensure_future(until_superseded(world.records, member, world.clock))
+        if is_cut_off:
+            world.coordination.suspend(a)
+        await world.start("a", "second")
+        reason = await within(60.0, stopping, lambda: "it goes on")
+        assert "at the same URL" in reason
+        assert "advertised_url" in reason
+
+    in_world(scenario)
+
+
+def test_an_incarnation_that_nobody_follows_does_not_stop():
+    async def scenario(world):
+        a, member = await world.start("a")
+        stopping = asyncio.ensure_future(until_superseded(world.records, member, world.clock))
+        world.coordination.expire(a)
+        await pass_time(100.0)
+        assert await check_incarnation(world.records, member.me) is None
+        assert not stopping.done()
+        assert member.session != 0
+
+    in_world(scenario)
+
+
+class Unsure(MemoryRecordStore):
+    """Puts, and says that it does not know; every second time it did not put."""
+
+    def __init__(self):
+        super().__init__()
+        self.puts = 0
+
+    async def put_if(self, key, expected, value):
+        self.puts += 1
+        if self.puts % 2 == 0:
+            await super().put_if(key, expected, value)
+        raise OutcomeUnknown("who knows")
+
+
+def test_a_claim_of_unknown_outcome_is_made_until_the_record_shows_it():
+    async def scenario(world):
+        records = Unsure()
+        _, member = await world.start("a", records=records)
+        assert records.puts == 2
+        assert (await read_claims(records))[0].incarnation == member.me.incarnation
+
+    in_world(scenario)
+
+
+class Overtaken(MemoryRecordStore):
+    """Lets something happen just before the first put."""
+
+    def __init__(self, meanwhile):
+        super().__init__()
+        self.meanwhile = meanwhile
+
+    async def put_if(self, key, expected, value):
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await super().put_if(key, expected, value)
+
+
+def test_a_late_claim_does_not_replace_that_of_the_next_holder():
+    async def scenario(world):
+        async def lose_number_to_b():
+            world.coordination.suspend(world.a, session_ends_after_s=0.0)
+            await pass_time(0.1)
+            await world.start("b", records=records)
+            world.coordination.resume(world.a)
+
+        records = Overtaken(lose_number_to_b)
+        world.a = world.coordination.session()
+        member = await claim_instance(world.a, records, node("a"))
+        claims = await read_claims(records)
+        assert claims[0].incarnation == "b-first"
+        assert (member.me.instance, claims[1].incarnation) == (1, "a-first")
+
+    in_world(scenario)
+
+
+def test_a_node_whose_storage_fails_is_no_member():
+    class Failing(MemoryRecordStore):
+        async def get(self, key):
+            raise Unavailable("no storage")
+
+    async def scenario(world):
+        with pytest.raises(Unavailable, match="no storage"):
+            await world.start("a", records=Failing())
+        assert await world.coordination.session().nodes() == {}
+
+    in_world(scenario)
+
+
+def test_when_all_numbers_are_held_the_error_says_so():
+    live = {number: node(f"n{number}") for number in range(256)}
+    with pytest.raises(Unavailable, match="256"):
+        choose(live, {}, "http://new:1")
+    assert choose(live, {}, "http://n77:8080") == 77
+
+
+def test_a_claim_reads_as_it_was_written():
+    claim = Claim("i", "http://a:1", 0x10000D3CCFB0002)
+    assert decode(b"k", encode(claim)) == claim
+    assert b'"0x10000d3ccfb0002"' in encode(claim)
+    for value in (b"", b"[]", b"{}", b'{"incarnation":"i","url":"u","session":7}'):
+        with pytest.raises(StorageCorrupt, match="instance/007"):
+            decode(record_key(7), value)

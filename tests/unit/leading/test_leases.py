@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.clock import Clock
+from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.memory import MemoryCoordination
+from broker.errors import Unavailable
+from broker.leading.leases import WAIT_S, Leases
+from broker.testing.clock import VirtualClock, VirtualLoop, pass_time
+
+SLOT = "slot/17"
+
+
+def new_clock() -> Clock:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return VirtualClock(loop)
+
+
+class Two:
+    """Two nodes' leases, and what they want."""
+
+    def __init__(self) -> None:
+        clock = new_clock()
+        self.world = MemoryCoordination(clock)
+        self.sessions: list[TreeCoordinator] = [self.world.session(), self.world.session()]
+        self.unwanted: set[str] = set()
+        self.one, self.two = (
+            Leases(session, clock, lambda resource: resource not in self.unwanted)
+            for session in self.sessions
+        )
+
+    async def close(self) -> None:
+        await self.one.close()
+        await self.two.close()
+        for session in self.sessions:
+            await session.close()
+
+
+async def test_all_who_ask_share_one_lease() -> None:
+    two = Two()
+    tasks = {two.one.taking(SLOT) for _ in range(10)}
+    assert len(tasks) == 1
+    await asyncio.gather(*tasks)
+    assert two.one.holds(SLOT)
+    assert two.one.resources == [SLOT]
+    await two.close()
+    assert two.one.resources == []
+
+
+async def test_another_gets_it_when_it_is_released() -> None:
+    two = Two()
+    await two.one.taking(SLOT)
+    waiting = two.two.taking(SLOT)
+    await pass_time(3 * WAIT_S + 1)
+    assert waiting.done(), "an attempt ends"
+    assert not two.two.holds(SLOT)
+    waiting = two.two.taking(SLOT)
+    await pass_time(1)
+    await two.one.release(SLOT)
+    await waiting
+    assert two.two.holds(SLOT)
+    assert not two.one.holds(SLOT)
+    await two.close()
+
+
+async def test_what_is_not_wanted_any_more_when_it_comes_is_let_go() -> None:
+    two = Two()
+    await two.one.taking(SLOT)
+    waiting = two.two.taking(SLOT)
+    await pass_time(1)
+    two.unwanted.add(SLOT)
+    await two.one.release(SLOT)
+    await waiting
+    assert not two.two.holds(SLOT)
+    two.unwanted.clear()
+    await two.one.taking(SLOT)
+    assert two.one.holds(SLOT)
+    await two.close()
+
+
+async def test_a_lease_whose_session_is_over_is_not_held() -> None:
+    two = Two()
+    await two.one.taking(SLOT)
+    two.world.expire(two.sessions[0])
+    await pass_time(1)
+    assert not two.one.holds(SLOT)
+    assert two.one.resources == []
+    await two.one.taking(SLOT)
+    assert two.one.holds(SLOT), "a new one, under the new session"
+    await two.close()
+
+
+async def test_after_a_fencing_only_a_verified_or_a_new_lease_is_good() -> None:
+    two = Two()
+    leases = two.one
+    assert not await leases.is_good(SLOT, 0)
+    await leases.taking(SLOT)
+    assert await leases.is_good(SLOT, 0)
+    leases.fencings += 1
+    two.world.suspend(two.sessions[0])
+    assert await leases.is_good(SLOT, 0)
+    with pytest.raises(Unavailable):
+        await leases.is_good(SLOT, 1)
+    two.world.resume(two.sessions[0])
+    assert await leases.is_good(SLOT, 1)
+    two.world.suspend(two.sessions[0])
+    assert await leases.is_good(SLOT, 1), "it was verified after that"
+    two.world.resume(two.sessions[0])
+    leases.fencings += 1
+    two.world.nodes.end_session(two.sessions[0].tree.session)
+    assert leases.holds(SLOT), "it has not heard"
+    with pytest.raises(Unavailable):
+        await leases.is_good(SLOT, 2)
+    assert not await leases.is_good(SLOT, 2)
+    assert not leases.holds(SLOT)
+    await leases.taking(SLOT)
+    assert await leases.is_good(SLOT, 2)
+    await two.close()
+
+
+async def test_a_lease_that_was_asked_for_before_a_fencing_is_verified(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = Two()
+    two.world.delay_s = 0.1
+    taking = two.one.taking(SLOT)
+    await pass_time(0.05)
+    two.one.fencings += 1
+    await taking
+    asked: list[str] = []
+    lease = two.one._held[SLOT].lease
+    verify = lease.verify
+
+    async def noted() -> bool:
+        asked.append(SLOT)
+        return await verify()
+
+    monkeypatch.setattr(lease, "verify", noted)
+    together = [two.one.is_good(SLOT, 1) for _ in range(5)]
+    assert await asyncio.gather(*together) == [True] * 5
+    assert asked == [SLOT]
+    await two.close()
+
+
+async def test_closing_ends_whoever_waits() -> None:
+    two = Two()
+    await two.one.taking(SLOT)
+    waiting = two.two.taking(SLOT)
+    await pass_time(1)
+    await two.two.close()
+    assert waiting.cancelled()
+    await two.close()

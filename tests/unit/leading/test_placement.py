@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import pytest
+from typing_extensions import override
+
+from broker.errors import OutcomeUnknown, Unavailable
+from broker.leading.placement import (
+    PUT_TRIES_MAX,
+    Placement,
+    drain,
+    pin,
+    read_placement,
+    undrain,
+    unpin,
+)
+from broker.model import TopicId
+from broker.storage.memory import MemoryRecordStore
+from broker.storage.ports import Record
+
+A, B = TopicId("ns", "a"), TopicId("ns", "b")
+
+
+class Forgetful(MemoryRecordStore):
+    """Answers the first puts with *unknown*; ``applied`` says whether they were done."""
+
+    def __init__(self, unknown: int, *, applied: bool) -> None:
+        super().__init__()
+        self.unknown = unknown
+        self.applied = applied
+
+    @override
+    async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
+        if self.unknown == 0:
+            return await super().put_if(key, expected, value)
+        self.unknown -= 1
+        if self.applied:
+            await super().put_if(key, expected, value)
+        raise OutcomeUnknown("lost")
+
+
+class Contended(MemoryRecordStore):
+    """Somebody else pins the topic elsewhere just before the first put."""
+
+    came_between = False
+
+    @override
+    async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
+        if not self.came_between:
+            self.came_between = True
+            assert await super().put_if(key, expected, b'{"node": 9}')
+        return await super().put_if(key, expected, value)
+
+
+async def test_nothing_was_said_yet() -> None:
+    assert await read_placement(MemoryRecordStore()) == Placement()
+
+
+async def test_pins_are_set_moved_and_taken_back() -> None:
+    records = MemoryRecordStore()
+    assert await pin(records, A, 0)
+    assert await pin(records, B, 255)
+    assert not await pin(records, A, 0)
+    assert (await read_placement(records)).pins == {A: 0, B: 255}
+    assert await pin(records, A, 7)
+    assert await unpin(records, B)
+    assert not await unpin(records, B)
+    assert (await read_placement(records)).pins == {A: 7}
+    assert await pin(records, B, 1)
+    assert (await read_placement(records)).pins == {A: 7, B: 1}
+
+
+async def test_what_was_never_set_is_not_written_to_take_it_back() -> None:
+    records = MemoryRecordStore()
+    assert not await unpin(records, A)
+    assert not await undrain(records, 3)
+    assert await records.scan_prefix(b"") == []
+
+
+async def test_nodes_are_drained_until_they_are_not() -> None:
+    records = MemoryRecordStore()
+    assert await drain(records, 7)
+    assert await drain(records, 200)
+    assert not await drain(records, 7)
+    assert (await records.get(b"drained/007")) is not None
+    assert (await read_placement(records)).drained == {7, 200}
+    assert await undrain(records, 7)
+    assert not await undrain(records, 7)
+    assert (await read_placement(records)).drained == {200}
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_an_unknown_outcome_is_resolved_by_reading(applied: bool) -> None:
+    records = Forgetful(2, applied=applied)
+    assert await pin(records, A, 5)
+    assert (await read_placement(records)).pins == {A: 5}
+
+
+async def test_what_may_be_changed_is_not_refused_because_nobody_can_be_asked() -> None:
+    records = Forgetful(1, applied=True)
+    get, asked = records.get, 0
+
+    async def deaf(key: bytes) -> Record | None:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            raise Unavailable("no gateway")
+        return await get(key)
+
+    records.get = deaf  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown):
+        await pin(records, A, 5)
+    records.get = get  # type: ignore[method-assign]
+    assert (await read_placement(records)).pins == {A: 5}
+
+
+async def test_an_outcome_that_stays_unknown_is_told_so() -> None:
+    with pytest.raises(OutcomeUnknown):
+        await drain(Forgetful(PUT_TRIES_MAX, applied=False), 5)
+
+
+async def test_a_change_that_came_between_is_overwritten_knowingly() -> None:
+    records = Contended()
+    assert await pin(records, A, 5)
+    assert (await read_placement(records)).pins == {A: 5}
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (b"pin/ns:a:", b"{"),
+        (b"pin/ns:a:", b"[]"),
+        (b"pin/ns:a:", b'{"node": 256}'),
+        (b"pin/ns:a:", b'{"node": "7"}'),
+        (b"pin/ns", b'{"node": 7}'),
+        (b"pin/ns:a:b", b'{"node": 7}'),
+        (b"drained/x", b'{"drained": true}'),
+        (b"drained/256", b'{"drained": true}'),
+        (b"drained/001", b"\xff"),
+    ],
+)
+async def test_what_does_not_decode_counts_for_nothing_and_is_told(
+    key: bytes, value: bytes
+) -> None:
+    records = MemoryRecordStore()
+    await pin(records, B, 3)
+    await drain(records, 2)
+    assert await records.put_if(key, None, value)
+    placement = await read_placement(records)
+    assert (placement.pins, placement.drained) == ({B: 3}, {2})
+    assert len(placement.problems) == 1
+    assert repr(key) in placement.problems[0]
+
+
+async def test_what_does_not_decode_is_mended_by_saying_it_anew() -> None:
+    records = MemoryRecordStore()
+    assert await records.put_if(b"pin/ns:a:", None, b"{")
+    assert await records.put_if(b"drained/001", None, b"{")
+    assert await unpin(records, A)
+    assert await drain(records, 1)
+    assert await read_placement(records) == Placement({}, frozenset({1}))

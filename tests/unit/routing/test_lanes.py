@@ -1,0 +1,160 @@
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from broker import guards
+from broker.routing.lanes import LANE_SPAN_MAX, ReceivedLanes, SentLane, Turn
+from broker.routing.nodeheaders import Sender, Ticket
+
+A = Sender(1, "a")
+FAR = 1e9
+
+
+def judge(lanes: ReceivedLanes, number: int, lowest: int, attempt: int = 1, **more) -> Turn:
+    times = {"deadline": FAR, "now": 0.0, **more}
+    return lanes.judge(A, Ticket(1, number, lowest), attempt, **times)
+
+
+def test_numbers_are_taken_in_their_order() -> None:
+    lanes = ReceivedLanes()
+    assert judge(lanes, 1, 0) is Turn.WAIT
+    assert judge(lanes, 0, 0) is Turn.TAKE
+    assert judge(lanes, 1, 0) is Turn.WAIT
+    lanes.answered(A, Ticket(1, 0, 0))
+    assert judge(lanes, 1, 0) is Turn.TAKE
+
+
+def test_outcomes_elsewhere_are_told_by_a_higher_lowest_number() -> None:
+    lanes = ReceivedLanes()
+    assert judge(lanes, 5, 3) is Turn.WAIT
+    assert judge(lanes, 6, 5) is Turn.WAIT
+    assert judge(lanes, 5, 5) is Turn.TAKE
+
+
+def test_what_has_its_outcome_is_late() -> None:
+    lanes = ReceivedLanes()
+    assert judge(lanes, 3, 3) is Turn.TAKE
+    assert judge(lanes, 2, 0) is Turn.LATE
+    assert judge(lanes, 3, 2) is Turn.TAKE
+
+
+def test_an_earlier_attempt_that_comes_behind_a_later_one_is_late() -> None:
+    lanes = ReceivedLanes()
+    assert judge(lanes, 0, 0, attempt=2) is Turn.TAKE
+    assert judge(lanes, 0, 0, attempt=1) is Turn.LATE
+    assert judge(lanes, 0, 0, attempt=3) is Turn.TAKE
+
+
+def test_lanes_of_others_are_others() -> None:
+    lanes = ReceivedLanes()
+    assert judge(lanes, 5, 5) is Turn.TAKE
+    for sender, lane in ((A, 2), (Sender(1, "b"), 1), (Sender(2, "a"), 1)):
+        assert lanes.judge(sender, Ticket(lane, 0, 0), 1, deadline=FAR, now=0) is Turn.TAKE
+
+
+def test_there_is_room_for_so_many_lanes_until_their_deadlines_have_passed() -> None:
+    lanes = ReceivedLanes(lanes_max=2)
+    for lane in (1, 2):
+        assert lanes.judge(A, Ticket(lane, 0, 0), 1, deadline=10, now=0) is Turn.TAKE
+    assert lanes.judge(A, Ticket(3, 0, 0), 1, deadline=10, now=9) is Turn.FULL
+    assert lanes.judge(A, Ticket(3, 0, 0), 1, deadline=20, now=11) is Turn.TAKE
+    assert len(lanes) == 1
+
+
+def test_a_lane_reaches_only_so_far() -> None:
+    assert judge(ReceivedLanes(), LANE_SPAN_MAX + 1, 0) is Turn.FULL
+
+
+def test_without_the_guard_everything_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    lanes = ReceivedLanes()
+    assert judge(lanes, 5, 5) is Turn.TAKE
+    with guards.without("lane-order"):
+        assert judge(lanes, 4, 4) is Turn.TAKE
+        assert judge(lanes, 9, 5) is Turn.TAKE
+    assert judge(lanes, 4, 4) is Turn.LATE
+
+
+@given(st.lists(st.integers(0, 9), max_size=40))
+def test_the_lowest_number_is_the_first_that_has_no_outcome(resolved: list[int]) -> None:
+    lane = SentLane(3)
+    numbers = [lane.begin() for _ in range(11)]
+    assert numbers == list(range(11))
+    for number in resolved:
+        lane.resolved(number)
+    lowest = min(set(numbers) - set(resolved))
+    assert lane.ticket(10) == Ticket(3, 10, lowest)
+
+
+class Network(RuleBasedStateMachine):
+    """A sender, two leaders, and a network that copies, delays and reorders what is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = SentLane(1)
+        self.leaders = [ReceivedLanes(), ReceivedLanes()]
+        self.open: dict[int, int] = {}
+        """Numbers without outcome, and how often each was sent."""
+        self.on_the_way: list[tuple[Ticket, int, int]] = []
+        self.done: list[list[int]] = [[], []]
+
+    @rule()
+    def begin(self) -> None:
+        if len(self.open) < 4:
+            self.open[self.sent.begin()] = 0
+
+    @rule(data=st.data(), leader=st.integers(0, 1))
+    def send(self, data: st.DataObject, leader: int) -> None:
+        if self.open:
+            number = data.draw(st.sampled_from(sorted(self.open)))
+            self.open[number] += 1
+            self.on_the_way.append((self.sent.ticket(number), self.open[number], leader))
+
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        if not self.on_the_way:
+            return
+        ticket, attempt, leader = data.draw(st.sampled_from(self.on_the_way))
+        lanes = self.leaders[leader]
+        if lanes.judge(A, ticket, attempt, deadline=FAR, now=0) is not Turn.TAKE:
+            return
+        if ticket.number not in self.done[leader]:  # As under its key.
+            self.done[leader].append(ticket.number)
+        lanes.answered(A, ticket)
+        if data.draw(st.booleans()):
+            self.resolve(ticket.number)
+
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        if self.open:
+            self.resolve(data.draw(st.sampled_from(sorted(self.open))))
+
+    def resolve(self, number: int) -> None:
+        self.open.pop(number, None)
+        self.sent.resolved(number)
+
+    @invariant()
+    def order_holds_at_each_leader(self) -> None:
+        for done in self.done:
+            assert done == sorted(done)
+
+
+TestNetwork = Network.TestCase
+TestNetwork.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+
+
+def test_without_the_guard_order_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    with guards.without("lane-order"), pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            Network,
+            settings=settings(
+                phases=[Phase.generate], deadline=None, max_examples=1000, derandomize=True
+            ),
+        )

@@ -1,0 +1,78 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from broker.errors import BadRequest, Forbidden, NoLeader
+from broker.routing import nodeheaders
+from broker.routing.nodeheaders import PROTOCOL, NodeHeaders, Repeat, Sender, Ticket
+
+SECRET = "5" * 64
+NUMBER = st.integers(0, 10**18 - 1)
+TICKET = st.tuples(NUMBER, NUMBER, NUMBER).map(lambda t: Ticket(t[0], max(t[1:]), min(t[1:])))
+REPEAT = st.builds(
+    Repeat,
+    st.none() | st.text("0123456789abcdef", min_size=1, max_size=64),
+    st.integers(1, 10**6),
+    st.none() | NUMBER,
+    st.sampled_from([0, 1]),
+)
+HEADERS = st.builds(
+    NodeHeaders,
+    st.builds(Sender, st.integers(0, 255), st.from_regex(r"[0-9A-Za-z._-]{1,128}", fullmatch=True)),
+    NUMBER,
+    REPEAT,
+    st.none() | TICKET,
+)
+
+
+@given(HEADERS)
+def test_what_is_told_is_understood(told: NodeHeaders) -> None:
+    read = nodeheaders.parse(CIMultiDict(told.format(SECRET)), SECRET)
+    if told.repeat.protocol == 0:
+        told = told._replace(repeat=told.repeat._replace(epoch=None), ticket=None)
+    assert read == told
+
+
+@given(HEADERS, st.text(max_size=70))
+def test_nobody_is_believed_who_does_not_know_the_secret(told: NodeHeaders, guess: str) -> None:
+    headers = {**told.format(SECRET), "Broker-Secret": guess}
+    if guess != SECRET:
+        with pytest.raises(Forbidden):
+            nodeheaders.parse(headers, SECRET)
+    del headers["Broker-Secret"]
+    with pytest.raises(Forbidden):
+        nodeheaders.parse(headers, SECRET)
+
+
+@given(
+    st.sampled_from(sorted(set(nodeheaders.NAMES) - {"Broker-Secret"})),
+    st.text(st.characters(max_codepoint=255), max_size=30),
+)
+def test_whatever_stands_in_a_header_is_read_or_refused(name: str, text: str) -> None:
+    whole = NodeHeaders(Sender(1, "a"), 5, Repeat("ab", 2, 3), Ticket(1, 2, 2)).format(SECRET)
+    with contextlib.suppress(BadRequest, NoLeader):  # Both are definite refusals.
+        nodeheaders.parse({**whole, name: text}, SECRET)
+
+
+@pytest.mark.parametrize("name", nodeheaders.NAMES)
+def test_one_header_is_enough_to_claim_to_be_a_node(name: str) -> None:
+    assert nodeheaders.are_there(CIMultiDict({name.lower(): ""}))
+    assert not nodeheaders.are_there(CIMultiDict({"Content-Type": "text/plain"}))
+
+
+def test_only_a_new_key_under_a_known_epoch_need_not_be_looked_up() -> None:
+    assert Repeat("ab", 1, 3).is_fresh
+    assert not Repeat("ab", 2, 3).is_fresh
+    assert not Repeat("ab", 1, None).is_fresh
+    assert not Repeat(None, 1, 3).is_fresh
+
+
+def test_which_protocol_is_spoken() -> None:
+    assert nodeheaders.spoken_with(PROTOCOL) == PROTOCOL
+    assert nodeheaders.spoken_with(PROTOCOL + 3) == PROTOCOL
+    assert nodeheaders.spoken_with(PROTOCOL - 1) == PROTOCOL - 1
+    with pytest.raises(NoLeader):
+        nodeheaders.spoken_with(PROTOCOL - 2)

@@ -1,0 +1,145 @@
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import NamedTuple
+
+import pytest
+
+from broker.net import NoAnswer, NotSent
+from broker.routing import peers as peers_module
+from broker.routing.peers import HttpPeers, whole
+from broker.testing.serving import eventually
+
+
+class Ask(NamedTuple):
+    method: str = "GET"
+    path: str = "/"
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+
+
+class Counting:
+    """A server that counts connections, and answers when it may."""
+
+    def __init__(self) -> None:
+        self.connections = 0
+        self.asked = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.url = ""
+
+    async def has_got(self, count: int) -> None:
+        """Return once so many requests have come."""
+        await eventually(lambda: self.asked >= count, lambda: f"only {self.asked} have come")
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                self.asked += 1
+                await self.may_answer.wait()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[Counting]:
+    counting = Counting()
+    server = await asyncio.start_server(counting.serve, "127.0.0.1", 0)
+    counting.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield counting
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[HttpPeers]:
+    peers = HttpPeers()
+    yield peers
+    await peers.close()
+
+
+async def test_a_connection_is_used_again(peers: HttpPeers) -> None:
+    async with served() as server:
+        for _ in range(5):
+            assert (await peers.exchange(server.url, Ask(), 5)).body == b"ok"
+        relay = await peers.stream(server.url, Ask(), 5)
+        assert (await whole(relay, 5)).body == b"ok"
+        assert (await whole(await peers.stream(server.url, Ask(), 5), 5)).body == b"ok"
+        assert server.connections == 2
+        await peers.close()
+
+
+async def test_requests_at_the_same_time_have_connections_of_their_own(peers: HttpPeers) -> None:
+    async with served() as server:
+        await asyncio.gather(*(peers.exchange(server.url, Ask(), 5) for _ in range(8)))
+        await asyncio.gather(*(peers.exchange(server.url, Ask(), 5) for _ in range(8)))
+        assert server.connections == 8
+        await peers.close()
+
+
+async def test_connections_have_a_bound(peers: HttpPeers, monkeypatch) -> None:
+    monkeypatch.setattr(peers_module, "CONNECTIONS_MAX", 2)
+    async with served() as server:
+        server.may_answer.clear()
+        busy = [asyncio.ensure_future(peers.exchange(server.url, Ask(), 5)) for _ in range(2)]
+        await server.has_got(2)
+        with pytest.raises(NotSent, match="too many"):
+            await peers.exchange(server.url, Ask(), 0.05)
+        server.may_answer.set()
+        await asyncio.gather(*busy)
+        assert (await peers.exchange(server.url, Ask(), 5)).status == 200
+        assert server.connections == 2
+        await peers.close()
+
+
+async def test_a_connection_idle_for_too_long_is_not_used_again() -> None:
+    async with served() as server:
+        peers = HttpPeers(idle_s_max=-1)
+        for _ in range(2):
+            await peers.exchange(server.url, Ask(), 5)
+        assert server.connections == 2
+        await peers.close()
+
+
+async def test_who_gives_up_gives_the_place_back(peers: HttpPeers, monkeypatch) -> None:
+    monkeypatch.setattr(peers_module, "CONNECTIONS_MAX", 1)
+    async with served() as server:
+        server.may_answer.clear()
+        with pytest.raises(NoAnswer, match="no answer in"):
+            await peers.exchange(server.url, Ask(), 0.05)
+        given_up = asyncio.ensure_future(peers.exchange(server.url, Ask(), 5))
+        await server.has_got(2)
+        given_up.cancel()
+        await asyncio.wait((given_up,))
+        server.may_answer.set()
+        assert (await peers.exchange(server.url, Ask(), 5)).status == 200
+        await peers.close()
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    async with served() as server:
+        peers = HttpPeers()
+        server.may_answer.clear()
+        asking = asyncio.ensure_future(peers.exchange(server.url, Ask(), 5))
+        await server.has_got(1)
+        await peers.close()
+        with pytest.raises(NoAnswer):
+            await asking
+        server.may_answer.set()
+
+
+async def test_a_node_may_be_reached_elsewhere_than_where_it_says() -> None:
+    async with served() as server:
+        peers = HttpPeers(reached_at={"http://127.0.0.1:1": server.url})
+        assert (await peers.exchange("http://127.0.0.1:1", Ask(), 5)).body == b"ok"
+        assert (await peers.exchange(server.url, Ask(), 5)).body == b"ok"
+        assert server.connections == 2
+        await peers.close()

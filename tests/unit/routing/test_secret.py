@@ -1,0 +1,65 @@
+import pytest
+
+from broker.clock import SystemClock
+from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
+from broker.routing.secret import KEY, cluster_secret
+from broker.storage.memory import MemoryRecordStore
+from broker.testing.clock import VirtualClock, VirtualLoop, simulate
+
+
+async def test_all_nodes_get_the_secret_that_the_first_one_made() -> None:
+    records = MemoryRecordStore()
+    first = await cluster_secret(records, SystemClock())
+    assert len(first) == 64
+    assert await cluster_secret(records, SystemClock()) == first
+    assert await cluster_secret(MemoryRecordStore(), SystemClock()) != first
+
+
+async def test_who_comes_second_takes_the_others() -> None:
+    class Overtaken(MemoryRecordStore):
+        async def put_if(self, key, expected, value):
+            await super().put_if(key, expected, b"7" * 64)
+            return await super().put_if(key, expected, value)
+
+    assert await cluster_secret(Overtaken(), SystemClock()) == "7" * 64
+
+
+@pytest.mark.parametrize("was_put", [True, False])
+def test_an_unknown_outcome_is_found_out(was_put: bool) -> None:
+    class Flaky(MemoryRecordStore):
+        failures = 1
+
+        async def put_if(self, key, expected, value):
+            if was_put or not self.failures:
+                await super().put_if(key, expected, value)
+            if self.failures:
+                self.failures -= 1
+                raise OutcomeUnknown("cut")
+
+    async def main(loop: VirtualLoop) -> None:
+        records = Flaky()
+        secret = await cluster_secret(records, VirtualClock(loop))
+        found = await records.get(KEY)
+        assert found is not None
+        assert found.value == secret.encode()
+
+    simulate(main)
+
+
+def test_a_store_that_never_says_what_it_did_is_unavailable() -> None:
+    class Lost(MemoryRecordStore):
+        async def put_if(self, key, expected, value):
+            raise OutcomeUnknown("cut")
+
+    async def main(loop: VirtualLoop) -> None:
+        with pytest.raises(Unavailable):
+            await cluster_secret(Lost(), VirtualClock(loop))
+
+    simulate(main)
+
+
+async def test_something_else_in_its_place_is_corrupt() -> None:
+    records = MemoryRecordStore()
+    await records.put_if(KEY, None, b"hello")
+    with pytest.raises(StorageCorrupt):
+        await cluster_secret(records, SystemClock())

@@ -1,0 +1,236 @@
+"""A node in this process: what it says of itself, and in which order it starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from broker import guards, node, node_alone
+from broker.clock import Clock
+from broker.config import (
+    ClusterConfig,
+    Config,
+    HBaseConfig,
+    ServerConfig,
+    StorageConfig,
+    SweepConfig,
+)
+from broker.errors import StorageCorrupt, Unavailable
+from broker.leading.tenure import EVERYTHING
+from broker.metrics import Metrics
+from broker.node import Node
+from broker.storage.leveldb_store import LevelDBStore
+from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.ports import Hold
+from broker.storage.tables import TableLogStore
+from broker.testing.serving import Http, topic_path
+from broker.topics.service import Topics
+
+
+def config(directory: Path, *, host: str = "127.0.0.1", port: int = 0) -> Config:
+    return Config(
+        server=ServerConfig(host=host, port=port),
+        storage=StorageConfig(data_dir=directory),
+        sweep=SweepConfig(sweep_interval_s=0.1, sweep_rest_s=0),
+    )
+
+
+@asynccontextmanager
+async def started(wanted: Config) -> AsyncIterator[Node]:
+    one = Node(wanted)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+async def test_each_step_of_its_life_is_a_line(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        async with started(config(tmp_path)):
+            pass
+    events = [(line["log_level"], line["event"]) for line in lines if "sweep" not in line["event"]]
+    assert events == [
+        ("info", "opening store"),
+        ("info", "node started"),
+        ("info", "node draining"),
+        ("info", "node stopped"),
+    ]
+    assert lines[0]["data_dir"] == str(tmp_path)
+    assert lines[0]["log_bytes"] == 0
+
+
+async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        async with started(config(tmp_path, host="0.0.0.0")) as one:
+            assert one.url == f"http://127.0.0.1:{one.port}"
+    (warning,) = [line["event"] for line in lines if line["log_level"] == "warning"]
+    assert "beyond loopback without access control" in warning
+
+
+async def test_a_guard_that_is_off_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+    with capture_logs() as lines, guards.without("token"):
+        async with started(config(tmp_path)):
+            pass
+    (warning,) = [line for line in lines if line["log_level"] == "warning"]
+    assert (warning["event"], warning["guards"]) == ("guards switched off", ["token"])
+
+
+async def test_a_store_that_takes_long_to_open_says_so_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_alone, "OPENING_TOLD_EVERY_S", 0.01)
+    told_twice, opened = asyncio.Event(), LevelDBStore.open
+
+    async def slowly(*arguments: object, **named: object) -> LevelDBStore:
+        async with asyncio.timeout(30):
+            await told_twice.wait()
+        return await opened(*arguments, **named)  # type: ignore[arg-type]
+
+    lines: list[str] = []
+
+    def warn(event: str, **_: object) -> None:
+        lines.append(event)
+        if len(lines) == 2:
+            told_twice.set()
+
+    monkeypatch.setattr(LevelDBStore, "open", slowly)
+    monkeypatch.setattr(node_alone.log, "warning", warn)
+    async with started(config(tmp_path)):
+        assert lines[:2] == ["store is still being opened"] * 2
+
+
+async def test_a_second_node_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    async with started(config(tmp_path)):
+        with pytest.raises(Unavailable, match="in use by another process"):
+            await Node(config(tmp_path)).start()
+
+
+async def test_an_address_in_use_leaves_the_store_to_others(tmp_path: Path) -> None:
+    async with started(config(tmp_path / "one")) as one:
+        with pytest.raises(OSError, match="in use"):
+            await Node(config(tmp_path / "two", port=one.port)).start()
+        async with started(config(tmp_path / "two")):
+            pass
+
+
+async def test_damaged_data_are_not_served(tmp_path: Path) -> None:
+    async with started(config(tmp_path)):
+        pass
+    (tmp_path / "db" / "CURRENT").unlink()
+    with pytest.raises(StorageCorrupt, match="broker storage check"):
+        await Node(config(tmp_path)).start()
+
+
+async def test_it_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept = asyncio.Event()
+
+    async def sweep(_: object) -> node.SweepReport:
+        swept.set()
+        raise ZeroDivisionError("a sweep that fails is not the last one")
+
+    monkeypatch.setattr(node.Sweeper, "sweep", sweep)
+    with capture_logs() as lines:
+        async with started(config(tmp_path)):
+            for _ in range(2):
+                async with asyncio.timeout(30):
+                    await swept.wait()
+                swept.clear()
+    assert [line["event"] for line in lines].count("sweep failed") >= 1
+
+
+async def test_it_is_ready_until_it_stops(tmp_path: Path) -> None:
+    async with started(config(tmp_path)) as one, Http(one.port) as http:
+        assert (await http("GET", "/readyz")).status == 200
+        one._stopping = True
+        refused = await http("GET", "/readyz")
+        assert refused.status == 503
+        assert b"stopping" in refused.body
+
+
+def test_no_thread_is_left(tmp_path: Path) -> None:
+    async def live() -> None:
+        async with started(config(tmp_path)):
+            pass
+
+    asyncio.run(live())
+    left = [thread.name for thread in threading.enumerate() if "leveldb" in thread.name]
+    assert left == []
+
+
+class Faraway:
+    """The ground of a node whose storage answers until it has to let go of a topic."""
+
+    instance = 0
+    owner = "life"
+    tenure = EVERYTHING
+
+    def __init__(self, _: Config, clock: Clock, __: Metrics) -> None:
+        self.logs = TableLogStore(MemoryCells(), clock)
+        self.records = MemoryRecordStore()
+        self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.is_closed = False
+        self.logs.release = self._release  # type: ignore[assignment,method-assign]
+
+    async def _release(self, _: Hold) -> bool:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    async def open(self, url: str) -> None:
+        """Be open already."""
+
+    def serve(self, topics: Topics) -> None:
+        """Be no cluster."""
+
+    def routed(self, topics: Topics, deadline_s: float) -> None:
+        """Pass nothing on."""
+
+    def failure(self) -> None:
+        """Be well."""
+
+    def skewed(self, skew_ms: int) -> None:
+        """Have the right time."""
+
+    async def leave(self, seconds: float, *, waits_s: float) -> None:
+        """Have nobody to hand over to."""
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+async def test_a_node_of_a_cluster_stops_though_storage_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(node, "LET_GO_S", 0.05)
+    made: list[Faraway] = []
+
+    def ground(*parts: Any) -> Faraway:
+        made.append(Faraway(*parts))
+        return made[0]
+
+    wanted = Config(
+        server=ServerConfig(port=0, drain_s=0.1),
+        cluster=ClusterConfig(zookeeper_hosts=("zk:2181",)),
+        hbase=HBaseConfig(hbase_gateways=("h:9090",)),
+    )
+    one = Node(wanted, ground=ground)
+    await one.start()
+    async with Http(one.port) as http:
+        assert (await http("PUT", topic_path("t"))).status == 200
+        text = {"Content-Type": "text/plain"}
+        assert (await http("POST", topic_path("t", "publish"), b"m", text)).status == 200
+    with capture_logs() as lines:
+        async with asyncio.timeout(30):
+            await one.stop()
+    assert "topics were not let go: storage does not answer" in [line["event"] for line in lines]
+    assert made[0].is_closed

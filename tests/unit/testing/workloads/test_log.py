@@ -1,0 +1,38 @@
+import pytest
+
+from broker.testing.history import of
+from broker.testing.workloads import publishers, readers
+from broker.testing.workloads.log import LogWorkload
+from tests.unit.testing.workloads import lying
+from tests.unit.testing.workloads.lying import Lies
+from tests.unit.testing.workloads.staged import play
+
+
+def test_a_broker_that_does_its_work_is_found_valid():
+    verdict, calls = play(LogWorkload())
+    assert verdict.is_valid, verdict
+    kinds = {call.process.partition("-")[0] for call in calls if call.is_ok}
+    assert {kind.__name__ for kind in (*publishers.KINDS, *readers.KINDS)} <= kinds
+    finals = {call.process for call in calls if call.process.startswith("final")}
+    assert len(finals) == 4
+    published = of(calls, "publish")
+    assert any(call.asked.get("ttl_ms") or call.told.get("replayed") for call in published)
+    assert all(call.epoch for call in published)
+
+
+LIES = {
+    "lost": ("lost_middle", Lies("publish", write=lying.not_done)),
+    "twice": ("duplicated", Lies("publish", write=lying.done_twice)),
+    "half": ("torn", Lies("publish", every=1, write=lying.half_of_it(100))),
+    "refused": ("refused_but_stored", Lies("publish", write=lying.refused_and_done)),
+    "early": ("reordered", Lies("publish", delay_s=3.0)),
+    "passed over": ("skipped", Lies("poll", page=lying.without_a_middle)),
+    "backward": ("backward", Lies("poll", page=lying.backward)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_broker_that_lies_is_found_out(lie):
+    name, lies = LIES[lie]
+    verdict, _ = play(LogWorkload(), lies, seconds=6)
+    assert name in verdict.names, verdict

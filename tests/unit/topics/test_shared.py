@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from broker.testing.bench import settle
+from broker.topics.shared import AT_ONCE, SharedRead
+
+
+class Source:
+    """Counts the reads that began; each is answered by its number when it is let go."""
+
+    def __init__(self) -> None:
+        self.begun: list[asyncio.Future[int]] = []
+
+    async def read(self) -> int:
+        answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.begun.append(answer)
+        return await answer
+
+
+async def test_a_read_begins_after_everybody_who_shares_it_has_asked() -> None:
+    source = Source()
+    shared = SharedRead(source.read)
+    asked = []
+    for _ in range(AT_ONCE):
+        asked.append([asyncio.ensure_future(shared()) for _ in range(3)])
+        await settle()
+    assert len(source.begun) == AT_ONCE
+    late = [asyncio.ensure_future(shared()) for _ in range(3)]
+    await settle()
+    assert len(source.begun) == AT_ONCE, "no more at once"
+    source.begun[0].set_result(0)
+    await settle()
+    assert len(source.begun) == AT_ONCE + 1
+    for number, answer in enumerate(source.begun[1:], 1):
+        answer.set_result(number)
+    assert [await asyncio.gather(*tasks) for tasks in asked] == [[0] * 3, [1] * 3]
+    assert await asyncio.gather(*late) == [2] * 3
+
+
+async def test_who_leaves_takes_nothing_from_the_others_and_an_error_is_everybodys() -> None:
+    source = Source()
+    shared = SharedRead(source.read)
+    tasks = [asyncio.ensure_future(shared()) for _ in range(3)]
+    await settle()
+    tasks[0].cancel()
+    await settle()
+    source.begun[0].set_exception(ValueError("down"))
+    for task in tasks[1:]:
+        with pytest.raises(ValueError, match="down"):
+            await task
+    again = asyncio.ensure_future(shared())
+    await settle()
+    source.begun[1].set_result(5)
+    assert await again == 5
