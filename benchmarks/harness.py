@@ -1,9 +1,12 @@
 """How runs are made: servers warmed, one at a time, in turn A-B-C-A-B-C, each judged for company.
 
 A question describes its *sides*: a name, a server, and a load that can be run for some seconds. The
-harness keeps both cores awake (see ``keep_awake``), warms each side once, then lets them take turns
-until each has enough runs in which nothing else used the processor, or until it has tried three times
-as often.
+harness warms each side once, then lets them take turns until each has enough runs in which nothing else
+used the processor, or until it has tried three times as often.
+
+Nothing spins to keep the cores from halting. On Linux 6.18 a spinner of the lowest priority
+keeps a core until the next tick, because what wakes up beside it belongs to another scheduling group:
+every sync then takes 4 ms instead of 0.1, for whoever syncs.
 """
 
 from __future__ import annotations
@@ -12,18 +15,16 @@ import asyncio
 import contextlib
 import gc
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import occupancy, peers, syncs
+from benchmarks import occupancy, syncs
 from benchmarks.figures import Question, Run, Series, percentile
 from benchmarks.load import Load
 from broker.testing.servers import Server, ServerFailed, ServerMissing
-from broker.testing.servers.process import start_child, tied_to_us
 
 ATTEMPTS_PER_RUN = 3
 
@@ -92,14 +93,6 @@ class Bench:
         self._exit = ExitStack()
         self.companions: Callable[[], Sequence[int]] = tuple
         """Gives further processes that belong to what is measured."""
-        self._keepers = [self._keep_awake(core) for core in (peers.SERVER_CPU, peers.LOAD_CPU)]
-
-    def _keep_awake(self, core: int) -> int:
-        command = tied_to_us([sys.executable, "-m", "benchmarks.keep_awake", str(core)])
-        keeper = start_child(command, stderr=sys.stderr.buffer)
-        self._exit.callback(keeper.wait)
-        self._exit.callback(keeper.kill)
-        return keeper.pid
 
     def close(self) -> None:
         """End all servers."""
@@ -195,7 +188,7 @@ class Bench:
     def snapshot(self) -> occupancy.Snapshot:
         """Return what the machine and our processes have done so far."""
         servers = (server.pid for server in self._servers.values())
-        pids = [os.getpid(), *self._keepers, *servers, *self.companions()]
+        pids = [os.getpid(), *servers, *self.companions()]
         return occupancy.snapshot(time.monotonic(), pids)
 
     def objection(self, before: occupancy.Snapshot) -> str:

@@ -21,8 +21,7 @@ commit was {commit}. Peers: CDAP's own messaging server {cdap} on LevelDB and Ka
 (`flush.messages=1`, aiokafka {aiokafka} with `acks=all`), both on Java {java}, and Redis {redis}
 (`appendfsync always`, redis-py {redispy}). Everybody acknowledges after a sync to disk. Payloads are 256
 random bytes. The server has one core, the load the other. Servers are warm, and take turns; while one is
-measured, the others are frozen. A process of the lowest priority keeps each core from halting: on a
-virtual machine every wake-up would else wait for the host.
+measured, the others are frozen.
 
 The machine's own figure, which stands beside every other: appending 256 bytes and syncing them, one after
 the other, went **{syncs:,.0f} times a second** (p50 {sync_p50:.3f} ms, p99 {sync_p99:.3f} ms).
