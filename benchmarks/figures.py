@@ -1,8 +1,12 @@
 """Figures and what may be concluded from them; pure.
 
 A *series* is what one side gave in one question, run by run. Only kept runs count; fewer than asked,
-or kept runs that lie more than half their median apart, are no result. A *ratio* relates two figures,
-and may have a least value that must be reached::
+or kept runs that lie more than half their median apart, are no result by themselves.
+
+A *ratio* relates two sides that took turns, and is the median of their ratios turn by turn: a virtual
+machine may be twice as fast as it was a minute ago, for whoever runs on it, and that leaves a turn's ratio
+alone. Where the middle half of those lies more than a quarter of it apart, it is no result. It may have a
+least value that must be reached::
 
     met      it is at least the must (or at most, where less is better)
     missed   it is not
@@ -18,6 +22,9 @@ from typing import Any, Literal
 
 SPREAD_MAX = 0.5
 """Kept runs whose highest and lowest differ by more than this part of the median are no result."""
+
+RATIO_SPREAD_MAX = 0.25
+"""Turns whose ratios' middle half is wider than this part of the median are no result."""
 
 Verdict = Literal["met", "missed", "no result", "not measured", "for information"]
 
@@ -72,8 +79,8 @@ class Series:
         return statistics.median(known) if known else None
 
     @property
-    def unusable(self) -> str:
-        """Why nothing may be concluded from it; empty if something may."""
+    def missing(self) -> str:
+        """Why there is too little of it; empty if there is enough."""
         if self.absent:
             return f"not measured: {self.name}: {self.absent}"
         if len(self.kept) < self.runs_wanted:
@@ -81,6 +88,13 @@ class Series:
                 f"no result: {self.name} has {len(self.kept)} kept runs, "
                 f"{self.runs_wanted} are wanted"
             )
+        return ""
+
+    @property
+    def unusable(self) -> str:
+        """Why nothing may be concluded from it by itself; empty if something may."""
+        if self.missing:
+            return self.missing
         if self.spread is not None and self.spread > SPREAD_MAX:
             return f"no result: the runs of {self.name} lie {self.spread:.0%} apart"
         return ""
@@ -153,19 +167,35 @@ def compare(
     aim: float | None = None,
     at_most: bool = False,
 ) -> Ratio:
-    """Relate our median to theirs. A bound that can't be judged is not met and not missed."""
+    """Relate us to them, turn by turn. A bound that can't be judged is not met and not missed."""
     text = f"{ours.name} / {theirs.name}"
-    why = ours.unusable or theirs.unusable
-    mine, other = ours.median_of_all, theirs.median_of_all
+    ratios = _of_turns(ours, theirs)
+    why = ours.missing or theirs.missing or _too_few_or_far_apart(ratios, ours.runs_wanted)
     if why:
+        mine, other = ours.median_of_all, theirs.median_of_all
         shown = mine / other if mine and other else None
         verdict: Verdict = "not measured" if why.startswith("not measured") else "no result"
         return Ratio(
             text=text, value=shown, verdict=verdict, must=must, aim=aim, at_most=at_most, why=why
         )
-    assert ours.median is not None
-    assert theirs.median is not None, "a usable series has a median"
-    return judged(text, ours.median / theirs.median, must=must, aim=aim, at_most=at_most)
+    return judged(text, statistics.median(ratios), must=must, aim=aim, at_most=at_most)
+
+
+def _of_turns(ours: Series, theirs: Series) -> list[float]:
+    """Return the ratios of the turns in which both runs were kept."""
+    turns = zip(ours.runs, theirs.runs, strict=False)
+    return [mine.value / other.value for mine, other in turns if not mine.apart and not other.apart]
+
+
+def _too_few_or_far_apart(ratios: Sequence[float], wanted: int) -> str:
+    if len(ratios) < wanted:
+        return f"no result: both were kept in {len(ratios)} turns, {wanted} are wanted"
+    if len(ratios) == 1:
+        return ""
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    if (high - low) / median > RATIO_SPREAD_MAX:
+        return f"no result: the middle half of the turns' ratios is {low:.2f} to {high:.2f}"
+    return ""
 
 
 def judged(
@@ -187,7 +217,7 @@ def judged(
 def best(series: Sequence[Series]) -> Series | None:
     """Return the fastest of several sides that were measured, usable ones first."""
     measured = [one for one in series if one.median_of_all is not None]
-    usable = [one for one in measured if not one.unusable]
+    usable = [one for one in measured if not one.missing]
     return max(usable or measured, key=lambda one: one.median_of_all or 0.0, default=None)
 
 

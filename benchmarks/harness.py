@@ -16,7 +16,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,12 +160,12 @@ class Bench:
         for side in sides:
             await self._warm(side, series[side.name])
         for turn in range(plan.runs * plan.attempts_per_run):
+            # Everybody runs in every turn: only what ran side by side is compared.
             for side in sides:
                 one = series[side.name]
-                if len(one.kept) < plan.runs and (turn < plan.runs or plan.attempts_per_run > 1):
-                    one.runs.append(await self._run(side, run_s))
-                    say(f"  {turn + 1:2}  {side.name:32} {_line(one.runs[-1], side.unit)}")
-            if all(len(one.kept) >= plan.runs for one in series.values()):
+                one.runs.append(await self._run(side, run_s))
+                say(f"  {turn + 1:2}  {side.name:32} {_line(one.runs[-1], side.unit)}")
+            if kept_turns(series.values()) >= plan.runs:
                 break
 
     def _series(self, question: Question, side: Side) -> Series:
@@ -217,6 +217,12 @@ class Bench:
             server_cpu_us=cpu_us,
             apart=occupancy.objection(before, after),
         )
+
+
+def kept_turns(sides: Iterable[Series]) -> int:
+    """Return in how many turns everybody's run was kept."""
+    turns = zip(*(side.runs for side in sides), strict=True)
+    return sum(not any(run.apart for run in turn) for turn in turns)
 
 
 def p50_ms(latencies_ns: Sequence[int]) -> float:

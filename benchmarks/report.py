@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import SPREAD_MAX
+from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -111,7 +111,7 @@ def as_markdown(results: dict[str, Any]) -> str:
         sync_p99=raw["p99_ms"],
         others=OTHERS_MAX,
         stolen=STOLEN_MAX,
-        spread=SPREAD_MAX,
+        spread=RATIO_SPREAD_MAX,
     )
     parts = ["# Benchmarks", _MADE, introduction, "![Ratios to what they must be](benchmarks.svg)"]
     if results["quick"]:

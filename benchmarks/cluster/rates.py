@@ -6,6 +6,7 @@ So both have as many commits under way, and neither can join two of them into on
 
 from __future__ import annotations
 
+import statistics
 from functools import partial
 
 from benchmarks import prepared
@@ -67,16 +68,23 @@ async def forwarded(bench: Bench, ground: Ground) -> Question:
 
 
 def p50_above(ours: Series, theirs: Series, *, must_ms: float | None = None) -> Ratio:
-    """Say by how many milliseconds the median of our times is above theirs."""
+    """Say by how many milliseconds our times are above theirs, turn by turn."""
     text = f"p50 of {ours.name} - p50 of {theirs.name}, ms"
-    mine, other = ours.median_of("p50_ms"), theirs.median_of("p50_ms")
-    above = None if mine is None or other is None else mine - other
-    why = ours.unusable or theirs.unusable
-    if above is None or why:
+    above = [
+        mine.p50_ms - other.p50_ms
+        for mine, other in zip(ours.runs, theirs.runs, strict=False)
+        if not mine.apart and not other.apart
+        if mine.p50_ms is not None and other.p50_ms is not None
+    ]
+    why = ours.missing or theirs.missing
+    if not why and len(above) < ours.runs_wanted:
+        why = f"no result: both were kept in {len(above)} turns, {ours.runs_wanted} are wanted"
+    value = statistics.median(above) if above else None
+    if value is None or why:
         return Ratio(
-            text=text, value=above, verdict="no result", must=must_ms, at_most=True, why=why
+            text=text, value=value, verdict="no result", must=must_ms, at_most=True, why=why
         )
-    return judged(text, above, must=must_ms, at_most=True)
+    return judged(text, value, must=must_ms, at_most=True)
 
 
 def _named(who: str, topics: int, messages: int) -> str:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figures import SPREAD_MAX
+from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
 from benchmarks.report import DOCS, section
 
@@ -29,9 +29,9 @@ Payloads are 256 random bytes. Each topic has one connection, on which one reque
 nothing is joined into larger batches. Servers are warm, and sides take turns.
 
 Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and
-no more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie; over
-{spread:.0%} of the median is no result. Where too few runs were kept, the median of all stands in
-brackets. The machine appends and syncs 256 bytes {syncs:,.0f} times a second.
+no more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A ratio is
+the median of the ratios turn by turn; where their middle half is wider than {spread:.0%} of it, it is no
+result. Where too few runs were kept, the median of all stands in brackets. The machine appends and syncs 256 bytes {syncs:,.0f} times a second.
 """
 
 _RAW = (
@@ -51,7 +51,7 @@ def as_markdown(results: dict[str, Any]) -> str:
         syncs=syncs[len(syncs) // 2],
         others=OTHERS_MAX,
         stolen=STOLEN_MAX,
-        spread=SPREAD_MAX,
+        spread=RATIO_SPREAD_MAX,
     )
     parts = ["# Benchmarks of a cluster", _MADE, introduction]
     if results["quick"]:

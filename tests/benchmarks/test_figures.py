@@ -1,6 +1,7 @@
 import pytest
 
 from benchmarks.figures import Ratio, Run, Series, best, compare, judged, percentile
+from benchmarks.harness import kept_turns
 
 
 def series(name: str, *values: float, apart: int = 0, wanted: int = 3) -> Series:
@@ -23,6 +24,22 @@ def test_a_ratio_is_met_or_missed() -> None:
     assert compare(ours, series("peer", 9, 9, 9)).verdict == "for information"
 
 
+def test_a_ratio_is_of_what_ran_side_by_side() -> None:
+    # The machine is twice as fast in each turn as in the one before: for both.
+    ours, peer = series("ours", 10, 20, 40), series("peer", 5, 10, 20)
+    assert ours.unusable == "no result: the runs of ours lie 150% apart"
+    assert compare(ours, peer, must=2.0).value == 2
+    assert compare(ours, peer, must=2.0).verdict == "met"
+
+
+def test_a_turn_counts_if_both_were_kept() -> None:
+    ours, peer = series("ours", 10, 10, 10, 10), series("peer", 5, 5, 5, 5)
+    ours.runs[0] = Run(value=1, apart="stolen")
+    peer.runs[1] = Run(value=1, apart="stolen")
+    assert compare(ours, peer).why == "no result: both were kept in 2 turns, 3 are wanted"
+    assert kept_turns([ours, peer]) == 2
+
+
 def test_less_may_be_better() -> None:
     assert judged("latency", 1.9, must=2.0, at_most=True).verdict == "met"
     assert judged("latency", 2.1, must=2.0, at_most=True).verdict == "missed"
@@ -32,7 +49,7 @@ def test_less_may_be_better() -> None:
     ("peer", "verdict", "why"),
     [
         (series("peer", 8, 8, apart=9), "no result", "2 kept runs"),
-        (series("peer", 6, 8, 11), "no result", "62% apart"),
+        (series("peer", 6, 8, 11), "no result", "0.11 to 0.15"),
         (Series(name="peer", unit="msg/s", absent="no Java"), "not measured", "no Java"),
     ],
 )
