@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.sched_setaffinity(0, {peers.LOAD_CPU})
     plan = Plan.quick() if options.quick else Plan()
     if options.runs:
-        plan = replace(plan, runs=options.runs)
+        plan = replace(plan, runs=options.runs, long_runs=options.runs)
     if options.attempts:
         plan = replace(plan, attempts_per_run=options.attempts)
     results = machine.described()
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("questions", nargs="*", choices=[*QUESTIONS, []], metavar="a…f")
-    parser.add_argument("--runs", type=int, help="kept runs a side (5)")
+    parser.add_argument("--runs", type=int, help="kept runs a side (11 short ones, or 5 long)")
     parser.add_argument("--attempts", type=int, help="most runs for each kept one (3)")
     parser.add_argument("--quick", action="store_true", help="short runs, no conclusions")
     parser.add_argument("--json", type=Path, default=Path("data/benchmarks.json"))

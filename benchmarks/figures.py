@@ -5,8 +5,8 @@ or kept runs that lie more than half their median apart, are no result by themse
 
 A *ratio* relates two sides that took turns, and is the median of their ratios turn by turn: a virtual
 machine may be twice as fast as it was a minute ago, for whoever runs on it, and that leaves a turn's ratio
-alone. Where the middle half of those lies more than a quarter of it apart, it is no result. It may have a
-least value that must be reached::
+alone. It may have a least value that must be reached. Where the middle half of the turns lies on both
+sides of that, and is wider than a quarter of the median, it is no result::
 
     met      it is at least the must (or at most, where less is better)
     missed   it is not
@@ -24,7 +24,7 @@ SPREAD_MAX = 0.5
 """Kept runs whose highest and lowest differ by more than this part of the median are no result."""
 
 RATIO_SPREAD_MAX = 0.25
-"""Turns whose ratios' middle half is wider than this part of the median are no result."""
+"""A middle half of turns that is wider than this part of the median, around a bound, is no result."""
 
 Verdict = Literal["met", "missed", "no result", "not measured", "for information"]
 
@@ -170,7 +170,7 @@ def compare(
     """Relate us to them, turn by turn. A bound that can't be judged is not met and not missed."""
     text = f"{ours.name} / {theirs.name}"
     ratios = _of_turns(ours, theirs)
-    why = ours.missing or theirs.missing or _too_few_or_far_apart(ratios, ours.runs_wanted)
+    why = ours.missing or theirs.missing or _too_few_or_far_apart(ratios, ours.runs_wanted, must)
     if why:
         mine, other = ours.median_of_all, theirs.median_of_all
         shown = mine / other if mine and other else None
@@ -187,14 +187,14 @@ def _of_turns(ours: Series, theirs: Series) -> list[float]:
     return [mine.value / other.value for mine, other in turns if not mine.apart and not other.apart]
 
 
-def _too_few_or_far_apart(ratios: Sequence[float], wanted: int) -> str:
+def _too_few_or_far_apart(ratios: Sequence[float], wanted: int, must: float | None) -> str:
     if len(ratios) < wanted:
         return f"no result: both were kept in {len(ratios)} turns, {wanted} are wanted"
-    if len(ratios) == 1:
+    if len(ratios) == 1 or must is None:
         return ""
     low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
-    if (high - low) / median > RATIO_SPREAD_MAX:
-        return f"no result: the middle half of the turns' ratios is {low:.2f} to {high:.2f}"
+    if low < must < high and (high - low) / median > RATIO_SPREAD_MAX:
+        return f"no result: the middle half of the turns is {low:.2f} to {high:.2f}"
     return ""
 
 

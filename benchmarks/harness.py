@@ -35,10 +35,11 @@ class Plan:
 
     CDAP's server needs the longest warming, once for each kind of request: after 20 s its runs still lay
     80% apart. Where LevelDB compacts what was written in the same breath, or a collection of garbage takes a
-    good part of a second, a run is long, so that each holds its share of both.
+    good part of a second, a run is long, so that each holds its share of both. Of short ones there are more.
     """
 
-    runs: int = 5
+    runs: int = 11
+    long_runs: int = 5
     run_s: float = 2.0
     settle_s: float = 0.5
     warm_s: float = 3.0
@@ -54,6 +55,7 @@ class Plan:
         """Figures in a minute or two, for those who work on the code: not for conclusions."""
         return cls(
             runs=3,
+            long_runs=3,
             run_s=1.5,
             settle_s=0.3,
             warm_s=2.0,
@@ -152,24 +154,24 @@ class Bench:
     ) -> None:
         """Warm all sides, let them take turns, and put what they gave into the question."""
         plan = self.plan
-        run_s = run_s or plan.run_s
+        runs, run_s = (plan.runs, plan.run_s) if run_s is None else (plan.long_runs, run_s)
         warm_s = sum(plan.warm_s if side.warm_s is None else side.warm_s for side in sides)
-        runs_s = plan.runs * len(sides) * (run_s + plan.settle_s)
+        runs_s = runs * len(sides) * (run_s + plan.settle_s)
         say(f"  {len(sides)} sides: about {warm_s + runs_s:.0f} s, more if runs are kept apart")
-        series = {side.name: self._series(question, side) for side in sides}
+        series = {side.name: self._series(question, side, runs) for side in sides}
         for side in sides:
             await self._warm(side, series[side.name])
-        for turn in range(plan.runs * plan.attempts_per_run):
+        for turn in range(runs * plan.attempts_per_run):
             # Everybody runs in every turn: only what ran side by side is compared.
             for side in sides:
                 one = series[side.name]
                 one.runs.append(await self._run(side, run_s))
                 say(f"  {turn + 1:2}  {side.name:32} {_line(one.runs[-1], side.unit)}")
-            if kept_turns(series.values()) >= plan.runs:
+            if kept_turns(series.values()) >= runs:
                 break
 
-    def _series(self, question: Question, side: Side) -> Series:
-        series = Series(name=side.name, unit=side.unit, runs_wanted=self.plan.runs)
+    def _series(self, question: Question, side: Side, runs: int) -> Series:
+        series = Series(name=side.name, unit=side.unit, runs_wanted=runs)
         question.series.append(series)
         return series
 

@@ -27,9 +27,11 @@ The machine's own figure, which stands beside every other: appending 256 bytes a
 the other, went **{syncs:,.0f} times a second** (p50 {sync_p50:.3f} ms, p99 {sync_p99:.3f} ms).
 
 Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and no
-more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie; over
-{spread:.0%} of the median is no result. Where too few runs were kept, the median of all stands in brackets. *Server* is the processor time of the server for each
-message or poll. *Acks a sync* were counted with strace in a run of its own.
+more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A
+ratio is the median of the ratios turn by turn; where their middle half lies around its bound and is wider
+than {spread:.0%} of it, it is no result. Where too few runs were kept, the median of all stands in brackets.
+*Server* is the processor time of the server for each message or poll. *Acks a sync* were counted with
+strace in a run of its own.
 """
 
 

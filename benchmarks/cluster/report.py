@@ -30,8 +30,8 @@ nothing is joined into larger batches. Servers are warm, and sides take turns.
 
 Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and
 no more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A ratio is
-the median of the ratios turn by turn; where their middle half is wider than {spread:.0%} of it, it is no
-result. Where too few runs were kept, the median of all stands in brackets. The machine appends and syncs 256 bytes {syncs:,.0f} times a second.
+the median of the ratios turn by turn; where their middle half lies around its bound and is wider than
+{spread:.0%} of it, it is no result. Where too few runs were kept, the median of all stands in brackets. The machine appends and syncs 256 bytes {syncs:,.0f} times a second.
 """
 
 _RAW = (

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import AsyncIterator, Mapping
 from typing import Final, Protocol
 
-from broker.api.connection import Exchange
+from broker.api.exchange import Exchange
 from broker.api.incoming import GZIP_WINDOW
 from broker.api.replies import CHUNKED, LAST_CHUNK, Answer, Reply, Stream
 

@@ -21,8 +21,9 @@ from email.utils import formatdate
 from aiohttp import web
 
 from broker import logs
-from broker.api.connection import REQUEST_ID, SENT, SENT_LAST, Exchange, Listener
+from broker.api.connection import REQUEST_ID, Listener
 from broker.api.dispatch import Dispatch
+from broker.api.exchange import SENT, SENT_LAST, Exchange
 from broker.api.incoming import BodyReader
 from broker.api.outgoing import Outgoing, send_at_once
 from broker.api.parting import PATIENCE_S, stop_accepting

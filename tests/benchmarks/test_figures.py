@@ -32,6 +32,13 @@ def test_a_ratio_is_of_what_ran_side_by_side() -> None:
     assert compare(ours, peer, must=2.0).verdict == "met"
 
 
+def test_turns_that_lie_far_apart_on_one_side_of_the_bound_are_judged() -> None:
+    ours, peer = series("ours", 10, 10, 10), series("peer", 1, 2, 3)
+    assert compare(ours, peer, must=2.0).verdict == "met"
+    assert compare(ours, peer, must=20.0).verdict == "missed"
+    assert compare(ours, peer, must=5.0).verdict == "no result"
+
+
 def test_a_turn_counts_if_both_were_kept() -> None:
     ours, peer = series("ours", 10, 10, 10, 10), series("peer", 5, 5, 5, 5)
     ours.runs[0] = Run(value=1, apart="stolen")
@@ -49,7 +56,7 @@ def test_less_may_be_better() -> None:
     ("peer", "verdict", "why"),
     [
         (series("peer", 8, 8, apart=9), "no result", "2 kept runs"),
-        (series("peer", 6, 8, 11), "no result", "0.11 to 0.15"),
+        (series("peer", 0.0075, 0.01, 0.0125), "no result", "90.00 to 116.67"),
         (Series(name="peer", unit="msg/s", absent="no Java"), "not measured", "no Java"),
     ],
 )

@@ -118,6 +118,16 @@ async def test_pipelined_requests_are_answered_in_their_order(http: Http) -> Non
             assert (await raw.reply()).body == b"OK.\n"
 
 
+async def test_an_upgrade_is_declined_and_what_came_behind_it_is_answered(http: Http) -> None:
+    async with RawHttp(http.port) as raw:
+        upgrade = raw_request("GET", "/ping", b"", "Connection: Upgrade", "Upgrade: websocket")
+        await raw.send(upgrade + raw_request("GET", "/ping"))
+        for _ in range(2):
+            assert (await raw.reply()).body == b"OK.\n"
+        await raw.send(raw_request("GET", "/ping"))
+        assert (await raw.reply()).body == b"OK.\n"
+
+
 async def test_a_waiting_poll_ends_when_its_client_goes(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await raw.send(WAITING)
