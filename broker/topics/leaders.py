@@ -73,7 +73,7 @@ class Leaders:
         """Return the state of a topic, whether it exists or not."""
         state = self.states.get(topic)
         if state is None:
-            state = self.states[topic] = TopicState(topic, self.around)
+            state = self.states[topic] = TopicState(topic, self.around, lambda: self._read(topic))
             if len(self.states) > self._forget_over:
                 self._forget_soon()
         return state

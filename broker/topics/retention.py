@@ -176,7 +176,7 @@ class Sweeper:
             if found.state is State.SEALED and payload_log.number is not None:
                 await leader.payloads.mark_published(payload_log.number)
         pointer = leader.hold.control.pointer
-        await self._sweep_messages(leader, floor, now_ms, report)
+        await self._sweep_messages(leader, now_ms, report)
         for payload_log, found in payload_logs:
             await self._sweep_payload_log(leader, payload_log, found, report)
         self._swept[topic.id] = (topic.generation, pointer)
@@ -239,11 +239,11 @@ class Sweeper:
         page = await self._around.store.scan(log, ROW_ID_MIN, through, rows_max=1, bytes_max=1)
         return bool(page.rows)
 
-    async def _sweep_messages(
-        self, leader: TopicLeader, floor: RowId, now_ms: int, report: SweepReport
-    ) -> None:
+    async def _sweep_messages(self, leader: TopicLeader, now_ms: int, report: SweepReport) -> None:
         store = self._around.store
-        await leader.raise_floor(floor)
+        # The ttl may have been raised since the record was read: whoever changes it tells the leader.
+        ttl_ms = leader.topic.ttl_ms
+        await leader.raise_floor(floor_of(now_ms, ttl_ms, self._margin_ms))
         window_ms = self._around.settings.idempotency_window_ms + self._margin_ms
         more = True
         while more:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 
+from broker.errors import TopicNotFound
 from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
 from broker.topics.leader import TopicLeader
@@ -39,16 +40,20 @@ class TopicState:
         "leader",
         "lock",
         "rates",
+        "recorded",
         "topic",
         "touched",
         "users",
         "waiting",
     )
 
-    def __init__(self, identifier: TopicId, around: Surroundings) -> None:
-        """Begin without leader and record."""
+    def __init__(
+        self, identifier: TopicId, around: Surroundings, recorded: Callable[[], Awaitable[Topic]]
+    ) -> None:
+        """Begin without leader and record; ``recorded`` reads the record, as ``Leaders.learn`` does."""
         self.id = identifier
         self.around = around
+        self.recorded = recorded
         self.topic: Topic | None = None
         self.leader: TopicLeader | None = None
         self.former: TopicLeader | None = None
@@ -140,11 +145,18 @@ class TopicState:
         cache = self.cache
         if cache is not None and self.around.is_clustered:
             cache = await self._proven_cache(reading)
+            if self.leader is None:
+                await self._follow_record(reading)
         page = await reading.page(cache, PAGE_BYTES)
         count = reading.messages - before
         self.rates.polled(count)
         self.around.metrics.moved("poll", "/".join(self.id), count, len(page))
         return page
+
+    async def _follow_record(self, reading: Reading) -> None:
+        """Go by the record: where another leads, the ttl need not be what was known here."""
+        with suppress(TopicNotFound):  # Then there is nothing to be read.
+            reading.follow(await self.recorded())
 
     async def _proven_cache(self, reading: Reading) -> TopicCache | None:
         """Return the cache if the control row, read since the reading began, shows that it is whole.

@@ -480,6 +480,16 @@ async def test_without_the_proof_a_fenced_leader_shows_a_stale_end(
     assert await cluster.payloads(home, TOPIC) == [b"first"]
 
 
+async def test_a_fenced_leader_goes_by_the_lifetime_that_another_gave_the_topic(
+    cluster: Cluster,
+) -> None:
+    home, other = await zombie(cluster)
+    await other.topics.update(TOPIC, {"ttl": "1"})
+    await pass_time(1.1)
+    assert home.leads(TOPIC)
+    assert await cluster.payloads(home, TOPIC) == []
+
+
 async def test_polls_that_come_together_share_the_proof(cluster: Cluster) -> None:
     (node,) = await cluster.start(0)
     await led_by(cluster, TOPIC)

@@ -74,6 +74,22 @@ async def test_a_raised_ttl_brings_nothing_back(swept: Bench) -> None:
     assert set(await swept.payloads()) <= {b"last"}
 
 
+async def test_a_ttl_that_is_raised_during_a_sweep_keeps_what_lives_by_it(swept: Bench) -> None:
+    await swept.create(ttl_s=TTL_S)
+    await swept.publish(*[b"x"] * 10)
+    await swept.publish(b"last")
+    await swept.pass_ms(TTL_S * 1000 - 1)
+    gate = Gate()
+    swept.store.on("head", gate.before)
+    sweeping = asyncio.ensure_future(swept.sweeper.sweep())
+    await gate.reached.wait()
+    await swept.topics.update(TOPIC, {"ttl": "1000000"})
+    await swept.pass_ms(MARGIN_MS + 10)
+    gate.open()
+    await sweeping
+    assert len(await swept.payloads()) == 11
+
+
 async def test_rows_with_a_shorter_life_go_before_the_others(swept: Bench) -> None:
     await swept.create(ttl_s=10_000)
     await swept.publish(b"a")
