@@ -25,6 +25,8 @@ from broker.testing.checkers.values import ABOVE_ALL, Read, Seen, below
 from broker.testing.checkers.violations import Findings, Promises, spot
 
 EVERYTHING_MAY_GO: Final = ABOVE_ALL
+EVER: Final = 1 << 63
+"""After all that is published."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Coverage(Checker):
         super().__init__(topic, found, promises)
         self._cursors: dict[int, dict[str, Cursor]] = {}
         self._farthest: dict[int, str] = {}
-        self._short: dict[int, dict[str, tuple[str, int]]] = {}
+        self._short: dict[int, dict[str, tuple[str, int, int]]] = {}
 
     @override
     def read(self, read: Read, life: int) -> None:
@@ -121,8 +123,8 @@ class Coverage(Checker):
         log, call = self.topic.log(life), read.call
         tried = self.topic.of_payload(row.payload)
         if tried is not None and tried.ttl_ms is not None:
-            ends_ns = tried.tried_ns + (self.topic.life_ms(tried) or 0) * NS
-            self._short.setdefault(life, {}).setdefault(row.id, (kind, ends_ns))
+            ends_ns = tried.tried_ns + tried.ttl_ms * NS
+            self._short.setdefault(life, {}).setdefault(row.id, (kind, tried.tried_ns, ends_ns))
             return
         assert call.ended_ns is not None
         log.shown[kind].put(row.id, Shown(row.payload, call.node, call.ended_ns))
@@ -138,12 +140,8 @@ class Coverage(Checker):
 
     def _was_old_news(self, read: Read, tried: Tried | None) -> bool:
         """Whether a long session tells of a row only when others need not have been shown it any more."""
-        life_ms, early_ms = self.topic.ttl_ms_least, self.promises.early_ms
-        if tried is None or life_ms is None or read.call.ended_ns is None:
-            return False
-        if early_ms is None:
-            return True
-        return read.call.ended_ns - tried.tried_ns >= (life_ms - early_ms) * NS
+        gone_ns = self._gone_ns(read)
+        return tried is not None and gone_ns is not None and tried.tried_ns <= gone_ns
 
     def _passed_over(self, read: Read, life: int, kind: str, row: Seen) -> None:
         its_own = read.call.asked.get("cursor")
@@ -200,19 +198,26 @@ class Coverage(Checker):
 
     def _not_owed(self, read: Read, log: Log, kind: str) -> str:
         """Return the id up to which rows may be missing by now."""
-        life_ms, early_ms = self.topic.ttl_ms_least, self.promises.early_ms
-        if life_ms is not None and early_ms is None:
+        gone_ns = self._gone_ns(read)
+        if gone_ns is not None and self.promises.early_ms is None:
             return EVERYTHING_MAY_GO
-        if life_ms is not None and early_ms is not None:
-            self._age(read, log, kind, (life_ms - early_ms) * NS)
+        if gone_ns is not None:
+            self._age(log, kind, gone_ns)
         return max(log.lives_after[kind], below(log.floor) if log.floor else "")
 
-    def _age(self, read: Read, log: Log, kind: str, life_ns: int) -> None:
-        assert read.call.ended_ns is not None
+    def _gone_ns(self, read: Read) -> int | None:
+        """Return when a message was published that a read need just not show any more."""
+        horizon_ns = self.topic.lifetimes.horizon_of(read.call)
+        if horizon_ns is None:
+            return None
+        early_ms = self.promises.early_ms
+        return EVER if early_ms is None else horizon_ns + early_ms * NS
+
+    def _age(self, log: Log, kind: str, gone_ns: int) -> None:
         while (row_id := log.shown[kind].following(log.lives_after[kind])) is not None:
             shown = log.shown[kind].get(row_id)
             tried = self.topic.of_payload(shown.payload if shown is not None else None)
-            if tried is not None and read.call.ended_ns - tried.tried_ns < life_ns:
+            if tried is not None and tried.tried_ns > gone_ns:
                 break
             log.lives_after[kind] = row_id
 
@@ -230,8 +235,10 @@ class Coverage(Checker):
             return
         ids = {row.id for row in read.rows}
         floor = self.topic.log(life).floor
-        for row_id, (kind, ends_ns) in list(short.items()):
-            if call.ended_ns >= ends_ns - self.promises.early_ms * NS:
+        gone_ns = self._gone_ns(read)
+        for row_id, (kind, tried_ns, ends_ns) in list(short.items()):
+            is_gone = gone_ns is not None and tried_ns <= gone_ns
+            if is_gone or call.ended_ns >= ends_ns - self.promises.early_ms * NS:
                 del short[row_id]
             elif kind in read.kinds and max(read.after, floor) < row_id <= read.through:
                 if row_id in ids:

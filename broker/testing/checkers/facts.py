@@ -17,6 +17,7 @@ from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
 from broker.testing.checkers.fates import Fates
+from broker.testing.checkers.lifetimes import Lifetimes
 from broker.testing.checkers.tables import Table, Tables
 from broker.testing.checkers.values import INLINE, REFERENCE, ROW_DIGITS, STORED, plain
 from broker.testing.history import Call
@@ -39,6 +40,8 @@ class Tried(NamedTuple):
     number: int
     pointer: int | None = None
     ttl_ms: int | None = None
+    until_ms: int | None = None
+    """Until when the last try was to be done, if it said so."""
     is_stored: bool = False
     tries: int = 0
     maybe: int = 0
@@ -228,6 +231,7 @@ class Topic:
         self.lives = Lives()
         self.logs: dict[int, Log] = {}
         self.acked_lives: set[int] = set()
+        self.lifetimes = Lifetimes()
         self.ttl_ms_least: int | None = None
         self.ttl_ms_most: int | None = None
 
@@ -249,16 +253,20 @@ class Topic:
 
     def may_have_expired(self, tried: Tried | None, at_ns: int, early_ms: int | None) -> bool:
         """Whether a message may be gone at a time, ``early_ms`` before the end of its life."""
-        life_ms = self.life_ms(tried)
-        if life_ms is None:
+        own_ms = None if tried is None else tried.ttl_ms
+        horizon_ns = self.lifetimes.horizon_ns(at_ns)
+        if own_ms is None and horizon_ns is None:
             return False
         if tried is None or early_ms is None:
             return True
-        return at_ns - tried.tried_ns >= (life_ms - early_ms) * NS
+        if own_ms is not None and at_ns - tried.tried_ns >= (own_ms - early_ms) * NS:
+            return True
+        return horizon_ns is not None and tried.tried_ns <= horizon_ns + early_ms * NS
 
     def began(self, call: Call) -> None:
         """Note what was asked."""
         self.lives.began(call)
+        self.lifetimes.began(call)
         if call.op in ("publish", "store"):
             self._try(call)
         elif call.op in ("create", "update") and call.asked.get("ttl_s") is not None:
@@ -280,15 +288,18 @@ class Topic:
             number=call.invoked if number is None else number,
             pointer=asked["number"] if call.op == "store" else asked.get("pointer"),
             ttl_ms=asked.get("ttl_ms"),
+            until_ms=asked.get("until_ms"),
             is_stored=call.op == "store",
             segment=self.segment,
         )
         for index, payload in enumerate(payloads):
             tried = self.tried.get(payload) or new._replace(part=index)
-            self.tried.put(payload, tried._replace(maybe=tried.maybe + 1, tries=tried.tries + 1))
+            tried = tried._replace(maybe=tried.maybe + 1, tries=tried.tries + 1)
+            self.tried.put(payload, tried._replace(until_ms=new.until_ms))
 
     def ended(self, call: Call) -> None:
         """Note what was answered."""
+        self.lifetimes.ended(call)
         if call.op in ("publish", "store"):
             self._tell(call)
         elif call.op == "floor" and call.outcome == "fail":
