@@ -22,7 +22,7 @@ Values by operation; what is marked ? may be left out or null. ``fail`` and ``un
 
     Publishing. topic is "namespace:topic" or any name, the same for all.
     publish     payloads, generation, pointer?, key?, ttl_ms?,            id = first row, last, replayed?
-                publisher?, number?
+                publisher?, number?, until_ms?
     store       payloads, number, generation, key?                        id = first row, last
     reference   number, generation, key?                                  id = the reference's row, replayed?
     rollback    pointer, first?, last?, generation                        rows?
@@ -56,7 +56,8 @@ Values by operation; what is marked ? may be left out or null. ``fail`` and ``un
 ``publisher`` names whose order a publish belongs to and ``number`` its place there, for those who send the
 next before the last is answered (each then has a process of its own, "p1/0", "p1/1"); by default the
 process, and the order of its invokes. Leave ``publisher`` to a new name where no order is promised: after
-a retry of one of several that are under way. ``ttl_ms`` is the message's own life. ``replayed`` says that
+a retry of one of several that are under way. ``ttl_ms`` is the message's own life; ``until_ms``, by the
+wall clock of whoever asks, the moment after which nothing of the request is to be begun. ``replayed`` says that
 the answer was given before, under the same key; ``key`` is unique to one request, however often it is sent.
 
 ``after`` excludes, ``through`` includes, both default to all there is; ``time`` (ms since 1970) asks for

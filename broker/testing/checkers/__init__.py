@@ -23,6 +23,7 @@ id_reused           an id is two payloads'
 two_answers         one key, two answers
 two_epochs          an epoch acknowledges what was asked after a later one had acknowledged
 written_after_delete  acknowledged though it was asked when the topic had been deleted
+stored_late         stored long after the moment until which its request was to be done
 changed_read        a row that one read shows is missing in another that covers it
 divergence          ... of another node; or nodes show different logs at the end
 skipped, backward   a consumer was led past a row, or back

@@ -29,7 +29,7 @@ from broker.testing.checkers.ending import Finals, Lost, Order
 from broker.testing.checkers.facts import UNSURE, Topic
 from broker.testing.checkers.fates import Fates
 from broker.testing.checkers.identity import Identity
-from broker.testing.checkers.publishes import Answers, ToldOrder
+from broker.testing.checkers.publishes import Answers, Deadlines, ToldOrder
 from broker.testing.checkers.ranges import Ranges
 from broker.testing.checkers.registers import Registers
 from broker.testing.checkers.snapshots import Snapshots, WholeAtTheEnd
@@ -42,6 +42,7 @@ from broker.testing.history import Call, Event, Pairing
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
     ToldOrder,
     Answers,
+    Deadlines,
     Identity,
     Ranges,
     Rollbacks,

@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from broker.testing.checkers.checker import Checker
 from broker.testing.checkers.facts import Topic
-from broker.testing.checkers.values import plain
+from broker.testing.checkers.tables import LAST
+from broker.testing.checkers.values import moment_ms, plain
 from broker.testing.checkers.violations import Findings, Promises, spot
 from broker.testing.history import Call
 
@@ -93,3 +94,27 @@ class Answers(Checker):
         elif first != answer:
             detail = spot(key, one=first, other=answer)
             self.found.add("two_answers", detail, call.ended)
+
+
+class Deadlines(Checker):
+    """Find messages that were stored long after the moment until which their requests were to be done.
+
+    That a request's outcome is unknown does not excuse it: whoever asked may have given up, but not for
+    ever.
+    """
+
+    names = ("stored_late",)
+
+    @override
+    def over(self) -> None:
+        """Compare the moments of ids with what requests said."""
+        late_ms = self.promises.stored_late_ms
+        if late_ms is None:
+            return
+        for payload, tried in self.topic.tried.between("", LAST):
+            if tried.until_ms is None or not tried.id:
+                continue
+            by_ms = moment_ms(tried.id) - tried.until_ms
+            if by_ms > late_ms:
+                detail = spot(payload, id=tried.id, until_ms=tried.until_ms, late_by_ms=by_ms)
+                self.found.add("stored_late", detail, tried.place)

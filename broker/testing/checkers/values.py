@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from broker.testing.history import Call
 
 ROW_DIGITS: Final = 20
+MOMENT_DIGITS: Final = 16
 _NO_PAYLOAD_ROW: Final = "0" * ROW_DIGITS
 ABOVE_ALL: Final = "g"
 """Above every id, since ids are hexadecimal."""
@@ -59,6 +60,11 @@ def below(identifier: str) -> str:
 def first_at(time_ms: int) -> str:
     """Return the least id of a millisecond."""
     return f"{max(time_ms, 0):016x}0000"
+
+
+def moment_ms(identifier: str) -> int:
+    """Return the moment of an id: when its message was published, by the clock of who stored it."""
+    return int(identifier[:MOMENT_DIGITS], 16)
 
 
 class Read(NamedTuple):

@@ -74,12 +74,15 @@ class Promises:
     Attributes:
         early_ms: a message that lives is shown until so long before the end of its life.
         late_ms: a message that has expired is shown at most for so long after the end of its life.
+        stored_late_ms: an id is of a moment at most so long after that until which its request was to be
+            done, where that was told (``until_ms``): what clocks may differ by, and ids be ahead of them.
         unavailable_ms: while nothing is broken, or a fault that promises no other time lasts, each
             topic that is asked acknowledges something again within this time.
     """
 
     early_ms: int | None = 0
     late_ms: int | None = None
+    stored_late_ms: int | None = None
     unavailable_ms: int | None = None
 
 

@@ -142,6 +142,7 @@ class SimCluster:
         self.cells.heal()
         self.network.heal()
         self.repeater.probability = 0.0
+        self.records.slow_s = 0.0
         if self.is_out:
             self.is_out = False
             self.coordination.recover()

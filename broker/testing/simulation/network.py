@@ -5,6 +5,7 @@ direction; a partition is several. A **slow** way adds to the delay and loses se
 
     network.cut("node-0", "node-1")          one way
     network.heal()                           everything
+    network.strand("node-0", "node-1")       one way, and only on the connections that there are by now
 
 A machine that is ``down`` answers nothing; one whose process is dead refuses connections and resets old
 ones. All chances of a connection come from its own generator, so that no draw depends on what happens on
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextvars import Context, ContextVar
 from random import Random
 from typing import Final
@@ -55,6 +56,7 @@ class Network:
         self._slow: dict[Way, tuple[float, float]] = {}
         self._down: dict[Machine, None] = {}
         self._stalled: dict[End, None] = {}
+        self._stranded: dict[End, None] = {}
 
     def name(self, address: str, machine: Machine) -> None:
         """Give a machine its address."""
@@ -95,9 +97,34 @@ class Network:
         self._slow.pop((source, target), None)
 
     def heal(self) -> None:
-        """Take all cuts and slowness back."""
+        """Take all cuts and slowness back, and let arrive what is stranded."""
         self._cuts.clear()
         self._slow.clear()
+        self._stranded.clear()
+        self._try_again()
+
+    def strand(self, source: Machine, target: Machine) -> list[End]:
+        """Let nothing that ``source`` sends on connections that there are reach ``target``.
+
+        Connections that are made later deliver. Returns the ends at ``target``, for the two below.
+        """
+        ends = [
+            end
+            for end in self._ends
+            if (self._of(end.peer), self._of(end)) == (source, target) and not end.is_lost
+        ]
+        self._stranded.update(dict.fromkeys(ends))
+        return ends
+
+    def break_off(self, ends: Iterable[End]) -> None:
+        """Reset the other side of stranded connections; these ends are told nothing."""
+        for end in ends:
+            end.peer.reset_here()
+
+    def land(self, ends: Iterable[End]) -> None:
+        """Let what is stranded arrive, whether or not its sender is still there."""
+        for end in ends:
+            self._stranded.pop(end, None)
         self._try_again()
 
     def cut_ways(self) -> list[Way]:
@@ -145,9 +172,9 @@ class Network:
 
     def is_cut(self, source: End, target: End) -> bool:
         """Whether nothing gets from one end to the other."""
-        if not self._cuts and not self._down:
+        if not self._cuts and not self._down and not self._stranded:
             return False
-        return self._is_cut(self._of(source), self._of(target))
+        return target in self._stranded or self._is_cut(self._of(source), self._of(target))
 
     def _is_cut(self, source: Machine, target: Machine) -> bool:
         return (source, target) in self._cuts or source in self._down or target in self._down
@@ -180,6 +207,7 @@ class Network:
     def forget(self, end: End) -> None:
         """Take note that an end is over."""
         self._ends.pop(end, None)
+        self._stranded.pop(end, None)
 
     # Connecting.
 

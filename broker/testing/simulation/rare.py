@@ -14,7 +14,8 @@ from typing import Any, Final, cast
 from broker.client import BrokerError, Client
 from broker.testing.checkers import Violation
 from broker.testing.simulation.cluster import SimCluster
-from broker.testing.simulation.faults import Detail, Nothing, fault, some, some_leader
+from broker.testing.simulation.faults import Detail, Nothing, fault, some_leader
+from broker.testing.simulation.rare_writes import WORKLOADS as OF_WRITES
 from broker.testing.workloads import Stage, Workload, publishers
 from broker.testing.workloads.log import LogWorkload
 from broker.testing.workloads.process import Process, Target, tell
@@ -33,26 +34,6 @@ async def clocks_stop(cluster: SimCluster, _: random.Random, __: float) -> Async
     yield {}
     for machine in cluster.machines:
         machine.wall.run(1.0)
-
-
-@fault(weight=0, lasts_s=4)
-async def unaware(
-    cluster: SimCluster, chance: random.Random, lasts_s: float
-) -> AsyncGenerator[Detail]:
-    """A leader's session is over and it does not know; then clients reach nobody but it."""
-    machine = some([m for m in cluster.up if m.topics_led and m.session], chance)
-    assert machine.session is not None
-    cluster.coordination.expire(machine.session, noticed_after_s=2 * lasts_s)
-    await asyncio.sleep(chance.uniform(0.3, lasts_s))
-    others = [other.name for other in cluster.machines if other is not machine]
-    ways = [(client, other) for client in cluster.clients for other in others]
-    for source, target in ways:
-        cluster.network.cut(source, target)
-        cluster.network.cut(target, source)
-    yield {"node": machine.name}
-    for source, target in ways:
-        cluster.network.mend(source, target)
-        cluster.network.mend(target, source)
 
 
 @fault(weight=0, lasts_s=4)
@@ -160,5 +141,6 @@ WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
     "relayed": lambda: LogWorkload(publishing=(relayed,)),
     "shortly": lambda: LogWorkload(publishing=(shortly,)),
     "storing": lambda: LogWorkload(publishing=(storing, publishers.single)),
+    **OF_WRITES,
 }
 """Workloads that are made for one guard."""

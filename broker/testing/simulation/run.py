@@ -45,7 +45,7 @@ QUIET_S: Final = 60.0
 SHORT_LIVED: Final = ("topics",)
 """Workloads whose messages expire. Where clocks are wrong by more than nodes may differ, they do so early or
 late, and nothing prevents it; so there clocks are wrong by less."""
-PROMISES: Final = Promises(early_ms=6_000, late_ms=6_000)
+PROMISES: Final = Promises(early_ms=6_000, late_ms=6_000, stored_late_ms=6_000)
 """Three times what the clocks of two nodes may differ by."""
 ACKNOWLEDGED_MIN: Final = 300
 LEADERS_MIN: Final = 5

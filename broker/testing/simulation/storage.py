@@ -171,11 +171,16 @@ class LinkedCells:
 
 
 class AdversaryRecords:
-    """The record store itself, which delays, loses answers and applies writes late."""
+    """The record store itself, which delays, loses answers and applies writes late.
+
+    Attributes:
+        slow_s: how much longer a write takes than by its bias.
+    """
 
     def __init__(self, chance: random.Random, bias: Callable[[], Bias]) -> None:
         """Misbehave as ``bias`` says just now."""
         self.records = MemoryRecordStore()
+        self.slow_s = 0.0
         self.happened: Counter[str] = Counter()
         self._chance = chance
         self._bias = bias
@@ -190,6 +195,8 @@ class AdversaryRecords:
     async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
         """Compare and set. Raises OutcomeUnknown."""
         await self._travel()
+        if self.slow_s:
+            await asyncio.sleep(self.slow_s)
         bias = self._bias()
         if self._chance.random() < bias.late_write:
             self.happened["late_records"] += 1

@@ -166,7 +166,7 @@ class Process:
 
     # Writing.
 
-    async def publish(
+    async def publish(  # noqa: PLR0913 - What a publish may have, each named by its callers.
         self,
         target: Target,
         labels: Sequence[str],
@@ -174,6 +174,7 @@ class Process:
         pointer: int | None = None,
         ttl_s: int | None = None,
         key: str | None = None,
+        until_ms: int | None = None,
         publishing: Awaitable[Published] | None = None,
     ) -> Published:
         """Publish, by itself, and in a transaction if there is a pointer; or await ``publishing``.
@@ -181,7 +182,7 @@ class Process:
         Raises:
             BrokerError: as the client does.
         """
-        asked = asked_of(target, labels, pointer=pointer, ttl_s=ttl_s, key=key)
+        asked = asked_of(target, labels, pointer=pointer, ttl_s=ttl_s, key=key, until_ms=until_ms)
         if publishing is None:
             payloads = [self.payload(label) for label in labels]
             publishing = self.client.publish(
@@ -294,10 +295,13 @@ def asked_of(
     pointer: int | None = None,
     ttl_s: int | None = None,
     key: str | None = None,
+    until_ms: int | None = None,
 ) -> Value:
     """Return what a publish asks for, in the history's words."""
     asked: Value = {"payloads": list(labels), "generation": target.generation}
     asked |= {"pointer": pointer, "key": key}
+    if until_ms is not None:
+        asked["until_ms"] = until_ms
     return asked if ttl_s is None else asked | {"ttl_ms": ttl_s * 1000}
 
 

@@ -7,7 +7,7 @@ from broker.testing.checkers import Promises
 from broker.testing.history import Call, calls_of, snapshot_value
 from broker.testing.story import Story, rid, snapshot
 
-PROMISES = Promises(early_ms=100, late_ms=100, unavailable_ms=1000)
+PROMISES = Promises(early_ms=100, late_ms=100, stored_late_ms=100, unavailable_ms=1000)
 
 
 def of_everything() -> Story:
@@ -199,6 +199,16 @@ RIGHT = {
     .final(),
     "a session tells of what others came too late for": told_after_others(1200),
     "the same where nothing is promised of ages": told_after_others(600, Promises(early_ms=None)),
+    "clocks may differ when something is stored in time": Story(PROMISES)
+    .publish(None, "a", until_ms=500)
+    .final((600 << 16, "a")),
+    "a later try has its own time": Story(PROMISES)
+    .publish(None, "a", key="k", until_ms=500, outcome="unknown")
+    .publish(None, "a", key="k", until_ms=900)
+    .final((950 << 16, "a")),
+    "stored at any time where nobody said until when": Story(PROMISES)
+    .publish(None, "a")
+    .final((9000 << 16, "a")),
     "silence while nothing is promised": while_broken(),
     "silence when nobody asks": Story(PROMISES)
     .publish(1, "a")

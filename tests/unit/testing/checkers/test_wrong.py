@@ -5,7 +5,7 @@ import pytest
 from broker.testing.checkers import NAMES, Promises
 from broker.testing.story import Story, rid, snapshot
 
-PROMISES = Promises(early_ms=100, late_ms=100, unavailable_ms=1000)
+PROMISES = Promises(early_ms=100, late_ms=100, stored_late_ms=100, unavailable_ms=1000)
 
 
 def three(*left: tuple[int, str]) -> Story:
@@ -31,6 +31,11 @@ def pipelined(first: int, second: int) -> Story:
 
 def fault(story: Story, kind: str = "kill", **asked):
     return story.begin("fault", {"kind": kind, **asked}, "nemesis", "")
+
+
+def row_of(ms: int) -> int:
+    """Return the first row of a millisecond."""
+    return ms << 16
 
 
 SEES_ALL = snapshot(100)
@@ -81,6 +86,13 @@ WRONG = {
     "written_after_delete": [
         Story().done("delete", {}).publish(1, "a").final((1, "a")),
         Story().done("delete", {"generation": 0}).publish(1, "a", generation=0),
+    ],
+    "stored_late": [
+        Story(PROMISES).publish(None, "a", until_ms=500).final((row_of(601), "a")),
+        # That nobody knows what became of it does not excuse it.
+        Story(PROMISES)
+        .publish(None, "a", until_ms=500, outcome="unknown")
+        .final((row_of(601), "a")),
     ],
     "changed_read": [
         Story().publish(1, "a").publish(2, "b").read([(1, "a"), (2, "b")]).read([(2, "b")]),

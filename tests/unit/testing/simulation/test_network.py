@@ -218,3 +218,38 @@ async def test_slow_ways_lose_segments_and_bring_them_later(pair: Pair) -> None:
     await pass_time(60)
     assert pair.server.data == b"".join(b"%02d" % number for number in range(50))
     assert pair.network.happened["segments_lost"] > 5
+
+
+@world
+async def test_what_is_stranded_arrives_late_and_is_overtaken_on_another_connection(
+    pair: Pair,
+) -> None:
+    client = await pair.connect(echoes=False)
+    await pass_time(0.1)
+    stranded = pair.server
+    (end,) = pair.network.strand("client", "server")
+    client.transport.write(b"first")
+    await pass_time(1)
+    pair.network.break_off([end])
+    assert isinstance(await client.ended, ConnectionResetError)
+    with pair.network.calling_from("client"):
+        _, again = await asyncio.get_running_loop().create_connection(Kept, *ADDRESS)
+    again.transport.write(b"again")
+    await pass_time(60)
+    assert (pair.server.data, stranded.data) == (b"again", b"")
+    assert not stranded.ended.done()
+    pair.network.land([end])
+    await pass_time(1)
+    assert stranded.data == b"first"
+
+
+@world
+async def test_healing_lets_arrive_what_is_stranded(pair: Pair) -> None:
+    client = await pair.connect()
+    pair.network.strand("client", "server")
+    client.transport.write(b"hello")
+    await pass_time(60)
+    assert pair.server.data == b""
+    pair.network.heal()
+    await pass_time(1)
+    assert client.data == b"hello"
