@@ -7,6 +7,10 @@ workloads and checkers as ever. What only schedules have is in ``rare``.
 
     python -m broker.testing.simulation.directed dedupe            what is found without it
     python -m broker.testing.simulation.directed dedupe --with     the same with the guard in force
+
+The same file says after how many random seeds, as ``make sim`` draws them, each is found; this counts them::
+
+    python -m broker.testing.simulation.directed --random 200 [GUARD]
 """
 
 from __future__ import annotations
@@ -19,11 +23,14 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from broker import guards
 from broker.testing.adversary import CALM, Bias
+from broker.testing.checkers import NAMES
+from broker.testing.simulation.__main__ import MINUTES, WORKLOADS
 from broker.testing.simulation.faults import KINDS
-from broker.testing.simulation.plan import EARLY_MS, Fault, Plan
+from broker.testing.simulation.plan import EARLY_MS, Fault, Plan, draw_plan
 from broker.testing.simulation.report import failure
 from broker.testing.simulation.run import Outcome, simulate
 
@@ -100,6 +107,28 @@ def _plain(bias: Bias) -> dict[str, float]:
     return {name: getattr(bias, name) for name in Bias.__dataclass_fields__}
 
 
+class Met(NamedTuple):
+    """What random seeds show without a guard.
+
+    Attributes:
+        seeds: how many were run; the last of them shows it, if one does.
+        found: the checkers' words for what is wrong.
+    """
+
+    seeds: int
+    found: tuple[str, ...]
+
+
+def met(guard: str, seeds_max: int) -> Met:
+    """Run seed after seed without a guard until the checkers find something wrong."""
+    kinds = {name: kind.weight for name, kind in KINDS.items()}
+    for seed in range(1, seeds_max + 1):
+        plan = draw_plan(seed, minutes=MINUTES, workloads=WORKLOADS, kinds=kinds, without=(guard,))
+        if found := simulate(plan).verdict.names & NAMES:
+            return Met(seed, tuple(sorted(found)))
+    return Met(seeds_max, ())
+
+
 # For people.
 
 
@@ -110,19 +139,34 @@ def rows(table: Path = TABLE) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the schedule of a guard, and print what it shows."""
+    """Run the schedule of a guard, and print what it shows; or count the seeds that guards take."""
     parser = argparse.ArgumentParser(prog="python -m broker.testing.simulation.directed")
-    parser.add_argument("guard", choices=[row["name"] for row in rows()])
+    parser.add_argument("guard", nargs="?", choices=sorted(guards.NAMES))
     parser.add_argument("--with", dest="held", action="store_true", help="with the guard in force")
     parser.add_argument("--seed", type=int, help="another than the recorded one")
+    parser.add_argument("--random", type=int, metavar="SEEDS", help="so many random seeds at most")
     chosen = parser.parse_args(arguments)
     os.environ["BROKER_TESTING"] = "1"
-    (row,) = [row for row in rows() if row["name"] == chosen.guard]
+    if chosen.random is not None:
+        return _count([chosen.guard] if chosen.guard else sorted(guards.NAMES), chosen.random)
+    scheduled = {row["name"]: row for row in rows()}
+    if chosen.guard not in scheduled:
+        parser.error(f"there are schedules for {', '.join(scheduled)}")
     without = () if chosen.held else (chosen.guard,)
-    outcome = simulate(Schedule.of(row).plan(seed=chosen.seed, without=without))
+    plan = Schedule.of(scheduled[chosen.guard]).plan(seed=chosen.seed, without=without)
+    outcome = simulate(plan)
     for line in _told(outcome, chosen.guard):
         sys.stdout.write(line + "\n")
     return 1 if outcome.verdict.names else 0
+
+
+def _count(names: Sequence[str], seeds_max: int) -> int:
+    for name in names:
+        seeds, found = met(name, seeds_max)
+        told = f"seed {seeds}: {', '.join(found)}" if found else f"nothing in {seeds} seeds"
+        sys.stdout.write(f"{name}: {told}\n")
+        sys.stdout.flush()
+    return 0
 
 
 def _told(outcome: Outcome, guard: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from broker.client import BrokerError, Client
 from broker.testing.checkers import Violation
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.faults import Detail, Nothing, fault, some_leader
+from broker.testing.simulation.rare_times import WORKLOADS as OF_TIMES
 from broker.testing.simulation.rare_writes import WORKLOADS as OF_WRITES
 from broker.testing.workloads import Stage, Workload, publishers
 from broker.testing.workloads.log import LogWorkload
@@ -22,40 +23,6 @@ from broker.testing.workloads.process import Process, Target, tell
 
 SUPERSEDED_S: Final = 30.0
 """Long after this a node whose number another has taken must have stopped."""
-SLEW_MS: Final = 450
-"""By so much a clock may be set at once and is believed at once."""
-
-
-@fault(weight=0, lasts_s=30)
-async def clocks_stop(cluster: SimCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
-    """All clocks stand still, so that a new leader comes to the ids of the one before."""
-    for machine in cluster.machines:
-        machine.wall.run(0.0)
-    yield {}
-    for machine in cluster.machines:
-        machine.wall.run(1.0)
-
-
-@fault(weight=0, lasts_s=4)
-async def ahead(cluster: SimCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
-    """All clocks are slewed ahead by less than the sweeper's margin, and back; nobody reads meanwhile."""
-    names = [machine.name for machine in cluster.machines]
-    ways = [(client, name) for client in cluster.clients for name in names]
-    for source, target in ways:
-        cluster.network.cut(source, target)
-    _slew(cluster, SLEW_MS)
-    yield {"by_ms": 9 * SLEW_MS}
-    _slew(cluster, -SLEW_MS)
-    for source, target in ways:
-        cluster.network.mend(source, target)
-
-
-def _slew(cluster: SimCluster, by_ms: float) -> None:
-    for _ in range(9):
-        for machine in cluster.machines:
-            machine.wall.step(by_ms)
-            if machine.node is not None:
-                machine.node.clock.now_ms()
 
 
 @fault(weight=0, lasts_s=5)
@@ -99,17 +66,6 @@ async def relayed(stage: Stage, name: str, target: Target, stop: asyncio.Event) 
     await publishers.pipelined(cast(Stage, _Through(stage, node)), name, target, stop)
 
 
-async def shortly(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
-    """Publish messages that live shortly."""
-    async with Process(stage, name) as process:
-        while not stop.is_set():
-            try:
-                await process.publish(target, process.labels(), ttl_s=stage.scale.ttl_s)
-            except BrokerError:
-                await process.pause()
-            await process.pause()
-
-
 async def storing(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
     """Store, publish what was stored, and store more when it was read, which must be refused."""
     async with Process(stage, name) as process:
@@ -139,8 +95,8 @@ async def _store(process: Process, target: Target, pointer: int) -> None:
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
     "plain": lambda: LogWorkload(publishing=(publishers.single, publishers.keyed)),
     "relayed": lambda: LogWorkload(publishing=(relayed,)),
-    "shortly": lambda: LogWorkload(publishing=(shortly,)),
     "storing": lambda: LogWorkload(publishing=(storing, publishers.single)),
+    **OF_TIMES,
     **OF_WRITES,
 }
 """Workloads that are made for one guard."""

@@ -32,12 +32,17 @@ STORAGE: Final = Context()
 
 
 class StorageWay:
-    """What is wrong between one machine and storage. ``happened`` counts what it cost."""
+    """What is wrong between one machine and storage. ``happened`` counts what it cost.
+
+    Attributes:
+        puts_late_s: how much later rows come that are sent by now; all else is in time.
+    """
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self.is_cut_there = False
         self.is_cut_back = False
+        self.puts_late_s = 0.0
         self.happened: Counter[str] = Counter()
         self._serving: dict[asyncio.Task[None], None] = {}
 
@@ -107,7 +112,15 @@ class LinkedCells:
 
     async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
         """Write rows."""
-        await self._call("put", lambda: self._cells.put(table, rows, synced=synced))
+        way = self._way
+
+        async def work() -> None:
+            if way.puts_late_s:
+                way.happened["late_puts"] += 1
+                await asyncio.sleep(way.puts_late_s)
+            await self._cells.put(table, rows, synced=synced)
+
+        await self._call("put", work)
 
     async def get(self, table: Table, key: bytes) -> Columns | None:
         """Return a row's cells, or None."""
