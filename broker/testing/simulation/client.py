@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Callable
 from typing import Final
 
 import aiohttp
@@ -17,6 +18,7 @@ from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from broker.errors import BrokerError
 from broker.model import TopicId
+from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.network import Network
 
 REPEATED_S: Final = 20.0
@@ -26,16 +28,28 @@ class Repeater:
     """Something between clients and nodes that sends requests twice, if they carry a key.
 
     Attributes:
-        probability: that it does.
         repeated: how often it did.
     """
 
     def __init__(self, chance: random.Random) -> None:
         """Repeat nothing yet."""
-        self.probability = 0.0
         self.repeated = 0
+        self._wanted = Layers[float]()
         self._chance = chance
         self._sending: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def probability(self) -> float:
+        """That it does."""
+        return self._wanted.top or 0.0
+
+    def repeat(self, probability: float) -> Callable[[], None]:
+        """Do so with some probability until what is returned is called; of several the last goes."""
+        return self._wanted.add(probability)
+
+    def heal(self) -> None:
+        """Repeat nothing any more."""
+        self._wanted.clear()
 
     def sent(self, request: Request, transport: PlacedTransport) -> None:
         """Perhaps send a request once more, a little later, on a connection of its own."""

@@ -7,9 +7,19 @@ as production (broker/clock.py), and by a monotonic one, which is always right.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from broker.clock import WallGuard
 from broker.testing.clock import EPOCH_MS, VirtualLoop
+
+
+@dataclass(slots=True, eq=False)
+class _Drift:
+    """A rate that lasts for a while, and by how much it has put the clock wrong."""
+
+    rate: float
+    off_ms: float = 0.0
 
 
 class MachineWall:
@@ -21,6 +31,7 @@ class MachineWall:
         self._shown_ms = EPOCH_MS + loop.time() * 1000 + off_ms
         self._since_s = loop.time()
         self._rate = rate
+        self._drifts: list[_Drift] = []
 
     def boot_ms(self) -> float:
         """Return true milliseconds since the world began."""
@@ -28,7 +39,13 @@ class MachineWall:
 
     def wall_ms(self) -> float:
         """Return what the clock shows."""
-        return self._shown_ms + (self._loop.time() - self._since_s) * 1000 * self._rate
+        return self._shown_ms + self._passed_ms() * self._rate_now()
+
+    def _passed_ms(self) -> float:
+        return (self._loop.time() - self._since_s) * 1000
+
+    def _rate_now(self) -> float:
+        return self._drifts[-1].rate if self._drifts else self._rate
 
     @property
     def off_ms(self) -> float:
@@ -37,18 +54,43 @@ class MachineWall:
 
     def step(self, by_ms: float) -> None:
         """Set it forward or back."""
-        self._set(self.wall_ms() + by_ms, self._rate)
+        self._settle()
+        self._shown_ms += by_ms
 
     def run(self, rate: float) -> None:
         """Run faster or slower from now on; 0 stands still."""
-        self._set(self.wall_ms(), rate)
+        self._settle()
+        self._rate = rate
+
+    def drift(self, rate: float) -> Callable[[], None]:
+        """Run faster or slower until what is returned is called, and be then as if it had not.
+
+        Of several the last goes; whatever else is done to the clock meanwhile stays.
+        """
+        self._settle()
+        drift = _Drift(rate)
+        self._drifts.append(drift)
+
+        def end() -> None:
+            if drift in self._drifts:
+                self._settle()
+                self._drifts.remove(drift)
+                self._shown_ms -= drift.off_ms
+
+        return end
 
     def mend(self) -> None:
         """Show the right time, at the right rate."""
-        self._set(EPOCH_MS + self.boot_ms(), 1.0)
+        self._settle()
+        self._drifts.clear()
+        self._shown_ms, self._rate = EPOCH_MS + self.boot_ms(), 1.0
 
-    def _set(self, shown_ms: float, rate: float) -> None:
-        self._shown_ms, self._since_s, self._rate = shown_ms, self._loop.time(), rate
+    def _settle(self) -> None:
+        """Note what it shows, and which drift has brought it there."""
+        shown_ms = self.wall_ms()
+        if self._drifts:
+            self._drifts[-1].off_ms += shown_ms - self._shown_ms - self._passed_ms()
+        self._shown_ms, self._since_s = shown_ms, self._loop.time()
 
 
 class ProcessClock:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from broker.client import Client
@@ -31,6 +31,7 @@ from broker.testing.clock import VirtualClock
 from broker.testing.history import History
 from broker.testing.simulation.client import Repeater, placed_client
 from broker.testing.simulation.clocks import MachineWall
+from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.node import PORT, Ground, Machine
@@ -76,6 +77,8 @@ class SimCluster:
         self.cells = AdversaryCells(
             loop, random.Random(f"{seed}/storage"), bias, server_ms=self.clock.now_ms
         )
+        self._bias = bias
+        self._spoilt = Layers[Callable[[Bias], Bias]]()
         self.records = AdversaryRecords(random.Random(f"{seed}/records"), lambda: self.cells.bias)
         self.ground = Ground(self.network, self.coordination, self.cells, self.records)
         self._settings = settings or {}
@@ -137,11 +140,33 @@ class SimCluster:
         for machine in self.machines:
             assert await machine.served(STARTED_S), f"{machine.name}: {self.ground.ended}"
 
+    def spoil_storage(self, change: Callable[[Bias], Bias]) -> Callable[[], None]:
+        """Let storage misbehave otherwise until what is returned is called.
+
+        Several changes are made one after the other, in the order in which they were asked for.
+        """
+        take_back = self._spoilt.add(change)
+        self._misbehave()
+
+        def mend() -> None:
+            take_back()
+            self._misbehave()
+
+        return mend
+
+    def _misbehave(self) -> None:
+        bias = self._bias
+        for change in self._spoilt.all:
+            bias = change(bias)
+        self.cells.bias = bias
+
     def heal(self) -> None:
         """End every fault: nothing more goes wrong from here on."""
+        self._bias = CALM
+        self._spoilt.clear()
         self.cells.heal()
         self.network.heal()
-        self.repeater.probability = 0.0
+        self.repeater.heal()
         self.records.slow_s = 0.0
         if self.is_out:
             self.is_out = False
@@ -149,7 +174,7 @@ class SimCluster:
         for machine in self.others:
             machine.kill()
         for machine in self.machines:
-            machine.way.is_cut_there = machine.way.is_cut_back = False
+            machine.way.heal()
             machine.wall.mend()
             machine.resume()
             machine.start()

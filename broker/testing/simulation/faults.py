@@ -149,7 +149,8 @@ async def drain(cluster: SimCluster, chance: random.Random, _: float) -> AsyncGe
     instance = machine.instance
     if instance is None:
         raise Nothing
-    await placement.drain(cluster.records.records, instance)
+    if not await placement.drain(cluster.records.records, instance):
+        raise Nothing  # Another operator has, and will take it back.
     await _hint(cluster, chance)
     yield {"node": machine.name}
     await placement.undrain(cluster.records.records, instance)

@@ -78,10 +78,9 @@ async def storage_cut(
     """A node's calls don't reach storage, or the answers don't come back."""
     machine = some_leader(cluster, chance)
     way = chance.choice(["both", "there", "back"])
-    machine.way.is_cut_there = way != "back"
-    machine.way.is_cut_back = way != "there"
+    mend = machine.way.cut(there=way != "back", back=way != "there")
     yield {"node": machine.name, "way": way}
-    machine.way.is_cut_there = machine.way.is_cut_back = False
+    mend()
 
 
 @fault(weight=2, lasts_s=4)
@@ -89,12 +88,10 @@ async def storage_storm(
     cluster: SimCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Storage misbehaves as it can."""
-    before = cluster.cells.bias
     worst = Bias(move=chance.choice([0.0, 0.05]))
-    cluster.cells.bias = worst
+    mend = cluster.spoil_storage(lambda _: worst)
     yield {"move": worst.move}
-    if cluster.cells.bias is worst:
-        cluster.cells.bias = before
+    mend()
 
 
 @fault(weight=1, lasts_s=4)
@@ -102,12 +99,10 @@ async def storage_slow(
     cluster: SimCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Storage takes long."""
-    before = cluster.cells.bias
-    slowed = dataclasses.replace(before, delay_ms=chance.choice([30.0, 200.0]))
-    cluster.cells.bias = slowed
-    yield {"delay_ms": slowed.delay_ms}
-    if cluster.cells.bias is slowed:
-        cluster.cells.bias = before
+    delay_ms = chance.choice([30.0, 200.0])
+    mend = cluster.spoil_storage(lambda bias: dataclasses.replace(bias, delay_ms=delay_ms))
+    yield {"delay_ms": delay_ms}
+    mend()
 
 
 # Clocks.
@@ -135,8 +130,6 @@ async def clock_rate(
     rate = chance.choice([0.0, 0.95, 1.05])
     if cluster.clock_off_ms_max <= CLOCK_OFF_MS:
         rate = 1 + (rate - 1) / 20  # It may last for a minute.
-    off_ms = machine.wall.off_ms
-    machine.wall.run(rate)
+    mend = machine.wall.drift(rate)
     yield {"node": machine.name, "rate": rate}
-    machine.wall.mend()
-    machine.wall.step(off_ms)
+    mend()

@@ -72,11 +72,11 @@ async def isolate(cluster: SimCluster, chance: random.Random, _: float) -> Async
     machine = some_leader(cluster, chance)
     names = [other.name for other in cluster.machines if other is not machine]
     mend = _cut(cluster, _both([(machine.name, name) for name in names]))
-    machine.way.is_cut_there = True
+    mend_way = machine.way.cut(there=True, back=False)
     session = machine.cut_session(None)
     yield {"node": machine.name}
     mend()
-    machine.way.is_cut_there = False
+    mend_way()
     machine.mend_session(session)
 
 
@@ -87,11 +87,10 @@ async def slow(cluster: SimCluster, chance: random.Random, _: float) -> AsyncGen
     others = [machine.name for machine in cluster.machines if machine.name != node]
     delay_s, loss = chance.choice([0.005, 0.05, 0.3]), chance.choice([0.0, 0.05, 0.3])
     ways = _both([(node, other) for other in [*others, *cluster.clients]])
-    for source, target in ways:
-        cluster.network.slow(source, target, delay_s, loss)
+    mends = [cluster.network.slow(source, target, delay_s, loss) for source, target in ways]
     yield {"node": node, "delay_s": delay_s, "loss": loss}
-    for source, target in ways:
-        cluster.network.normal(source, target)
+    for mend in mends:
+        mend()
 
 
 @fault(weight=2, lasts_s=0.1)
@@ -107,7 +106,7 @@ async def reset(cluster: SimCluster, chance: random.Random, _: float) -> AsyncGe
 @fault(weight=1, lasts_s=5)
 async def repeat(cluster: SimCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
     """Something between clients and nodes sends what carries a key twice."""
-    repeater = cluster.repeater
-    repeater.probability = chance.choice([0.2, 1.0])
-    yield {"probability": repeater.probability}
-    repeater.probability = 0.0
+    probability = chance.choice([0.2, 1.0])
+    mend = cluster.repeater.repeat(probability)
+    yield {"probability": probability}
+    mend()

@@ -17,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextvars import Context, ContextVar
 from random import Random
 from typing import Final
 
 from broker.testing.simulation.hosts import RUNNING, HostLoop, Process
+from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.sockets import Address, ListeningSocket
 from broker.testing.simulation.transport import End
 
@@ -53,7 +54,7 @@ class Network:
         self._listening: dict[Address, ListeningSocket] = {}
         self._ends: dict[End, None] = {}
         self._cuts: Counter[Way] = Counter()
-        self._slow: dict[Way, tuple[float, float]] = {}
+        self._slow: dict[Way, Layers[tuple[float, float]]] = {}
         self._down: dict[Machine, None] = {}
         self._stalled: dict[End, None] = {}
         self._stranded: dict[End, None] = {}
@@ -88,13 +89,19 @@ class Network:
             del self._cuts[source, target]
         self._try_again()
 
-    def slow(self, source: Machine, target: Machine, delay_s: float, loss: float) -> None:
-        """Add a mean delay on one way, and let segments be lost, which are sent again."""
-        self._slow[source, target] = (delay_s, loss)
+    def slow(
+        self, source: Machine, target: Machine, delay_s: float, loss: float
+    ) -> Callable[[], None]:
+        """Add a mean delay on one way, and let segments be lost, which are sent again.
 
-    def normal(self, source: Machine, target: Machine) -> None:
-        """Take ``slow`` back."""
-        self._slow.pop((source, target), None)
+        It lasts until what is returned is called; meanwhile another may go before it.
+        """
+        return self._slow.setdefault((source, target), Layers()).add((delay_s, loss))
+
+    def slowness(self, source: Machine, target: Machine) -> tuple[float, float] | None:
+        """Return the mean delay and the loss on one way, None where nothing is wrong."""
+        layers = self._slow.get((source, target))
+        return None if layers is None else layers.top
 
     def heal(self) -> None:
         """Take all cuts and slowness back, and let arrive what is stranded."""
@@ -182,7 +189,7 @@ class Network:
     def delay_s(self, source: End, target: End, chance: Random) -> float:
         """Return how long a segment takes."""
         delay_s = LATENCY_S + chance.random() * JITTER_S
-        slow = self._slow.get((self._of(source), self._of(target))) if self._slow else None
+        slow = self.slowness(self._of(source), self._of(target)) if self._slow else None
         if slow is not None:
             mean_s, loss = slow
             delay_s += chance.expovariate(1 / mean_s) if mean_s else 0.0

@@ -20,6 +20,7 @@ from broker.storage.health import Ended
 from broker.storage.memory import MemoryRecordStore
 from broker.storage.ports import Record
 from broker.testing.adversary import AdversaryCells, Bias
+from broker.testing.simulation.layers import Layers
 
 Answer = TypeVar("Answer")
 
@@ -40,11 +41,29 @@ class StorageWay:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self.is_cut_there = False
-        self.is_cut_back = False
         self.puts_late_s = 0.0
         self.happened: Counter[str] = Counter()
+        self._cuts = Layers[tuple[bool, bool]]()
+        """Of each whether it cuts the way there, and the way back."""
         self._serving: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def is_cut_there(self) -> bool:
+        """Whether calls don't arrive."""
+        return any(there for there, _ in self._cuts.all)
+
+    @property
+    def is_cut_back(self) -> bool:
+        """Whether answers don't come back."""
+        return any(back for _, back in self._cuts.all)
+
+    def cut(self, *, there: bool, back: bool) -> Callable[[], None]:
+        """Cut one way or both, until what is returned is called. Cuts add up."""
+        return self._cuts.add((there, back))
+
+    def heal(self) -> None:
+        """Take all cuts back."""
+        self._cuts.clear()
 
     async def call(self, work: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         """Let storage do something. Raises CellsError: it may have been done."""

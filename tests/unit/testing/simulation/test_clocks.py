@@ -47,3 +47,38 @@ def test_a_machine_that_comes_later_shows_the_time_of_all_others() -> None:
         assert MachineWall(loop, off_ms=250).off_ms == 250
 
     simulate(main)
+
+
+def test_a_drift_takes_back_its_own_part_whatever_else_is_done_to_the_clock() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        wall = MachineWall(loop, off_ms=-400)
+        stopped = wall.drift(0.0)
+        await pass_time(10)
+        fast = wall.drift(1.5)
+        wall.step(300)
+        await pass_time(10)
+        assert round(wall.off_ms) == -400 - 10_000 + 300 + 5_000
+        stopped()
+        assert round(wall.off_ms) == -400 + 300 + 5_000
+        await pass_time(10)
+        assert round(wall.off_ms) == -400 + 300 + 10_000
+        fast()
+        fast()
+        assert round(wall.off_ms) == -100
+
+    simulate(main)
+
+
+def test_a_drift_under_another_goes_on_when_that_is_over() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        wall = MachineWall(loop)
+        slow, fast = wall.drift(0.5), wall.drift(2.0)
+        await pass_time(4)
+        fast()
+        await pass_time(4)
+        assert round(wall.off_ms) == -2_000
+        wall.mend()
+        slow()
+        assert round(wall.off_ms) == 0
+
+    simulate(main)

@@ -1,0 +1,146 @@
+"""Faults that overlap: what each did is taken back with it, in any order, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from broker.testing.adversary import CALM
+from broker.testing.simulation.cluster import SimCluster
+from broker.testing.simulation.faults import KINDS, Nothing
+from broker.testing.simulation.layers import Layers
+from broker.testing.simulation.plan import HOSTILE
+from broker.testing.simulation.world import in_world
+
+LASTS_S = 3.0
+
+
+def test_each_layer_is_taken_back_by_itself() -> None:
+    layers = Layers[str]()
+    assert (layers.top, layers.all) == (None, [])
+    first, second, third = (layers.add(name) for name in ("one", "two", "three"))
+    assert (layers.top, layers.all) == ("three", ["one", "two", "three"])
+    second()
+    third()
+    assert layers.top == "one"
+    first()
+    first()
+    assert layers.top is None
+
+
+def test_what_was_cleared_can_still_be_taken_back() -> None:
+    layers = Layers[str]()
+    take_back = layers.add("one")
+    layers.clear()
+    layers.add("two")
+    take_back()
+    assert layers.all == ["two"]
+
+
+def state(cluster: SimCluster) -> dict[str, object]:
+    """Return what faults change that lasts."""
+    ways = list(itertools.permutations([m.name for m in cluster.machines], 2))
+    return {
+        "bias": cluster.cells.bias,
+        "repeats": cluster.repeater.probability,
+        "cut": [(m.way.is_cut_there, m.way.is_cut_back) for m in cluster.machines],
+        "cut_ways": cluster.network.cut_ways(),
+        "slow": [cluster.network.slowness(*way) for way in ways],
+        "clocks": [round(m.wall.off_ms, 1) for m in cluster.machines],
+        "is_out": cluster.is_out,
+    }
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("storage_storm", "storage_storm"),
+        ("storage_storm", "storage_slow"),
+        ("storage_slow", "storage_slow"),
+        ("storage_cut", "storage_cut"),
+        ("storage_cut", "isolate"),
+        ("slow", "slow"),
+        ("repeat", "repeat"),
+        ("clock_step", "clock_rate"),
+        ("clock_rate", "clock_rate"),
+        ("clock_step", "clock_step"),
+        ("split", "deaf"),
+        ("outage", "outage"),
+    ],
+)
+@pytest.mark.parametrize("is_first_over_first", [True, False])
+def test_faults_that_overlap_leave_nothing_behind(
+    kinds: tuple[str, str], is_first_over_first: bool
+) -> None:
+    """Of one machine, so that two of a kind meet."""
+
+    async def overlap(cluster: SimCluster) -> tuple[dict[str, object], ...]:
+        before = state(cluster)
+        held = [AsyncExitStack(), AsyncExitStack()]
+        for kind, stack in zip(kinds, held, strict=True):
+            begun = KINDS[kind].begin(cluster, random.Random(1), LASTS_S)
+            try:
+                await stack.enter_async_context(begun)
+            except Nothing:
+                assert kind in {"outage", "isolate"}
+            await asyncio.sleep(1.0)
+        meanwhile = state(cluster)
+        for stack in held if is_first_over_first else reversed(held):
+            await stack.aclose()
+            await asyncio.sleep(1.0)
+        return before, meanwhile, state(cluster)
+
+    before, meanwhile, after = simulated(overlap)
+    assert meanwhile != before
+    assert after == before
+
+
+def simulated(
+    work: Callable[[SimCluster], Coroutine[Any, Any, tuple[dict[str, object], ...]]],
+) -> tuple[dict[str, object], ...]:
+    async def main(*_: object) -> tuple[dict[str, object], ...]:
+        cluster = SimCluster(nodes=2, bias=HOSTILE)
+        await cluster.start()
+        return await work(cluster)
+
+    return in_world(1, main)
+
+
+def test_what_a_fault_takes_back_after_all_was_healed_changes_nothing() -> None:
+    async def healed(cluster: SimCluster) -> tuple[dict[str, object], ...]:
+        held = AsyncExitStack()
+        for kind in ("storage_storm", "storage_cut", "slow", "repeat", "clock_rate"):
+            begun = KINDS[kind].begin(cluster, random.Random(1), LASTS_S)
+            await held.enter_async_context(begun)
+        await asyncio.sleep(1.0)
+        cluster.heal()
+        before = state(cluster)
+        await held.aclose()
+        return before, state(cluster)
+
+    before, after = simulated(healed)
+    assert before == after
+    assert before["bias"] == CALM
+
+
+def test_the_rest_of_a_fault_goes_on_when_another_is_over() -> None:
+    async def storms(cluster: SimCluster) -> tuple[dict[str, object], ...]:
+        first, second = AsyncExitStack(), AsyncExitStack()
+        for stack, kind in ((first, "storage_slow"), (second, "storage_storm")):
+            begun = KINDS[kind].begin(cluster, random.Random(1), LASTS_S)
+            await stack.enter_async_context(begun)
+        both = state(cluster)
+        await first.aclose()
+        one = state(cluster)
+        await second.aclose()
+        return both, one, state(cluster)
+
+    both, one, none = simulated(storms)
+    assert both["bias"] == one["bias"] != HOSTILE
+    assert none["bias"] == HOSTILE
