@@ -65,6 +65,15 @@ def test_a_seed_repeats_its_history_in_every_process() -> None:
 
 
 @pytest.mark.simulation
+@pytest.mark.timeout(300)
+def test_the_command_runs_seeds_in_several_processes() -> None:
+    command = [sys.executable, "-m", "broker.testing.simulation"]
+    command += ["--seeds", "2", "--minutes", "0.1", "--jobs", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
+    assert "2 seeds, 0 bad" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.simulation
 def test_publishers_and_consumers_get_over_a_leader_that_dies() -> None:
     @simulated(seed=3)
     async def scenario() -> list[bytes]:

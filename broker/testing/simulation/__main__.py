@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import multiprocessing
 import os
 import sys
@@ -159,4 +160,5 @@ def _print(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Under its full name, by which the processes that it starts find what they are to run.
+    sys.exit(importlib.import_module("broker.testing.simulation.__main__").main())

@@ -1,0 +1,53 @@
+"""A run that fails for a real reason is shortened, and what is left fails for the same one."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from broker.testing.simulation.__main__ import main
+from broker.testing.simulation.directed import Schedule
+from broker.testing.simulation.plan import Plan
+from broker.testing.simulation.run import simulate
+
+FILE = tomllib.loads((Path(__file__).parent / "cluster_guards.toml").read_text())
+GUARD = "confirm-cas"
+"""Found only where something happens to a leader."""
+MINUTES = 0.5
+
+
+@pytest.fixture(autouse=True)
+def allow_switches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BROKER_TESTING", "1")
+
+
+def names(plan: Plan) -> set[str]:
+    return simulate(plan).verdict.names
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(300)
+def test_a_schedule_without_a_guard_is_shortened_and_still_shows_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = [row for row in FILE["guard"] if row["name"] == GUARD]
+    schedule = replace(Schedule.of(row), minutes=MINUTES)
+    seeds = range(schedule.seed, schedule.seed + FILE["window"])
+    plans = (schedule.plan(seed=seed, without=[GUARD]) for seed in seeds)
+    plan = next(plan for plan in plans if row["violation"] in names(plan))
+    file = tmp_path / "plan.json"
+    file.write_text(plan.to_json())
+
+    assert main(["--plan", str(file), "--shrink"]) == 1
+
+    told = capsys.readouterr().out.splitlines()
+    shorter = Plan.of_json(told[-1])
+    assert 0 < len(shorter.faults) < len(plan.faults)
+    assert set(shorter.faults) < set(plan.faults)
+    assert shorter.minutes <= plan.minutes
+    assert row["violation"] in names(shorter)
+    # It is the guard's absence that it shows.
+    assert not names(replace(shorter, without=()))
