@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import tempfile
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from typing_extensions import override
@@ -88,6 +89,7 @@ class GivenTarget(Target):
     async def kill(self, name: str) -> None:
         self._down.add(name)
         await self._do(self._hooks.kill, Ability.KILL, name)
+        self._frozen.discard(name)
 
     @override
     async def stop(self, name: str) -> int | None:
@@ -129,19 +131,9 @@ class GivenTarget(Target):
         if command is None:
             raise self._unable(ability)
         words = filled(command, self.nodes.index(name) + 1, self.url(name))
-        process = await asyncio.create_subprocess_exec(
-            *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        try:
-            async with asyncio.timeout(HOOK_S):
-                said, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise HookFailed(f"{words} took longer than {HOOK_S:g} s") from None
-        if process.returncode != 0:
-            told = said.decode(errors="replace").strip()
-            raise HookFailed(f"{words} exited with {process.returncode}: {told}")
+        # A file, not a pipe: a node that a hook has started may hold what it was given for good.
+        with tempfile.TemporaryFile() as said:
+            await _run(words, said)
 
     async def _ready(self, name: str) -> None:
         """Wait until a node serves. Raises TimeoutError with what it said last."""
@@ -157,3 +149,24 @@ class GivenTarget(Target):
                     return
             await asyncio.sleep(POLL_S)
         raise TimeoutError(f"{name} is not ready after {READY_S:g} s: {said}")
+
+
+async def _run(words: Sequence[str], said: IO[bytes]) -> None:
+    """Run a hook to its end; ``said`` is where it says something. Raises HookFailed."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=asyncio.subprocess.DEVNULL, stdout=said, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError as error:
+        raise HookFailed(f"{words} can't be run: {error}") from error
+    try:
+        async with asyncio.timeout(HOOK_S):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise HookFailed(f"{words} took longer than {HOOK_S:g} s") from None
+    if process.returncode != 0:
+        said.seek(0)
+        told = said.read().decode(errors="replace").strip()
+        raise HookFailed(f"{words} exited with {process.returncode}: {told}")

@@ -1,3 +1,6 @@
+import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -41,3 +44,26 @@ async def test_a_hook_is_run_and_its_failure_is_told(tmp_path: Path) -> None:
     with pytest.raises(HookFailed, match="exited with 1"):
         await target.start("broker-2")
     assert not target.is_running("broker-2")
+
+
+async def test_a_hook_that_is_no_program_has_failed() -> None:
+    with pytest.raises(HookFailed, match="no-such-program"):
+        await GivenTarget(URLS, Hooks(kill="no-such-program {node}", start="s")).kill("broker-1")
+
+
+async def test_a_node_that_was_killed_is_not_woken_any_more() -> None:
+    hooks = Hooks(kill="true", start="true", pause="true", resume="false")
+    target = GivenTarget(URLS, hooks)
+    await target.pause("broker-1")
+    await target.kill("broker-1")
+    assert not target._frozen
+
+
+async def test_a_hook_may_leave_a_process_behind_that_holds_its_output(tmp_path: Path) -> None:
+    """As one does that starts a node: only its own end counts."""
+    file = tmp_path / "pid"
+    starts = f"sh -c 'tail -f /dev/null & echo $! > {file}'"
+    target = GivenTarget(URLS, Hooks(kill=starts, start="true"))
+    async with asyncio.timeout(30):
+        await target.kill("broker-1")
+    os.kill(int(file.read_text()), signal.SIGKILL)
