@@ -35,7 +35,7 @@ from broker.testing.servers.process import HOST
 from chaos.clocks import Clocks, ClocksMissing
 from chaos.ensemble import Ensemble
 from chaos.links import Links
-from chaos.mending import start_missing
+from chaos.mending import start_again, start_missing
 from chaos.packets import Packets, PacketsMissing
 from chaos.sessions import end_session
 from chaos.target import Ability, Target, Unable
@@ -359,12 +359,11 @@ class ChaosCluster(Target):
 
     @override
     async def revive(self) -> list[str]:
-        ended = [member for member in self._regular if not member.running]
-        for member in ended:
+        done = []
+        for member in self._regular:
             async with self._busy[member.name]:
-                if not member.running:
-                    await asyncio.to_thread(member.launch)
-        return [f"{member.name} was started" for member in ended]
+                done += await asyncio.to_thread(start_again, member)
+        return done
 
     def _let_pass(self) -> None:
         if self._packets is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from broker.testing.workloads import REGISTRY
 from chaos.cluster import ChaosCluster, HBaseMode
 from chaos.given import GivenTarget, Hooks
 from chaos.nemeses import NEMESES
+from chaos.promises import HEALING_S, UNAVAILABLE_S
 from chaos.run import Plan, Run
 from chaos.standalone import Standalone, in_namespace
 from chaos.store import STORE, Judged, RunFolder
@@ -86,6 +88,24 @@ def _what(command: Command) -> Command:
                 type=click.IntRange(min=1),
                 help="How many faults there are at once, at most.",
             ),
+            click.option(
+                "--unavailable-max",
+                "unavailable_s",
+                default=UNAVAILABLE_S,
+                show_default=True,
+                metavar="SECONDS",
+                type=click.FloatRange(min=0),
+                help="How long a topic may acknowledge nothing while nothing is broken; 0: not judged.",
+            ),
+            click.option(
+                "--healing",
+                "healing_s",
+                default=HEALING_S,
+                show_default=True,
+                metavar="SECONDS",
+                type=click.FloatRange(min=0),
+                help="For how long after a fault that does not count.",
+            ),
         )
     ):
         command = option(command)
@@ -125,6 +145,15 @@ def _cluster(command: Command) -> Command:
     return command
 
 
+def _words(_: click.Context, __: click.Parameter, command: str | None) -> str | None:
+    """Refuse a hook that can't be taken apart."""
+    try:
+        shlex.split(command or "")
+    except ValueError as error:
+        raise click.BadParameter(f"{command}: {error}") from error
+    return command
+
+
 def _given(command: Command) -> Command:
     """Add the options of a cluster that runs already."""
     hooks = "A command that does it; {node}, {url}, {host} are filled in."
@@ -136,7 +165,9 @@ def _given(command: Command) -> Command:
                 help="A cluster that runs already, by the addresses of its nodes.",
             ),
             *(
-                click.option(f"--{verb}-cmd", f"{verb}_cmd", metavar="COMMAND", help=hooks)
+                click.option(
+                    f"--{verb}-cmd", f"{verb}_cmd", metavar="COMMAND", help=hooks, callback=_words
+                )
                 for verb in Hooks._fields
             ),
             click.option(
@@ -168,6 +199,8 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     minutes: float,
     seed: int,
     together: int,
+    unavailable_s: float,
+    healing_s: float,
     nodes: int,
     zookeepers: str,
     hbase: HBaseMode,
@@ -204,6 +237,8 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
         seed,
         together=(1, together),
         each_must_happen=not is_mix,
+        unavailable_s=unavailable_s,
+        healing_s=healing_s,
         salt="" if target is None else secrets.token_hex(4),
     )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{'-'.join(workloads)}"

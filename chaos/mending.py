@@ -22,22 +22,33 @@ def start_missing(members: Sequence[Member]) -> list[str]:
     """
     done = []
     for member in members:
-        if not member.running:
-            member.launch()
-            done.append(f"{member.name} was started")
+        done += start_again(member)
     deadline = time.monotonic() + MEND_S
     for member in members:
         done += _await_ready(member, deadline)
     return done
 
 
-def _await_ready(member: Member, deadline: float) -> list[str]:
-    done = []
-    # A node whose clock was wrong leads nothing until it is started again, however right it is now.
+def start_again(member: Member) -> list[str]:
+    """Start a process that does not run, or a node that will never be ready; don't wait for it.
+
+    A node whose clock was wrong leads nothing until it is started again, however right it is now.
+
+    Returns:
+        What was done. It blocks.
+    """
+    if not member.running:
+        member.launch()
+        return [f"{member.name} was started"]
     if member.kind is Kind.BROKER and "clock_skew" in unready(member):
         member.kill()
         member.launch()
-        done.append(f"{member.name} was started again: its clock had been wrong")
+        return [f"{member.name} was started again: its clock had been wrong"]
+    return []
+
+
+def _await_ready(member: Member, deadline: float) -> list[str]:
+    done = []
     while True:
         try:
             member.await_ready(max(deadline - time.monotonic(), 1.0))

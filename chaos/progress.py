@@ -29,8 +29,21 @@ class Progress:
         self._say = say
         self._seen = 0
         self._counts = {"ok": 0, "fail": 0, "unknown": 0}
-        self._begun: dict[str, int] = {}
+        self._begun: dict[str, Event] = {}
+        self._owed: set[str] = set()
+        self._back: set[str] = set()
         self._latencies_ms: list[float] = []
+
+    def mark(self) -> None:
+        """Let ``silent`` be of what happens from now on, and of what is under way."""
+        self._count()
+        self._owed = {event.topic for event in self._begun.values()}
+        self._back = set()
+
+    @property
+    def silent(self) -> list[str]:
+        """The topics that were asked since ``mark`` and have acknowledged nothing since."""
+        return sorted(self._owed - self._back)
 
     async def look(self) -> None:
         """Wait a moment, and count what came."""
@@ -70,11 +83,13 @@ class Progress:
 
     def _add(self, event: Event) -> None:
         if event.type == "invoke":
-            self._begun[event.process] = event.time_ns
+            self._begun[event.process] = event
+            self._owed.add(event.topic)
             return
         self._counts[event.type] += 1
-        begun = self._begun.pop(event.process, event.time_ns)
+        begun = self._begun.pop(event.process, event)
         if event.type == "ok":
             self.acknowledged += 1
+            self._back.add(event.topic)
             if len(self._latencies_ms) < _LATENCIES_MAX:
-                self._latencies_ms.append((event.time_ns - begun) / 1e6)
+                self._latencies_ms.append((event.time_ns - begun.time_ns) / 1e6)

@@ -15,30 +15,27 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Final
 
 from broker.client import BrokerError
-from broker.testing.checkers import Promises, check
+from broker.testing.checkers import UNAVAILABLE, Promises, check
 from broker.testing.history import Ending, History
 from broker.testing.workloads import REAL, REGISTRY, Scale, Workload
 from broker.testing.workloads.real import RealStage
 from chaos import schedule
-from chaos.figures import FAULT, figures_of
+from chaos.figures import FAULT, MENDING, figures_of
 from chaos.nemeses import GROUPS, NEMESES
 from chaos.nemesis import FAILURES, Nemesis
 from chaos.progress import Progress
+from chaos.promises import HEALING_S, UNAVAILABLE_S, promised
 from chaos.store import ACKNOWLEDGED_MIN, Judged, RunFolder, judge, together, write_verdict
 from chaos.target import Target
 
-PROMISES: Final = Promises(early_ms=6_000)
-"""Clocks of nodes may differ, and a message lives by that of the node that gives its id or is asked."""
-
 SEGMENT_S: Final = 300.0
 WELL_S: Final = 2.0
-"""How long a healed cluster is worked on before the work stops."""
+"""How long a healed cluster is worked on before the work stops; longer while a topic is silent."""
 ENDING_S: Final = 120.0
 FINAL_S: Final = 300.0
 Say = Callable[[str], None]
@@ -58,6 +55,8 @@ class Plan:
         together: The least and the greatest number of faults at once.
         each_must_happen: Whether a fault that did not happen makes the verdict unknown; if not, one
             of them is enough.
+        unavailable_s: How long a topic may acknowledge nothing while nothing is broken; 0: not judged.
+        healing_s: For how long after a fault was healed that does not count.
         salt: What lets workloads draw other names on a cluster that has seen the same seed before.
         scale: How much the workloads do.
     """
@@ -71,8 +70,15 @@ class Plan:
     window_s: tuple[float, float] = schedule.WINDOW_S
     together: tuple[int, int] = schedule.TOGETHER
     each_must_happen: bool = True
+    unavailable_s: float = UNAVAILABLE_S
+    healing_s: float = HEALING_S
     salt: str = ""
     scale: Scale = REAL
+
+    @property
+    def promises(self) -> Promises:
+        """What is promised of the cluster."""
+        return promised(self.unavailable_s, self.healing_s)
 
     def segments(self) -> list[float]:
         """Return the length of each segment."""
@@ -127,6 +133,7 @@ class Run:
             "nemeses": allowed,
             "left_out": skipped,
             "seed": self.plan.seed,
+            "promises": asdict(self.plan.promises),
         }
         parts = []
         for number, seconds in enumerate(self.plan.segments(), 1):
@@ -172,6 +179,9 @@ class Segment:
         self._nemeses = nemeses
         self._chance = random.Random(f"{run.plan.seed}/{number}")
         self._progress = Progress(self.history, run.say)
+        self._faults = 0
+        self._unhealed: list[tuple[Ending, dict[str, Any]]] = []
+        """Faults whose end failed, and what is known of them."""
 
     async def run(self) -> Judged:
         """Work, break, heal, read everything, judge."""
@@ -187,7 +197,8 @@ class Segment:
             for workload in workloads:
                 await workload.prepare(stage)
         except BrokerError as error:
-            return Judged(unsure=[f"there was no beginning: {error!r}; {target.state()}"])
+            why = f"there was no beginning: {error!r}; {target.state()}"
+            return Judged(unsure=[why], not_judged=[UNAVAILABLE])
         stop = asyncio.Event()
         telling = asyncio.create_task(self._progress.tell())
         working = [asyncio.create_task(workload.run(stage, stop)) for workload in workloads]
@@ -209,9 +220,11 @@ class Segment:
                 task.cancel()
             await asyncio.gather(*working, telling, return_exceptions=True)
         calls = self.history.calls()
+        verdict = check(calls, plan.promises)
         figures = figures_of(calls)
         figures.seconds = worked_s
-        judged = judge(figures, check(calls, PROMISES))
+        figures.silent_well_s = verdict.counts.get("longest_unavailable_ms", 0) / 1000
+        judged = judge(figures, verdict, promises=plan.promises)
         judged.unsure += trouble
         return judged
 
@@ -243,43 +256,72 @@ class Segment:
         begun = []
         for name in names:
             nemesis = NEMESES[name]()
-            process, asked = f"nemesis {name}", {"kind": name}
+            asked: dict[str, Any] = {"kind": name}
+            ending = self._fault(asked)
             try:
-                detail = await nemesis.begin(self._run.target, self._chance)
+                asked["detail"] = dict(await nemesis.begin(self._run.target, self._chance))
             except FAILURES as error:
-                ending = self.history.invoke(process, FAULT, "", asked)
-                ending.ok({"happened": False, "why": repr(error)})
-                with suppress(*FAILURES):
-                    await nemesis.heal(self._run.target)
-                continue
-            ending = self.history.invoke(process, FAULT, "", {**asked, "detail": dict(detail)})
-            begun.append((nemesis, ending))
+                await self._give_up(nemesis, ending, error)
+            else:
+                begun.append((nemesis, ending))
         return begun
 
-    async def _heal(self, nemesis: Nemesis, ending: Ending) -> None:
-        evidence: Mapping[str, Any]
+    def _fault(self, asked: dict[str, Any]) -> Ending:
+        """Write that a fault begins, in the name of a process that nothing else has."""
+        self._faults += 1
+        return self.history.invoke(f"nemesis {self._faults} {asked['kind']}", FAULT, "", asked)
+
+    async def _give_up(self, nemesis: Nemesis, ending: Ending, error: BaseException) -> None:
+        """Take back what has begun of a fault that could not be begun."""
+        evidence = {"happened": False, "why": repr(error)}
         try:
-            evidence = await nemesis.heal(self._run.target)
+            await nemesis.heal(self._run.target)
+        except FAILURES:
+            self._unhealed.append((ending, evidence))
+        else:
+            ending.ok(evidence)
+
+    async def _heal(self, nemesis: Nemesis, ending: Ending) -> None:
+        try:
+            evidence = dict(await nemesis.heal(self._run.target))
         except FAILURES as error:
-            # What it leaves behind is mended at the end; that it was there is not known.
-            evidence = {"happened": False, "why": repr(error)}
-        ending.ok(dict(evidence))
+            # What it leaves behind lasts until all is mended; that it was there is not known.
+            self._unhealed.append((ending, {"happened": False, "why": repr(error)}))
+        else:
+            ending.ok(evidence)
 
     async def _well(self) -> list[str]:
         """Heal what is left, and see that work goes on; return what does not."""
+        mending = self._fault({"kind": MENDING})
         try:
-            for done in await self._run.target.mend():
-                self._run.say(f"mended: {done}")
+            done = await self._run.target.mend()
         except FAILURES as error:
             self._run.say(f"the cluster did not get well: {error!r}")
             return [f"the cluster did not get well: {error!r}"]
+        for what in done:
+            self._run.say(f"mended: {what}")
+        for ending, evidence in self._unhealed:
+            ending.ok(evidence)
+        mending.ok({"happened": bool(done), "done": done})
+        self._progress.mark()
         # However slow the machine is: enough to say something.
         wanted = max(self._progress.acknowledged + 1, ACKNOWLEDGED_MIN)
         deadline = time.monotonic() + ENDING_S
         while self._progress.acknowledged < wanted and time.monotonic() < deadline:
             await self._progress.look()
         await _until(self._run.interrupted, (), WELL_S)
+        await self._until_all_are_back()
         return []
+
+    async def _until_all_are_back(self) -> None:
+        """Wait for topics that acknowledge nothing, for so long that the checkers find them."""
+        promises = self._run.plan.promises
+        if promises.unavailable_ms is None:
+            return
+        deadline = time.monotonic() + (promises.healing_ms + promises.unavailable_ms) / 1000
+        interrupted = self._run.interrupted
+        while self._progress.silent and time.monotonic() < deadline and not interrupted.is_set():
+            await self._progress.look()
 
     async def _finish(self, workloads: Sequence[Workload], stage: RealStage) -> list[str]:
         try:

@@ -23,15 +23,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from broker.testing.checkers import Verdict
+from broker.testing.checkers import UNAVAILABLE, Promises, Verdict
 from broker.testing.history import History
 from chaos.figures import Figures
+from chaos.promises import PROMISES
 
 STORE: Final = Path("chaos") / "store"
 VERDICT: Final = "verdict.json"
 HISTORY: Final = "history.jsonl"
 ACKNOWLEDGED_MIN: Final = 100
 VIOLATIONS_TOLD_MAX: Final = 100
+NOT_BACK: Final = (
+    "unavailable was not judged: after the last fault no topic was asked and acknowledged, "
+    "or one was silent to the end"
+)
 
 Outcome = Literal["valid", "invalid", "unknown"]
 EXIT_CODES: Final[Mapping[Outcome, int]] = {"valid": 0, "invalid": 1, "unknown": 2}
@@ -45,12 +50,14 @@ class Judged:
         figures: What it amounts to.
         violations: What is wrong: name and detail.
         unsure: Why it can't be called valid, though nothing is wrong.
+        not_judged: What could not have been found, by name: nothing is promised of it, or nothing shows it.
         facts: What else is worth telling: the seed, what was asked for.
     """
 
     figures: Figures = field(default_factory=Figures)
     violations: list[tuple[str, str]] = field(default_factory=list)
     unsure: list[str] = field(default_factory=list)
+    not_judged: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -74,22 +81,32 @@ class Judged:
                 for name, detail in self.violations[:VIOLATIONS_TOLD_MAX]
             ],
             "unsure": self.unsure,
+            "not_judged": self.not_judged,
         }
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any]) -> Judged:
         """Read what ``as_json`` wrote. Raises KeyError."""
         details = [(one["name"], one["detail"]) for one in told["details"]]
-        return cls(Figures.from_json(told), details, list(told["unsure"]))
+        # Older runs judged no unavailability, and did not say so.
+        not_judged = list(told.get("not_judged", [UNAVAILABLE]))
+        return cls(Figures.from_json(told), details, list(told["unsure"]), not_judged)
 
 
-def judge(figures: Figures, verdict: Verdict, wanted: Iterable[str] = ()) -> Judged:
+def judge(
+    figures: Figures,
+    verdict: Verdict,
+    wanted: Iterable[str] = (),
+    *,
+    promises: Promises = PROMISES,
+) -> Judged:
     """Judge a segment.
 
     Args:
         figures: Of its history.
         verdict: Of the checkers.
         wanted: Faults of which at least one must have happened in it.
+        promises: What its history was judged by.
     """
     unsure = []
     if not verdict.is_known:
@@ -100,8 +117,10 @@ def judge(figures: Figures, verdict: Verdict, wanted: Iterable[str] = ()) -> Jud
     missing = [name for name in wanted if not figures.happened[name]]
     if missing:
         unsure.append(f"these faults did not happen: {', '.join(missing)}")
+    if promises.unavailable_ms is not None and UNAVAILABLE in verdict.unjudged:
+        unsure.append(NOT_BACK)
     violations = [(one.name, one.detail) for one in verdict.violations]
-    return Judged(figures, violations, unsure)
+    return Judged(figures, violations, unsure, list(verdict.unjudged))
 
 
 def together(parts: Sequence[Judged], wanted: Iterable[str] = ()) -> Judged:
@@ -111,6 +130,7 @@ def together(parts: Sequence[Judged], wanted: Iterable[str] = ()) -> Judged:
         whole.figures.add(part.figures)
         whole.violations += part.violations
         whole.unsure += part.unsure
+        whole.not_judged = sorted({*whole.not_judged, *part.not_judged})
     if not parts:
         whole.unsure.append("there is nothing to judge")
     missing = [name for name in wanted if not whole.figures.happened[name]]

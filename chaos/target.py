@@ -196,7 +196,7 @@ class Target:
         raise self._unable(Ability.SPARE)
 
     async def revive(self) -> list[str]:
-        """Start processes that ended by themselves, as a supervisor would; don't wait for them.
+        """Start what ended by itself, and again what waits for that, as a supervisor would; wait for nothing.
 
         Returns:
             What was started.

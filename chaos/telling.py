@@ -32,10 +32,13 @@ def tell(judged: Judged, folder: Path | None, *, as_json: bool) -> NoReturn:
             click.echo(f"{detail['name']}: {detail['detail']}")
         for why in told["unsure"]:
             click.echo(f"unsure: {why}")
+        if told["not_judged"]:
+            click.echo(f"not judged: {', '.join(told['not_judged'])}")
         click.echo(
             f"{told['verdict']}: {told['acknowledged']} publishes acknowledged in "
             f"{told['seconds']:g} s, {sum(judged.figures.happened.values())} faults, "
-            f"longest without an acknowledgement {told['longest_unavailable_s']:g} s"
+            f"longest without an acknowledgement {told['longest_unavailable_s']:g} s, "
+            f"while nothing was broken {told['longest_silent_when_well_s']:g} s"
         )
         if folder is not None:
             click.echo(f"kept in {folder}")

@@ -93,6 +93,8 @@ class Played:
         violations: What is wrong.
         faults: What was to happen, and whether it did, in order.
         evidence: Figures and lines that prove it.
+        not_judged: What its history could not have shown, by name. That topics are silent for too long is
+            one of them: a case tells of its faults when they are over.
         seconds: How long it took.
     """
 
@@ -102,6 +104,7 @@ class Played:
     faults: dict[str, bool] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
     is_known: bool = True
+    not_judged: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -135,6 +138,7 @@ class Played:
                 {"name": one.name, "detail": one.detail}
                 for one in self.violations[:VIOLATIONS_TOLD_MAX]
             ],
+            "not_judged": self.not_judged,
             "faults": self.faults,
             "evidence": self.evidence,
             "seconds": round(self.seconds, 1),

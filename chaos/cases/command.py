@@ -103,6 +103,8 @@ def _one(
     for what, happened in played.faults.items():
         click.echo(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {what}")
     click.echo(f"  evidence: {json.dumps(played.evidence)}")
+    if played.not_judged:
+        click.echo(f"  not judged: {', '.join(played.not_judged)}")
     for violation in played.violations[:5]:
         click.echo(f"  {violation.name}: {violation.detail}")
     return played

@@ -22,6 +22,7 @@ from chaos.cases.case import Case, Played, Where
 from chaos.cases.harness import Scene
 from chaos.cluster import ChaosCluster
 from chaos.nemesis import FAILURES
+from chaos.promises import PROMISES
 
 CASE_S: Final = 120.0
 _TESTING: Final = "BROKER_TESTING"
@@ -100,10 +101,11 @@ def _save(scene: Scene, folder: Path) -> None:
 
 def _judge(scene: Scene, played: Played) -> None:
     calls = scene.history.calls()
-    verdict = check(calls)
+    verdict = check(calls, PROMISES)
     asked = any(call.op != "fault" for call in calls)
     played.violations = [*scene.violations, *verdict.violations]
     played.is_known = (verdict.is_known or not asked) and "ended_by" not in scene.evidence
+    played.not_judged = list(verdict.unjudged)
     played.faults, played.evidence = scene.faults, scene.evidence
 
 

@@ -76,6 +76,17 @@ async def test_too_little_to_say_is_unknown(fresh: ChaosCluster) -> None:
     assert EXIT_CODES[judged.outcome] == 2
 
 
+async def test_a_topic_that_is_silent_for_longer_than_promised_is_named(
+    fresh: ChaosCluster,
+) -> None:
+    """No cluster acknowledges within a millisecond."""
+    promise = {"unavailable_s": 0.001, "healing_s": 0.0}
+    plan = Plan(("log",), ("leaders",), 4.0, 7, salt="promise", **promise)
+    judged = await Run(fresh, plan).run()
+    assert {name for name, _ in judged.violations} == {"unavailable"}
+    assert EXIT_CODES[judged.outcome] == 1
+
+
 async def test_a_target_does_what_it_says_it_can(fresh: ChaosCluster) -> None:
     can = {Ability.KILL, Ability.PAUSE, Ability.LINKS, Ability.CLOCKS, Ability.ZOOKEEPER}
     assert fresh.abilities >= can | {Ability.OWN_ZOOKEEPER, Ability.SPARE}

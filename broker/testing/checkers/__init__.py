@@ -4,6 +4,8 @@
 Both are one pass: every payload is unique and the order of the log is visible, so nothing has to be
 searched for. A verdict is *valid* only if there was something to check; it is *unknown* for a history
 without acknowledged publishes, or if a topic that owes something was not read to its end.
+It names what it could not have found (``unjudged``): what nothing was promised of, and ``unavailable`` where
+no topic was asked and acknowledged after the last fault.
 
 The last reads of a history, whose process is ``final``, are the log as it ended: after healing,
 everything that was acknowledged must be in it.
@@ -38,7 +40,7 @@ payloads_changed    what a reference shows changes; payloads_lost: it lacks what
 dirty_read          a reader saw what its snapshot excludes, or what stands behind an open transaction
 lost_visible        a reader did not see what its snapshot includes
 half_transaction    a committed transaction is not visible whole, or an undone one is
-unavailable         nothing was acknowledged for longer than promised
+unavailable         nothing was acknowledged for longer than promised, while nothing was broken
 lost_update         a compare-and-set went by another's; stale_value: an older value than was known
 phantom_value       a register holds what nobody wrote
 ==================  ========================================================================================
@@ -46,10 +48,11 @@ phantom_value       a register holds what nobody wrote
 
 from broker.testing.checkers.judge import NAMES, Judge, check, judge_segments
 from broker.testing.checkers.tables import DiskTables, MemoryTables
-from broker.testing.checkers.violations import Promises, Verdict, Violation, total
+from broker.testing.checkers.violations import UNAVAILABLE, Promises, Verdict, Violation, total
 
 __all__ = [
     "NAMES",
+    "UNAVAILABLE",
     "DiskTables",
     "Judge",
     "MemoryTables",

@@ -3,20 +3,27 @@
 ::
 
     ok ──┤     asked ├───────────────────────── silent ─────────────────────────┤ ok
-                         fault, no promise ├────────────┤ healed
-                     ├── counted apart ────┤            ├──── counted apart ────┤
+                         fault, no promise ├────────────┤ healed, healing_ms ├──┤ what counts
+                     ├── counted apart ────┤
 
-Faults say what is promised while they last; those that promise nothing are left out.
+Faults say what is promised while they last; those that promise nothing are left out, and some time after
+them. A topic is silent only for those who ask: of the time in which nobody does, ``ASKED_NS`` counts at
+most, and of that in which it was deleted, or may have been, nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
 
 from typing_extensions import override
 
 from broker.testing.checkers.checker import Checker
 from broker.testing.checkers.facts import NS, Topic
-from broker.testing.checkers.violations import Findings, Promises, spot
+from broker.testing.checkers.violations import UNAVAILABLE, Findings, Promises, spot
 from broker.testing.history import Call
+
+ASKED_NS: Final = 1_000_000_000
 
 
 class Faults:
@@ -67,48 +74,117 @@ class Faults:
 class Availability(Checker):
     """Find topics that acknowledged nothing for longer than promised."""
 
-    names = ("unavailable",)
+    names = (UNAVAILABLE,)
 
     def __init__(self, topic: Topic, found: Findings, promises: Promises, faults: Faults) -> None:
         """Begin before anything was asked."""
         super().__init__(topic, found, promises)
         self._faults = faults
+        self._first_ns = 0
+        """When the first was asked that has had no acknowledgement since."""
         self._since_ns: int | None = None
+        """The same, later by what does not count; None if nothing is owed."""
         self._under_way = 0
+        self._asked_ns = -1
+        self._told_ns = 0
+        """When the last answer came, of any kind."""
+        self._judged_ns = -1
+        self._deletes: set[int] = set()
+        """Deletes that are under way or of unknown outcome, by line."""
+        self._is_gone = False
 
     @override
     def began(self, call: Call) -> None:
         """Count from the first that is asked."""
         if call.op == "publish":
-            self._under_way += 1
-            if self._since_ns is None:
-                self._since_ns = call.invoked_ns
+            self._asked(call.invoked_ns)
+        elif call.op == "delete":
+            self._deletes.add(call.invoked)
+            self._since_ns = None
+
+    def _asked(self, now_ns: int) -> None:
+        self._asked_ns = now_ns
+        if self._since_ns is None:
+            self._begin(now_ns, asked=1)
+        elif not self._under_way:
+            self._since_ns = now_ns - self._silent_ns(now_ns)
+        self._under_way += 1
+
+    def _begin(self, now_ns: int, *, asked: int) -> None:
+        """Count from now on, if somebody waits for a topic that is there."""
+        is_owed = asked > 0 and not self._is_gone and not self._deletes
+        self._first_ns, self._since_ns = now_ns, now_ns if is_owed else None
 
     @override
     def ended(self, call: Call) -> None:
         """Count until something is acknowledged."""
         assert call.ended_ns is not None
         if call.op == "publish":
-            self._under_way -= 1
-            if call.is_ok:
-                self.look(call.ended_ns)
-                self._since_ns = call.ended_ns if self._under_way else None
-        if self.topic.lives.is_gone:
-            self._since_ns = None
+            self._answered(call, call.ended_ns)
+        elif call.op == "create" and call.is_ok:
+            self._deletes.clear()
+            self._is_gone = False
+            self._begin(call.ended_ns, asked=self._under_way)
+        elif call.op == "delete" and call.outcome != "unknown":
+            self._deletes.discard(call.invoked)
+            self._is_gone = self._is_gone or call.is_ok
+            self._begin(call.ended_ns, asked=self._under_way)
+
+    def _answered(self, call: Call, now_ns: int) -> None:
+        if call.is_ok:
+            self.look(now_ns)
+        self._under_way -= 1
+        self._told_ns = now_ns
+        if call.is_ok:
+            self._judged_ns = now_ns
+            self._is_gone = False
+            self._begin(now_ns, asked=self._under_way)
 
     def look(self, now_ns: int) -> None:
         """Judge the silence until now: it ends, or a fault begins, or the history is over."""
         if self._since_ns is None:
             return
-        self.found.longest("longest_silent_ms", (now_ns - self._since_ns) // NS)
+        self.found.longest("longest_silent_ms", (self._until(now_ns) - self._first_ns) // NS)
         if self._faults.is_anything_possible:
             return
-        since_ns = max(self._since_ns, self._faults.healed_ns)
-        silent_ms = max(now_ns - since_ns, 0) // NS
+        silent_ms = self._silent_ns(now_ns) // NS
         self.found.longest("longest_unavailable_ms", silent_ms)
         if self.promises.unavailable_ms is None:
             return
+        since_ns = max(self._first_ns, self._faults.healed_ns)
         allowed_ms = max(self.promises.unavailable_ms, self._faults.promise_ms(since_ns))
         if silent_ms > allowed_ms:
             detail = spot(self.topic.name, silent_ms=silent_ms, allowed_ms=allowed_ms)
-            self.found.add("unavailable", detail)
+            self.found.add(UNAVAILABLE, detail)
+            self._judged_ns = now_ns
+
+    def _until(self, now_ns: int) -> int:
+        return now_ns if self._under_way else min(now_ns, self._told_ns + ASKED_NS)
+
+    def _silent_ns(self, now_ns: int) -> int:
+        """Return for how long it is silent now, of what counts."""
+        assert self._since_ns is not None
+        healed_ns = self._faults.healed_ns
+        counts_ns = healed_ns + self.promises.healing_ms * NS if healed_ns else 0
+        return max(self._until(now_ns) - max(self._since_ns, counts_ns), 0)
+
+    @property
+    def is_back(self) -> bool | None:
+        """Whether it was judged since the last fault: acknowledged, or was found silent.
+
+        None if nobody has asked since, or it is not there.
+        """
+        if self._is_gone or self._deletes or self._asked_ns < 0:
+            return None
+        if self._faults.is_anything_possible:
+            return False
+        if self._judged_ns >= self._faults.healed_ns:
+            return True
+        was_asked = self._under_way > 0 or self._asked_ns >= self._faults.healed_ns
+        return False if was_asked else None
+
+
+def is_judged(topics: Iterable[Availability]) -> bool:
+    """Whether a history shows that topics come back: one did, and each that was asked."""
+    states = [topic.is_back for topic in topics]
+    return True in states and False not in states

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from broker.testing.checkers.availability import Availability, Faults
+from broker.testing.checkers.availability import Availability, Faults, is_judged
 from broker.testing.checkers.checker import Checker
 from broker.testing.checkers.coverage import Coverage
 from broker.testing.checkers.ending import Finals, Lost, Order
@@ -36,7 +36,7 @@ from broker.testing.checkers.snapshots import Snapshots, WholeAtTheEnd
 from broker.testing.checkers.tables import MemoryTables, Tables
 from broker.testing.checkers.transactions import Rollbacks, Stored
 from broker.testing.checkers.values import read_of
-from broker.testing.checkers.violations import Findings, Promises, Verdict, total
+from broker.testing.checkers.violations import UNAVAILABLE, Findings, Promises, Verdict, total
 from broker.testing.history import Call, Event, Pairing
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
@@ -212,7 +212,16 @@ class Judge:
         self._world.fates.over()
         is_known = self._acknowledged > 0 and all(case.is_known for case in self._cases.values())
         self._tables.close()
-        return self._found.taken(is_known=is_known)
+        return self._found.taken(is_known=is_known, unjudged=self._unjudged())
+
+    def _unjudged(self) -> list[str]:
+        """Return the names of what could not have been found in this history."""
+        names = self._promises.unjudged
+        if UNAVAILABLE not in names and not is_judged(
+            case.availability for case in self._cases.values()
+        ):
+            names.append(UNAVAILABLE)
+        return names
 
 
 def check(calls: Iterable[Call], promises: Promises | None = None) -> Verdict:

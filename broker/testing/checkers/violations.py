@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 KEPT_MAX: Final = 200
 """How many violations of one name are kept; all are counted."""
+UNAVAILABLE: Final = "unavailable"
 
 
 class Violation(NamedTuple):
@@ -29,6 +30,8 @@ class Verdict(NamedTuple):
     counts: Mapping[str, int] = {}  # A mapping has no way to be changed.
     """What happened, by name; ``found.NAME`` counts all violations of a name, ``longest…`` are the
     longest of all, and everything else adds up."""
+    unjudged: tuple[str, ...] = ()
+    """What could not have been found: nothing was promised of it, or nothing in the history shows it."""
 
     @property
     def is_valid(self) -> bool:
@@ -46,13 +49,14 @@ class Verdict(NamedTuple):
             "valid": self.is_valid if self.is_known or self.violations else "unknown",
             "violations": [violation._asdict() for violation in self.violations],
             "counts": dict(sorted(self.counts.items())),
+            "unjudged": list(self.unjudged),
         }
 
 
 def total(verdicts: Iterable[Verdict]) -> Verdict:
     """Return the verdict of several: of the segments of a history, or of several histories.
 
-    It is known only if each of them is, and if there is one.
+    It is known only if each of them is, and if there is one; what one did not judge is unjudged.
     """
     several = list(verdicts)
     counts: Counter[str] = Counter()
@@ -64,6 +68,7 @@ def total(verdicts: Iterable[Verdict]) -> Verdict:
         tuple(violation for verdict in several for violation in verdict.violations),
         is_known=bool(several) and all(verdict.is_known for verdict in several),
         counts=dict(counts),
+        unjudged=tuple(sorted({name for verdict in several for name in verdict.unjudged})),
     )
 
 
@@ -76,14 +81,27 @@ class Promises:
         late_ms: a message that has expired is shown at most for so long after the end of its life.
         stored_late_ms: an id is of a moment at most so long after that until which its request was to be
             done, where that was told (``until_ms``): what clocks may differ by, and ids be ahead of them.
-        unavailable_ms: while nothing is broken, or a fault that promises no other time lasts, each
-            topic that is asked acknowledges something again within this time.
+        unavailable_ms: while nothing is broken, each topic that is asked acknowledges something again
+            within this time; a fault may promise another one while it lasts.
+        healing_ms: for how long after a fault that promises nothing was healed the time does not count.
     """
 
     early_ms: int | None = 0
     late_ms: int | None = None
     stored_late_ms: int | None = None
     unavailable_ms: int | None = None
+    healing_ms: int = 0
+
+    @property
+    def unjudged(self) -> list[str]:
+        """The names of what nothing is promised of."""
+        bounds = {
+            "expired_early": self.early_ms,
+            "expired_late": self.late_ms,
+            "stored_late": self.stored_late_ms,
+            UNAVAILABLE: self.unavailable_ms,
+        }
+        return [name for name, bound in bounds.items() if bound is None]
 
 
 class Findings:
@@ -104,9 +122,11 @@ class Findings:
         """Keep the greatest value."""
         self.counts[name] = max(self.counts[name], value)
 
-    def taken(self, *, is_known: bool) -> Verdict:
+    def taken(self, *, is_known: bool, unjudged: Sequence[str] = ()) -> Verdict:
         """Return the verdict of the segment, and begin the next one."""
-        verdict = Verdict(tuple(self.violations), is_known, dict(self.counts))
+        verdict = Verdict(
+            tuple(self.violations), is_known, dict(self.counts), tuple(sorted(unjudged))
+        )
         self.violations, self.counts = [], Counter()
         return verdict
 

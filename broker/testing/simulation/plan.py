@@ -12,7 +12,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from broker.testing.adversary import CALM, Bias
@@ -24,6 +24,8 @@ EARLY_MS: Final = 6_000
 """Three times what the clocks of two nodes may differ by."""
 MOVING: Final = ("kill", "moves")
 """Kinds that every run has, for without new leaders it shows little."""
+UNAVAILABLE_MS: Final = 10_000
+"""A session's time-out, in which a leader is missed, that of a storage call, and a second."""
 CLOCK_OFF_MS: Final = 1_000.0
 """How wrong clocks are where it is judged when messages expire: by less than nodes may differ."""
 CLOCK_WILD_MS: Final = 3_600_000.0
@@ -85,6 +87,7 @@ class Plan:
         pause_s: for how long a process of the workload rests between two operations, in the mean.
         thin: how much more seldom all happens than usual; waits and lives are longer by as much.
         early_ms: how long before the end of its life a message may be gone for a reader.
+        unavailable_ms: how long a topic may acknowledge nothing while nothing is broken; None: not judged.
         goes_on: whether a run in which too little happened goes on for a while, with leaders that move.
         without: guards that are switched off.
         drawn: further options of the command that drew it.
@@ -102,6 +105,7 @@ class Plan:
     pause_s: float = PAUSE_S
     thin: float = 1.0
     early_ms: int = EARLY_MS
+    unavailable_ms: int | None = None
     goes_on: bool = False
     without: tuple[str, ...] = ()
     drawn: str = ""
@@ -140,7 +144,7 @@ def draw_plan(
     chance = random.Random(f"{seed}/plan")
     nodes = 3
     workload = workloads[seed % len(workloads)]
-    return Plan(
+    plan = Plan(
         seed=seed,
         minutes=minutes,
         workload=workload,
@@ -155,6 +159,9 @@ def draw_plan(
         goes_on=True,
         without=tuple(without),
     )
+    if plan.clock_off_ms_max == CLOCK_WILD_MS:
+        return plan  # A node with a wrong clock leads nothing until somebody starts it again.
+    return replace(plan, unavailable_ms=UNAVAILABLE_MS)
 
 
 def draw_faults(

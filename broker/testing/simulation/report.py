@@ -17,6 +17,16 @@ AROUND_S: Final = 8.0
 ROWS_MAX: Final = 60
 VALUE_MAX: Final = 160
 SHOWN_MAX: Final = 5
+ADD_UP: Final = (
+    "runs",
+    "bad",
+    "empty",
+    "acknowledged",
+    "unknown",
+    "epochs",
+    "available",
+    "seconds",
+)
 
 
 class Told(NamedTuple):
@@ -40,14 +50,19 @@ class Totals:
     acknowledged: int = 0
     unknown: int = 0
     epochs: int = 0
+    available: int = 0
+    """Runs in which it was judged for how long topics acknowledge nothing."""
+    silent_ms: int = 0
+    """The longest that one did, while nothing was broken."""
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Totals) -> None:
         """Count another's runs."""
-        for name in ("runs", "bad", "empty", "acknowledged", "unknown", "epochs", "seconds"):
+        for name in ADD_UP:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.silent_ms = max(self.silent_ms, other.silent_ms)
         self.faults += other.faults
         self.happened += other.happened
 
@@ -60,6 +75,10 @@ class Totals:
         )
         yield f"  faults: {_counts(self.faults)}"
         yield f"  storage and network: {_counts(self.happened)}"
+        yield (
+            f"  availability: judged in {self.available} of {self.runs}, "
+            f"longest silence while nothing was broken {self.silent_ms / 1000:g} s"
+        )
 
 
 def _counts(counts: Counter[str]) -> str:
@@ -71,10 +90,12 @@ def told(outcome: Outcome, command: str) -> Told:
     names = tuple(sorted(outcome.verdict.names))
     is_bad = not outcome.verdict.is_valid
     state = ", ".join(names) if names else "nothing to judge" if is_bad else "ok"
+    is_judged = outcome.is_availability_judged
     line = (
         f"seed {outcome.plan.seed} {outcome.plan.workload}: {state}; "
         f"{outcome.acknowledged} acknowledged, {outcome.unknown} unknown, {outcome.epochs} epochs, "
-        f"{sum(outcome.faults.values())} faults; history {outcome.digest}"
+        f"{sum(outcome.faults.values())} faults; "
+        f"{'' if is_judged else 'availability not judged; '}history {outcome.digest}"
     )
     totals = Totals(
         1,
@@ -83,6 +104,8 @@ def told(outcome: Outcome, command: str) -> Told:
         outcome.acknowledged,
         outcome.unknown,
         outcome.epochs,
+        int(is_judged),
+        outcome.verdict.counts.get("longest_unavailable_ms", 0) if is_judged else 0,
         outcome.seconds,
         outcome.faults,
         outcome.happened,

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from broker import guards
 from broker.config import LimitsConfig, SweepConfig, TopicsConfig
-from broker.testing.checkers import Promises, Verdict, Violation, check
+from broker.testing.checkers import UNAVAILABLE, Promises, Verdict, Violation, check
 from broker.testing.history import Call, Event
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.faults import KINDS, Nothing
@@ -47,6 +47,10 @@ SHORT_LIVED: Final = ("topics",)
 late, and nothing prevents it; so there clocks are wrong by less."""
 PROMISES: Final = Promises(early_ms=6_000, late_ms=6_000, stored_late_ms=6_000)
 """Three times what the clocks of two nodes may differ by."""
+HEALING_MS: Final = 10_000
+"""For so long after a fault nothing is promised of a topic's availability."""
+CALM_S: Final = 20.0
+"""For so long the workload goes on when everything is healed, where availability is judged."""
 ACKNOWLEDGED_MIN: Final = 300
 LEADERS_MIN: Final = 5
 FAULTS_MIN: Final = 3
@@ -84,7 +88,13 @@ class Outcome:
             self.acknowledged >= ACKNOWLEDGED_MIN * share
             and self.epochs >= LEADERS_MIN * share
             and len(self.faults) >= FAULTS_MIN
+            and (self.plan.unavailable_ms is None or self.is_availability_judged)
         )
+
+    @property
+    def is_availability_judged(self) -> bool:
+        """Whether a topic that was silent for too long would have been found."""
+        return UNAVAILABLE not in self.verdict.unjudged
 
     @property
     def digest(self) -> str:
@@ -151,6 +161,8 @@ class _Run:
         await asyncio.wait(breaking) if breaking else None
         self.trace.add("healed")
         cluster.heal()
+        if plan.unavailable_ms is not None:
+            await asyncio.sleep(CALM_S * plan.thin)
         stop.set()
         # A process may have begun its longest pause just before.
         longest_s = PAUSE_MEANS_MAX * PAUSES * plan.pause_s
@@ -219,7 +231,12 @@ class _Run:
     def _promises(self) -> Promises:
         if (self.plan.clock_off_ms_max or 0.0) > CLOCK_OFF_MS:
             return Promises(early_ms=None, late_ms=None)
-        return replace(PROMISES, early_ms=self.plan.early_ms)
+        return replace(
+            PROMISES,
+            early_ms=self.plan.early_ms,
+            unavailable_ms=self.plan.unavailable_ms,
+            healing_ms=HEALING_MS,
+        )
 
     def _outcome(self) -> Outcome:
         history = self.cluster.history

@@ -41,6 +41,7 @@ def test_faults_count_only_with_evidence() -> None:
     told.fault("kill", happened=True, times=4)
     told.fault("kill", happened=False, times=0)
     told.fault("partition", happened=True)
+    told.fault("mending", happened=True)
     figures = figures_of(told.history.calls())
     assert figures.faults == {"kill": 2, "partition": 1}
     assert figures.happened == {"kill": 1, "partition": 1}
@@ -62,10 +63,12 @@ def test_figures_add_up_and_are_read_again() -> None:
     told.fault("kill", happened=True, times=2)
     one = figures_of(told.history.calls())
     one.seconds = 60
+    one.silent_well_s = 0.5
     whole = Figures()
     whole.add(one)
     whole.add(one)
     assert (whole.acknowledged, whole.seconds, whole.unavailable_s) == (4, 120, 4)
     assert whole.times == {"kill": 4}
     written = json.loads(json.dumps(Judged(whole).as_json()))
+    assert written["longest_silent_when_well_s"] == 0.5
     assert Figures.from_json(written) == whole

@@ -31,3 +31,23 @@ async def test_a_line_tells_what_was_answered_and_what_is_broken(
     assert watched.acknowledged == 1
     for part in ("1 ok", "p99 7 ms", "0 fail", "1 unknown", "kill, pause"):
         assert part in line
+
+
+async def test_a_topic_is_silent_until_it_acknowledges_what_is_asked_or_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "LOOK_S", 0.0)
+    history = History(lambda: 0)
+    watched = progress.Progress(history, lambda _: None)
+    for topic in ("a", "b", "c"):
+        history.invoke(f"p{topic}", "publish", topic, {"payloads": ["1"]}).ok({"last": ""}, "")
+    under_way = history.invoke("p", "publish", "a", {"payloads": ["2"]})
+    watched.mark()
+    assert watched.silent == ["a"]
+    history.invoke("q", "publish", "b", {"payloads": ["3"]}).fail("no")
+    await watched.look()
+    assert watched.silent == ["a", "b"]
+    under_way.ok({"last": ""}, "")
+    history.invoke("q", "publish", "b", {"payloads": ["4"]}).ok({"last": ""}, "")
+    await watched.look()
+    assert watched.silent == []

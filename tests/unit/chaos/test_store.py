@@ -2,12 +2,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.checkers import Verdict, Violation
+from broker.testing.checkers import Promises, Verdict, Violation
 from broker.testing.history import History
 from chaos.figures import Figures
 from chaos.store import (
     ACKNOWLEDGED_MIN,
     EXIT_CODES,
+    NOT_BACK,
     Judged,
     RunFolder,
     judge,
@@ -85,3 +86,22 @@ def test_a_run_is_not_written_over(tmp_path: Path) -> None:
     write_verdict(RunFolder(tmp_path / "one").folder, Judged())
     with pytest.raises(FileExistsError):
         RunFolder(tmp_path / "one")
+
+
+def test_what_was_promised_and_could_not_be_judged_is_unknown_and_said() -> None:
+    silent = Verdict((), is_known=True, unjudged=("expired_late", "unavailable"))
+    promised = judge(figures(kill=1), silent, promises=Promises(unavailable_ms=1000))
+    assert (promised.outcome, promised.unsure) == ("unknown", [NOT_BACK])
+    nothing = judge(figures(kill=1), silent, promises=Promises())
+    assert (nothing.outcome, nothing.as_json()["not_judged"]) == (
+        "valid",
+        ["expired_late", "unavailable"],
+    )
+    whole = together([judge(figures(kill=1), VALID), nothing])
+    assert Judged.from_json(whole.as_json()).not_judged == ["expired_late", "unavailable"]
+
+
+def test_a_verdict_of_before_says_what_it_did_not_judge() -> None:
+    told = Judged().as_json()
+    del told["not_judged"], told["longest_silent_when_well_s"]
+    assert Judged.from_json(told).not_judged == ["unavailable"]

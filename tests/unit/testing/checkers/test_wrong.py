@@ -230,8 +230,12 @@ WRONG = {
         .final(snapshot=SEES_ALL, topic="ns:u"),
     ],
     "unavailable": [
-        Story(PROMISES).publish(None, "a", outcome="fail").at(1500).publish(None, "b"),
-        Story(PROMISES).publish(None, "a", outcome="fail").at(1500).get(None),
+        Story(PROMISES)
+        .publish(None, "a", outcome="fail")
+        .at(900)
+        .publish(None, "b", outcome="fail")
+        .at(1700)
+        .publish(None, "c"),
     ],
     "lost_update": [
         Story().cas(None, "a").cas("a", "b").cas("a", "c"),
@@ -254,15 +258,23 @@ def _left_broken() -> Story:
     """A fault that promises much lasts, and then nothing comes back when it is healed."""
     story = Story(PROMISES).publish(None, "a")
     ending = fault(story)
-    story.at(5000).publish(None, "b", outcome="unknown").at(6000)
+    asked = story.at(5000).publishing("b")
+    story.at(6000)
     ending.ok({"happened": True})
-    return story.at(9000).publish(None, "c")
+    return story.at(9000).answer(asked, outcome="unknown").publish(None, "c")
 
 
 def _promised_while_broken() -> Story:
     story = Story(PROMISES).publish(None, "a")
     fault(story, promise_ms=3000)
-    return story.publish(None, "b", outcome="unknown").at(4000).publish(None, "c")
+    asked = story.publishing("b")
+    return story.at(4000).answer(asked, outcome="unknown").publish(None, "c")
+
+
+def _never_answered() -> Story:
+    story = Story(PROMISES)
+    story.publishing("a")
+    return story.at(1500).get(None)
 
 
 def _lost_after_a_delete() -> Story:
@@ -274,7 +286,7 @@ def _lost_after_a_delete() -> Story:
 
 
 WRONG["lost_tail"].append(_lost_after_a_delete())
-WRONG["unavailable"] += [_left_broken(), _promised_while_broken()]
+WRONG["unavailable"] += [_left_broken(), _promised_while_broken(), _never_answered()]
 CASES = [
     pytest.param(name, story, id=f"{name}-{number}")
     for name, stories in WRONG.items()

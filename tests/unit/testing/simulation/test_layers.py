@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import Callable, Coroutine
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from broker.testing.adversary import CALM
+from broker.testing.clock import pass_time
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.faults import KINDS, Nothing
 from broker.testing.simulation.layers import Layers
@@ -89,11 +89,11 @@ def test_faults_that_overlap_leave_nothing_behind(
                 await stack.enter_async_context(begun)
             except Nothing:
                 assert kind in {"outage", "isolate"}
-            await asyncio.sleep(1.0)
+            await pass_time(1.0)
         meanwhile = state(cluster)
         for stack in held if is_first_over_first else reversed(held):
             await stack.aclose()
-            await asyncio.sleep(1.0)
+            await pass_time(1.0)
         return before, meanwhile, state(cluster)
 
     before, meanwhile, after = simulated(overlap)
@@ -118,7 +118,7 @@ def test_what_a_fault_takes_back_after_all_was_healed_changes_nothing() -> None:
         for kind in ("storage_storm", "storage_cut", "slow", "repeat", "clock_rate"):
             begun = KINDS[kind].begin(cluster, random.Random(1), LASTS_S)
             await held.enter_async_context(begun)
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         cluster.heal()
         before = state(cluster)
         await held.aclose()

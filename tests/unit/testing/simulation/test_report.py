@@ -20,10 +20,12 @@ def event(second: float, kind: str, **value: Any) -> Event:
     return Event("p0", kind, "publish", "t", value, None, None, None, int(second * 1e9))  # type: ignore[arg-type]
 
 
-def outcome(*violations: Violation, acknowledged: int = 300) -> Outcome:
+def outcome(
+    *violations: Violation, acknowledged: int = 300, unjudged: tuple[str, ...] = ()
+) -> Outcome:
     return Outcome(
         PLAN,
-        Verdict(violations, is_known=True),
+        Verdict(violations, True, {"longest_unavailable_ms": 7500}, unjudged),
         [event(1, "invoke", payloads=["long ago"]), event(20, "invoke"), event(21, "ok")],
         [Line(20.5, "node-1.2", "topic claimed", {"epoch": 3})],
         acknowledged,
@@ -54,14 +56,17 @@ def test_totals_count_what_is_bad_and_what_is_empty() -> None:
     for one in (
         outcome(),
         outcome(Violation("duplicated", "p0:1")),
-        outcome(acknowledged=299),
+        outcome(acknowledged=299, unjudged=("unavailable",)),
     ):
         totals.add(told(one, "").totals)
     assert (totals.runs, totals.bad, totals.empty) == (3, 1, 1)
-    first, faults, happened = totals.lines()
+    first, faults, happened, availability = totals.lines()
     assert first.startswith("3 seeds, 1 bad, 1 empty: 899 messages acknowledged, 6 unknown")
     assert faults == "  faults: kill 6, moves 3, pause 3"
     assert happened.endswith("lies 3")
+    assert availability == (
+        "  availability: judged in 2 of 3, longest silence while nothing was broken 7.5 s"
+    )
 
 
 def test_a_good_run_needs_no_report_and_has_a_fingerprint() -> None:

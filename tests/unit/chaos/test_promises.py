@@ -1,0 +1,10 @@
+from dataclasses import replace
+
+from chaos.promises import PROMISES, promised
+
+
+def test_availability_is_promised_beside_what_always_is_or_not_at_all() -> None:
+    assert promised(2.5, 1) == replace(PROMISES, unavailable_ms=2500, healing_ms=1000)
+    assert promised(0, 20) == PROMISES
+    assert "unavailable" in PROMISES.unjudged
+    assert "unavailable" not in promised(2.5, 1).unjudged

@@ -1,0 +1,174 @@
+"""A run without a cluster: a workload that makes its own answers, and faults that are only told of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import pytest
+
+from broker.testing.history import Event
+from broker.testing.workloads import REGISTRY, Stage
+from chaos import progress, run
+from chaos.run import Plan, Run
+from chaos.store import NOT_BACK, Judged
+from chaos.target import Ability, Target
+
+TOPIC = "default:t"
+SILENT_S = 0.2
+PLAN = Plan(
+    ("answered",),
+    ("fault",),
+    0.3,
+    1,
+    window_s=(0.3, 0.3),
+    together=(1, 1),
+    unavailable_s=SILENT_S,
+    healing_s=SILENT_S,
+)
+
+
+class Answered:
+    """Publishes one message after the other to a log that is a list; ``silent`` answers nothing."""
+
+    name = "answered"
+    silent: ClassVar[asyncio.Event]
+    """Set by a target from when on nothing is answered."""
+    asks_when_healed: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    async def prepare(self, stage: Stage) -> None:
+        pass
+
+    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            if not self.silent.is_set():
+                self.publish(stage)
+            elif self.asks_when_healed:
+                asked = {"payloads": ["never"], "generation": 1}
+                ending = stage.history.invoke("q", "publish", TOPIC, asked)
+                await stop.wait()
+                ending.unknown("nobody answers")
+            await stage.clock.sleep(0.001)
+
+    def publish(self, stage: Stage) -> None:
+        asked = {"payloads": [f"m{len(self.log)}"], "generation": 1}
+        ending = stage.history.invoke("p", "publish", TOPIC, asked)
+        self.log += asked["payloads"]
+        ending.ok({"last": f"{len(self.log):020x}"}, f"{len(self.log):020x}")
+
+    async def finish(self, stage: Stage) -> None:
+        rows = [[f"{number:020x}", label, None] for number, label in enumerate(self.log, 1)]
+        ending = stage.history.invoke("final", "read", TOPIC, {"after": "", "generation": 1})
+        ending.ok({"rows": rows})
+
+
+class Told:
+    """A fault of which there is nothing but the word."""
+
+    name = "fault"
+    needs: ClassVar[frozenset[Ability]] = frozenset()
+    begins: ClassVar[bool] = True
+    heals: ClassVar[bool] = True
+
+    async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
+        if not self.begins:
+            raise OSError("can't begin")
+        return {"node": "broker-1"}
+
+    async def heal(self, target: Target) -> Mapping[str, Any]:
+        if not self.heals:
+            raise OSError("can't heal")
+        return {"happened": True}
+
+
+class Mended(Target):
+    """Nothing is wrong with it; once it is mended its topics may be silent."""
+
+    def __init__(self, *, silent: bool = False) -> None:
+        super().__init__(("broker-1",), ("http://127.0.0.1:1",), session_s=1)
+        self._silent = silent
+
+    async def mend(self) -> list[str]:
+        if self._silent:
+            Answered.silent.set()
+        return ["nothing"]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTRY, "answered", Answered)
+    monkeypatch.setattr(run, "NEMESES", {"fault": Told})
+    monkeypatch.setattr(run, "WELL_S", 0.0)
+    monkeypatch.setattr(run, "ENDING_S", 2.0)
+    monkeypatch.setattr(progress, "LOOK_S", 0.01)
+    monkeypatch.setattr(Answered, "silent", asyncio.Event(), raising=False)
+
+
+async def played(target: Target, plan: Plan = PLAN) -> tuple[Judged, list[Event]]:
+    running = Run(target, plan)
+    judged = await running.run()
+    assert running.history is not None
+    return judged, running.history.events
+
+
+def faults(events: list[Event]) -> list[tuple[str, str]]:
+    return [(event.process, event.type) for event in events if event.op == "fault"]
+
+
+async def test_a_topic_that_comes_back_is_judged_and_valid() -> None:
+    judged, events = await played(Mended())
+    assert judged.outcome == "valid", judged
+    assert "unavailable" not in judged.not_judged
+    assert judged.facts["promises"]["unavailable_ms"] == 200
+    assert faults(events) == [
+        ("nemesis 1 fault", "invoke"),
+        ("nemesis 1 fault", "ok"),
+        ("nemesis 2 mending", "invoke"),
+        ("nemesis 2 mending", "ok"),
+    ]
+    assert dict(judged.figures.faults) == {"fault": 1}
+
+
+async def test_a_topic_that_is_silent_when_all_is_healed_is_waited_for_and_named() -> None:
+    judged, _ = await played(Mended(silent=True))
+    assert judged.outcome == "invalid", judged
+    assert {name for name, _ in judged.violations} == {"unavailable"}
+    assert judged.figures.silent_well_s > SILENT_S
+
+
+async def test_what_nobody_asks_any_more_is_not_judged_and_so_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Answered, "asks_when_healed", False)
+    judged, _ = await played(Mended(silent=True))
+    assert judged.outcome == "unknown"
+    assert NOT_BACK in judged.unsure
+
+
+@pytest.mark.parametrize("which", ["begins", "heals"])
+async def test_a_fault_that_could_not_be_taken_back_lasts_until_all_is_mended(
+    which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Told, "heals", False)
+    monkeypatch.setattr(Told, which, False)
+    judged, events = await played(Mended())
+    assert faults(events) == [
+        ("nemesis 1 fault", "invoke"),
+        ("nemesis 2 mending", "invoke"),
+        ("nemesis 1 fault", "ok"),
+        ("nemesis 2 mending", "ok"),
+    ]
+    assert judged.unsure == ["these faults did not happen: fault", "no fault happened"]
+
+
+async def test_a_fault_that_could_not_be_begun_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Told, "begins", False)
+    _, events = await played(Mended())
+    assert faults(events)[:2] == [("nemesis 1 fault", "invoke"), ("nemesis 1 fault", "ok")]
