@@ -46,6 +46,7 @@ def test_no_seed_shows_anything_wrong(capsys: pytest.CaptureFixture[str]) -> Non
     assert not wrong, "\n\n".join(wrong[:3])
     assert totals.seconds >= SEEDS * MINUTES * 60
     assert len(totals.faults) >= KINDS_MIN
+    assert totals.available >= SEEDS // 2, "availability was judged in too few"
 
 
 @pytest.mark.simulation

@@ -86,12 +86,15 @@ class Availability(Checker):
         """The same, later by what does not count; None if nothing is owed."""
         self._under_way = 0
         self._asked_ns = -1
+        """When it was asked last, being there."""
         self._told_ns = 0
         """When the last answer came, of any kind."""
         self._judged_ns = -1
         self._deletes: set[int] = set()
         """Deletes that are under way or of unknown outcome, by line."""
         self._is_gone = False
+        self._gone_at = -1
+        """The line at which the last delete was acknowledged."""
 
     @override
     def began(self, call: Call) -> None:
@@ -103,11 +106,12 @@ class Availability(Checker):
             self._since_ns = None
 
     def _asked(self, now_ns: int) -> None:
-        self._asked_ns = now_ns
         if self._since_ns is None:
             self._begin(now_ns, asked=1)
         elif not self._under_way:
             self._since_ns = now_ns - self._silent_ns(now_ns)
+        if self._since_ns is not None:
+            self._asked_ns = now_ns
         self._under_way += 1
 
     def _begin(self, now_ns: int, *, asked: int) -> None:
@@ -124,10 +128,13 @@ class Availability(Checker):
         elif call.op == "create" and call.is_ok:
             self._deletes.clear()
             self._is_gone = False
+            self._asked_ns = call.ended_ns if self._under_way else -1
             self._begin(call.ended_ns, asked=self._under_way)
         elif call.op == "delete" and call.outcome != "unknown":
             self._deletes.discard(call.invoked)
-            self._is_gone = self._is_gone or call.is_ok
+            if call.is_ok:
+                assert call.ended is not None
+                self._is_gone, self._gone_at = True, call.ended
             self._begin(call.ended_ns, asked=self._under_way)
 
     def _answered(self, call: Call, now_ns: int) -> None:
@@ -137,7 +144,8 @@ class Availability(Checker):
         self._told_ns = now_ns
         if call.is_ok:
             self._judged_ns = now_ns
-            self._is_gone = False
+            # One that was under way when the topic was deleted may be told of later.
+            self._is_gone = self._is_gone and call.invoked < self._gone_at
             self._begin(now_ns, asked=self._under_way)
 
     def look(self, now_ns: int) -> None:

@@ -88,7 +88,6 @@ class Outcome:
             self.acknowledged >= ACKNOWLEDGED_MIN * share
             and self.epochs >= LEADERS_MIN * share
             and len(self.faults) >= FAULTS_MIN
-            and (self.plan.unavailable_ms is None or self.is_availability_judged)
         )
 
     @property

@@ -84,6 +84,19 @@ def test_a_topic_that_may_be_deleted_owes_nothing(outcome: str) -> None:
     assert told.at(9900).answer(asked).found() == set()
 
 
+def test_a_publish_that_is_told_of_after_the_delete_does_not_bring_the_topic_back() -> None:
+    told = story()
+    asked = told.publishing("b")
+    told.at(100).done("delete", {}).answer(asked)
+    for ms in (900, 1700, 2500):
+        told.at(ms).publish(None, f"c{ms}", outcome="fail")
+    assert told.found() == set()
+    told.publish(None, "x", topic="ns:u")
+    assert UNAVAILABLE not in unjudged(told), "nothing is owed by what is gone"
+    told.done("create", {"generation": 2})
+    assert UNAVAILABLE not in unjudged(told), "nobody has asked since it was made again"
+
+
 def test_a_topic_that_was_created_again_or_was_not_deleted_owes_everything() -> None:
     told = story().done("delete", {}).at(5000)
     asked = told.publishing("b", generation=2)
