@@ -62,6 +62,8 @@ def _not_told(_: object) -> None:
 
 def _close(loop: SimLoop) -> None:
     """Close what did not end even so: nothing of it may be heard of in a later world."""
+    # Else what begins a task while it cleans up is given a new loop, which nobody closes.
+    asyncio.set_event_loop(None)
     for task in asyncio.all_tasks(loop):
         work = task.get_coro()
         with contextlib.suppress(Exception):  # Cleaning up needs a loop, and there is none.
