@@ -1,7 +1,7 @@
 """Figures and what may be concluded from them; pure.
 
-A *series* is what one side gave in one question, run by run. Only kept runs count; fewer than asked,
-or kept runs that lie more than half their median apart, are no result by themselves.
+A *series* is what one side gave in one question, run by run. Only kept runs count; fewer than asked
+or than half of all, or kept runs that lie more than half their median apart, are no result by themselves.
 
 A *ratio* relates two sides that took turns, and is the median of their ratios turn by turn: a virtual
 machine may be twice as fast as it was a minute ago, for whoever runs on it, and that leaves a turn's ratio
@@ -88,6 +88,8 @@ class Series:
                 f"no result: {self.name} has {len(self.kept)} kept runs, "
                 f"{self.runs_wanted} are wanted"
             )
+        if 2 * len(self.kept) < len(self.runs):
+            return f"no result: more than half of the runs of {self.name} were kept apart"
         return ""
 
     @property

@@ -56,6 +56,7 @@ def test_less_may_be_better() -> None:
     ("peer", "verdict", "why"),
     [
         (series("peer", 8, 8, apart=9), "no result", "2 kept runs"),
+        (series("peer", 8, 8, 8, apart=4), "no result", "more than half"),
         (series("peer", 0.0075, 0.01, 0.0125), "no result", "90.00 to 116.67"),
         (Series(name="peer", unit="msg/s", absent="no Java"), "not measured", "no Java"),
     ],
