@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from aiohttp import StreamReader
@@ -85,13 +85,11 @@ class BodyReader:
             while piece := await self._piece(content):
                 read += len(piece)
                 self._check_size(read)
-                before = len(body)
-                if inflater is None:
-                    body += piece
-                else:
-                    inflater.inflate(piece, body)
-                self.budget.take(len(body) - before)
-                held = len(body)
+                # What a few bytes inflate to is held step by step: several bombs stay within the budget.
+                for part in (piece,) if inflater is None else inflater.inflate(piece):
+                    self.budget.take(len(part))
+                    held += len(part)
+                    body += part
             if inflater is not None:
                 inflater.finish()
             return bytes(body)
@@ -132,21 +130,24 @@ class Inflater:
         self._bytes_max = bytes_max
         self._member = zlib.decompressobj(GZIP_WINDOW)
         self._began = False
+        self._inflated = 0
 
-    def inflate(self, piece: bytes, body: bytearray) -> None:
-        """Append to ``body`` what ``piece`` unpacks to. Raises BadRequest, BodyTooLarge."""
+    def inflate(self, piece: bytes) -> Iterator[bytes]:
+        """Yield what ``piece`` unpacks to, in steps. Raises BadRequest, BodyTooLarge."""
         while piece:
             if self._member.eof:
                 self._member = zlib.decompressobj(GZIP_WINDOW)
             self._began = True
             try:
-                body += self._member.decompress(piece, INFLATE_STEP_BYTES)
+                step = self._member.decompress(piece, INFLATE_STEP_BYTES)
             except zlib.error as error:
                 raise BadRequest(f"The body is no gzip: {error}.") from error
-            if len(body) > self._bytes_max:
+            self._inflated += len(step)
+            if self._inflated > self._bytes_max:
                 raise BodyTooLarge(
                     f"A body may unpack to {self._bytes_max} bytes; this one is larger."
                 )
+            yield step
             piece = self._member.unused_data or self._member.unconsumed_tail
 
     def finish(self) -> None:

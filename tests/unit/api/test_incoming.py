@@ -4,8 +4,10 @@ import zlib
 from collections.abc import AsyncIterator
 
 import pytest
+from aiohttp import StreamReader
+from aiohttp.base_protocol import BaseProtocol
 
-from broker.api.incoming import Budget, Inflater
+from broker.api.incoming import BodyReader, Budget, Inflater
 from broker.config import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, Overloaded
 from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
@@ -16,6 +18,18 @@ HEAD = f"POST {PUBLISH} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n".enc
 LIMITS = LimitsConfig(
     body_bytes_max=100_000, body_inflated_bytes_max=200_000, queued_bytes_max=200_000
 )
+
+
+class Watched(Budget):
+    """A budget that remembers how much it held after each step."""
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(bytes_max)
+        self.heights: list[int] = []
+
+    def take(self, size: int) -> None:
+        super().take(size)
+        self.heights.append(self.held)
 
 
 @pytest.fixture
@@ -164,22 +178,40 @@ def test_a_budget_holds_no_more_than_it_may() -> None:
 def test_inflating_byte_by_byte() -> None:
     inflater, body = Inflater(100), bytearray()
     for byte in gzip.compress(b"hello") + gzip.compress(b"") + gzip.compress(b" you"):
-        inflater.inflate(bytes([byte]), body)
+        body += b"".join(inflater.inflate(bytes([byte])))
     inflater.finish()
     assert body == b"hello you"
 
 
 def test_inflating_stops_at_its_bound() -> None:
-    inflater, body = Inflater(1000), bytearray()
+    steps: list[bytes] = []
     with pytest.raises(BodyTooLarge):
-        inflater.inflate(gzip.compress(bytes(50_000_000)), body)
-    assert len(body) <= 1000 + 256 * 1024
+        steps.extend(Inflater(1_000_000).inflate(gzip.compress(bytes(50_000_000))))
+    assert len(steps) == 3
+    assert {len(step) for step in steps} == {256 * 1024}
+
+
+async def test_what_a_bomb_inflates_to_is_held_step_by_step() -> None:
+    mib = 1 << 20
+    limits = LimitsConfig(
+        body_bytes_max=mib, body_inflated_bytes_max=4 * mib, queued_bytes_max=4 * mib
+    )
+    bodies = BodyReader(Config(limits=limits))
+    bodies.budget = budget = Watched(4 * mib)
+    budget.take(3 * mib)
+    content = StreamReader(BaseProtocol(asyncio.get_running_loop()), 1 << 16)
+    content.feed_data(gzip.compress(bytes(50 * mib)))
+    content.feed_eof()
+    with pytest.raises(Overloaded):
+        await bodies.read(content, {"Content-Encoding": "gzip"})
+    assert budget.heights == [3 * mib + step * 256 * 1024 for step in range(5)]
+    assert budget.held == 3 * mib
 
 
 def test_nothing_is_a_whole_gzip_but_half_a_member_is_not() -> None:
     inflater = Inflater(10)
     inflater.finish()
-    inflater.inflate(gzip.compress(b"x")[:5], bytearray())
+    assert list(inflater.inflate(gzip.compress(b"xyz")[:11])) == [b""]
     with pytest.raises(BadRequest):
         inflater.finish()
 
