@@ -125,7 +125,12 @@ class TopicRegistry:
         return (await self._write(topic, created)).topic(topic)
 
     async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Replace the properties of a live topic. Raises TopicNotFound, OutcomeUnknown."""
+        """Replace the properties of a live topic; if they are these already, nothing is written.
+
+        Raises:
+            TopicNotFound: there is none.
+            OutcomeUnknown: it may have been done.
+        """
 
         def updated(record: TopicRecord | None) -> TopicRecord:
             if record is None or record.deleted:
@@ -150,7 +155,9 @@ class TopicRegistry:
     async def _write(
         self, topic: TopicId, change: Callable[[TopicRecord | None], TopicRecord]
     ) -> TopicRecord:
-        """Put what ``change`` makes of a record, once. What it raises goes to the caller.
+        """Put what ``change`` makes of a record, once, unless the record says so already.
+
+        What ``change`` raises goes to the caller.
 
         Raises:
             OutcomeUnknown: it may have been put, and another change may have come after it.
@@ -163,7 +170,10 @@ class TopicRegistry:
             if record is not None and record.token == token:
                 return record
             doubt.check(version)
-            changed = change(record)._replace(token=token)
+            changed = change(record)
+            if changed == record:
+                return changed
+            changed = changed._replace(token=token)
             try:
                 if await self._put(topic, version, changed):
                     return changed

@@ -98,7 +98,8 @@ class Topics:
         """Change the record as the topic's leader, and make sure that the leader goes by it.
 
         One that claims the log meanwhile may have read the record before. If it is this node, it reads it
-        again; if it is another, that one is told by the same change, to which NotLeader leads.
+        again; if it is another, that one is told by the same change, to which NotLeader leads: unless
+        a third change came between, it writes nothing and only reads.
         """
         deadline = self.leaders.deadline()
         state = self.leaders.state(topic)

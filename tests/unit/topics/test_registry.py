@@ -98,6 +98,17 @@ async def test_a_change_that_another_came_after_is_not_made_again_over_it() -> N
     assert records.puts == 3
 
 
+async def test_an_update_to_what_is_there_writes_nothing() -> None:
+    records = Overtaken()
+    one, two = TopicRegistry(records), TopicRegistry(records)
+    await one.create(TOPIC, PROPERTIES)
+    for registry in (one, two, two):
+        assert (await registry.update(TOPIC, {"ttl": "6"})).ttl_s == 6
+    assert records.puts == 2
+    assert (await two.update(TOPIC, PROPERTIES)).ttl_s == 5
+    assert records.puts == 3
+
+
 async def test_a_topic_that_was_created_and_changed_since_is_not_said_to_have_been_there() -> None:
     records = Overtaken()
     one, two = TopicRegistry(records), TopicRegistry(records)
