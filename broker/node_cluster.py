@@ -113,7 +113,7 @@ class InCluster:
         self._coordinator = coordinator = await self._servers.coordinator()
         me = NodeInfo(0, self.owner, url, __version__, self._servers.protocol)
         membership = await claim_instance(
-            coordinator, stores.records, me, configured=self._config.cluster.instance_id
+            coordinator, stores.records, me, clock, configured=self._config.cluster.instance_id
         )
         self._watching = asyncio.ensure_future(until_superseded(stores.records, membership, clock))
         self._watching.add_done_callback(self._superseded)

@@ -83,13 +83,13 @@ class Assignment:
         drained: Collection[int] = (),
         pins: Mapping[TopicId, int] | None = None,
     ) -> Assignment:
-        """Assign to the nodes that live, leaving out those that drain or that were told to."""
-        takers = (
-            instance
-            for instance, node in nodes.items()
-            if not node.draining and instance not in drained
-        )
-        return cls(takers, pins)
+        """Assign to the nodes that live, leaving out those that drain or that were told to.
+
+        Where nobody else is left, those that were told to lead nevertheless, as when the last two nodes
+        were told so at the same time: drained or not, a node that lives is better than no leader.
+        """
+        staying = {instance for instance, node in nodes.items() if not node.draining}
+        return cls(staying.difference(drained) or staying, pins)
 
     def leader_of(self, topic: TopicId) -> int | None:
         """Return the instance that should lead ``topic``; None if no node takes topics."""

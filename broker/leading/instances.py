@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from broker import guards, logs
 from broker.clock import Clock
@@ -37,6 +38,11 @@ from broker.storage.ports import RecordStore
 
 PREFIX: Final = b"instance/"
 CHECK_EVERY_S: Final = 10.0
+START_S: Final = 15.0
+"""How long a node that starts waits for a coordinator that can't be asked."""
+PAUSE_S: Final = 0.1
+
+Answer = TypeVar("Answer")
 
 log = logs.get_logger()
 
@@ -94,29 +100,57 @@ def choose(live: Mapping[int, NodeInfo], claims: Mapping[int, Claim], url: str) 
     return (had or free)[0]
 
 
+class _Patience:
+    """Asks a coordinator again that can't be asked: a session may end while a node starts, too."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Be patient from now on."""
+        self._clock = clock
+        self._until = clock.monotonic() + START_S
+
+    async def answer(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Return the first answer. Raises Unavailable if there is none for too long."""
+        while True:
+            try:
+                return await ask()
+            except Unavailable:
+                if self._clock.monotonic() >= self._until:
+                    raise
+            await self._clock.sleep(PAUSE_S)
+
+
 async def claim_instance(
-    coordinator: Coordinator, records: RecordStore, me: NodeInfo, *, configured: int | None = None
+    coordinator: Coordinator,
+    records: RecordStore,
+    me: NodeInfo,
+    clock: Clock,
+    *,
+    configured: int | None = None,
 ) -> Membership:
     """Become a member: under the instance id ``configured``, else under one that is free.
 
-    ``me`` says the rest; its ``instance`` does not matter.
+    ``me`` says the rest; its ``instance`` does not matter. A session that is lost meanwhile is waited for.
 
     Raises:
         InstanceTaken: another node has the configured id and lives; it says which.
-        Unavailable: coordination or storage can't be asked, or no id is free.
+        Unavailable: coordination can't be asked for ``START_S``, storage can't, or no id is free.
     """
+    patience = _Patience(clock)
     while True:
         instance = configured
         if instance is None:
-            instance = choose(await coordinator.nodes(), await read_claims(records), me.url)
+            live = await patience.answer(coordinator.nodes)
+            instance = choose(live, await read_claims(records), me.url)
+        joining = partial(coordinator.join, me._replace(instance=instance))
         try:
-            membership = await coordinator.join(me._replace(instance=instance))
+            membership = await patience.answer(joining)
         except InstanceTaken:
             if configured is not None:
                 raise
             continue  # Another took it meanwhile.
+        live_now = partial(patience.answer, coordinator.nodes)
         try:
-            if await _record(coordinator, records, membership):
+            if await _record(live_now, records, membership):
                 return membership
         except BaseException:
             await membership.leave()
@@ -124,7 +158,11 @@ async def claim_instance(
         await membership.leave()
 
 
-async def _record(coordinator: Coordinator, records: RecordStore, membership: Membership) -> bool:
+async def _record(
+    live: Callable[[], Awaitable[Mapping[int, NodeInfo]]],
+    records: RecordStore,
+    membership: Membership,
+) -> bool:
     """Write the claim into its record; False if the id is not this incarnation's any more.
 
     The record is set from what it was *before* the ephemeral node was seen to be ours: whoever gets the
@@ -136,7 +174,7 @@ async def _record(coordinator: Coordinator, records: RecordStore, membership: Me
         found = await records.get(key)
         if found is not None and _is_of(me, key, found.value):
             return True
-        holder = (await coordinator.nodes()).get(me.instance)
+        holder = (await live()).get(me.instance)
         if holder is None or holder.incarnation != me.incarnation:
             return False
         value = encode(Claim(me.incarnation, me.url, membership.session))

@@ -3,7 +3,7 @@
 Both are records, so that they outlive every node, and small enough to be read whole::
 
     pin/ns:topic:   {"node": 7}         this topic is led by that node, while it lives; null: by any
-    drained/007     {"drained": true}   this node leads nothing, also after a restart
+    drained/007     {"drained": true}   this node leads nothing, also after a restart, unless none else is left
 
 A record is never removed, since a record store only compares and sets: what was taken back says so.
 One that can't be understood counts for nothing, and is told of: a node must not stop for want of a pin.
@@ -78,7 +78,7 @@ async def unpin(records: RecordStore, topic: TopicId) -> bool:
 
 
 async def drain(records: RecordStore, node: int) -> bool:
-    """Let a node lead nothing; return whether this changed anything. Raises as ``pin`` does."""
+    """Let a node lead nothing while others can; return whether this changed anything. Raises as ``pin``."""
     return await _set(records, _drained_key(node), {"drained": True}, absent_means=None)
 
 

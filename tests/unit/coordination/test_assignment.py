@@ -115,6 +115,14 @@ def test_nodes_that_drain_or_were_drained_take_nothing():
     assert assignment.slots_of(3) == []
 
 
+def test_where_all_that_stay_were_drained_they_lead_nevertheless():
+    nodes = {1: node(1), 2: node(2), 3: node(3, draining=True)}
+    assert Assignment.of(nodes, {1, 2}).instances == {1, 2}
+    assert Assignment.of(nodes, {1, 2}, {TOPICS[0]: 2}).leader_of(TOPICS[0]) == 2
+    assert Assignment.of({2: node(2)}, {1, 2}).instances == {2}, "the other one is gone"
+    assert Assignment.of({3: node(3, draining=True)}, {3}).instances == set()
+
+
 def test_without_nodes_nobody_leads():
     nobody = Assignment()
     assert nobody.leader_of(TOPICS[0]) is None

@@ -7,6 +7,7 @@ from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import InstanceTaken, NodeInfo
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.leading.instances import (
+    START_S,
     Claim,
     check_incarnation,
     choose,
@@ -36,7 +37,11 @@ class World:
     async def start(self, name, incarnation="first", *, configured=None, records=None):
         session = self.coordination.session()
         membership = await claim_instance(
-            session, records or self.records, node(name, incarnation), configured=configured
+            session,
+            records or self.records,
+            node(name, incarnation),
+            self.clock,
+            configured=configured,
         )
         return session, membership
 
@@ -240,10 +245,53 @@ def test_a_late_claim_does_not_replace_that_of_the_next_holder():
 
         records = Overtaken(lose_number_to_b)
         world.a = world.coordination.session()
-        member = await claim_instance(world.a, records, node("a"))
+        member = await claim_instance(world.a, records, node("a"), world.clock)
         claims = await read_claims(records)
         assert claims[0].incarnation == "b-first"
         assert (member.me.instance, claims[1].incarnation) == (1, "a-first")
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("configured", [None, 7])
+def test_a_node_that_loses_its_session_while_it_starts_starts_nevertheless(configured):
+    async def scenario(world):
+        world.coordination.delay_s = 0.01
+        starting = asyncio.ensure_future(world.start("a", configured=configured))
+        for _ in range(5):
+            await pass_time(0.015)
+            assert not starting.done()
+            (tree,) = world.coordination._trees
+            world.coordination.nodes.end_session(tree.session)
+        _, member = await within(START_S, starting, lambda: "it does not start")
+        assert member.me.instance == (configured or 0)
+        await pass_time(3.0)
+        live = await world.coordination.session().nodes()
+        assert [info.incarnation for info in live.values()] == ["a-first"]
+
+    in_world(scenario)
+
+
+def test_a_session_that_is_lost_before_the_record_is_written_costs_no_number():
+    async def scenario(world):
+        async def lose_session():
+            world.coordination.expire(world.a)
+
+        records = Overtaken(lose_session)
+        world.a = world.coordination.session()
+        member = await claim_instance(world.a, records, node("a"), world.clock)
+        assert member.me.instance == 0
+        assert (await read_claims(records))[0].incarnation == "a-first"
+
+    in_world(scenario)
+
+
+def test_a_node_does_not_wait_for_ever_for_a_coordinator():
+    async def scenario(world):
+        world.coordination.outage()
+        with pytest.raises(Unavailable, match="can't be asked"):
+            await world.start("a")
+        assert START_S <= world.clock.monotonic() < START_S + 1
 
     in_world(scenario)
 
