@@ -15,6 +15,7 @@ server that runs already can be given instead; then each cluster has tables of i
 The folder of a cluster::
 
     DIR/lock                     held by whoever looks after the cluster
+    DIR/ended                    there once it ends: nobody starts anything of it any more
     DIR/ports.json               who listens where; kept, so that the same cluster can come back
     DIR/processes/ pids/ logs/   what is run, who runs, what it said
     DIR/hbase/ zookeeper-1/      configurations
@@ -221,6 +222,7 @@ class LocalCluster:
         left = pids.live(folder)
         if left:
             raise ServerFailed(f"processes of {folder} run already: {left}; end them first")
+        pids.begin(folder)
         return folder
 
     def _layout(self, home: Path) -> Layout:
@@ -284,6 +286,7 @@ class LocalCluster:
         """End the nodes while they still have storage, then what they use, last what that uses."""
         if self._home is None:
             return
+        pids.begin_end(self._home)
         kinds = {member.name: member.kind for member in self.members}
         for stage, grace_s in STAGES:
             live = pids.live(self._home)

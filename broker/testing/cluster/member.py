@@ -33,9 +33,15 @@ _CODE = str(Path(broker.__file__).resolve().parents[1])
 
 
 def run(folder: Path, name: str) -> NoReturn:
-    """Become the process ``name``, after writing its id. Raises FileNotFoundError if it is unknown."""
+    """Become the process ``name``, after writing its id; exit if the cluster ends just now, or has.
+
+    Raises:
+        FileNotFoundError: There is no such process.
+    """
     spec = json.loads(spec_file(folder, name).read_text())
     pids.write_pid(folder, name, os.getpid())
+    if pids.has_ended(folder):
+        sys.exit(f"the cluster in {folder} has ended: {name} is not started")
     os.environ.update(spec["env"])
     os.execvp(spec["argv"][0], spec["argv"])  # noqa: S606 - The cluster's own programs.
 

@@ -5,9 +5,14 @@ killed and started again is found as well as the first one::
 
     DIR/processes/NAME.json    what is run: {"argv", "env"}
     DIR/pids/NAME.pid          who ran it last: a number
+    DIR/ended                  there while the cluster ends, and from then on
 
 A number alone says little once a process has ended, for the kernel gives numbers again. So a process
 counts as the cluster's only if its command line or its environment names the folder.
+
+Somebody may start a process just while the cluster ends. So a process that starts first writes its id and
+then looks whether the cluster has ended; whoever ends the cluster first says so and then looks who runs. Of
+the two at least one sees the other, and nothing is left over.
 """
 
 from __future__ import annotations
@@ -50,6 +55,22 @@ def live(folder: Path) -> dict[str, int]:
     names = sorted(file.stem for file in (folder / "pids").glob("*.pid"))
     found = {name: live_pid(folder, name) for name in names}
     return {name: pid for name, pid in found.items() if pid is not None}
+
+
+def begin(folder: Path) -> None:
+    """Let processes of a folder start."""
+    (folder / "ended").unlink(missing_ok=True)
+
+
+def begin_end(folder: Path) -> None:
+    """Let no process of a folder start any more; those that ``live`` does not name then never will."""
+    if folder.exists():
+        (folder / "ended").touch()
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a folder's cluster ends, or has ended. To be asked after ``write_pid``."""
+    return (folder / "ended").exists()
 
 
 def send(pid: int, number: signal.Signals) -> None:
