@@ -22,8 +22,9 @@ import click
 
 from broker import __version__
 from broker.cli import chaos, cluster, node, publishing, reading, storage, topics
+from broker.cli.options import NotNow
 from broker.config import ConfigError
-from broker.errors import BrokerError, UnavailableError
+from broker.errors import BrokerError, Unavailable, UnavailableError
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -90,8 +91,11 @@ def exit_code(error: BrokerError) -> int:
     return UNAVAILABLE if isinstance(error, UnavailableError) else FAILED
 
 
-def explain(error: BrokerError, *, as_json: bool) -> str:
-    """Return what standard error says about an error."""
+def explain(error: BrokerError, *, as_json: bool, by_broker: bool = True) -> str:
+    """Return what standard error says about an error.
+
+    ``by_broker`` False: no broker was asked, so there is nothing to say of how to reach one.
+    """
     if as_json:
         return json.dumps(
             {
@@ -101,7 +105,7 @@ def explain(error: BrokerError, *, as_json: bool) -> str:
                 "outcome": error.outcome,
             }
         )
-    advice = ADVICE.get(error.code)
+    advice = ADVICE.get(error.code) if by_broker or error.code != Unavailable.code else None
     return f"broker: {error.message}" + (f"\n{advice}" if advice else "")
 
 
@@ -131,6 +135,9 @@ def _guarded(work: Callable[[], int], *, as_json: bool) -> int:  # noqa: PLR0911
     except (click.Abort, KeyboardInterrupt):
         click.echo(err=True)  # Ends the line on which the terminal shows ^C.
         return INTERRUPTED
+    except NotNow as problem:
+        click.echo(explain(problem.error, as_json=as_json, by_broker=False), err=True)
+        return exit_code(problem.error)
     except BrokerError as error:
         click.echo(explain(error, as_json=as_json), err=True)
         return exit_code(error)

@@ -87,7 +87,7 @@ def serve(file: Path | None, **flags: str | None) -> None:
     try:
         reason = serving.serve(config)
     except UnavailableError as error:
-        raise NotNow(error.message) from error
+        raise NotNow(error) from error
     except InstanceTaken as error:
         raise click.ClickException(f"{error} This node does not start.") from error
     except BrokerError:

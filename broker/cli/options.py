@@ -11,7 +11,7 @@ import click
 
 from broker.client import Settings, SyncClient
 from broker.clock import SystemClock
-from broker.errors import BadName
+from broker.errors import BadName, UnavailableError
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -23,13 +23,15 @@ _MS_DIGITS: Final = 19  # More do not fit in an int64.
 _ID: Final = re.compile(rf"[0-9a-fA-F]{{{2 * MESSAGE_ID_BYTES}}}")
 
 
-class NotNow(click.ClickException):
+class NotNow(Exception):
     """What this command itself needs (storage, ZooKeeper) is not there now; later it may be.
 
     Not as where a broker can't be reached: there the advice is to start one.
     """
 
-    exit_code = 4
+    def __init__(self, error: UnavailableError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 def to_broker(command: Command) -> Command:

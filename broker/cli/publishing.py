@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -134,7 +135,8 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     order = _Order(topic, key, ttl_s)
     with connect(url, deadline_s) as client, ExitStack() as stack:
         if lines is None:
-            client.publish(topic, list(messages), ttl_s=ttl_s, key=key)
+            # As they were typed: words of a command line need not be text.
+            client.publish(topic, [os.fsencode(word) for word in messages], ttl_s=ttl_s, key=key)
             count = len(messages)
         else:
             file = stack.enter_context(_opened(lines))

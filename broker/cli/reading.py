@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -29,9 +28,15 @@ class _Sink(NamedTuple):
     ids: bool
 
     def take(self, message: Message) -> None:
-        """Handle one message, then remember it. Raises click.ClickException if EXEC fails."""
+        """Handle one message, then remember it.
+
+        Raises:
+            click.ClickException: CMD fails.
+            OSError: nobody reads what is written, or the cursor can't be kept.
+        """
         if self.command is None:
             output.write_message(message, as_json=self.as_json, ids=self.ids)
+            sys.stdout.flush()  # What was only buffered counts as not handled.
         else:
             self._run(self.command, message)
         if self.cursor is not None:
@@ -87,10 +92,14 @@ def _start(
     return _Start(since, True) if last is None else _Start(last, False)
 
 
-def _flushing(messages: Iterator[Message], sink: _Sink) -> None:
-    for message in messages:
-        sink.take(message)
-        sys.stdout.flush()
+def _words(
+    context: click.Context, option: click.Parameter, command: str | None
+) -> list[str] | None:
+    """Return the words of a command line, None without one. Raises click.BadParameter."""
+    try:
+        return shlex.split(command) if command else None
+    except ValueError as error:
+        raise click.BadParameter(f"{command!r}: {error}", context, option) from error
 
 
 @click.command()
@@ -99,7 +108,9 @@ def _flushing(messages: Iterator[Message], sink: _Sink) -> None:
 @id_option("--after", help_text="Start after this message.")
 @click.option("--follow/--no-follow", default=True, help="Wait for new messages (the default).")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after so many messages.")
-@click.option("--exec", "command", metavar="CMD", help="Run this for each message.")
+@click.option(
+    "--exec", "command", metavar="CMD", callback=_words, help="Run this for each message."
+)
 @click.option(
     "--cursor",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -114,7 +125,7 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     after: MessageId | None,
     follow: bool,
     limit: int | None,
-    command: str | None,
+    command: list[str] | None,
     cursor: Path | None,
     ids: bool,
     url: str,
@@ -133,11 +144,12 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     broker tail jobs/states --exec 'python react.py' --cursor states.cursor
     """  # noqa: D301
     start = _start(since, after, cursor)
-    sink = _Sink(topic, shlex.split(command) if command else None, cursor, as_json, ids)
+    sink = _Sink(topic, command, cursor, as_json, ids)
     with connect(url, deadline_s) as client:
         options = TailOptions(follow=follow)
         messages = client.tail(topic, start.place, inclusive=start.inclusive, options=options)
-        _flushing(islice(messages, limit), sink)
+        for message in islice(messages, limit):
+            sink.take(message)
 
 
 @click.command()
@@ -213,7 +225,7 @@ def browse(  # noqa: PLR0913 - One parameter per option.
     heads = ("ID", "TIME", "BYTES", "KIND", "PAYLOAD")
     output.write_table(heads, map(output.browsed_line, page.messages))
     if following:
-        click.echo(f"more: --from {following}", err=True)
+        click.echo(f"more: {'--to' if descending else '--from'} {following}", err=True)
 
 
 @click.command()

@@ -63,7 +63,7 @@ def check(directory: Path, as_json: bool) -> None:
     """  # noqa: D301
     from broker.storage import leveldb_check  # noqa: PLC0415 - Only these commands need LevelDB.
 
-    with _progress("checking") as progress:
+    with _own_store(), _progress("checking") as progress:
         report = leveldb_check.check(directory, progress)
     _show(report, as_json=as_json)
     click.get_current_context().exit(0 if report.is_sound else 1)
@@ -83,7 +83,7 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
     """  # noqa: D301
     from broker.storage import leveldb_check  # noqa: PLC0415
 
-    with _progress("mending") as progress:
+    with _own_store(), _progress("mending") as progress:
         try:
             report = leveldb_check.repair(directory, copy, progress)
         except FileExistsError as error:
@@ -106,7 +106,7 @@ def sweep(directory: Path, as_json: bool) -> None:
     from broker import logs, node  # noqa: PLC0415
 
     config = _config(directory)
-    with logs.writing(config.logs):
+    with logs.writing(config.logs), _own_store():
         report = asdict(asyncio.run(node.sweep_store(config)))
     if as_json:
         write_json(report)
@@ -138,7 +138,7 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
     if directory.exists() and any(directory.iterdir()):
         raise click.ClickException(f"{directory} is not empty")
     config = _config(directory)
-    with logs.writing(config.logs):
+    with logs.writing(config.logs), _own_store():
         asyncio.run(_init(node_alone.open_store, config))
     if as_json:
         write_json({"directory": str(directory)})
@@ -156,7 +156,7 @@ def _init_tables(config: Config, *, as_json: bool) -> None:
     try:
         made = asyncio.run(init_hbase(config.hbase))
     except UnavailableError as error:
-        raise NotNow(error.message) from error
+        raise NotNow(error) from error
     problems = [f"{each.name}: {problem}" for each in made for problem in each.problems]
     if as_json:
         write_json([each._asdict() for each in made])
@@ -180,6 +180,15 @@ async def _init(open_store: Callable[[Config], Any], config: Config) -> None:
 def _config(directory: Path) -> Config:
     flags = {"storage.data_dir": str(directory), "logs.log_level": "warning"}
     return resolution.load(environment=os.environ, flags=flags).config
+
+
+@contextmanager
+def _own_store() -> Iterator[None]:
+    """Say of a store that can't be had that it is so, and not how to reach a broker."""
+    try:
+        yield
+    except UnavailableError as error:
+        raise NotNow(error) from error
 
 
 @contextmanager

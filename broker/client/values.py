@@ -63,7 +63,10 @@ class Browsed(NamedTuple):
 
 
 class BrowsePage(NamedTuple):
-    """Some messages, and the id at which the next page starts (None: there is no more)."""
+    """Some messages, and where the page after them is to be had.
+
+    ``next`` is its ``start``, or, in descending order, its ``stop``; None: there is no more.
+    """
 
     messages: Sequence[Browsed]
     next: MessageId | None

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -92,6 +93,12 @@ def test_lines_come_back_byte_for_byte(broker: Broker, tmp_path: Path) -> None:
     assert [row["payload"] for row in page["messages"]] == ["first", ""]
     following = done(broker("browse", "cli/lines", "--from", page["next"], "--full"))
     assert b"not text" in following
+    newest = broker("browse", "cli/lines", "--limit", "2", "--desc")
+    assert [line.split()[-1] for line in newest.stdout.splitlines()[1:]] == [b"pipe", b"end"]
+    more = newest.stderr.decode().split()
+    assert more[:2] == ["more:", "--to"]
+    before = done(broker("browse", "cli/lines", "--desc", *more[1:], "--json"))
+    assert [row["payload"] for row in json.loads(before)["messages"]][1:] == ["", "first"]
     assert b"5" in done(broker("stats", "cli/lines"))
     last = rows[-2]["id"]
     assert done(broker("tail", "cli/lines", "--after", last, "--no-follow")) == b"from a pipe\n"
@@ -129,6 +136,31 @@ def test_a_failing_command_stops_the_tail_and_the_message_comes_again(
     second = done(broker(*words, *cursor))
     assert [line.split()[2] for line in second.splitlines()] == [b"bad", b"later"]
     assert done(broker(*words, *cursor)) == b""
+
+
+def test_words_are_published_as_they_were_typed(broker: Broker) -> None:
+    done(broker("topics", "create", "cli/words"))
+    done(broker("publish", "cli/words", os.fsdecode(b"\xff no text"), "text \u00e9"))
+    assert done(broker("tail", "cli/words", "--no-follow")) == b"\xff no text\ntext \xc3\xa9\n"
+
+
+def test_what_nobody_read_is_not_remembered_as_handled(
+    broker: Broker, node: ServedNode, tmp_path: Path
+) -> None:
+    done(broker("topics", "create", "cli/unread"))
+    done(broker("publish", "cli/unread", "one", "two"))
+    cursor = tmp_path / "cursor"
+    program = "import sys; from broker.cli import main; sys.stdin.read(1); main()"
+    words = ("tail", "cli/unread", "--no-follow", "--cursor", str(cursor), "--url", node.url)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as unread:
+        assert unread.stdout is not None
+        unread.stdout.close()
+        unread.communicate(b"x", timeout=60)
+    assert unread.returncode == 0
+    assert not cursor.exists()
+    assert done(broker(*words)) == b"one\ntwo\n"
 
 
 def following(node: ServedNode, topic: str) -> subprocess.Popen[bytes]:
@@ -176,6 +208,9 @@ def test_a_store_is_made_checked_swept_and_mended(tmp_path: Path) -> None:
         busy = storage("check", str(data))
         assert busy.returncode == 4
         assert "in use by another process" in busy.stderr
+        assert "broker serve" not in busy.stderr
+        told = json.loads(storage("sweep", str(data), "--json").stderr)
+        assert (told["code"], told["retriable"]) == ("no_leader", True)
         assert process.stop() == 0
     report = json.loads(storage("check", str(data), "--json").stdout)
     assert (report["problems"], report["rows"]) == ([], 2)

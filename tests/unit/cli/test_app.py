@@ -100,6 +100,7 @@ def test_the_version_is_told(capsys):
         (("tail", "a/b", "--since", "yesterday"), "neither a duration"),
         (("tail", "a/b", "--after", "12"), "40 hex digits"),
         (("tail", "a/b", "--after", "00" * 20, "--since", "1h"), "not both"),
+        (("tail", "a/b", "--exec", "it's"), "No closing quotation"),
         (("topics", "create", "a/b", "ttl"), "NAME=VALUE"),
         (("topics", "set", "a/b"), "Name what to change"),
         (("poll", "a/b", "--url", "localhost:1"), "http://HOST:PORT"),
