@@ -67,8 +67,6 @@ FOLDERS_TESTED_ELSEWHERE = {
     "broker/testing/cluster/load.py": "tests/integration/test_cluster_faults.py",
     "broker/testing/full_disk.py": "tests/integration/test_leveldb_durability.py",
     "broker/testing/many.py": "what tests of several nodes in tests/unit/topics stand on",
-    "broker/testing/many_mortal.py": "tests/simulation/test_many_explored.py",
-    "broker/testing/many_explored.py": "tests/simulation/test_many_explored.py",
     "broker/testing/members.py": "tests/unit/api/test_cluster.py",
     "broker/testing/mutations.py": "tests/unit/wire/test_mutations.py",
     "broker/testing/node.py": "tests/simulation/test_one_node.py",

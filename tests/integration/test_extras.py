@@ -1,0 +1,152 @@
+"""Each extra brings what its part needs: the part runs where nothing else is installed.
+
+The environments are real ones (``venv``) without a package of their own: links lead to those of this one
+that the extra asks for, and to what these ask for. So no index is needed, and what only another extra
+brings is missing, as it would be at a user's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+import venv
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DEADLINE_S = 120
+
+
+def asked_for(extras: Iterable[str]) -> set[str]:
+    """Return the names of the packages that an installation with these extras has."""
+    found: set[str] = set()
+    open_ends = [Requirement(line) for line in PROJECT["dependencies"]]
+    open_ends += of_extras(extras)
+    while open_ends:
+        needed = open_ends.pop()
+        name = canonicalize_name(needed.name)
+        if name == "tms-broker":
+            open_ends += of_extras(needed.extras)
+            continue
+        chosen = needed.extras or {""}
+        if name in found and not needed.extras:
+            continue
+        found.add(name)
+        for line in metadata.requires(name) or ():
+            below = Requirement(line)
+            if below.marker is None or any(below.marker.evaluate({"extra": e}) for e in chosen):
+                open_ends.append(below)
+    return found
+
+
+def of_extras(extras: Iterable[str]) -> list[Requirement]:
+    lines = [line for extra in extras for line in PROJECT["optional-dependencies"][extra]]
+    return [Requirement(line) for line in lines]
+
+
+def installation(folder: Path, extras: Iterable[str]) -> Path:
+    """Make an environment with these extras and no more; return its interpreter."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = folder / "lib" / version / "site-packages"
+    for name in asked_for(extras):
+        for file in metadata.files(name) or ():
+            top = file.parts[0]
+            if top in {"..", "__pycache__"} or (packages / top).is_symlink():
+                continue
+            (packages / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
+    for name in ("broker", "chaos"):
+        (packages / name).symlink_to(ROOT / name)
+    return folder / "bin" / "python"
+
+
+def run(python: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of an installation, outside of the checkout."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(
+        [python, "-P", *words],
+        cwd=python.parents[1],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+
+
+def without_what_is_missing(python: Path, *packages: str) -> None:
+    """Show that the installation lacks something, so that the test means something."""
+    for package in packages:
+        assert run(python, "-c", f"import {package}").returncode != 0, package
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+for package in sys.argv[1:]:
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, package + "."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+"""
+
+
+@pytest.fixture
+def made(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    return installation(tmp_path / "installed", request.param)
+
+
+@pytest.mark.parametrize("made", [()], indirect=True, ids=["base"])
+def test_the_client_runs_with_no_extra(made: Path) -> None:
+    without_what_is_missing(made, "click", "plyvel", "tenacity")
+    done = run(made, "-c", IMPORT_ALL, "broker.client", "broker.wire")
+    assert done.returncode == 0, done.stderr
+    told = run(made, "-m", "broker.cli", "serve")
+    assert told.returncode == 1
+    assert "pip install 'tms-broker[server]'" in told.stderr
+
+
+@pytest.mark.parametrize("made", [("server",)], indirect=True, ids=["server"])
+def test_the_main_job_runs_with_the_extra_server(made: Path, tmp_path: Path) -> None:
+    without_what_is_missing(made, "kazoo", "thriftpy2", "pytest", "psutil")
+    lines = tmp_path / "input.log"
+    lines.write_bytes(b"a line\n" * 1_000)
+    done = run(made, str(ROOT / "scripts" / "demo.py"), INPUT=str(lines), STAY="")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every byte is the same" in done.stdout
+
+
+@pytest.mark.parametrize("made", [("server",)], indirect=True, ids=["server"])
+@pytest.mark.parametrize("command", [["cluster", "up"], ["chaos", "cases"]], ids="-".join)
+def test_what_another_extra_brings_is_named(made: Path, command: list[str]) -> None:
+    told = run(made, "-m", "broker.cli", *command)
+    assert told.returncode != 0
+    assert f"tms-broker[{command[0]}]" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize("made", [("cluster",)], indirect=True, ids=["cluster"])
+def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
+    without_what_is_missing(made, "pytest", "psutil", "matplotlib")
+    parts = ["coordination", "leading", "routing", "storage", "api", "topics", "cli"]
+    done = run(made, "-c", IMPORT_ALL, *(f"broker.{part}" for part in parts))
+    assert done.returncode == 0, done.stderr
+    done = run(made, "-c", "import broker.node_cluster, broker.testing.cluster.__main__")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("made", [("chaos",)], indirect=True, ids=["chaos"])
+def test_the_verifier_has_all_with_the_extra_chaos(made: Path) -> None:
+    without_what_is_missing(made, "pytest", "hypothesis", "aiokafka")
+    done = run(
+        made, "-c", IMPORT_ALL, "chaos", "broker.testing.simulation", "broker.testing.workloads"
+    )
+    assert done.returncode == 0, done.stderr
+    done = run(made, "-m", "chaos", "case", "hole")
+    assert done.returncode == 0, done.stdout + done.stderr
