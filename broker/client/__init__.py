@@ -7,7 +7,7 @@ original. Errors are those of ``broker.errors``, by name.
 from broker.client.aio import Client
 from broker.client.leaders import Leader
 from broker.client.subscriber import TailOptions
-from broker.client.sync import SyncClient
+from broker.client.sync import SyncClient, SyncTransactionPublisher
 from broker.client.transaction import TransactionPublisher
 from broker.client.values import Browsed, BrowsePage, Published, Settings, TopicInfo
 from broker.errors import (
@@ -54,6 +54,7 @@ __all__ = [
     "Snapshot",
     "StorageFull",
     "SyncClient",
+    "SyncTransactionPublisher",
     "TailOptions",
     "TooManyMessages",
     "TopicExists",

@@ -195,7 +195,8 @@ class Client:
             pointer: the write pointer of the transaction that the messages belong to.
             ttl_s: how many seconds these messages live, if shorter than the topic's.
             key: an idempotency key: within the broker's window the same key publishes once.
-            coalesce: False sends this message by itself; by default the client's setting.
+            coalesce: whether a plain single message may travel with others; by default the client's
+                setting.
 
         Returns:
             The acknowledgement, with what ``rollback`` needs if there was a pointer.
@@ -204,11 +205,11 @@ class Client:
             BrokerError: by name; ``outcome`` says whether it may have been stored all the same.
         """
         if isinstance(messages, _SINGLE):
-            if pointer is None and ttl_s is None and key is None and coalesce is not False:
+            together = self.settings.coalesce if coalesce is None else coalesce
+            if together and pointer is None and ttl_s is None and key is None:
                 lane = self._lanes.get(topic) or self._lane(topic)
-                if lane is not None:
-                    payload = messages.encode() if isinstance(messages, str) else messages
-                    return await lane.add(payload)
+                payload = messages.encode() if isinstance(messages, str) else messages
+                return await lane.add(payload)
             messages = [messages]
         payloads = [protocol.payload_bytes(message) for message in messages]
         identifier = self._topic(topic)
@@ -411,10 +412,8 @@ class Client:
     def _key(self, key: str | None) -> str | None:
         return uuid.uuid4().hex if key is None and self.settings.idempotent else key
 
-    def _lane(self, topic: TopicName) -> Lane | None:
-        """Return the lane of a topic, made on its first use; None if publishes don't coalesce."""
-        if not self.settings.coalesce:
-            return None
+    def _lane(self, topic: TopicName) -> Lane:
+        """Return the lane of a topic, made on its first use."""
         identifier = self._topic(topic)
         lane = self._lanes.get(identifier)
         if lane is None:

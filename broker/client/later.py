@@ -7,7 +7,8 @@
          └ full: wait | drop | raise                └ acknowledged, refused, unknown: the future
 
 One request of a topic is under way at a time, and the next leaves only when it is settled: the order of
-the calls is the order in the topic, also through retries. The bounds hold for all topics together.
+the calls is the order in the topic, also through retries, and also of calls that wait for room: they come
+in one after the other, whatever fits. The bounds hold for all topics together.
 Nothing is lost in silence: what is dropped or given up is counted, its future has the error, and the
 first of a run of losses is logged.
 """
@@ -62,6 +63,8 @@ class Later:
         self._unsettled: set[Answer] = set()
         self._bytes = 0
         self._room = asyncio.Event()
+        self._turn = asyncio.Lock()
+        """Held by whoever waits for room; an asyncio.Lock is taken in the order of asking."""
         self._closed = False
         self._losing = False
 
@@ -71,24 +74,22 @@ class Later:
         return len(self._unsettled)
 
     async def put(self, topic: TopicId, payload: bytes, on_full: OnFull | None = None) -> Answer:
-        """Queue a message. Raises Overloaded if there is no room and ``on_full`` is ``"raise"``."""
+        """Queue a message.
+
+        Raises:
+            Overloaded: there is no room, and ``on_full`` is ``"raise"``.
+            Unavailable: the client was closed.
+        """
         choice = on_full or self._settings.later_on_full
-        answer: Answer = asyncio.get_running_loop().create_future()
-        while not self._closed and not self._has_room(payload):
-            if choice == "wait":
-                self._room.clear()
-                await self._room.wait()
-                continue
-            error = Overloaded("The queue of messages to be published later is full.")
-            if choice == "raise":
-                raise error
-            self.counts.dropped += 1
-            self._lose(answer, error)
-            return answer
-        if self._closed:
-            raise outcomes.never_sent("the client was closed")
-        self._accept(topic, payload, answer)
-        return answer
+        if choice == "wait":
+            async with self._turn:
+                while not self._closed and not self._has_room(payload):
+                    self._room.clear()
+                    await self._room.wait()
+                return self._accept(topic, payload)
+        if not self._closed and (self._turn.locked() or not self._has_room(payload)):
+            return self._turn_away(choice)
+        return self._accept(topic, payload)
 
     async def flush(self) -> None:
         """Wait until everything that was accepted so far is settled."""
@@ -119,13 +120,28 @@ class Later:
             and self._bytes + len(payload) <= settings.later_bytes_max
         )
 
-    def _accept(self, topic: TopicId, payload: bytes, answer: Answer) -> None:
+    def _turn_away(self, choice: OnFull) -> Answer:
+        """Drop a message for which there is no room, or raise Overloaded."""
+        error = Overloaded("The queue of messages to be published later is full.")
+        if choice == "raise":
+            raise error
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self.counts.dropped += 1
+        self._lose(answer, error)
+        return answer
+
+    def _accept(self, topic: TopicId, payload: bytes) -> Answer:
+        """Queue a message. Raises Unavailable if the queue is closed."""
+        if self._closed:
+            raise outcomes.never_sent("the client was closed")
+        answer: Answer = asyncio.get_running_loop().create_future()
         self.counts.accepted += 1
         self._bytes += len(payload)
         self._unsettled.add(answer)
         self._queues.setdefault(topic, deque()).append((payload, answer))
         if topic not in self._workers:
             self._workers[topic] = asyncio.create_task(self._work(topic))
+        return answer
 
     async def _work(self, topic: TopicId) -> None:
         """Publish what waits for a topic, then end."""

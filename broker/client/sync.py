@@ -4,7 +4,8 @@ A ``SyncClient`` runs a ``Client`` on an event loop in a thread of its own, star
 So it may be used by many threads at once, whose publishes then travel together; it may be pickled
 (what travels is its settings; the copy connects by itself), and used after a fork.
 
-Its methods are made from those of ``Client``, with their signatures and their documentation::
+Its methods, and those of its transactions, are made from those of ``Client`` and of
+``TransactionPublisher``, with their signatures and their documentation::
 
     async def publish(topic, messages, ...) -> Published       def publish(...) -> Published
     async def tail(topic, start, ...) -> AsyncGenerator        def tail(...)    -> Generator
@@ -21,16 +22,19 @@ import ssl
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import closing
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.later import Counts, OnFull
+from broker.client.transaction import TransactionPublisher
 from broker.client.values import Payload, Published, Settings, TopicName
+from broker.model import Snapshot
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A_co = TypeVar("A_co", covariant=True)
 
 
 class _LoopThread:
@@ -58,24 +62,33 @@ async def _make(settings: Settings, tls: ssl.SSLContext | None) -> Client:
     return Client(settings=settings, tls=tls)
 
 
-def _described(
-    call: Callable[Concatenate[SyncClient, P], T], method: Callable[..., Any]
-) -> Callable[Concatenate[SyncClient, P], T]:
+class _Blocking(Protocol[A_co]):
+    """Has, on the loop's thread, an object with methods for asyncio, and waits for what they do."""
+
+    @property
+    def _client(self) -> A_co:
+        """That object."""
+
+    def _wait(self, work: Awaitable[T]) -> T:
+        """Wait for one of its calls."""
+
+
+def _described(call: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T]:
     """Give ``call`` what ``help`` shows of ``method``."""
     functools.update_wrapper(call, method)
     signature = inspect.signature(method)
     given = str(signature.return_annotation).replace("AsyncGenerator", "Generator")
-    call.__module__, call.__qualname__ = __name__, f"SyncClient.{method.__name__}"
+    call.__module__, call.__qualname__ = __name__, f"Sync{method.__qualname__}"
     vars(call)["__signature__"] = signature.replace(return_annotation=given)
     return call
 
 
 def _blocking(
-    method: Callable[Concatenate[Client, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[SyncClient, P], T]:
-    """Return the form of a method of ``Client`` that waits for its outcome."""
+    method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Blocking[A_co], P], T]:
+    """Return the form of a method that waits for its outcome."""
 
-    def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: _Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._wait(method(self._client, *args, **kwargs))
 
     return _described(call, method)
@@ -132,6 +145,7 @@ class SyncClient:
         self._start = threading.Lock()
         self._running: _LoopThread | None = None
         self._closed = False
+        self._counts = Counts()
 
     @override
     def __reduce__(self) -> tuple[Any, ...]:
@@ -151,6 +165,7 @@ class SyncClient:
         if running is not None and running.process_id == os.getpid():
             running.submit(running.client.close(flush_s=flush_s)).result()
             running.stop()
+            self._counts = running.client.later.counts
 
     create_topic = _blocking(Client.create_topic)
     delete_topic = _blocking(Client.delete_topic)
@@ -189,8 +204,17 @@ class SyncClient:
 
     @property
     def later_counts(self) -> Counts:
-        """What became of the messages given to ``publish_later``."""
-        return self._client.later.counts
+        """What became of the messages given to ``publish_later``; to be had after a close, too."""
+        running = self._running
+        if running is None or running.process_id != os.getpid():
+            return self._counts
+        return running.client.later.counts
+
+    def transaction(
+        self, pointer: int, snapshot: Snapshot | None = None
+    ) -> SyncTransactionPublisher:
+        """Return a publisher for one transaction, which remembers what it may have to undo."""
+        return SyncTransactionPublisher(self, pointer, snapshot)
 
     # --- Inside -----------------------------------------------------------------------------------
 
@@ -228,6 +252,22 @@ class SyncClient:
             if not self._closed:
                 self._wait(source.aclose())
             raise
+
+
+class SyncTransactionPublisher:
+    """Publishes under one write pointer and keeps what a rollback needs; see ``transaction``."""
+
+    def __init__(self, client: SyncClient, pointer: int, snapshot: Snapshot | None = None) -> None:
+        self.pointer = pointer
+        self.snapshot = snapshot
+        self._client = client._client.transaction(pointer, snapshot)  # noqa: SLF001 - Its own.
+        self._wait = client._wait  # noqa: SLF001
+
+    publish = _blocking(TransactionPublisher.publish)
+    store = _blocking(TransactionPublisher.store)
+    publish_stored = _blocking(TransactionPublisher.publish_stored)
+    poll = _blocking(TransactionPublisher.poll)
+    rollback = _blocking(TransactionPublisher.rollback)
 
 
 async def _outcome(work: Awaitable[T]) -> T:

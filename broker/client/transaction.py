@@ -32,6 +32,7 @@ class TransactionPublisher:
         self._client = client
         self._published: list[tuple[TopicName, Published]] = []
         self._unknown = False
+        self._under_way: set[asyncio.Future[None]] = set()
 
     async def publish(
         self,
@@ -88,26 +89,28 @@ class TransactionPublisher:
     async def rollback(self) -> bool:
         """Undo every publish of the transaction, the last one first.
 
-        All are tried, also after an error.
+        Publishes that are under way are waited for: what lands after a rollback would stay. All are
+        tried, also after an error.
 
         Returns:
             Whether all is undone for certain; if not, the transaction must be invalidated.
         """
-        complete = not self._unknown
-        kept: list[tuple[TopicName, Published]] = []
-        for topic, published in reversed(self._published):
+        while self._under_way:
+            await asyncio.wait(set(self._under_way))
+        for entry in reversed(self._published.copy()):
             try:
-                await self._client.rollback(topic, published)
+                await self._client.rollback(*entry)
             except BrokerError:
-                complete = False
-                kept.append((topic, published))
-        self._published = kept[::-1]
-        return complete
+                continue  # It stays in the list, which is what the answer goes by.
+            self._published.remove(entry)
+        return not (self._unknown or self._published or self._under_way)
 
     async def _keep(
         self, topic: TopicName, publishing: Coroutine[Any, Any, Published]
     ) -> Published:
         """Await a publish and keep its answer, or that it has none."""
+        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._under_way.add(settled)
         try:
             published = await publishing
         except BrokerError as error:
@@ -116,5 +119,9 @@ class TransactionPublisher:
         except asyncio.CancelledError:
             self._unknown = True
             raise
-        self._published.append((topic, published))
-        return published
+        else:
+            self._published.append((topic, published))
+            return published
+        finally:
+            self._under_way.discard(settled)
+            settled.set_result(None)

@@ -83,6 +83,13 @@ async def test_coalescing_can_be_off(make_client, transport):
     assert len(transport.requests) == 5
 
 
+async def test_coalescing_can_be_on_for_one_call(make_client, transport):
+    async with make_client(coalesce=False) as client:
+        calls = [client.publish("ns1/t1", str(i), coalesce=i < 3 or None) for i in range(5)]
+        await asyncio.gather(*calls)
+    assert sorted(len(transport.payloads(i)) for i in range(3)) == [1, 1, 3]
+
+
 async def test_a_message_that_is_refused_fails_alone(make_client, transport):
     def answer(request):
         if any(len(payload) > 10 for payload in transport.payloads()):

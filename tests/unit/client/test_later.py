@@ -50,6 +50,39 @@ async def test_a_full_queue_makes_the_caller_wait(make_client, transport):
     assert sent(transport) == [b"0", b"1", b"2", b"3"]
 
 
+async def test_callers_that_wait_for_room_come_in_in_their_order(make_client, transport):
+    transport.gate = asyncio.Event()
+    async with make_client(later_bytes_max=6) as client:
+        first = await client.publish_later("ns1/t1", b"000000")
+
+        async def when_there_is_room() -> None:
+            await first
+            await client.publish_later("ns1/t1", b"3")
+
+        large = asyncio.create_task(client.publish_later("ns1/t1", b"11111"))
+        small = asyncio.create_task(client.publish_later("ns1/t1", b"2"))
+        later = asyncio.create_task(when_there_is_room())
+        await transport.arrived()
+        dropped = await client.publish_later("ns1/t1", b"", on_full="drop")
+        assert isinstance(dropped.exception(), Overloaded)
+        transport.gate.set()
+        await asyncio.gather(large, small, later)
+        await client.flush()
+    assert sent(transport) == [b"000000", b"11111", b"2", b"3"]
+
+
+async def test_a_close_ends_the_waiting_for_room(make_client, transport):
+    transport.gate = asyncio.Event()
+    client = make_client(later_messages_max=1)
+    await client.publish_later("ns1/t1", b"0")
+    waiting = [asyncio.create_task(client.publish_later("ns1/t1", b"1")) for _ in range(2)]
+    await transport.arrived()
+    await client.close(flush_s=0)
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in told] == [Unavailable, Unavailable]
+    assert client.later.counts.accepted == 1
+
+
 async def test_a_full_queue_drops_and_counts(make_client, transport, caplog):
     transport.gate = asyncio.Event()
     async with make_client(later_bytes_max=10, later_on_full="drop") as client:

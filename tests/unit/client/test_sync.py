@@ -9,7 +9,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from broker.client import Client, Published, SyncClient, TailOptions, Unavailable
+from broker.client import (
+    Client,
+    Published,
+    Snapshot,
+    SyncClient,
+    SyncTransactionPublisher,
+    TailOptions,
+    TransactionPublisher,
+    Unavailable,
+)
 from broker.model import Message
 from broker.wire import avro, blocks
 
@@ -24,6 +33,8 @@ class Broker(BaseHTTPRequestHandler):
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         answer = b""
+        if "/publish" in self.path and avro.decode_publish_request(body, messages_max=9).pointer:
+            answer = self.path.encode()
         if "/poll" in self.path:
             poll = avro.decode_poll(body)
             page = [m for m in MESSAGES if poll.start is None or m.id > poll.start][: poll.limit]
@@ -57,6 +68,10 @@ def test_calls_block_until_they_are_answered(url):
 
 def test_the_methods_are_those_of_the_client_with_their_signatures_and_documentation():
     differing = {"tail_pages", "transaction", "close", "publish_later"}
+    assert inspect.signature(SyncClient.close) == inspect.signature(Client.close)
+    assert inspect.getdoc(SyncClient.transaction) == inspect.getdoc(Client.transaction)
+    later = [inspect.signature(each.publish_later) for each in (SyncClient, Client)]
+    assert later[0].parameters == later[1].parameters
     for name, method in inspect.getmembers(Client, inspect.isfunction):
         if name.startswith("_") or name in differing:
             continue
@@ -67,6 +82,27 @@ def test_the_methods_are_those_of_the_client_with_their_signatures_and_documenta
         assert not inspect.iscoroutinefunction(blocking)
     assert str(inspect.signature(SyncClient.tail)).endswith("-> 'Generator[Message]'")
     assert SyncClient.poll.__qualname__ == "SyncClient.poll"
+
+
+def test_a_transaction_has_the_methods_of_the_clients():
+    for name, method in inspect.getmembers(TransactionPublisher, inspect.isfunction):
+        if not name.startswith("_"):
+            blocking = getattr(SyncTransactionPublisher, name)
+            assert inspect.signature(blocking).parameters == inspect.signature(method).parameters
+            assert blocking.__doc__ == method.__doc__
+            assert blocking.__qualname__ == f"SyncTransactionPublisher.{name}"
+
+
+def test_a_transaction_is_published_and_rolled_back(url):
+    snapshot = Snapshot(transaction_id=7, read_pointer=7)
+    with SyncClient(url) as client:
+        transaction = client.transaction(7, snapshot)
+        assert (transaction.pointer, transaction.snapshot) == (7, snapshot)
+        assert (
+            transaction.publish("ns1/t1", b"x").rollback == b"/v1/namespaces/ns1/topics/t1/publish"
+        )
+        assert transaction.poll("ns1/t1") == MESSAGES
+        assert transaction.rollback()
 
 
 def test_many_threads_share_a_client(url):
@@ -97,6 +133,17 @@ def test_publishing_later_gives_a_future(url):
         client.flush()
         assert answer.result(5) == Published()
         assert client.later_counts.published == 1
+    assert client.later_counts.published == 1
+
+
+def test_what_a_close_gives_up_is_counted():
+    client = SyncClient("http://127.0.0.1:1", deadline_s=60)
+    assert client.later_counts.accepted == 0
+    answer = client.publish_later("ns1/t1", b"x")
+    client.close(flush_s=0)
+    counts = client.later_counts
+    assert (counts.accepted, counts.refused + counts.unknown) == (1, 1)
+    assert answer.exception(5) is not None
 
 
 def test_a_client_travels_as_its_settings(url):

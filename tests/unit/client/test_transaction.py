@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from broker.client import Snapshot
@@ -33,6 +35,38 @@ async def test_every_publish_is_rolled_back_the_last_one_first(make_client, tran
         ]
         assert await transaction.rollback()
     assert len([r for r in transport.requests if r.path.endswith("/rollback")]) == 2
+
+
+async def test_a_rollback_waits_for_publishes_that_are_under_way(make_client, transport):
+    transport.answer = answering()
+    transport.gate = asyncio.Event()
+    async with make_client() as client:
+        transaction = client.transaction(7)
+        publishing = asyncio.create_task(transaction.publish("ns1/a", b"0"))
+        await transport.arrived()
+        rolling_back = asyncio.create_task(transaction.rollback())
+        asyncio.get_running_loop().call_later(0, transport.gate.set)
+        assert await rolling_back
+        assert publishing.done()
+    assert [r.body for r in transport.requests if r.path.endswith("/rollback")] == [b"range 0"]
+
+
+async def test_what_is_published_during_a_rollback_is_not_forgotten(make_client, transport):
+    transport.answer = answering()
+    async with make_client() as client:
+        transaction = client.transaction(7)
+        await transaction.publish("ns1/a", b"0")
+        transport.gate = asyncio.Event()
+        rolling_back = asyncio.create_task(transaction.rollback())
+        await transport.arrived(2)
+        publishing = asyncio.create_task(transaction.publish("ns1/a", b"1"))
+        await transport.arrived(3)
+        transport.gate.set()
+        await publishing
+        assert not await rolling_back
+        assert await transaction.rollback()
+    bodies = [r.body for r in transport.requests if r.path.endswith("/rollback")]
+    assert bodies == [b"range 0", b"range 1"]
 
 
 async def test_a_publish_of_unknown_outcome_can_never_be_undone_for_certain(make_client, transport):
