@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from broker.testing.history import Call
+from broker.testing.history import WRITES, Call, who_owes
 
 FAULT: Final = "fault"
 MENDING: Final = "mending"
@@ -21,13 +21,13 @@ class Figures:
 
     Attributes:
         operations: Calls by operation and outcome: ``publish ok``.
-        acknowledged: Publishes that were acknowledged.
+        acknowledged: Writes that were acknowledged: publishes, and changes of registers.
         messages: The messages in them.
         faults: How often each kind of fault was there; once for each window.
         happened: How often of these there is evidence.
         times: How often what they repeat was done.
-        unavailable_s: The longest time between two acknowledgements of one topic, while it was published to.
-        silent_well_s: The longest time that a topic was silent, of what the checkers count: while nothing was broken.
+        unavailable_s: The longest time between two acknowledgements of one topic or register, while it was asked.
+        silent_well_s: The longest time that one was silent, of what the checkers count: while nothing was broken.
         seconds: How long the workload ran.
     """
 
@@ -97,9 +97,9 @@ def figures_of(calls: Sequence[Call]) -> Figures:
             _count_fault(figures, call)
             continue
         figures.operations[f"{call.op} {call.outcome}"] += 1
-        if call.op == "publish" and call.is_ok:
+        if call.op in WRITES and call.is_ok:
             figures.acknowledged += 1
-            figures.messages += len(call.asked["payloads"])
+            figures.messages += len(call.asked.get("payloads", ()))
     return figures
 
 
@@ -114,15 +114,12 @@ def _count_fault(figures: Figures, call: Call) -> None:
 
 
 def longest_gap_s(calls: Iterable[Call]) -> float:
-    """Return the longest time without an acknowledged publish of a topic, while one was asked for."""
+    """Return the longest time in which a topic or register that was asked acknowledged nothing."""
     last: dict[str, int] = {}
     longest = 0
-    publishes = sorted(
-        (call for call in calls if call.op == "publish" and call.is_ok and call.ended_ns),
-        key=lambda call: call.ended_ns or 0,
-    )
-    for call in publishes:
-        assert call.ended_ns is not None
-        longest = max(longest, call.ended_ns - last.get(call.topic, call.ended_ns))
-        last[call.topic] = call.ended_ns
+    done = [(who_owes(call.op, call.topic, call.asked), call) for call in calls if call.is_ok]
+    for name, call in sorted(done, key=lambda one: one[1].ended_ns or 0):
+        if name is not None and call.ended_ns is not None:
+            longest = max(longest, call.ended_ns - last.get(name, call.ended_ns))
+            last[name] = call.ended_ns
     return longest / _S

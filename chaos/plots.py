@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from broker.testing.history import Call, Event, calls_of
+from broker.testing.history import WRITES, Call, Event, calls_of
 from chaos.figures import FAULT
 
 _S: Final = 1_000_000_000
@@ -32,7 +32,7 @@ class Shade(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A publish that has ended."""
+    """A write that has ended."""
 
     ended_s: float
     latency_ms: float
@@ -70,7 +70,7 @@ def shades_of(calls: Sequence[Call], begin_ns: int, end_ns: int) -> list[Shade]:
 
 
 def points_of(calls: Sequence[Call], begin_ns: int) -> list[Point]:
-    """Return the publishes that have ended."""
+    """Return the writes that have ended."""
     return [
         Point(
             (call.ended_ns - begin_ns) / _S,
@@ -78,7 +78,7 @@ def points_of(calls: Sequence[Call], begin_ns: int) -> list[Point]:
             call.outcome,
         )
         for call in calls
-        if call.op == "publish" and call.ended_ns is not None
+        if call.op in WRITES and call.ended_ns is not None
     ]
 
 
@@ -92,7 +92,7 @@ def leads_of(calls: Sequence[Call], begin_ns: int) -> dict[str, list[tuple[float
 
 
 def by_second(points: Sequence[Point], outcome: str, seconds: int) -> list[int]:
-    """Count the publishes that ended in each second."""
+    """Count the writes that ended in each second."""
     counts = [0] * seconds
     for point in points:
         if point.outcome == outcome and point.ended_s < seconds:
@@ -121,7 +121,7 @@ def _rate(points: Sequence[Point], shades: Sequence[Shade], length_s: float) -> 
     for outcome, colour in _COLOURS.items():
         counts = by_second(points, outcome, len(seconds))
         rate.plot(seconds, counts, color=colour, label=outcome, linewidth=1)
-    rate.set_ylabel("publishes in a second")
+    rate.set_ylabel("writes in a second")
     rate.legend(loc="upper right")
     for percent, name in _PERCENTILES:
         values = [

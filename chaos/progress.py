@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker.testing.history import Event, History
+from broker.testing.history import WRITES, Event, History, who_owes
 
 EVERY_S: Final = 5.0
 LOOK_S: Final = 0.2
@@ -18,7 +18,7 @@ class Progress:
     """Watches a history grow.
 
     Attributes:
-        acknowledged: Publishes, so far.
+        acknowledged: Writes, so far: publishes, and changes of registers.
         faults: What is broken now, for the line.
     """
 
@@ -29,7 +29,8 @@ class Progress:
         self._say = say
         self._seen = 0
         self._counts = {"ok": 0, "fail": 0, "unknown": 0}
-        self._begun: dict[str, Event] = {}
+        self._begun: dict[str, tuple[str, Event]] = {}
+        """By process: who owes an answer, and to what."""
         self._owed: set[str] = set()
         self._back: set[str] = set()
         self._latencies_ms: list[float] = []
@@ -37,12 +38,12 @@ class Progress:
     def mark(self) -> None:
         """Let ``silent`` be of what happens from now on, and of what is under way."""
         self._count()
-        self._owed = {event.topic for event in self._begun.values()}
+        self._owed = {owing for owing, _ in self._begun.values()}
         self._back = set()
 
     @property
     def silent(self) -> list[str]:
-        """The topics that were asked since ``mark`` and have acknowledged nothing since."""
+        """The topics and registers that were asked since ``mark`` and have acknowledged nothing since."""
         return sorted(self._owed - self._back)
 
     async def look(self) -> None:
@@ -69,7 +70,7 @@ class Progress:
         slow = sorted(self._latencies_ms)
         worst = f"p99 {slow[len(slow) * 99 // 100]:.0f} ms" if slow else "none acknowledged"
         return (
-            f"{seconds:4.0f} s  publishes {counts['ok']} ok ({rate:.0f}/s, {worst}) "
+            f"{seconds:4.0f} s  writes {counts['ok']} ok ({rate:.0f}/s, {worst}) "
             f"{counts['fail']} fail {counts['unknown']} unknown  "
             f"{', '.join(self.faults) or 'healthy'}"
         )
@@ -77,19 +78,25 @@ class Progress:
     def _count(self) -> None:
         events = self._history.events
         for event in events[self._seen :]:
-            if event.op == "publish":
-                self._add(event)
+            if event.type == "invoke":
+                self._asked(event)
+            elif event.process in self._begun:
+                self._told(event, *self._begun.pop(event.process))
         self._seen = len(events)
 
-    def _add(self, event: Event) -> None:
-        if event.type == "invoke":
-            self._begun[event.process] = event
-            self._owed.add(event.topic)
+    def _asked(self, event: Event) -> None:
+        owing = who_owes(event.op, event.topic, event.value)
+        if owing is not None:
+            self._begun[event.process] = owing, event
+            self._owed.add(owing)
+
+    def _told(self, event: Event, owing: str, asked: Event) -> None:
+        if event.type == "ok":
+            self._back.add(owing)
+        if event.op not in WRITES:
             return
         self._counts[event.type] += 1
-        begun = self._begun.pop(event.process, event)
         if event.type == "ok":
             self.acknowledged += 1
-            self._back.add(event.topic)
             if len(self._latencies_ms) < _LATENCIES_MAX:
-                self._latencies_ms.append((event.time_ns - begun.time_ns) / 1e6)
+                self._latencies_ms.append((event.time_ns - asked.time_ns) / 1e6)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +35,8 @@ HISTORY: Final = "history.jsonl"
 ACKNOWLEDGED_MIN: Final = 100
 VIOLATIONS_TOLD_MAX: Final = 100
 NOT_BACK: Final = (
-    "unavailable was not judged: after the last fault no topic was asked and acknowledged, "
-    "or one was silent to the end"
+    "unavailable was not judged: after the last fault nothing was asked and acknowledged, "
+    "or something was silent to the end"
 )
 
 Outcome = Literal["valid", "invalid", "unknown"]
@@ -48,7 +49,8 @@ class Judged:
 
     Attributes:
         figures: What it amounts to.
-        violations: What is wrong: name and detail.
+        violations: What is wrong: name and detail; of many of one name, some.
+        found: How often each name was found, all of them counted.
         unsure: Why it can't be called valid, though nothing is wrong.
         not_judged: What could not have been found, by name: nothing is promised of it, or nothing shows it.
         facts: What else is worth telling: the seed, what was asked for.
@@ -56,6 +58,7 @@ class Judged:
 
     figures: Figures = field(default_factory=Figures)
     violations: list[tuple[str, str]] = field(default_factory=list)
+    found: Counter[str] = field(default_factory=Counter)
     unsure: list[str] = field(default_factory=list)
     not_judged: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -69,13 +72,11 @@ class Judged:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as ``verdict.json`` has it."""
-        names = sorted({name for name, _ in self.violations})
-        counts = {name: sum(one == name for one, _ in self.violations) for name in names}
         return {
             "verdict": self.outcome,
             **self.facts,
             **self.figures.as_json(),
-            "violations": counts,
+            "violations": dict(sorted(self.found.items())),
             "details": [
                 {"name": name, "detail": detail}
                 for name, detail in self.violations[:VIOLATIONS_TOLD_MAX]
@@ -90,7 +91,8 @@ class Judged:
         details = [(one["name"], one["detail"]) for one in told["details"]]
         # Older runs judged no unavailability, and did not say so.
         not_judged = list(told.get("not_judged", [UNAVAILABLE]))
-        return cls(Figures.from_json(told), details, list(told["unsure"]), not_judged)
+        found = Counter(told["violations"])
+        return cls(Figures.from_json(told), details, found, list(told["unsure"]), not_judged)
 
 
 def judge(
@@ -110,17 +112,19 @@ def judge(
     """
     unsure = []
     if not verdict.is_known:
-        unsure.append("no acknowledged publish, or no read at the end")
+        unsure.append("no acknowledged write, or no read at the end")
     if figures.acknowledged < ACKNOWLEDGED_MIN:
         least = f"fewer than {ACKNOWLEDGED_MIN}"
-        unsure.append(f"{figures.acknowledged} publishes were acknowledged, {least}")
+        unsure.append(f"{figures.acknowledged} writes were acknowledged, {least}")
     missing = [name for name in wanted if not figures.happened[name]]
     if missing:
         unsure.append(f"these faults did not happen: {', '.join(missing)}")
     if promises.unavailable_ms is not None and UNAVAILABLE in verdict.unjudged:
         unsure.append(NOT_BACK)
     violations = [(one.name, one.detail) for one in verdict.violations]
-    return Judged(figures, violations, unsure, list(verdict.unjudged))
+    found = Counter(name for name, _ in violations)
+    found |= Counter({name: verdict.counts.get(f"found.{name}", 0) for name in found})
+    return Judged(figures, violations, found, unsure, list(verdict.unjudged))
 
 
 def together(parts: Sequence[Judged], wanted: Iterable[str] = ()) -> Judged:
@@ -129,6 +133,7 @@ def together(parts: Sequence[Judged], wanted: Iterable[str] = ()) -> Judged:
     for part in parts:
         whole.figures.add(part.figures)
         whole.violations += part.violations
+        whole.found += part.found
         whole.unsure += part.unsure
         whole.not_judged = sorted({*whole.not_judged, *part.not_judged})
     if not parts:

@@ -35,7 +35,7 @@ def tell(judged: Judged, folder: Path | None, *, as_json: bool) -> NoReturn:
         if told["not_judged"]:
             click.echo(f"not judged: {', '.join(told['not_judged'])}")
         click.echo(
-            f"{told['verdict']}: {told['acknowledged']} publishes acknowledged in "
+            f"{told['verdict']}: {told['acknowledged']} writes acknowledged in "
             f"{told['seconds']:g} s, {sum(judged.figures.happened.values())} faults, "
             f"longest without an acknowledgement {told['longest_unavailable_s']:g} s, "
             f"while nothing was broken {told['longest_silent_when_well_s']:g} s"

@@ -74,7 +74,7 @@ is {"transaction_id", "read_pointer", "write_pointer", "invalids", "in_progress"
 
 The process ``final`` reads every topic to its end when everything is healed, in as many pages as it
 takes; what it shows is the log as it ended. ``final@NODE`` does the same through that node, in the same
-view: all must show the same. Finals with a snapshot are compared with each other by snapshot, not with
+view: all must show the same. Registers are got likewise, each by ``final@NODE``. Finals with a snapshot are compared with each other by snapshot, not with
 those without. A final read that does not end ok is a violation by itself: ask again before giving up.
 
 ``promise_ms`` of a fault: how long at most nothing may be acknowledged while it lasts; none = nothing is
@@ -87,7 +87,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from broker.model import Snapshot
 
@@ -154,10 +154,11 @@ class History:
 
     def invoke(self, process: str, op: str, topic: str, value: Value) -> Ending:
         """Write that a process asks for something; end it by what is returned."""
-        self._write(Event(process, "invoke", op, topic, value, None, None, None, self._now_ns()))
+        self.write(Event(process, "invoke", op, topic, value, None, None, None, self._now_ns()))
         return Ending(self, process, op, topic)
 
-    def _write(self, event: Event) -> None:
+    def write(self, event: Event) -> None:
+        """Add a line."""
         self.events.append(event)
 
     def taken(self) -> list[Event]:
@@ -206,7 +207,7 @@ class Ending:
         assert self.is_open, "a call ends once"
         self.is_open = False
         history = self._history
-        history.events.append(
+        history.write(
             Event(
                 self._process,
                 kind,
@@ -259,6 +260,20 @@ def calls_of(events: Iterable[Event]) -> list[Call]:
     pairing = Pairing()
     paired = [pairing.add(event) for event in events]
     return sorted({call.invoked: call for call in paired}.values(), key=lambda call: call.invoked)
+
+
+WRITES: Final = ("publish", "cas")
+"""What changes something for whoever reads later; that some were acknowledged makes a history worth judging."""
+
+
+def who_owes(op: str, topic: str, asked: Value) -> str | None:
+    """Return who owes an answer to a call by the availability that is promised; None if nobody does.
+
+    That is the topic of a publish, and the register of a compare-and-set or a get.
+    """
+    if op == "publish":
+        return topic
+    return f"register {asked['key']}" if op in ("cas", "get") else None
 
 
 def snapshot_value(snapshot: Snapshot) -> Value:

@@ -172,9 +172,10 @@ class Story:
         asked = {"key": "k", "expected": expected, "value": value}
         return self.done("cas", asked, outcome=outcome, topic="")
 
-    def get(self, value: str | None, **told: Any) -> Self:
+    def get(self, value: str | None, process: str | None = None, **told: Any) -> Self:
         """Look at the register."""
-        return self.done("get", {"key": "k"}, {"value": value, **told}, topic="")
+        told["value"] = value
+        return self.done("get", {"key": "k"}, told, process=process, topic="")
 
     # Judged.
 

@@ -49,7 +49,7 @@ async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
     assert set(told["faults"]) == set(FAULTS)
     kept = {file.name for file in (folder.folder / "001").iterdir()}
     assert kept == {"history.jsonl", "verdict.json", "rate.svg", "leaders.svg"}
-    assert any("ok" in line and "publishes" in line for line in said)
+    assert any("ok" in line and "writes" in line for line in said)
     # It is left well.
     assert await fresh.links.spoilt() == {}
     assert all(fresh.is_running(node) for node in fresh.nodes)
@@ -58,13 +58,16 @@ async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
 
 
 async def test_a_cluster_of_others_is_judged_and_left_alone(fresh: ChaosCluster) -> None:
+    """By registers alone: nothing is published."""
     target = GivenTarget(fresh.urls)
     before = {node: fresh.member(node).pid for node in fresh.nodes}
-    plan = Plan(("log",), ("kill", "churn"), 6.0, 7, salt="given")
+    plan = Plan(("metadata",), ("kill", "churn"), 6.0, 7, salt="given")
     said: list[str] = []
     judged = await Run(target, plan, None, said.append).run()
     assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
     assert judged.facts["nemeses"] == ["churn"]
+    assert set(judged.figures.operations) >= {"cas ok", "cas fail", "get ok"}
+    assert "unavailable" not in judged.not_judged
     assert "left out: kill" in said[0]
     assert before == {node: fresh.member(node).pid for node in fresh.nodes}
 

@@ -3,9 +3,9 @@
 ``check`` judges a history that is in memory, ``Judge`` one of any length, line by line and by segments.
 Both are one pass: every payload is unique and the order of the log is visible, so nothing has to be
 searched for. A verdict is *valid* only if there was something to check; it is *unknown* for a history
-without acknowledged publishes, or if a topic that owes something was not read to its end.
+without acknowledged writes, or if a topic or register that owes something was not read to its end.
 It names what it could not have found (``unjudged``): what nothing was promised of, and ``unavailable`` where
-no topic was asked and acknowledged after the last fault.
+nothing was asked and acknowledged after the last fault.
 
 The last reads of a history, whose process is ``final``, are the log as it ended: after healing,
 everything that was acknowledged must be in it.
@@ -32,7 +32,7 @@ skipped, backward   a consumer was led past a row, or back
 time_addressing     what was asked for by time is not exactly what was published then or later
 misordered          an answer's rows are not in order
 out_of_range        an answer has rows that were not asked for, or too many
-unreadable          the log can't be read at the end
+unreadable          the log, or a register, can't be read at the end
 expired_early       gone while it lived; expired_late: shown long after its life
 floor_lowered       a floor was acknowledged, and is lower at the end
 rolled_back         shown as published after its rollback; phantom_rollback: as rolled back without one

@@ -1,4 +1,4 @@
-"""Checker of availability: how long a topic that was asked has acknowledged nothing.
+"""Checker of availability: how long a topic, or a register, that was asked has acknowledged nothing.
 
 ::
 
@@ -8,7 +8,8 @@
 
 Faults say what is promised while they last; those that promise nothing are left out, and some time after
 them. A topic is silent only for those who ask: of the time in which nobody does, ``ASKED_NS`` counts at
-most, and of that in which it was deleted, or may have been, nothing.
+most, and of that in which it was deleted, or may have been, nothing. A register (see ``registers``) is silent
+likewise: it is asked to be set or shown, and acknowledges either.
 """
 
 from __future__ import annotations
@@ -16,12 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from typing_extensions import override
-
-from broker.testing.checkers.checker import Checker
-from broker.testing.checkers.facts import NS, Topic
+from broker.testing.checkers.facts import NS
 from broker.testing.checkers.violations import UNAVAILABLE, Findings, Promises, spot
-from broker.testing.history import Call
+from broker.testing.history import Call, who_owes
 
 ASKED_NS: Final = 1_000_000_000
 
@@ -71,14 +69,16 @@ class Faults:
         )
 
 
-class Availability(Checker):
-    """Find topics that acknowledged nothing for longer than promised."""
+class Availability:
+    """Finds that one topic or register acknowledged nothing for longer than promised."""
 
     names = (UNAVAILABLE,)
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises, faults: Faults) -> None:
-        """Begin before anything was asked."""
-        super().__init__(topic, found, promises)
+    def __init__(self, name: str, found: Findings, promises: Promises, faults: Faults) -> None:
+        """Begin before anything was asked of ``name``."""
+        self._name = name
+        self._found = found
+        self._promises = promises
         self._faults = faults
         self._first_ns = 0
         """When the first was asked that has had no acknowledgement since."""
@@ -96,10 +96,9 @@ class Availability(Checker):
         self._gone_at = -1
         """The line at which the last delete was acknowledged."""
 
-    @override
     def began(self, call: Call) -> None:
         """Count from the first that is asked."""
-        if call.op == "publish":
+        if who_owes(call.op, call.topic, call.asked) is not None:
             self._asked(call.invoked_ns)
         elif call.op == "delete":
             self._deletes.add(call.invoked)
@@ -119,11 +118,10 @@ class Availability(Checker):
         is_owed = asked > 0 and not self._is_gone and not self._deletes
         self._first_ns, self._since_ns = now_ns, now_ns if is_owed else None
 
-    @override
     def ended(self, call: Call) -> None:
         """Count until something is acknowledged."""
         assert call.ended_ns is not None
-        if call.op == "publish":
+        if who_owes(call.op, call.topic, call.asked) is not None:
             self._answered(call, call.ended_ns)
         elif call.op == "create" and call.is_ok:
             self._deletes.clear()
@@ -152,18 +150,18 @@ class Availability(Checker):
         """Judge the silence until now: it ends, or a fault begins, or the history is over."""
         if self._since_ns is None:
             return
-        self.found.longest("longest_silent_ms", (self._until(now_ns) - self._first_ns) // NS)
+        self._found.longest("longest_silent_ms", (self._until(now_ns) - self._first_ns) // NS)
         if self._faults.is_anything_possible:
             return
         silent_ms = self._silent_ns(now_ns) // NS
-        self.found.longest("longest_unavailable_ms", silent_ms)
-        if self.promises.unavailable_ms is None:
+        self._found.longest("longest_unavailable_ms", silent_ms)
+        if self._promises.unavailable_ms is None:
             return
         since_ns = max(self._first_ns, self._faults.healed_ns)
-        allowed_ms = max(self.promises.unavailable_ms, self._faults.promise_ms(since_ns))
+        allowed_ms = max(self._promises.unavailable_ms, self._faults.promise_ms(since_ns))
         if silent_ms > allowed_ms:
-            detail = spot(self.topic.name, silent_ms=silent_ms, allowed_ms=allowed_ms)
-            self.found.add(UNAVAILABLE, detail)
+            detail = spot(self._name, silent_ms=silent_ms, allowed_ms=allowed_ms)
+            self._found.add(UNAVAILABLE, detail)
             self._judged_ns = now_ns
 
     def _until(self, now_ns: int) -> int:
@@ -173,7 +171,7 @@ class Availability(Checker):
         """Return for how long it is silent now, of what counts."""
         assert self._since_ns is not None
         healed_ns = self._faults.healed_ns
-        counts_ns = healed_ns + self.promises.healing_ms * NS if healed_ns else 0
+        counts_ns = healed_ns + self._promises.healing_ms * NS if healed_ns else 0
         return max(self._until(now_ns) - max(self._since_ns, counts_ns), 0)
 
     @property
@@ -192,7 +190,7 @@ class Availability(Checker):
         return False if was_asked else None
 
 
-def is_judged(topics: Iterable[Availability]) -> bool:
-    """Whether a history shows that topics come back: one did, and each that was asked."""
-    states = [topic.is_back for topic in topics]
+def is_judged(asked: Iterable[Availability]) -> bool:
+    """Whether a history shows that what is asked comes back: something did, and all that was asked."""
+    states = [one.is_back for one in asked]
     return True in states and False not in states

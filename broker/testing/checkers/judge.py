@@ -37,7 +37,7 @@ from broker.testing.checkers.tables import MemoryTables, Tables
 from broker.testing.checkers.transactions import Rollbacks, Stored
 from broker.testing.checkers.values import read_of
 from broker.testing.checkers.violations import UNAVAILABLE, Findings, Promises, Verdict, total
-from broker.testing.history import Call, Event, Pairing
+from broker.testing.history import Call, Event, Pairing, who_owes
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
     ToldOrder,
@@ -71,20 +71,21 @@ class _Case:
         self, name: str, tables: Tables, found: Findings, promises: Promises, world: _World
     ) -> None:
         self.topic = Topic(name, tables, world.fates)
-        self.availability = Availability(self.topic, found, promises, world.faults)
+        self.availability = Availability(name, found, promises, world.faults)
         self.checkers = [checker(self.topic, found, promises) for checker in BY_TOPIC]
-        self.checkers.append(self.availability)
 
     def began(self, call: Call) -> None:
         self.topic.began(call)
         for checker in self.checkers:
             checker.began(call)
+        self.availability.began(call)
 
     def ended(self, call: Call) -> int:
         """Judge an answer, and return how many rows it showed."""
         self.topic.ended(call)
         for checker in self.checkers:
             checker.ended(call)
+        self.availability.ended(call)
         rows = 0
         if call.op == "read" and call.is_ok:
             read, life = read_of(call), self.topic.lives.life(call)
@@ -125,6 +126,7 @@ class Judge:
         self._found = Findings()
         self._world = _World(self._tables, self._found)
         self._cases: dict[str, _Case] = {}
+        self._registers: dict[str, Availability] = {}
         self._pairing = Pairing()
         self._now_ns = 0
         self._segment = 0
@@ -149,14 +151,15 @@ class Judge:
         self._now_ns = call.invoked_ns
         world = self._world
         if call.op == "fault":
-            for case in self._cases.values():
-                case.availability.look(call.invoked_ns)
+            self._look(call.invoked_ns)
             world.faults.began(call)
         elif call.topic:
             self._case(call.topic).began(call)
         else:
             world.fates.began(call)
             world.registers.began(call)
+            if (register := self._register(call)) is not None:
+                register.began(call)
 
     def ended(self, call: Call) -> None:
         """Take the end of a call."""
@@ -169,9 +172,10 @@ class Judge:
             self._found.counts["rows_read"] += self._case(call.topic).ended(call)
             self._count(call)
         else:
-            self._acknowledged += call.op == "cas" and call.is_ok
             world.fates.ended(call)
             world.registers.ended(call)
+            if (register := self._register(call)) is not None:
+                register.ended(call)
             self._acknowledged += call.op == "cas" and call.is_ok
 
     def _case(self, name: str) -> _Case:
@@ -180,6 +184,23 @@ class Judge:
             case.topic.segment = self._segment
             self._cases[name] = case
         return self._cases[name]
+
+    def _register(self, call: Call) -> Availability | None:
+        """Return the register that is asked, if it is one."""
+        name = who_owes(call.op, call.topic, call.asked)
+        if name is not None and name not in self._registers:
+            self._registers[name] = Availability(
+                name, self._found, self._promises, self._world.faults
+            )
+        return None if name is None else self._registers[name]
+
+    @property
+    def _asked(self) -> list[Availability]:
+        return [*(case.availability for case in self._cases.values()), *self._registers.values()]
+
+    def _look(self, now_ns: int) -> None:
+        for one in self._asked:
+            one.look(now_ns)
 
     def _count(self, call: Call) -> None:
         if call.op != "publish":
@@ -205,21 +226,20 @@ class Judge:
 
     def end(self) -> Verdict:
         """Judge the whole, and return what the last segment shows, and what none showed by itself."""
+        self._look(self._now_ns)
         for case in self._cases.values():
-            case.availability.look(self._now_ns)
             for checker in case.checkers:
                 checker.over()
         self._world.fates.over()
-        is_known = self._acknowledged > 0 and all(case.is_known for case in self._cases.values())
+        cases = (case.is_known for case in self._cases.values())
+        is_known = self._acknowledged > 0 and all(cases) and self._world.registers.is_known
         self._tables.close()
         return self._found.taken(is_known=is_known, unjudged=self._unjudged())
 
     def _unjudged(self) -> list[str]:
         """Return the names of what could not have been found in this history."""
         names = self._promises.unjudged
-        if UNAVAILABLE not in names and not is_judged(
-            case.availability for case in self._cases.values()
-        ):
+        if UNAVAILABLE not in names and not is_judged(self._asked):
             names.append(UNAVAILABLE)
         return names
 

@@ -38,12 +38,16 @@ class _Register:
     """The place of the latest value that anybody has been told."""
     bounds: dict[int, int] = field(default_factory=dict)
     """What was the farthest when a call began."""
+    is_owed: bool = False
+    """Whether a change was acknowledged."""
+    is_final: bool = False
+    """Whether it was shown as it ended."""
 
 
 class Registers:
     """Judges all registers of a history."""
 
-    names = ("lost_update", "stale_value", "phantom_value")
+    names = ("lost_update", "stale_value", "phantom_value", "unreadable")
 
     def __init__(self, tables: Tables, found: Findings) -> None:
         """Begin with every register absent."""
@@ -51,6 +55,11 @@ class Registers:
         self._written: Table[_Written] = tables.table(_Written._make)
         self._versions: Table[tuple[str]] = tables.table(tuple)
         self._registers: dict[str, _Register] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether each register that was changed was shown as it ended."""
+        return all(one.is_final for one in self._registers.values() if one.is_owed)
 
     def began(self, call: Call) -> None:
         """Keep what was known, and what somebody tries to write."""
@@ -70,7 +79,10 @@ class Registers:
         if call.op not in ("cas", "get"):
             return
         key = call.asked["key"]
-        bound = self._registers[key].bounds.pop(call.invoked)
+        register = self._registers[key]
+        bound = register.bounds.pop(call.invoked)
+        if call.op == "get" and call.process.partition("@")[0] == "final":
+            self._finally(register, call)
         if call.op == "cas" and call.outcome == "fail":
             value = _name(call.asked["value"])
             written = self._find(key, value)
@@ -80,9 +92,18 @@ class Registers:
             if before is not None and before.follower == value:
                 self._tell("phantom_value", call, value, why="refused, and it was seen")
         elif call.is_ok and call.op == "cas":
+            register.is_owed = True
             self._seen(key, _name(call.asked["value"]), bound + 1, call)
         elif call.is_ok:
             self._seen(key, _name(call.told.get("value")), bound, call)
+
+    def _finally(self, register: _Register, call: Call) -> None:
+        """Note that a register was asked for as it ended."""
+        if call.is_ok:
+            register.is_final = True
+        else:
+            detail = spot(call.asked["key"], process=call.process, why=call.told.get("why"))
+            self._found.add("unreadable", detail, call.ended)
 
     def _seen(self, key: str, value: str, least: int, call: Call) -> None:
         """Judge that a value was in the register while a call was under way."""

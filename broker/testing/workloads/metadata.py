@@ -92,12 +92,19 @@ async def _set(process: Process, register: str, held: Held) -> Held:
 async def _get(process: Process, register: str, held: Held) -> Held:
     """Return what a register holds, beginning with what was seen in it. Raises BrokerError."""
     with process.asking("get", None, {"key": register}) as ending:
-        with suppress(TopicNotFound):
-            while True:
-                info = await process.client.topic(_version(register, held.versions))
-                held = Held(info.properties[OWNER], held.versions + 1)
+        held = await _found(process, register, held)
         ending.ok({"value": held.value, "version": held.versions})
     return held
+
+
+async def _found(process: Process, register: str, held: Held) -> Held:
+    """Follow a register's versions to the last one. Raises BrokerError."""
+    while True:
+        try:
+            info = await process.client.topic(_version(register, held.versions))
+        except TopicNotFound:
+            return held
+        held = Held(info.properties[OWNER], held.versions + 1)
 
 
 def _version(register: str, number: int) -> TopicId:
@@ -105,10 +112,17 @@ def _version(register: str, number: int) -> TopicId:
 
 
 async def _finally(process: Process, register: str) -> None:
+    """Get a register as it ended: one call in the history, however often it is asked."""
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s
-    while stage.clock.monotonic() < deadline:
-        with suppress(BrokerError):
-            await _get(process, register, Held())
-            return
-        await stage.clock.sleep(stage.scale.again_s)
+    with suppress(BrokerError), process.asking("get", None, {"key": register}) as ending:
+        while True:
+            try:
+                held = await _found(process, register, Held())
+            except BrokerError:
+                if stage.clock.monotonic() >= deadline:
+                    raise
+                await stage.clock.sleep(stage.scale.again_s)
+            else:
+                ending.ok({"value": held.value, "version": held.versions})
+                return

@@ -31,7 +31,7 @@ def test_faults_are_shaded_while_they_last() -> None:
     assert plots.shades_of(history.calls(), 0, end_ns) == [("kill", 5.0, 9.0)]
 
 
-def test_publishes_are_counted_by_second_and_outcome() -> None:
+def test_writes_are_counted_by_second_and_outcome() -> None:
     points = plots.points_of(told().calls(), 0)
     assert plots.by_second(points, "ok", 20) == [9] * 20
     assert plots.by_second(points, "fail", 20) == [1] * 20

@@ -29,6 +29,7 @@ async def test_a_line_tells_what_was_answered_and_what_is_broken(
     with suppress(asyncio.CancelledError):
         await telling
     assert watched.acknowledged == 1
+    assert watched.silent == []
     for part in ("1 ok", "p99 7 ms", "0 fail", "1 unknown", "kill, pause"):
         assert part in line
 
@@ -51,3 +52,17 @@ async def test_a_topic_is_silent_until_it_acknowledges_what_is_asked_or_under_wa
     history.invoke("q", "publish", "b", {"payloads": ["4"]}).ok({"last": ""}, "")
     await watched.look()
     assert watched.silent == []
+
+
+async def test_registers_are_asked_and_acknowledge_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LOOK_S", 0.0)
+    history = History(lambda: 0)
+    watched = progress.Progress(history, lambda _: None)
+    watched.mark()
+    history.invoke("p", "cas", "", {"key": "k", "value": "a"}).fail("another was first")
+    history.invoke("q", "get", "", {"key": "l"}).ok({"value": None})
+    await watched.look()
+    assert (watched.acknowledged, watched.silent) == (0, ["register k"])
+    history.invoke("p", "cas", "", {"key": "k", "value": "b"}).ok({})
+    await watched.look()
+    assert (watched.acknowledged, watched.silent) == (1, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -67,6 +68,23 @@ class Answered:
         ending.ok({"rows": rows})
 
 
+class Registered(Answered):
+    """Sets a register again and again, and publishes nothing."""
+
+    name = "registered"
+
+    def publish(self, stage: Stage) -> None:
+        value = f"v{len(self.log)}"
+        asked = {"key": "k", "expected": self.log[-1] if self.log else None, "value": value}
+        ending = stage.history.invoke("p", "cas", "", asked)
+        self.log.append(value)
+        ending.ok({"version": len(self.log)})
+
+    async def finish(self, stage: Stage) -> None:
+        ending = stage.history.invoke("final@broker-1", "get", "", {"key": "k"})
+        ending.ok({"value": self.log[-1], "version": len(self.log)})
+
+
 class Told:
     """A fault of which there is nothing but the word."""
 
@@ -102,6 +120,7 @@ class Mended(Target):
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, "answered", Answered)
+    monkeypatch.setitem(REGISTRY, "registered", Registered)
     monkeypatch.setattr(run, "NEMESES", {"fault": Told})
     monkeypatch.setattr(run, "WELL_S", 0.0)
     monkeypatch.setattr(run, "ENDING_S", 2.0)
@@ -132,6 +151,13 @@ async def test_a_topic_that_comes_back_is_judged_and_valid() -> None:
         ("nemesis 2 mending", "ok"),
     ]
     assert dict(judged.figures.faults) == {"fault": 1}
+
+
+async def test_a_run_in_which_nothing_is_published_is_judged_by_its_registers() -> None:
+    judged, _ = await played(Mended(), replace(PLAN, workloads=("registered",)))
+    assert judged.outcome == "valid", judged
+    assert "unavailable" not in judged.not_judged
+    assert judged.figures.acknowledged == judged.figures.operations["cas ok"] >= 100
 
 
 async def test_a_topic_that_is_silent_when_all_is_healed_is_waited_for_and_named() -> None:

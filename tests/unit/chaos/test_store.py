@@ -82,6 +82,13 @@ def test_runs_are_kept_and_added_up(tmp_path: Path) -> None:
     assert runs_below(tmp_path / "one") == [tmp_path / "one" / "verdict.json"]
 
 
+def test_of_many_violations_some_are_told_and_all_are_counted() -> None:
+    many = Verdict(200 * INVALID.violations, is_known=True, counts={"found.lost_tail": 5000})
+    told = together([judge(figures(), many), judge(figures(), INVALID)]).as_json()
+    assert (told["violations"], len(told["details"])) == ({"lost_tail": 5001}, 100)
+    assert Judged.from_json(told).as_json()["violations"] == {"lost_tail": 5001}
+
+
 def test_a_run_is_not_written_over(tmp_path: Path) -> None:
     write_verdict(RunFolder(tmp_path / "one").folder, Judged())
     with pytest.raises(FileExistsError):

@@ -144,6 +144,29 @@ def test_one_that_was_found_silent_was_judged() -> None:
     assert told.found() == {UNAVAILABLE}
 
 
-def test_a_history_without_publishes_says_nothing() -> None:
-    assert UNAVAILABLE in unjudged(Story(PROMISES).get(None))
-    assert "unjudged" in Story(PROMISES).get(None).verdict().to_json()
+def test_a_history_in_which_nothing_is_asked_says_nothing() -> None:
+    assert UNAVAILABLE in unjudged(Story(PROMISES).decide("abort", 7))
+    assert "unjudged" in Story(PROMISES).decide("abort", 7).verdict().to_json()
+
+
+@pytest.mark.parametrize("op", ["cas", "get"])
+def test_a_register_is_silent_until_it_is_set_or_shown(op: str) -> None:
+    told = Story(PROMISES).cas(None, "a")
+    asked = told.begin(op, {"key": "k", "expected": "a", "value": "b"}, topic="")
+    told.at(900).cas("x", "c", "fail").at(1100)
+    asked.ok({"value": "a" if op == "get" else None})
+    (found,) = told.verdict().violations
+    assert (found.name, found.detail) == (
+        UNAVAILABLE,
+        "register k: silent_ms=1100, allowed_ms=1000",
+    )
+    assert UNAVAILABLE not in unjudged(told)
+
+
+def test_a_register_that_is_asked_has_to_come_back_after_a_fault() -> None:
+    told = Story(PROMISES).cas(None, "a")
+    fault(told).ok({"happened": True})
+    assert UNAVAILABLE in unjudged(told), "nobody has asked since"
+    told.begin("get", {"key": "k"}, "asks", topic="")
+    assert UNAVAILABLE in unjudged(told)
+    assert UNAVAILABLE not in unjudged(told.get("a"))

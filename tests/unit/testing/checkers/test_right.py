@@ -225,14 +225,14 @@ RIGHT = {
     .get("b", version=2)
     .cas("b", "c")
     .cas("b", "d", "fail")
-    .get("c")
+    .get("c", process="final@n")
     .publish(1, "a")
     .final((1, "a")),
     "an unknown change shows by what follows": Story()
     .cas(None, "a", "unknown")
     .cas("a", "b", "unknown")
     .cas("b", "c")
-    .get("c")
+    .get("c", process="final@n")
     .publish(1, "a")
     .final((1, "a")),
 }

@@ -158,6 +158,7 @@ WRONG = {
     "unreadable": [
         Story().publish(1, "a").done("read", {}, outcome="fail", process="final"),
         Story().publish(1, "a").done("read", {}, outcome="unknown", process="final@n"),
+        Story().cas(None, "a").done("get", {"key": "k"}, outcome="fail", process="final", topic=""),
     ],
     "expired_early": [
         short_lived().at(800).read([(2, "b")]),
@@ -315,6 +316,12 @@ def test_a_history_without_acknowledgements_or_an_end_is_unknown():
     assert not Story().final((1, "a")).verdict().is_known
     one_of_two = Story().publish(1, "a").publish(1, "b", topic="ns:u").final((1, "a"))
     assert not one_of_two.verdict().is_known
+
+
+def test_registers_are_known_when_each_that_was_set_was_got_at_the_end():
+    assert not Story().cas(None, "a").get("a").verdict().is_known
+    assert not Story().get(None, process="final@n").verdict().is_known
+    assert Story().cas(None, "a").get("a", process="final@n").verdict().is_valid
 
 
 def test_of_many_violations_some_are_kept_and_all_are_counted():
