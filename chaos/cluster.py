@@ -34,7 +34,6 @@ from broker.testing.servers import HBaseServer, ToxiproxyServer
 from broker.testing.servers.process import HOST
 from chaos.clocks import Clocks, ClocksMissing
 from chaos.ensemble import Ensemble
-from chaos.links import Links
 from chaos.mending import start_again, start_missing
 from chaos.packets import Packets, PacketsMissing
 from chaos.sessions import end_session
@@ -85,9 +84,6 @@ class ChaosCluster(Target):
         self._seed = seed
         self._report = report
         self._held = ExitStack()
-        self._clocks: Clocks | None = None
-        self._packets: Packets | None = None
-        self._links: Links | None = None
         self.cluster: LocalCluster | None = None
         self._paused: set[str] = set()
         self._busy: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -259,21 +255,6 @@ class ChaosCluster(Target):
     @override
     def state(self) -> str:
         return "not started" if self.cluster is None else self.cluster.state()
-
-    @property
-    @override
-    def links(self) -> Links:
-        return super().links if self._links is None else self._links
-
-    @property
-    @override
-    def packets(self) -> Packets:
-        return super().packets if self._packets is None else self._packets
-
-    @property
-    @override
-    def clocks(self) -> Clocks:
-        return super().clocks if self._clocks is None else self._clocks
 
     # Done to it.
 

@@ -33,7 +33,7 @@ from broker.testing.servers import ServerFailed, ServerMissing, ToxiproxyServer
 from broker.testing.servers.process import HOST
 from broker.testing.synced import Disk, replay, traced
 from chaos.clocks import Clocks, ClocksMissing
-from chaos.links import CLIENT, Link, Links
+from chaos.links import CLIENT, Link
 from chaos.target import Ability, Target
 from chaos.wiring import client_url, proxied
 
@@ -112,8 +112,6 @@ class Standalone(Target):
         self._held = ExitStack()
         self._paused = False
         self._busy = asyncio.Lock()
-        self._links: Links | None = None
-        self._clocks: Clocks | None = None
         self._broker: Traced | None = None
 
     def __enter__(self) -> Self:
@@ -192,16 +190,6 @@ class Standalone(Target):
         """Return what the last life wrote, and synced. To be asked when it has ended."""
         with self.broker.trace.open() as lines:
             return replay(lines)
-
-    @property
-    @override
-    def links(self) -> Links:
-        return super().links if self._links is None else self._links
-
-    @property
-    @override
-    def clocks(self) -> Clocks:
-        return super().clocks if self._clocks is None else self._clocks
 
     @override
     def is_running(self, name: str) -> bool:

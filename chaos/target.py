@@ -75,6 +75,10 @@ class Target:
         self.abilities: set[Ability] = set()
         alone = "only a standalone broker has them: --standalone"
         self.missing = {Ability.FILES: alone, Ability.SMALL_DISK: alone}
+        # What a target of this machine has, once it is started.
+        self._links: Links | None = None
+        self._packets: Packets | None = None
+        self._clocks: Clocks | None = None
 
     # Asked.
 
@@ -130,25 +134,35 @@ class Target:
     @property
     def links(self) -> Links:
         """The proxies between every pair. Raises Unable."""
-        raise self._unable(Ability.LINKS)
+        if self._links is None:
+            raise self._unable(Ability.LINKS)
+        return self._links
 
     @property
     def packets(self) -> Packets:
         """What is dropped on the way to proxies and back. Raises Unable."""
-        raise self._unable(Ability.PACKETS)
+        if self._packets is None:
+            raise self._unable(Ability.PACKETS)
+        return self._packets
 
     @property
     def clocks(self) -> Clocks:
         """The wall clocks of the nodes. Raises Unable."""
-        raise self._unable(Ability.CLOCKS)
+        if self._clocks is None:
+            raise self._unable(Ability.CLOCKS)
+        return self._clocks
 
     def processes(self, kind: Kind) -> tuple[str, ...]:
-        """Return the names of the processes of a kind that can be killed, started and frozen."""
-        return self.nodes if kind is Kind.BROKER and Ability.KILL in self.abilities else ()
+        """Return the names of the processes of a kind, those below the nodes too, that can be reached."""
+        return self.nodes if kind is Kind.BROKER else ()
 
     def is_running(self, name: str) -> bool:
         """Return whether a process lives, also if it is frozen. Raises Unable."""
         raise self._unable(Ability.KILL)
+
+    def alive(self) -> list[str]:
+        """Return the names of the nodes that live. Raises Unable."""
+        return [node for node in self.nodes if self.is_running(node)]
 
     async def kill(self, name: str) -> None:
         """End a process as a crash would. Raises Unable."""

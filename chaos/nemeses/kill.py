@@ -7,7 +7,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from broker.testing.cluster import Kind
 from chaos.nemesis import Repeated
 from chaos.target import Ability, Target
 
@@ -22,8 +21,7 @@ class Kill(Repeated):
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
-        alive = [node for node in target.processes(Kind.BROKER) if target.is_running(node)]
-        if not alive:
+        if not (alive := target.alive()):
             return None
         node = chance.choice(alive)
         await target.kill(node)

@@ -11,7 +11,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from broker.testing.cluster import Kind
 from chaos.nemesis import Repeated
 from chaos.target import Ability, Target
 
@@ -26,8 +25,7 @@ class Pause(Repeated):
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
-        alive = [node for node in target.processes(Kind.BROKER) if target.is_running(node)]
-        if not alive:
+        if not (alive := target.alive()):
             return None
         node = chance.choice(alive)
         seconds = chance.uniform(*SESSIONS) * target.session_s

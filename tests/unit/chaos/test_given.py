@@ -1,5 +1,6 @@
 import asyncio
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaos.given import GivenTarget, HookFailed, Hooks, filled
+from chaos.nemeses.pause import Pause
 from chaos.target import Ability, Unable
 
 URLS = ["http://10.0.0.1:8080/", "http://10.0.0.2:8080"]
@@ -57,6 +59,18 @@ async def test_a_node_that_was_killed_is_not_woken_any_more() -> None:
     await target.pause("broker-1")
     await target.kill("broker-1")
     assert not target._frozen
+
+
+async def test_nodes_are_frozen_and_woken_where_they_can_not_be_killed(tmp_path: Path) -> None:
+    file = tmp_path / "did"
+    hooks = [f"sh -c 'echo {verb} {{node}} >> {file}'" for verb in ("pause", "resume")]
+    target = GivenTarget(URLS, Hooks(pause=hooks[0], resume=hooks[1]), session_s=0.01)
+    nemesis = Pause()
+    assert nemesis.needs <= target.abilities
+    assert await nemesis.act(target, random.Random(1)) is not None
+    words = file.read_text().split()
+    assert words[::2] == ["pause", "resume"]
+    assert words[1] == words[3]
 
 
 async def test_a_hook_may_leave_a_process_behind_that_holds_its_output(tmp_path: Path) -> None:

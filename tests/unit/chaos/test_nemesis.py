@@ -72,9 +72,6 @@ class Killable(Target):
         self.did: list[str] = []
         self.killed = asyncio.Event()
 
-    def processes(self, kind: object) -> tuple[str, ...]:
-        return self.nodes
-
     def is_running(self, name: str) -> bool:
         return name == "broker-2"
 
@@ -104,10 +101,6 @@ class Proxied(Target):
         proxy: Any = self
         every = links_of(NODES, ["zookeeper-1"], ["thrift-1"])
         self._links = Links(proxy, dict.fromkeys(every, "127.0.0.1:1"))
-
-    @property
-    def links(self) -> Links:
-        return self._links
 
     def add(self, proxy: str, toxic: Any) -> None:
         self.toxics_of.setdefault(proxy, set()).add(toxic.name)
