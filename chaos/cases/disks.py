@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from broker.client import BrokerError, Client
+from broker.client import BrokerError
 from broker.errors import StorageCorrupt
 from broker.model import RowId
 from broker.storage.leveldb_store import LevelDBStore
@@ -20,6 +20,7 @@ from broker.testing.appender import read_ids
 from broker.testing.full_disk import history_of
 from broker.testing.process import BrokerProcess
 from broker.testing.synced import cut_copy, replay, traced
+from broker.testing.workloads.process import Target
 from chaos.cases.alone import begun, broker_of
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Scene
@@ -169,7 +170,7 @@ async def flipped(scene: Scene) -> None:
                 await process.publish(topic, labels)
         await asyncio.to_thread(broker.stop)
         table = await asyncio.to_thread(_flip, broker.data_dir)
-        refused = await _refuses(scene, broker, topic.name)
+        refused = await _refuses(scene, broker, topic)
         kept = await asyncio.to_thread(table.exists)
         scene.fault(
             "a bit of a table was flipped, and met",
@@ -197,15 +198,15 @@ def _flip(directory: Path, table: Path | None = None) -> Path:
     return chosen
 
 
-async def _refuses(scene: Scene, broker: BrokerProcess, topic: str) -> str | None:
+async def _refuses(scene: Scene, broker: BrokerProcess, topic: Target) -> str | None:
     """Start over damaged data, and return how that is refused; what is shown goes to the history."""
     try:
         await asyncio.to_thread(broker.start)
     except RuntimeError as error:
         return str(error).strip().splitlines()[-1][:300]
     try:
-        async with Client(broker.url, deadline_s=10.0) as client:
-            shown = await client.poll(f"default/{topic}")
+        async with scene.process("meets-the-damage", deadline_s=10.0) as process:
+            shown = await process.poll(topic)
     except BrokerError as error:
         return f"{type(error).__name__}: {error.message}"
     else:

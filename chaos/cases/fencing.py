@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from broker.model import row_id
 from broker.storage.control import Deleted
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Scene
@@ -24,12 +25,12 @@ async def back_again(scene: Scene) -> None:
     first = await b.claim()
     await b.publish(b.after())
     again = await a.claim()
-    await a.publish(2000)
+    used = await a.publish(2000)
     await a.publish(2500)
     arrived = await a.way.bring()
     scene.fault(
         "a row of an earlier reign arrived at a key that a later one had used",
-        happened=arrived > 0 and again == first + 1,
+        happened=arrived > 0 and used and again == first + 1,
         rows=arrived,
     )
     await final(b)
@@ -62,13 +63,13 @@ async def at_once(scene: Scene) -> None:
     claiming = asyncio.create_task(slow.claim())
     await slow.way.gate.arrived()
     quick_epoch = await b.claim()
-    await b.publish(b.after())
+    acknowledged = await b.publish(b.after())
     slow.way.gate.open()
     await asyncio.wait([claiming])
     control = await b.store.head(LOG)
     scene.fault(
         "a claim was written after another of the same epoch had acknowledged",
-        happened=quick_epoch == 2,
+        happened=quick_epoch == 2 and acknowledged,
         quick_epoch=quick_epoch,
         slow_told=repr(claiming.exception()),
         epoch_then=None if control is None else control.epoch,
@@ -102,12 +103,12 @@ async def late_row(scene: Scene) -> None:
     a.way.loses_puts = True
     acknowledged = await a.publish(1500)
     await b.claim()
-    await b.publish(2000)
+    above = await b.publish(2000)
     seen = await b.read("consumer")
     arrived = await a.way.bring()
     scene.fault(
         "a row arrived below a consumer's cursor",
-        happened=arrived > 0 and not acknowledged,
+        happened=arrived > 0 and above and not acknowledged and seen == row_id(2000, 0),
         rows=arrived,
     )
     await b.publish(2500)
@@ -176,13 +177,13 @@ async def from_the_past(scene: Scene) -> None:
     await a.publish(1000)
     a.way.past = photographed(a)
     await b.claim()
-    await b.publish(b.after())
+    fenced = await b.publish(b.after())
     # Whether it looks before it writes or after: the second look, still, shows it what was.
     a.way.past_reads = 2
     told_ok = await a.publish(3000)
     scene.fault(
         "a fenced leader was told by an old region server that it leads",
-        happened=a.way.read_past > 0,
+        happened=fenced and a.way.read_past > 0,
         reads=a.way.read_past,
         acknowledged=told_ok,
     )
