@@ -20,7 +20,8 @@ chaos: MINUTES ?= 20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo serve cluster test test-all test-servers bench bench-cluster chaos lint format docs clean
+.PHONY: help setup setup-dev demo serve cluster test test-all test-servers bench bench-cluster sim chaos lint \
+  format docs clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

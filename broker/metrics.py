@@ -99,7 +99,9 @@ class Metrics(Collector):
         self._requests = _Counter("requests", "Requests answered.", "kind", "code")
         self._seconds = _Histogram("request_seconds", "Time to answer.", _SECONDS, "kind")
         self._messages = _Counter("messages", "Messages published, stored, polled.", "kind")
-        self._bytes = _Counter("message_bytes", "Bytes of their payloads.", "kind")
+        self._bytes = _Counter(
+            "message_bytes", "Bytes of their payloads; of polls, with their ids.", "kind"
+        )
         self._of_topic = _Counter("topic_messages", "Of the listed topics.", "kind", "topic")
         self._batches = _Histogram("batch_messages", "Messages in one batch.", _COUNTS)
         self._joined = _Histogram("batch_requests", "Requests in one batch.", _COUNTS)
@@ -141,7 +143,10 @@ class Metrics(Collector):
         self._unknown.sums[kind,] += 1
 
     def moved(self, kind: str, topic: str, messages: int, payload_bytes: int) -> None:
-        """Count messages. ``kind`` is publish, store or poll; ``topic`` is ``namespace/topic``."""
+        """Count messages. ``kind`` is publish, store or poll; ``topic`` is ``namespace/topic``.
+
+        ``payload_bytes`` of polls are those of the blocks that go out: payloads, ids, lengths.
+        """
         label = (kind,)
         self._messages.sums[label] += messages
         self._bytes.sums[label] += payload_bytes

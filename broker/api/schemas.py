@@ -7,6 +7,7 @@ from typing import Any, Final
 from broker.api.replies import JSON
 from broker.coordination.ports import Contact
 from broker.errors import registry
+from broker.wire.topics import TTL_MAX_S
 
 Spec = dict[str, Any]
 
@@ -51,6 +52,18 @@ def array(items: Spec) -> Spec:
 def _union(branch: str, schema: Spec) -> Spec:
     """Return a union of null and one branch, wrapped as Avro does or bare."""
     return {"anyOf": [record(**{branch: schema}), schema, {"type": "null"}]}
+
+
+def decimals_up_to(most: int) -> str:
+    """Return a pattern of the whole numbers from 1 to ``most``, which has two digits at least."""
+    digits = str(most)
+    ways = [f"[1-9][0-9]{{0,{len(digits) - 2}}}", digits]
+    for place, digit in enumerate(digits):
+        least, below = (0 if place else 1), int(digit) - 1
+        if least <= below:  # The same as ``most`` up to here, then a smaller digit, then any.
+            rest = len(digits) - place - 1
+            ways.append(f"{digits[:place]}[{least}-{below}][0-9]{{{rest}}}")
+    return f"^({'|'.join(ways)})$"
 
 
 _COUNT = record(value=INTEGER, estimate=BOOLEAN)
@@ -113,14 +126,14 @@ SCHEMAS: Final[dict[str, Spec]] = {
         "properties": {
             "ttl": {
                 "anyOf": [
-                    {"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1},
-                    {"type": "string", "pattern": "^[1-9][0-9]{0,8}$"},
+                    {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
+                    {"type": "string", "pattern": decimals_up_to(TTL_MAX_S)},
                 ],
                 "description": "Seconds that messages live.",
             },
             "transactions": {"enum": ["optional", "required", "refused"]},
         },
-        "additionalProperties": {"type": ["string", "integer", "boolean"]},
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
     },
     "Properties": {
         "type": "object",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from broker.config import (
     ClusterConfig,
     Config,
     HBaseConfig,
+    MetricsConfig,
     ServerConfig,
     StorageConfig,
     SweepConfig,
@@ -156,6 +159,68 @@ async def test_it_is_ready_until_it_stops(tmp_path: Path) -> None:
         refused = await http("GET", "/readyz")
         assert refused.status == 503
         assert b"stopping" in refused.body
+
+
+async def figures(http: Http) -> dict[str, float]:
+    """Return what ``/metrics`` shows, by name and labels but for that of the node."""
+    text = (await http("GET", "/metrics")).body.decode()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    node_label = re.compile(r'\{node="standalone"\}|,node="standalone"')
+    return {node_label.sub("", name): float(value) for name, _, value in lines}
+
+
+async def test_it_counts_what_happens_to_it(tmp_path: Path) -> None:
+    text = {"Content-Type": "text/plain"}
+    counting = replace(config(tmp_path), metrics=MetricsConfig(metrics_topics=("default/t",)))
+    async with started(counting) as one, Http(one.port) as http, asyncio.timeout(30):
+        for topic in ("t", "idle"):
+            assert (await http("PUT", topic_path(topic))).status == 200
+        several = b'{"messages": ["four", "and", "twenty"]}'
+        json_type = {"Content-Type": "application/json"}
+        assert (await http("POST", topic_path("t", "publish"), several, json_type)).status == 200
+        assert (await http("POST", topic_path("t", "publish"), b"one", text)).status == 200
+        assert (await http("POST", topic_path("none", "publish"), b"lost", text)).status == 404
+        assert (await http("POST", topic_path("t", "poll"), b"{}", json_type)).status == 200
+        waiting = asyncio.create_task(
+            http("POST", topic_path("idle", "poll") + "?wait=60", b"{}", json_type)
+        )
+        while (seen := await figures(http))["broker_waiting_polls"] != 1:
+            pass
+        assert (await http("POST", topic_path("idle", "publish"), b"wakes", text)).status == 200
+        await waiting
+        after = await figures(http)
+    assert {
+        name: seen[name]
+        for name in (
+            'broker_requests_total{code="ok",kind="publish"}',
+            'broker_requests_total{code="ok",kind="poll"}',
+            'broker_requests_total{code="topic_not_found",kind="publish"}',
+            'broker_request_seconds_count{kind="publish"}',
+            'broker_messages_total{kind="publish"}',
+            'broker_messages_total{kind="poll"}',
+            'broker_message_bytes_total{kind="publish"}',
+            'broker_topic_messages_total{kind="publish",topic="default/t"}',
+            "broker_batch_messages_count",
+            "broker_batch_messages_sum",
+        )
+    } == {
+        'broker_requests_total{code="ok",kind="publish"}': 2,
+        'broker_requests_total{code="ok",kind="poll"}': 1,
+        'broker_requests_total{code="topic_not_found",kind="publish"}': 1,
+        'broker_request_seconds_count{kind="publish"}': 3,
+        'broker_messages_total{kind="publish"}': 4,
+        'broker_messages_total{kind="poll"}': 4,
+        'broker_message_bytes_total{kind="publish"}': len("fourandtwentyone"),
+        'broker_topic_messages_total{kind="publish",topic="default/t"}': 4,
+        "broker_batch_messages_count": 2,
+        "broker_batch_messages_sum": 4,
+    }
+    assert seen['broker_cache_reads_total{kind="hit"}'] >= 1
+    assert seen["broker_cache_bytes"] > len("fourandtwentyone")
+    assert seen["broker_connections"] >= 2
+    assert after["broker_sync_seconds_count"] > seen["broker_sync_seconds_count"] >= 2
+    assert after["broker_waiting_polls"] == after["broker_queued_bytes"] == 0
+    assert after['broker_messages_total{kind="poll"}'] == 5
 
 
 def test_no_thread_is_left(tmp_path: Path) -> None:

@@ -1,12 +1,18 @@
 import json
+import re
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from multidict import CIMultiDict
 
 from broker.api.openapi import OPERATIONS, make_document
 from broker.api.routes import SHAPES
+from broker.api.schemas import decimals_up_to
 from broker.testing.openapi import Answered, Checker, Undocumented
 from broker.testing.serving import Broker, topic_path
+from broker.wire.topics import TTL_MAX_S
 
 
 async def test_every_route_is_documented_and_every_operation_is_served(broker: Broker) -> None:
@@ -29,6 +35,21 @@ def test_every_reference_leads_somewhere() -> None:
         value = document
         for name in reference.removeprefix("#/").split("/"):
             value = value[name]
+
+
+@given(st.one_of(st.integers(0, 1 << 33), st.integers(TTL_MAX_S - 300, TTL_MAX_S + 300)))
+@example(TTL_MAX_S)
+def test_a_ttl_in_words_is_allowed_up_to_the_longest(ttl_s: int) -> None:
+    validator = Draft202012Validator(make_document()["components"]["schemas"]["PropertiesSent"])
+    assert validator.is_valid({"ttl": str(ttl_s)}) is (1 <= ttl_s <= TTL_MAX_S)
+    assert not validator.is_valid({"ttl": f"0{ttl_s}"})
+
+
+@pytest.mark.parametrize("most", [10, 99, 109, 2147])
+def test_a_pattern_of_decimals_takes_exactly_them(most: int) -> None:
+    pattern = re.compile(decimals_up_to(most))
+    taken = [number for number in range(10 * most) if pattern.search(str(number))]
+    assert taken == list(range(1, most + 1))
 
 
 GOOD = CIMultiDict({"X-Request-Id": "1", "Content-Type": "application/json"})
