@@ -28,10 +28,12 @@ T = TypeVar("T")
 
 TTL_S_MAX = 2_147_483_647
 INSTANCE_ID_MAX = 255
+TRANSACTIONS = ("optional", "required", "refused")
+"""The values of the property ``transactions``."""
 REGIONS_MAX = 256
+"""A key's first byte says which region it lies in."""
 EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - Compared only.
 """Hosts that stand for every address of a machine."""
-"""A key's first byte says which region it lies in."""
 _MIB = 1024 * 1024
 
 
@@ -328,6 +330,7 @@ def _contradictions(config: Config) -> Iterator[str]:
         yield f"server.port = {server.port} must be at most 65535"
     if topics.topic_ttl_default_s > TTL_S_MAX:
         yield f"topics.topic_ttl_default_s must be at most {TTL_S_MAX}"
+    yield from _of_properties(topics.topic_properties_default)
     if topics.idempotency_window_s < 2 * server.request_deadline_s:
         yield (
             f"topics.idempotency_window_s = {topics.idempotency_window_s:g} must be at least twice "
@@ -340,6 +343,18 @@ def _contradictions(config: Config) -> Iterator[str]:
             "limits.queued_bytes_max must be at least limits.body_inflated_bytes_max, "
             "or the largest body could never be queued"
         )
+
+
+def _of_properties(defaults: Mapping[str, str]) -> Iterator[str]:
+    """What would make every creation of a topic fail, or be said in two places."""
+    where = "topics.topic_properties_default"
+    if "ttl" in defaults:
+        yield f"{where}: ttl has a key of its own, topics.topic_ttl_default_s"
+    if "generation" in defaults:
+        yield f"{where}: generation is given by the broker"
+    transactions = defaults.get("transactions", TRANSACTIONS[0])
+    if transactions not in TRANSACTIONS:
+        yield f"{where}: transactions = {transactions} is none of {', '.join(TRANSACTIONS)}"
 
 
 def _of_clusters(config: Config) -> Iterator[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import (
+    TRANSACTIONS,
     ClusterConfig,
     Config,
     ConfigError,
@@ -15,6 +16,7 @@ from broker.config import (
     iter_keys,
     parse_address,
 )
+from broker.model import TransactionUse
 from broker.settings import load
 
 
@@ -61,6 +63,12 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
     [
         ({"server": ServerConfig(port=65_536)}, "server.port"),
         ({"topics": TopicsConfig(topic_ttl_default_s=2**31)}, "topics.topic_ttl_default_s"),
+        ({"topics": TopicsConfig(topic_properties_default={"ttl": "9"})}, "ttl has a key"),
+        ({"topics": TopicsConfig(topic_properties_default={"generation": "9"})}, "generation"),
+        (
+            {"topics": TopicsConfig(topic_properties_default={"transactions": "never"})},
+            "transactions = never is none of optional, required, refused",
+        ),
         ({"limits": LimitsConfig(body_inflated_bytes_max=1024)}, "limits.body_inflated_bytes_max"),
         ({"limits": LimitsConfig(queued_bytes_max=1024)}, "limits.queued_bytes_max"),
         ({"cluster": ClusterConfig(zookeeper_hosts=("zk:2181",))}, "hbase.hbase_gateways"),
@@ -90,6 +98,12 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
 def test_a_contradiction_names_its_key(changes, named) -> None:
     with pytest.raises(ConfigError, match=named):
         replace(Config(), **changes)
+
+
+def test_default_properties_are_those_that_a_topic_may_have() -> None:
+    assert set(TRANSACTIONS) == set(TransactionUse)
+    for use in TransactionUse:
+        Config(topics=TopicsConfig(topic_properties_default={"transactions": use, "team": "x"}))
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:

@@ -73,14 +73,14 @@ def test_a_file_gives_every_kind_of_value(tmp_path: Path) -> None:
     config = load(
         file=toml(
             tmp_path,
-            "[topics]\ntopic_properties_default = {ttl = 60, owner = 'x'}\n"
+            "[topics]\ntopic_properties_default = {size = 60, owner = 'x'}\n"
             "[metrics]\nmetrics_topics = ['a/b', 'c/d']\n"
             "[sweep]\nsweep_interval_s = 5\n"
             "[storage]\ndata_dir = '/var/lib/broker'\n"
             "[limits]\npoll_messages_max = 7\n",
         )
     ).config
-    assert dict(config.topics.topic_properties_default) == {"ttl": "60", "owner": "x"}
+    assert dict(config.topics.topic_properties_default) == {"size": "60", "owner": "x"}
     assert config.metrics.metrics_topics == ("a/b", "c/d")
     assert config.sweep.sweep_interval_s == 5.0
     assert config.storage.data_dir == Path("/var/lib/broker")
@@ -90,13 +90,13 @@ def test_a_file_gives_every_kind_of_value(tmp_path: Path) -> None:
 def test_text_gives_every_kind_of_value() -> None:
     config = load(
         flags={
-            "topics.topic_properties_default": "ttl=60, owner=x",
+            "topics.topic_properties_default": "size=60, owner=x",
             "metrics.metrics_topics": "a/b,c/d",
             "limits.poll_messages_max": "none",
             "logs.log_format": "json",
         }
     ).config
-    assert dict(config.topics.topic_properties_default) == {"ttl": "60", "owner": "x"}
+    assert dict(config.topics.topic_properties_default) == {"size": "60", "owner": "x"}
     assert config.metrics.metrics_topics == ("a/b", "c/d")
     assert config.limits.poll_messages_max is None
     assert config.logs.log_format is LogFormat.JSON
