@@ -24,6 +24,7 @@ ADD_UP: Final = (
     "acknowledged",
     "unknown",
     "epochs",
+    "leaders",
     "available",
     "seconds",
 )
@@ -50,6 +51,8 @@ class Totals:
     acknowledged: int = 0
     unknown: int = 0
     epochs: int = 0
+    leaders: int = 0
+    """How often a topic's leader changed."""
     available: int = 0
     """Runs in which it was judged for how long topics acknowledge nothing."""
     silent_ms: int = 0
@@ -71,6 +74,7 @@ class Totals:
         yield (
             f"{self.runs} seeds, {self.bad} bad, {self.empty} empty: {self.acknowledged} messages "
             f"acknowledged, {self.unknown} unknown outcomes, {self.epochs} epochs, "
+            f"{self.leaders} changes of leaders, "
             f"{self.seconds / 3600:.2f} simulated hours"
         )
         yield f"  faults: {_counts(self.faults)}"
@@ -104,6 +108,7 @@ def told(outcome: Outcome, command: str) -> Told:
         outcome.acknowledged,
         outcome.unknown,
         outcome.epochs,
+        outcome.leaders,
         int(is_judged),
         outcome.verdict.counts.get("longest_unavailable_ms", 0) if is_judged else 0,
         outcome.seconds,

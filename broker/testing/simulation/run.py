@@ -29,7 +29,7 @@ from broker.testing.simulation.faults import KINDS, Nothing
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.plan import CLOCK_OFF_MS, Fault, Plan
 from broker.testing.simulation.rare import WORKLOADS
-from broker.testing.simulation.trace import UNEXPECTED, Line, Trace
+from broker.testing.simulation.trace import CLAIMED, UNEXPECTED, Line, Trace
 from broker.testing.simulation.world import in_world
 from broker.testing.workloads import REGISTRY
 from broker.testing.workloads.process import PAUSE_MEANS_MAX
@@ -64,6 +64,7 @@ class Outcome:
         acknowledged: messages, not requests.
         unknown: requests of which nobody knows whether they were carried out.
         epochs: how often a topic was claimed.
+        leaders: how often another process claimed it than the one before: its leader changed.
         faults: those that happened, by kind.
         happened: what the network and storage did, by name.
         seconds: of virtual time.
@@ -76,6 +77,7 @@ class Outcome:
     acknowledged: int
     unknown: int
     epochs: int
+    leaders: int
     faults: Counter[str]
     happened: Counter[str]
     seconds: float
@@ -86,7 +88,7 @@ class Outcome:
         share = min(self.plan.minutes / 3.0, 1.0)
         return (
             self.acknowledged >= ACKNOWLEDGED_MIN * share
-            and self.epochs >= LEADERS_MIN * share
+            and self.leaders >= LEADERS_MIN * share
             and len(self.faults) >= FAULTS_MIN
         )
 
@@ -177,14 +179,11 @@ class _Run:
         number = len(self.plan.faults)
         while self.loop.time() < until_s and (
             _acknowledged(self.cluster.history.calls()) < ACKNOWLEDGED_MIN * share
-            or self._epochs() < LEADERS_MIN * share
+            or leader_changes(self.trace.judged) < LEADERS_MIN * share
         ):
             at_s = self.loop.time() - began_s + GOES_ON_S * self.plan.thin
             await self._fault(number, Fault("moves", at_s, GOES_ON_S, number), began_s)
             number += 1
-
-    def _epochs(self) -> int:
-        return sum(line.event == "topic claimed" for line in self.trace.lines)
 
     async def _fault(self, number: int, fault: Fault, began_s: float) -> None:
         await asyncio.sleep(max(began_s + fault.at_s - self.loop.time(), 0))
@@ -202,7 +201,8 @@ class _Run:
         except Nothing:
             ending.ok({"happened": False})
         except asyncio.CancelledError:
-            ending.ok({"happened": True, "cut": "the run's end"})
+            # Some take a while to begin, and some to end.
+            ending.ok({"happened": "detail" in asked, "cut": "the run's end"})
         else:
             self.trace.add(f"mended: {fault.kind}", **detail)
             ending.ok({"happened": True})
@@ -246,7 +246,7 @@ class _Run:
                 *judged.violations,
                 *self.late,
                 *self.cluster.wrong,
-                *_unexpected(self.trace.lines),
+                *_unexpected(self.trace.judged),
             )
         )
         cells, records = self.cluster.cells.happened, self.cluster.records.happened
@@ -258,7 +258,8 @@ class _Run:
             list(self.trace.lines),
             acknowledged=_acknowledged(calls),
             unknown=sum(call.outcome == "unknown" for call in calls),
-            epochs=self._epochs(),
+            epochs=sum(line.event == CLAIMED for line in self.trace.judged),
+            leaders=leader_changes(self.trace.judged),
             faults=self.faults,
             happened=cells + records + ways + self.cluster.network.happened,
             seconds=self.loop.time(),
@@ -275,6 +276,17 @@ def _unexpected(lines: Iterable[Line]) -> list[Violation]:
         for line in lines
         if line.event == UNEXPECTED
     ]
+
+
+def leader_changes(lines: Iterable[Line]) -> int:
+    """Count the claims of topics by another process than the one that had claimed them before."""
+    led: dict[str, str] = {}
+    changes = 0
+    for line in lines:
+        if line.event == CLAIMED:
+            changes += led.setdefault(line.fields["topic"], line.process) != line.process
+            led[line.fields["topic"]] = line.process
+    return changes
 
 
 def _acknowledged(calls: Iterable[Call]) -> int:

@@ -18,6 +18,9 @@ from broker.testing.simulation.hosts import RUNNING
 LINES_MAX: Final = 50_000
 UNEXPECTED: Final = "unexpected error"
 """What a node says, too, of an error that nobody foresaw."""
+CLAIMED: Final = "topic claimed"
+JUDGED: Final = frozenset({UNEXPECTED, CLAIMED})
+"""What runs are judged by, which is kept however long they are."""
 
 
 class Line(NamedTuple):
@@ -42,11 +45,17 @@ class _Library(logging.Handler):
 
 
 class Trace:
-    """The lines of one run, the oldest of which may be gone."""
+    """The lines of one run.
+
+    Attributes:
+        lines: what was said, of which the oldest may be gone.
+        judged: what runs are judged by, all of it.
+    """
 
     def __init__(self) -> None:
         """Begin empty."""
         self.lines: deque[Line] = deque(maxlen=LINES_MAX)
+        self.judged: list[Line] = []
 
     def add(self, event: str, **fields: Any) -> None:
         """Note a fact."""
@@ -59,7 +68,10 @@ class Trace:
         for key, field in fields.items():
             if isinstance(field, BaseException):
                 fields[key] = repr(field)
-        self.lines.append(Line(time_s, "" if process is None else process.name, event, fields))
+        line = Line(time_s, "" if process is None else process.name, event, fields)
+        self.lines.append(line)
+        if event in JUDGED:
+            self.judged.append(line)
 
     def unhandled(self, about: Mapping[str, Any]) -> None:
         """Note an error that nobody handled, as the loop tells of it."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any
+
+import pytest
 
 from broker.testing.checkers import Verdict, Violation
 from broker.testing.history import Event
 from broker.testing.simulation.__main__ import command_of
 from broker.testing.simulation.plan import Plan
 from broker.testing.simulation.report import Totals, told
-from broker.testing.simulation.run import Outcome
-from broker.testing.simulation.trace import Line
+from broker.testing.simulation.run import Outcome, leader_changes
+from broker.testing.simulation.trace import Line, Trace
 
 PLAN = Plan(seed=77, minutes=3, workload="log", without=("dedupe",), drawn="--thin 2")
 
@@ -21,7 +24,10 @@ def event(second: float, kind: str, **value: Any) -> Event:
 
 
 def outcome(
-    *violations: Violation, acknowledged: int = 300, unjudged: tuple[str, ...] = ()
+    *violations: Violation,
+    acknowledged: int = 300,
+    leaders: int = 5,
+    unjudged: tuple[str, ...] = (),
 ) -> Outcome:
     return Outcome(
         PLAN,
@@ -30,7 +36,8 @@ def outcome(
         [Line(20.5, "node-1.2", "topic claimed", {"epoch": 3})],
         acknowledged,
         unknown=2,
-        epochs=5,
+        epochs=8,
+        leaders=leaders,
         faults=Counter(kill=2, pause=1, moves=1),
         happened=Counter(lies=1),
         seconds=190.0,
@@ -57,16 +64,41 @@ def test_totals_count_what_is_bad_and_what_is_empty() -> None:
         outcome(),
         outcome(Violation("duplicated", "p0:1")),
         outcome(acknowledged=299, unjudged=("unavailable",)),
+        outcome(leaders=4),
     ):
         totals.add(told(one, "").totals)
-    assert (totals.runs, totals.bad, totals.empty) == (3, 1, 1)
+    assert (totals.runs, totals.bad, totals.empty) == (4, 1, 2)
     first, faults, happened, availability = totals.lines()
-    assert first.startswith("3 seeds, 1 bad, 1 empty: 899 messages acknowledged, 6 unknown")
-    assert faults == "  faults: kill 6, moves 3, pause 3"
-    assert happened.endswith("lies 3")
+    assert first.startswith("4 seeds, 1 bad, 2 empty: 1199 messages acknowledged, 8 unknown")
+    assert "32 epochs, 19 changes of leaders" in first
+    assert faults == "  faults: kill 8, moves 4, pause 4"
+    assert happened.endswith("lies 4")
     assert availability == (
-        "  availability: judged in 2 of 3, longest silence while nothing was broken 7.5 s"
+        "  availability: judged in 3 of 4, longest silence while nothing was broken 7.5 s"
     )
+
+
+def test_a_leader_changes_when_another_process_claims_its_topic() -> None:
+    claims = [("a", "node-0.1"), ("b", "node-1.1"), ("a", "node-0.1"), ("a", "node-0.2")]
+    claims += [("a", "node-1.1"), ("b", "node-1.1")]
+    lines = [Line(1.0, process, "topic claimed", {"topic": topic}) for topic, process in claims]
+    assert leader_changes([*lines, Line(2.0, "node-2.1", "topic let go", {"topic": "a"})]) == 2
+
+
+def test_what_a_run_is_judged_by_is_kept_however_much_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> Trace:
+        trace = Trace()
+        trace.unhandled({"message": "the first of all"})
+        for _ in range(10):
+            trace.add("said")
+        return trace
+
+    monkeypatch.setattr("broker.testing.simulation.trace.LINES_MAX", 5)
+    trace = asyncio.run(main())
+    assert [line.event for line in trace.lines] == ["said"] * 5
+    assert [line.fields["message"] for line in trace.judged] == ["the first of all"]
 
 
 def test_a_good_run_needs_no_report_and_has_a_fingerprint() -> None:
