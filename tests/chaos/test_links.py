@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import os
+import shutil
+import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Self
 
@@ -12,6 +15,7 @@ from broker.testing.servers import ToxiproxyServer
 from broker.testing.servers.process import HOST
 from chaos import toxiproxy
 from chaos.links import Link, Links
+from chaos.packets import Packets, PacketsMissing
 from chaos.toxiproxy import Proxy, Toxic, Toxiproxy, ToxiproxyFailed
 from chaos.wiring import proxied
 
@@ -156,6 +160,31 @@ async def test_a_toxiproxy_that_says_nothing_is_started_anew(
     async with Talk(links) as talk:
         talk.say(b"again")
         await talk.hears(b"again")
+
+
+def test_packets_get_lost_on_their_way_to_a_port_until_it_is_healed() -> None:
+    if shutil.which("nft") is None or os.geteuid():
+        with pytest.raises(PacketsMissing, match="nft"):
+            Packets()
+        return
+    packets = Packets()
+    with socket.create_server((HOST, 0)) as listening:
+        address = listening.getsockname()
+        packets.lose([address[1]], 99, "up")
+        try:
+            # Of a hundred connections one or two may get through at once.
+            with pytest.raises(TimeoutError):
+                connect(address, times=100)
+            assert packets.lost() > 0
+        finally:
+            packets.heal()
+        connect(address, timeout_s=DEADLINE_S)
+
+
+def connect(address: tuple[str, int], *, times: int = 1, timeout_s: float = SILENCE_S) -> None:
+    """Open connections, one after the other. Raises TimeoutError."""
+    for _ in range(times):
+        socket.create_connection(address, timeout=timeout_s).close()
 
 
 def test_what_toxiproxy_refuses_is_told(server: ToxiproxyServer) -> None:

@@ -6,19 +6,22 @@ import asyncio
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from broker.testing.history import Event
+from broker.testing.history import Event, calls_of, load
 from broker.testing.workloads import REGISTRY, Stage
 from chaos import progress, run
 from chaos.run import Plan, Run
-from chaos.store import NOT_BACK, Judged
+from chaos.store import NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
 
 TOPIC = "default:t"
 SILENT_S = 0.2
+LONG_S = 60.0
+"""Longer than a busy machine keeps anybody waiting."""
 PLAN = Plan(
     ("answered",),
     ("fault",),
@@ -26,9 +29,10 @@ PLAN = Plan(
     1,
     window_s=(0.3, 0.3),
     together=(1, 1),
-    unavailable_s=SILENT_S,
+    unavailable_s=LONG_S,
     healing_s=SILENT_S,
 )
+SHORT = replace(PLAN, unavailable_s=SILENT_S)
 
 
 class Answered:
@@ -143,7 +147,7 @@ async def test_a_topic_that_comes_back_is_judged_and_valid() -> None:
     judged, events = await played(Mended())
     assert judged.outcome == "valid", judged
     assert "unavailable" not in judged.not_judged
-    assert judged.facts["promises"]["unavailable_ms"] == 200
+    assert judged.facts["promises"]["unavailable_ms"] == 60_000
     assert faults(events) == [
         ("nemesis 1 fault", "invoke"),
         ("nemesis 1 fault", "ok"),
@@ -161,7 +165,7 @@ async def test_a_run_in_which_nothing_is_published_is_judged_by_its_registers() 
 
 
 async def test_a_topic_that_is_silent_when_all_is_healed_is_waited_for_and_named() -> None:
-    judged, _ = await played(Mended(silent=True))
+    judged, _ = await played(Mended(silent=True), SHORT)
     assert judged.outcome == "invalid", judged
     assert {name for name, _ in judged.violations} == {"unavailable"}
     assert judged.figures.silent_well_s > SILENT_S
@@ -174,6 +178,20 @@ async def test_what_nobody_asks_any_more_is_not_judged_and_so_unknown(
     judged, _ = await played(Mended(silent=True))
     assert judged.outcome == "unknown"
     assert NOT_BACK in judged.unsure
+
+
+async def test_each_segment_has_a_history_and_a_verdict_of_its_own(tmp_path: Path) -> None:
+    plan = replace(PLAN, seconds=0.6, segment_s=0.3)
+    judged = await Run(Mended(), plan, RunFolder(tmp_path / "run")).run()
+    assert judged.outcome == "valid", judged
+    parts = [read_verdict(tmp_path / "run" / number / "verdict.json") for number in ("001", "002")]
+    assert judged.facts["segments"] == ["valid", "valid"]
+    assert [part.figures.happened for part in parts] == [{"fault": 1}, {"fault": 1}]
+    assert sum(part.figures.acknowledged for part in parts) == judged.figures.acknowledged
+    for number, part in enumerate(parts, 1):
+        calls = calls_of(load(tmp_path / "run" / f"{number:03}" / "history.jsonl"))
+        told = sum(call.op == "publish" and call.is_ok for call in calls)
+        assert told == part.figures.acknowledged >= 100
 
 
 @pytest.mark.parametrize("which", ["begins", "heals"])
