@@ -312,7 +312,7 @@ def late_publishes(work: ClusterLoad, node: Member, topic: str, count: int) -> I
         for number in range(count):
             payload = f"late:{number}"
             asked = {"payloads": [payload], "pointer": None, "key": None, "generation": 1}
-            ending = work.history.invoke(f"late-{number}", "publish", topic, asked)
+            ending = work.history.invoke(f"late-{number}", "publish", f"{namespace}:{name}", asked)
             address = (parts.hostname, parts.port)
             one = sockets.enter_context(socket.create_connection(address, timeout=DEADLINE_S))
             one.sendall(

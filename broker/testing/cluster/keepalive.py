@@ -44,6 +44,7 @@ class KeepAlive:
         """Publish until ``stop`` is set."""
         namespace, _, topic = self._topic.partition("/")
         path = f"/v1/namespaces/{namespace}/topics/{topic}/publish"
+        told = f"{namespace}:{topic}"
         count = 0
         try:
             while not stop.is_set():
@@ -53,7 +54,7 @@ class KeepAlive:
                 reader, writer = await self._connected()
                 # A process that has no answer does nothing more: a new one goes on.
                 process = f"{self._name}+{len(self.unanswered)}"
-                ending = self._history.invoke(process, "publish", self._topic, asked)
+                ending = self._history.invoke(process, "publish", told, asked)
                 writer.write(
                     f"POST {path} HTTP/1.1\r\nHost: broker\r\nContent-Type: text/plain\r\n"
                     f"Content-Length: {len(payload)}\r\n\r\n{payload}".encode()

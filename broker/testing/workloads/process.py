@@ -41,11 +41,12 @@ class Target(NamedTuple):
 
     name: str
     generation: int = 0
+    namespace: str = NAMESPACE
 
     @property
     def id(self) -> TopicId:
         """The topic."""
-        return TopicId(NAMESPACE, self.name)
+        return TopicId(self.namespace, self.name)
 
 
 def short(identifier: MessageId) -> str:
