@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Self
 
+from multidict import CIMultiDict
+
+from broker.testing.openapi import Answered, Checker
+
 TIMEOUT_S = 20.0
 ANY_ZLIB_FORMAT = 47
 
@@ -59,10 +63,14 @@ class Received:
 
 
 class Connection:
-    """Keeps one connection alive over many requests, and opens another one when it was closed."""
+    """Keeps one connection alive over many requests, and opens another one when it was closed.
 
-    def __init__(self, host: str, port: int) -> None:
+    ``checker`` looks at every answer that came whole.
+    """
+
+    def __init__(self, host: str, port: int, checker: Checker | None = None) -> None:
         self._address = (host, port)
+        self._checker = checker
         self._socket: socket.socket | None = None
 
     def __enter__(self) -> Self:
@@ -82,6 +90,7 @@ class Connection:
         Raises:
             ConnectionError: the server closed without an answer, on a connection that it had said
                 it would keep.
+            Undocumented: the checker knows of no such answer.
         """
         kept = self._socket is not None
         if self._socket is None:
@@ -91,12 +100,18 @@ class Connection:
             self._socket.sendall(sent.bytes_on_the_wire())
         response = HTTPResponse(self._socket, method=sent.method)
         try:
-            return self._receive(response)
+            received = self._receive(response)
         except (HTTPException, OSError) as error:
             self.close()
             where = "a kept" if kept else "a new"
             message = f"{sent.method} {sent.path}: no answer on {where} connection: {error!r}"
             raise ConnectionError(message) from error
+        if self._checker is not None and received.whole:
+            answered = Answered(
+                received.status, CIMultiDict(response.headers.items()), received.body
+            )
+            self._checker.check(sent.method, sent.path, answered)
+        return received
 
     def _receive(self, response: HTTPResponse) -> Received:
         response.begin()
