@@ -39,6 +39,7 @@ from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
 from broker.node_cluster import InCluster
+from broker.storage.leveldb_files import is_store
 from broker.storage.ports import LogStore, RecordStore
 from broker.topics.retention import Sweeper, SweepReport
 from broker.topics.service import Topics
@@ -328,7 +329,12 @@ def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
 
 
 async def sweep_store(config: Config) -> SweepReport:
-    """Sweep the configured store, which no node serves. Raises as ``open_store`` does."""
+    """Sweep the configured store, which no node serves.
+
+    Raises as ``open_store`` does, and FileNotFoundError where there is no store: none is made.
+    """
+    if not is_store(config.storage.data_dir):
+        raise FileNotFoundError(f"there is no store in {config.storage.data_dir}")
     store = await open_store(config)
     try:
         owner, metrics = secrets.token_hex(8), Metrics(STANDALONE)

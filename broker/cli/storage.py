@@ -213,6 +213,5 @@ def _show(report: Report, *, as_json: bool) -> None:
         click.echo(f"mended: {line}")
     for line in report.problems:
         click.echo(f"wrong: {line}")
-    click.echo(
-        "nothing is wrong" if report.is_sound else f"{len(report.problems)} things are wrong"
-    )
+    wrong = len(report.problems)
+    click.echo(f"wrong in all: {wrong}" if wrong else "nothing is wrong")

@@ -85,12 +85,13 @@ def check(directory: Path, progress: Progress | None = None) -> Report:
         OSError: there is no such directory, or no room for a snapshot beside it.
     """
     report = Report(directory)
+    if not files.is_store(directory):
+        report.problem(f"there is no store in {directory}")
+        return report
     lock = files.DirectoryLock(directory)
     try:
         try:
-            if files.examine(directory) is None:
-                report.problem(f"there is no store in {directory}")
-                return report
+            files.examine(directory)
         except StorageCorrupt as error:
             report.problem(error.message)
         _check_snapshot(directory, report, progress)
@@ -120,8 +121,10 @@ def repair(directory: Path, copy_to: Path, progress: Progress | None = None) -> 
 
     Raises:
         Unavailable: a process has the store open, or LevelDB can't make anything of the copy.
-        OSError: ``copy_to`` exists, or there is no room for it.
+        OSError: there is no database, ``copy_to`` exists, or there is no room for it.
     """
+    if not (directory / files.DATABASE).is_dir():
+        raise FileNotFoundError(f"there is no database in {directory}")
     lock = files.DirectoryLock(directory)
     try:
         copy_to.mkdir(parents=True)

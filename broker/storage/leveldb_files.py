@@ -65,6 +65,11 @@ def corrupt(directory: Path, what: str) -> StorageCorrupt:
     )
 
 
+def is_store(directory: Path) -> bool:
+    """Whether anything of a store lies there, however damaged. Nothing is made or locked."""
+    return any((directory / name).exists() for name in (_IDENTITY, DATABASE))
+
+
 class DirectoryLock:
     """The right to open a store, held until closed."""
 

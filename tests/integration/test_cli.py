@@ -223,6 +223,17 @@ def test_a_store_is_made_checked_swept_and_mended(tmp_path: Path) -> None:
     damaged = storage("check", str(data))
     assert damaged.returncode == 1
     assert "CURRENT is missing" in damaged.stdout
+    assert damaged.stdout.splitlines()[-1].startswith("wrong in all: ")
+
+
+def test_where_there_is_no_store_none_is_made(tmp_path: Path, broker: Broker) -> None:
+    for command in ("check", "sweep"):
+        told = broker("storage", command, str(tmp_path))
+        assert told.returncode == 1
+        assert b"there is no store in" in told.stdout + told.stderr
+    missing = broker("storage", "repair", str(tmp_path), str(tmp_path / "copy"))
+    assert (missing.returncode, b"there is no database in" in missing.stderr) == (1, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tail_goes_on_while_the_broker_is_killed_and_started_again(tmp_path: Path) -> None:

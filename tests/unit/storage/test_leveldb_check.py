@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,18 @@ def test_a_directory_without_a_store_is_said_so(tmp_path: Path) -> None:
     report = check(tmp_path)
     assert not report.is_sound
     assert "no store" in report.problems[0]
+    with pytest.raises(FileNotFoundError, match="no database"):
+        repair(tmp_path, tmp_path / "copy")
+    assert list(tmp_path.iterdir()) == [], "looking leaves nothing behind"
+
+
+async def test_a_store_without_its_database_is_not_mended(directory: Path, tmp_path: Path) -> None:
+    await (await LevelDBStore.open(directory)).close()
+    shutil.rmtree(directory / "db")
+    assert "db/ is missing" in check(directory).problems[0]
+    with pytest.raises(FileNotFoundError, match="no database"):
+        repair(directory, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 async def test_a_flipped_bit_in_a_table_is_found_by_reads_and_by_check(directory: Path) -> None:
