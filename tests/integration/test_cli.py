@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from broker.cli import app
+from broker.cli.publishing import LONG_BYTES
 from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
 from broker.testing.served import ServedNode
@@ -142,6 +144,35 @@ def test_words_are_published_as_they_were_typed(broker: Broker) -> None:
     done(broker("topics", "create", "cli/words"))
     done(broker("publish", "cli/words", os.fsdecode(b"\xff no text"), "text \u00e9"))
     assert done(broker("tail", "cli/words", "--no-follow")) == b"\xff no text\ntext \xc3\xa9\n"
+
+
+@pytest.mark.parametrize(("size", "is_shown"), [(LONG_BYTES, True), (LONG_BYTES - 1, False)])
+def test_a_long_file_has_a_progress_bar_on_a_terminal(
+    node: ServedNode, broker: Broker, tmp_path: Path, size: int, is_shown: bool
+) -> None:
+    done(broker("topics", "create", "cli/bar", "--keep"))
+    file = tmp_path / "lines"
+    file.write_bytes((b"x" * 1023 + b"\n") * (size // 1024) + b"y" * (size % 1024))
+    terminal, its_end = os.openpty()
+    command = [sys.executable, "-m", "broker.cli", "publish", "cli/bar", "--lines", str(file)]
+    environment = {**os.environ, "BROKER_URL": node.url, "TERM": "xterm"}
+    with subprocess.Popen(command, stderr=its_end, env=environment) as publishing:
+        os.close(its_end)
+        shown = read_terminal(terminal)
+        assert publishing.wait(60) == 0
+    assert (b"publishing" in shown) is is_shown
+    assert b"published 1,024 messages" in shown
+    quiet = broker("publish", "cli/bar", "--lines", str(file))
+    assert quiet.stderr == b"published 1,024 messages to cli/bar\n"
+
+
+def read_terminal(terminal: int) -> bytes:
+    """Read all that is written to a terminal until nobody has it open any more."""
+    shown = b""
+    with os.fdopen(terminal, "rb", buffering=0) as reading, suppress(OSError):
+        while more := reading.read(4096):
+            shown += more
+    return shown
 
 
 def test_what_nobody_read_is_not_remembered_as_handled(
