@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ TOPIC = TopicId("demo", "lines")
 NAME = f"{TOPIC.namespace}/{TOPIC.topic}"
 BATCH_LINES = 200
 READY = "broker ready at "
+STAYS_AT = 8080
 STOP_S = 20.0
 TAIL_S = 120.0
 
@@ -93,6 +95,16 @@ class Broker:
         if code != 0:
             told = (self.data_dir / "broker.log").read_text()
             raise DemoError(f"the broker stopped with {code}, not 0:\n{told}")
+
+
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of loopback."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def say(text: str) -> None:
@@ -234,7 +246,7 @@ def run(broker: Broker, *, stays: bool) -> int:
     try:
         asyncio.run(demonstrate(broker))
         if stays:
-            broker.start(8080)
+            broker.start(STAYS_AT if is_free(STAYS_AT) else 0)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

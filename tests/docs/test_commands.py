@@ -5,8 +5,12 @@ project's command on the path and a broker where the page says that one is; ever
 a program. A program that follows a topic for ever is stopped once it has printed something.
 """
 
+import json
 import os
 import re
+import select
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +133,33 @@ def test_the_demonstration_refuses_to_show_nothing(tmp_path, content):
     assert "make demo INPUT=file" in done.stderr
 
 
+@pytest.mark.slow
+def test_a_demonstration_that_stays_tells_three_commands_that_work(tmp_path, environment):
+    done = run_demonstration(tmp_path, b"a line\n" * 20, stay="yes")
+    assert done.returncode == 0, done.stdout + done.stderr
+    stays = re.search(r"stays up at (\S+) with its data in (\S+); stop it: kill (\d+)", done.stdout)
+    assert stays, done.stdout
+    url, folder, pid = stays[1], stays[2], int(stays[3])
+    ended = os.pidfd_open(pid)
+    try:
+        said = [
+            subprocess.check_output(
+                ["bash", "-c", line], env=environment, text=True, timeout=DEADLINE_S
+            )
+            for line in done.stdout.replace(".venv/bin/broker", "broker").splitlines()
+            if line.startswith("  ")
+        ]
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        assert select.select([ended], [], [], DEADLINE_S)[0], f"{url} did not stop"
+        os.close(ended)
+        shutil.rmtree(folder)
+    assert said[:2] == ["", "a line\n" * 20 + "one more\n"]
+    assert [row["payload"] for row in json.loads(said[2])["messages"]] == ["one more"] + [
+        "a line"
+    ] * 2
+
+
 CHANGES_A_BYTE = """
 import runpy
 from broker.client import Client
@@ -151,7 +182,7 @@ def test_the_demonstration_fails_when_one_byte_differs(tmp_path):
 
 
 def run_demonstration(
-    folder: Path, content: bytes | None, *program: str
+    folder: Path, content: bytes | None, *program: str, stay: str = ""
 ) -> subprocess.CompletedProcess[str]:
     source = folder / "input.log"
     if content is not None:
@@ -159,7 +190,7 @@ def run_demonstration(
     return subprocess.run(
         [sys.executable, *(program or ("scripts/demo.py",))],
         cwd=ROOT,
-        env={**os.environ, "INPUT": str(source), "STAY": ""},
+        env={**os.environ, "INPUT": str(source), "STAY": stay},
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
