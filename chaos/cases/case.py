@@ -117,7 +117,7 @@ class Played:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it passed with its guard, or failed without it as the table says."""
+        """Whether it passed with its guard, or failed without it by a name that the table has."""
         if self.without is None:
             return self.exit_code == 0
         return not self.case.violations.isdisjoint(self.names)
@@ -134,6 +134,7 @@ class Played:
             "verdict": {0: "valid", 1: "invalid", 2: "unknown"}[self.exit_code],
             "without_guard": self.without,
             "violations": self.names,
+            "as_expected": self.is_as_expected,
             "details": [
                 {"name": one.name, "detail": one.detail}
                 for one in self.violations[:VIOLATIONS_TOLD_MAX]

@@ -107,6 +107,8 @@ def _one(
         click.echo(f"  not judged: {', '.join(played.not_judged)}")
     for violation in played.violations[:5]:
         click.echo(f"  {violation.name}: {violation.detail}")
+    if without is not None and not played.is_as_expected:
+        click.echo(f"  NOT AS EXPECTED: none of {', '.join(sorted(one.violations))}")
     return played
 
 

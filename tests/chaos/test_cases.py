@@ -45,7 +45,7 @@ def passed(played: Played) -> None:
 def failed(played: Played) -> None:
     told = json.dumps(played.as_json())
     assert played.exit_code == 1, told
-    assert played.case.violations.intersection(played.names), told
+    assert played.is_as_expected, told
 
 
 @pytest.mark.parametrize("case", some(Where.INSIDE))
@@ -109,6 +109,9 @@ def test_what_came_of_a_case_is_its_exit_code() -> None:
     assert Played(case, None, faults={"pause": True}, is_known=False).exit_code == 2
     wrong = [Violation("lost_tail", "")]
     assert Played(case, None, wrong).exit_code == 1
+    assert not Played(case, None, wrong).is_as_expected
+    assert Played(case, case.guard, wrong).as_json()["as_expected"]
+    assert not Played(case, case.guard, [Violation("torn", "")]).is_as_expected
 
 
 def test_the_command_line_lists_them_and_plays_one() -> None:

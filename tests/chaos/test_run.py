@@ -13,7 +13,7 @@ from chaos.cluster import ChaosCluster
 from chaos.given import GivenTarget
 from chaos.run import Plan, Run
 from chaos.standalone import Standalone
-from chaos.store import EXIT_CODES, RunFolder
+from chaos.store import RunFolder
 from chaos.target import Ability
 
 pytestmark = [
@@ -47,6 +47,8 @@ async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
     told = json.loads((folder.folder / "verdict.json").read_text())
     assert told["verdict"] == "valid"
     assert set(told["faults"]) == set(FAULTS)
+    assert "unavailable" not in told["not_judged"]
+    assert 0 < told["longest_silent_when_well_s"] <= told["longest_unavailable_s"]
     kept = {file.name for file in (folder.folder / "001").iterdir()}
     assert kept == {"history.jsonl", "verdict.json", "rate.svg", "leaders.svg"}
     assert any("ok" in line and "writes" in line for line in said)
@@ -70,24 +72,6 @@ async def test_a_cluster_of_others_is_judged_and_left_alone(fresh: ChaosCluster)
     assert "unavailable" not in judged.not_judged
     assert "left out: kill" in said[0]
     assert before == {node: fresh.member(node).pid for node in fresh.nodes}
-
-
-async def test_too_little_to_say_is_unknown(fresh: ChaosCluster) -> None:
-    judged = await Run(fresh, Plan(("log",), ("kill",), 0.0, 7, salt="little")).run()
-    assert judged.outcome == "unknown"
-    assert judged.unsure[-1] == "no fault happened"
-    assert EXIT_CODES[judged.outcome] == 2
-
-
-async def test_a_topic_that_is_silent_for_longer_than_promised_is_named(
-    fresh: ChaosCluster,
-) -> None:
-    """No cluster acknowledges within a millisecond."""
-    promise = {"unavailable_s": 0.001, "healing_s": 0.0}
-    plan = Plan(("log",), ("leaders",), 4.0, 7, salt="promise", **promise)
-    judged = await Run(fresh, plan).run()
-    assert {name for name, _ in judged.violations} == {"unavailable"}
-    assert EXIT_CODES[judged.outcome] == 1
 
 
 async def test_a_target_does_what_it_says_it_can(fresh: ChaosCluster) -> None:

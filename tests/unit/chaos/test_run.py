@@ -15,7 +15,7 @@ from broker.testing.history import Event, calls_of, load
 from broker.testing.workloads import REGISTRY, Stage
 from chaos import progress, run
 from chaos.run import Plan, Run
-from chaos.store import NOT_BACK, Judged, RunFolder, read_verdict
+from chaos.store import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
 
 TOPIC = "default:t"
@@ -178,6 +178,12 @@ async def test_what_nobody_asks_any_more_is_not_judged_and_so_unknown(
     judged, _ = await played(Mended(silent=True))
     assert judged.outcome == "unknown"
     assert NOT_BACK in judged.unsure
+
+
+async def test_too_little_to_say_is_unknown() -> None:
+    judged, _ = await played(Mended(), replace(PLAN, seconds=0.0))
+    assert (judged.outcome, EXIT_CODES[judged.outcome]) == ("unknown", 2)
+    assert judged.unsure[-1] == "no fault happened"
 
 
 async def test_each_segment_has_a_history_and_a_verdict_of_its_own(tmp_path: Path) -> None:
