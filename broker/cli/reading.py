@@ -191,7 +191,13 @@ def poll(  # noqa: PLR0913 - One parameter per option.
 @topic_argument
 @place_option("--from", "start", help_text="First message: 1h, a time, or an id.")
 @place_option("--to", "stop", help_text="Stop before this message or time.")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="At most so many messages.",
+)
 @click.option("--desc", "descending", is_flag=True, help="Newest first.")
 @click.option("--full", is_flag=True, help="Whole payloads, not only their first KiB.")
 @to_broker

@@ -40,7 +40,7 @@ def _directory(command: Command) -> Command:
 
 @click.group()
 def storage() -> None:
-    """Make stores; look after a data directory (``data`` if none is named) that no broker serves.
+    """Make stores; look after a data directory ("data" if none is named) that no broker serves.
 
     \b
     broker storage init --hbase-gateways localhost:9090
@@ -98,7 +98,7 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
 def sweep(directory: Path, as_json: bool) -> None:
     """Remove now what has expired and what belongs to deleted topics.
 
-    A broker that serves does so by itself, every ``sweep_interval_s`` seconds.
+    A broker that serves does so by itself, every sweep_interval_s seconds.
 
     \b
     broker storage sweep data
@@ -121,7 +121,7 @@ def sweep(directory: Path, as_json: bool) -> None:
 def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Make an empty store: in a new folder, or in HBase the tables of a cluster.
 
-    ``broker serve`` makes a missing folder by itself. The tables of a cluster it does not make: how
+    "broker serve" makes a missing folder by itself. The tables of a cluster it does not make: how
     they are divided can't be changed later. What is there already stays as it is; exits 1 if that is
     not as it should be.
 

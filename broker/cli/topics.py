@@ -77,7 +77,7 @@ def create(  # noqa: PLR0913 - One parameter per option.
 @click.argument("namespace", default="default")
 @to_broker
 def list_(namespace: str, url: str, deadline_s: float, as_json: bool) -> None:
-    """List the topics of a namespace (``default`` if none is named).
+    """List the topics of a namespace ("default" if none is named).
 
     \b
     broker topics list audit

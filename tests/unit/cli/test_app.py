@@ -72,6 +72,7 @@ def test_help_shows_examples(path, capsys):
     code, out, _ = run(capsys, *path, "--help")
     assert code == 0
     assert f"broker {' '.join(path)}" in out.partition("\n")[2]
+    assert "``" not in out
 
 
 @pytest.mark.parametrize(
