@@ -4,8 +4,8 @@
 Both are one pass: every payload is unique and the order of the log is visible, so nothing has to be
 searched for. A verdict is *valid* only if there was something to check; it is *unknown* for a history
 without acknowledged writes, or if a topic or register that owes something was not read to its end.
-It names what it could not have found (``unjudged``): what nothing was promised of, and ``unavailable`` where
-nothing was asked and acknowledged after the last fault.
+It names what it could not have found (``unjudged``): what nothing was promised of, ``unavailable`` where
+nothing was asked and acknowledged after the last fault, and ``stored_late`` where nobody told a deadline.
 
 The last reads of a history, whose process is ``final``, are the log as it ended: after healing,
 everything that was acknowledged must be in it.

@@ -36,7 +36,14 @@ from broker.testing.checkers.snapshots import Snapshots, WholeAtTheEnd
 from broker.testing.checkers.tables import MemoryTables, Tables
 from broker.testing.checkers.transactions import Rollbacks, Stored
 from broker.testing.checkers.values import read_of
-from broker.testing.checkers.violations import UNAVAILABLE, Findings, Promises, Verdict, total
+from broker.testing.checkers.violations import (
+    STORED_LATE,
+    UNAVAILABLE,
+    Findings,
+    Promises,
+    Verdict,
+    total,
+)
 from broker.testing.history import Call, Event, Pairing, who_owes
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
@@ -131,6 +138,7 @@ class Judge:
         self._now_ns = 0
         self._segment = 0
         self._acknowledged = 0
+        self._tells_deadlines = False
         self._epochs: dict[str, int] = {}
 
     @property
@@ -154,6 +162,7 @@ class Judge:
             self._look(call.invoked_ns)
             world.faults.began(call)
         elif call.topic:
+            self._tells_deadlines |= call.asked.get("until_ms") is not None
             self._case(call.topic).began(call)
         else:
             world.fates.began(call)
@@ -241,6 +250,8 @@ class Judge:
         names = self._promises.unjudged
         if UNAVAILABLE not in names and not is_judged(self._asked):
             names.append(UNAVAILABLE)
+        if STORED_LATE not in names and not self._tells_deadlines:
+            names.append(STORED_LATE)
         return names
 
 

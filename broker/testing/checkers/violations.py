@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 KEPT_MAX: Final = 200
 """How many violations of one name are kept; all are counted."""
 UNAVAILABLE: Final = "unavailable"
+STORED_LATE: Final = "stored_late"
 
 
 class Violation(NamedTuple):
@@ -98,7 +99,7 @@ class Promises:
         bounds = {
             "expired_early": self.early_ms,
             "expired_late": self.late_ms,
-            "stored_late": self.stored_late_ms,
+            STORED_LATE: self.stored_late_ms,
             UNAVAILABLE: self.unavailable_ms,
         }
         return [name for name, bound in bounds.items() if bound is None]

@@ -186,6 +186,23 @@ async def test_too_little_to_say_is_unknown() -> None:
     assert judged.unsure[-1] == "no fault happened"
 
 
+async def test_a_run_that_is_interrupted_ends_early_and_is_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hours = replace(PLAN, seconds=7200.0, segment_s=3600.0, window_s=(3600.0, 3600.0))
+    running = Run(Mended(), hours)
+
+    async def begin(*_: object) -> Mapping[str, Any]:
+        running.interrupted.set()
+        return {}
+
+    monkeypatch.setattr(Told, "begin", begin)
+    judged = await running.run()
+    assert judged.outcome == "valid", judged
+    assert judged.facts["segments"] == ["valid"]
+    assert judged.figures.happened == {"fault": 1}
+
+
 async def test_each_segment_has_a_history_and_a_verdict_of_its_own(tmp_path: Path) -> None:
     plan = replace(PLAN, seconds=0.6, segment_s=0.3)
     judged = await Run(Mended(), plan, RunFolder(tmp_path / "run")).run()

@@ -170,3 +170,9 @@ def test_a_register_that_is_asked_has_to_come_back_after_a_fault() -> None:
     told.begin("get", {"key": "k"}, "asks", topic="")
     assert UNAVAILABLE in unjudged(told)
     assert UNAVAILABLE not in unjudged(told.get("a"))
+
+
+def test_what_is_stored_late_is_judged_where_somebody_tells_a_deadline() -> None:
+    promises = Promises(stored_late_ms=100)
+    assert "stored_late" in unjudged(Story(promises).publish(None, "a"))
+    assert "stored_late" not in unjudged(Story(promises).publish(None, "a", until_ms=500))
