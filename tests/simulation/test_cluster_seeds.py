@@ -73,7 +73,8 @@ def test_the_command_runs_seeds_in_several_processes() -> None:
     command = [sys.executable, "-m", "broker.testing.simulation"]
     command += ["--seeds", "2", "--minutes", "0.1", "--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
-    assert "2 seeds, 0 bad" in done.stdout, done.stdout + done.stderr
+    assert "2 seeds, 0 bad, 2 empty" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1, "seeds in which too little happened show nothing"
 
 
 @pytest.mark.simulation
