@@ -11,10 +11,12 @@ import sys
 import pytest
 
 from broker.testing import Cluster, simulated
+from broker.testing.simulation import run
 from broker.testing.simulation.__main__ import WORKLOADS, run_several
 from broker.testing.simulation.faults import KINDS
-from broker.testing.simulation.plan import draw_plan
+from broker.testing.simulation.plan import Plan, draw_plan
 from broker.testing.simulation.report import Totals
+from broker.testing.simulation.run import simulate
 
 SEEDS = 100
 MINUTES = 3.0
@@ -75,6 +77,22 @@ def test_the_command_runs_seeds_in_several_processes() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert "2 seeds, 0 bad, 2 empty" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 1, "seeds in which too little happened show nothing"
+
+
+@pytest.mark.simulation
+def test_an_error_that_nobody_foresaw_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> bytes:
+        raise ValueError("nobody foresaw this")
+
+    monkeypatch.setattr("broker.topics.reading.oldest_live", fails)
+    assert "unexpected_error" in simulate(Plan(seed=1, minutes=0.1)).verdict.names
+
+
+@pytest.mark.simulation
+def test_what_has_not_ended_in_time_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulate(Plan(seed=1, minutes=0.1)).verdict.is_valid
+    monkeypatch.setattr(run, "END_S", -1000.0)
+    assert simulate(Plan(seed=1, minutes=0.1)).verdict.names == {"late"}
 
 
 @pytest.mark.simulation
