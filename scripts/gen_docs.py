@@ -194,7 +194,8 @@ tables of its own for each case; *alone*: a broker, or its store, over LevelDB, 
 stores of several nodes in the verifier's own process, over tables that do on demand what no real server can
 be made to do at a chosen moment. Processes are told which guard they lack by `BROKER_WITHOUT_GUARDS`, under
 `BROKER_TESTING=1`, and the case sees to it that they say so in log, `/healthz` and status. Guards are in
-[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`.
+[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`. When all were
+played last, each three times without its guard: [22 November 2026](results/2026-11-22-cases.md).
 
 | # | case | what happens | what protects | guard | without it the verdict says |
 |---|---|---|---|---|---|
