@@ -232,7 +232,7 @@ class HBaseConfig:
         16, "Regions of each new table, which never split; at most 256.", least=1
     )
     hbase_connections_max: int = key(
-        16, "Connections to the gateways, and calls under way.", least=1
+        16, "Calls to the gateways under way; half of the connections kept to them.", least=1
     )
     hbase_call_s: float = key(
         25.0, "After this a change that storage does not answer is given up.", least=0.1

@@ -23,7 +23,8 @@ from typing import Any
 from benchmarks import prepared
 from broker.model import TopicId
 from broker.storage.hbase_cells import salt_of
-from broker.storage.hbase_connections import IDL, Address, Connections, Timeouts
+from broker.storage.hbase_connections import Address, Connections, Timeouts
+from broker.storage.hbase_exchange import IDL
 from broker.storage.hbase_table import FAMILY
 from broker.storage.keys import LogId, control_key, log_prefix
 

@@ -23,17 +23,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from thriftpy2.thrift import TApplicationException, TException
 
 from broker.storage.cells import CellsError, CellsRefused
-from broker.storage.hbase_connections import IDL, Address, Connection, Connections, Timeouts
-from broker.storage.hbase_exchange import Exchange, decode, encode
-from broker.storage.health import Ended
+from broker.storage.hbase_connections import Address, Connection, Connections, Timeouts
+from broker.storage.hbase_exchange import IDL, decode, encode
+from broker.storage.health import CANCELLED, Ended
 
 __all__ = ["IDL", "Address", "Ended", "Gateways"]
 
@@ -102,30 +101,18 @@ class Gateways:
         Raises:
             CellsRefused, CellsError: as ``call``.
         """
-        return await self._observed(name, self._asked(api, arguments))
-
-    async def _observed(self, name: str, calling: Coroutine[Any, Any, Answer]) -> Answer:
-        if self._observe is None:
-            return await calling
         begun = time.monotonic()
-        kind: str | None = "cancelled"
-        message: str | None = None
-        try:
-            answer = await calling
-            kind = None
-        except CellsError as error:
-            kind, message = getattr(error, "kind", "refused"), str(error)
-            raise
-        finally:
-            self._observe(Ended(name, time.monotonic() - begun, kind, message))
-        return answer
-
-    async def _asked(self, api: str, arguments: tuple[object, ...]) -> Any:
         request = encode(api, arguments)
-        await self._take_turn()
+        try:
+            await self._take_turn()
+        except CellsError as error:
+            self._tell(name, begun, error)
+            raise
         connection = self._connections.take_ready()
         if connection is None:
-            return await self._in_thread(lambda client: getattr(client, api)(*arguments))
+            return await self._observed(
+                name, self._in_thread(lambda client: getattr(client, api)(*arguments))
+            )
         answered = asyncio.get_running_loop().create_future()
         self._exchanges.add(answered)
 
@@ -134,17 +121,42 @@ class Gateways:
             self._free.release()
             self._exchanges.discard(answered)
             try:
-                with self._classified(connection):
-                    answer = decode(api, how)
-            except Exception as error:  # noqa: BLE001  The caller's, whatever it is.
+                answer = decode(api, how)
+            except Exception as raised:  # noqa: BLE001  The caller's, whatever it is.
+                error = self._failed(connection, raised)
+                self._tell(name, begun, error)
                 if not answered.done():
                     answered.set_exception(error)
             else:
+                self._connections.give_back(connection, doubtful=False)
+                self._tell(name, begun, None)
                 if not answered.done():
                     answered.set_result(answer)
 
-        Exchange(connection.socket.sock.fileno(), request, settle, self._call_s)
+        connection.in_loop().ask(request, settle, self._call_s)
         return await answered
+
+    def _tell(self, name: str, begun: float, error: BaseException | None) -> None:
+        if self._observe is None:
+            return
+        seconds = time.monotonic() - begun
+        if error is None:
+            self._observe(Ended(name, seconds))
+        elif isinstance(error, CellsError):
+            kind = getattr(error, "kind", "refused")
+            self._observe(Ended(name, seconds, kind, str(error)))
+        else:
+            self._observe(Ended(name, seconds, CANCELLED))
+
+    async def _observed(self, name: str, calling: Coroutine[Any, Any, Answer]) -> Answer:
+        begun = time.monotonic()
+        try:
+            answer = await calling
+        except BaseException as error:
+            self._tell(name, begun, error)
+            raise
+        self._tell(name, begun, None)
+        return answer
 
     async def _called(self, work: Callable[[Any], Answer]) -> Answer:
         await self._take_turn()
@@ -198,31 +210,38 @@ class Gateways:
 
     def _exchange(self, work: Callable[[Any], Answer]) -> Answer:
         connection = self._connections.take()
-        with self._classified(connection):
-            return work(connection.client)
-
-    # Of both.
-
-    @contextmanager
-    def _classified(self, connection: Connection) -> Iterator[None]:
-        """Give a connection back, or not, by how its call ended. Raises GatewayFailed."""
         try:
-            yield
-        except IDL.TIOError as error:
-            self._connections.give_back(connection, doubtful=True)
-            # Of Java's stack trace, if it is one, the line with which it begins.
-            first = (error.message or "no message").partition("\n")[0]
-            raise GatewayFailed("told", first) from error
-        except TApplicationException as error:
-            self._connections.discard(connection, failed=False)
-            # Its str() raises a TypeError.
-            raise GatewayFailed("told", f"TApplicationException: {error.message}") from error
-        except (TException, OSError) as error:
-            self._connections.discard(connection, failed=True)
-            kind = "silent" if isinstance(error, TimeoutError) else "cut"
-            raise GatewayFailed(kind, f"{type(error).__name__}: {error}") from error
+            answer = work(connection.client)
+        except Exception as raised:
+            raise self._failed(connection, raised) from raised
         except BaseException:
-            # A bug of ours: nobody knows what was sent.
+            # Nobody knows what was sent.
             self._connections.discard(connection, failed=False)
             raise
         self._connections.give_back(connection, doubtful=False)
+        return answer
+
+    # Of both.
+
+    def _failed(self, connection: Connection, raised: Exception) -> Exception:
+        """Give a connection back, or not, by what came of its call; return what the caller gets."""
+        match raised:
+            case IDL.TIOError():
+                self._connections.give_back(connection, doubtful=True)
+                # Of Java's stack trace, if it is one, the line with which it begins.
+                first = (raised.message or "no message").partition("\n")[0]
+                failed = GatewayFailed("told", first)
+            case TApplicationException():
+                self._connections.discard(connection, failed=False)
+                # Its str() raises a TypeError.
+                failed = GatewayFailed("told", f"TApplicationException: {raised.message}")
+            case TException() | OSError():
+                self._connections.discard(connection, failed=True)
+                kind = "silent" if isinstance(raised, TimeoutError) else "cut"
+                failed = GatewayFailed(kind, f"{type(raised).__name__}: {raised}")
+            case _:
+                # A bug of ours: nobody knows what was sent.
+                self._connections.discard(connection, failed=False)
+                return raised
+        failed.__cause__ = raised
+        return failed

@@ -16,7 +16,9 @@ A gateway closes a connection that was idle for 60 s and tells nobody: the next 
 it and fail with an unknown outcome. So a connection that was idle for half of that is not used again,
 nor one on which something arrived that nobody asked for, which is how the end of a stream looks.
 
-Everything here is called in the threads of hbase.py, each of which uses one connection at a time.
+All is called in the threads of hbase.py, each of which uses one connection at a time; ``take_ready``,
+``give_back`` and ``discard`` also on the event loop. A connection that the loop has used stays the loop's
+(``Gateway.ready``), so there are up to twice as many as calls may be under way.
 """
 
 from __future__ import annotations
@@ -29,19 +31,15 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from socket import SHUT_RDWR
 from typing import Any, NamedTuple
 
-import thriftpy2
 import thriftpy2.protocol
 import thriftpy2.transport
 from thriftpy2.thrift import TClient, TException
 
 from broker.storage.cells import CellsRefused
-
-IDL = thriftpy2.load(str(Path(__file__).with_name("hbase2.thrift")), module_name="hbase2_thrift")
-"""The structs and the service of the Thrift-2 gateway."""
+from broker.storage.hbase_exchange import IDL, Line
 
 _transport: Any = thriftpy2.transport  # Neither has types.
 _protocol: Any = thriftpy2.protocol
@@ -76,22 +74,42 @@ class Gateway:
     suspect: bool = False
     doubted_until: float = 0.0
     idle: deque[Connection] = field(default_factory=deque)
+    """For threads, and for the loop once it has used up the others."""
+    ready: deque[Connection] = field(default_factory=deque)
+    """For the loop alone, which looks at them all the time."""
 
 
-@dataclass(slots=True, eq=False)
 class Connection:
-    """An open connection."""
+    """An open connection. ``line`` is there once the event loop uses it: then no thread may."""
 
-    gateway: Gateway
-    socket: Any
-    client: TClient
-    last_used: float = 0.0
+    __slots__ = ("_poll", "client", "gateway", "last_used", "line", "socket")
+
+    def __init__(self, gateway: Gateway, socket: Any, client: TClient) -> None:
+        """Keep a socket that is connected."""
+        self.gateway = gateway
+        self.socket = socket
+        self.client = client
+        self.last_used = 0.0
+        self.line: Line | None = None
+        self._poll = select.poll()
+        self._poll.register(socket.sock, select.POLLIN)
 
     def is_silent(self) -> bool:
         """Whether nothing has arrived, not even the end of the stream."""
-        poll = select.poll()
-        poll.register(self.socket.sock, select.POLLIN)
-        return not poll.poll(0)
+        return not self._poll.poll(0)
+
+    def in_loop(self) -> Line:
+        """Return the line by which the running loop uses the connection, from now on alone."""
+        if self.line is None:
+            self.line = Line(self.socket.sock.fileno())
+        return self.line
+
+    def close(self) -> None:
+        """Close it, from any thread."""
+        if self.line is None:
+            self.socket.close()
+        else:
+            self.line.close(self.socket.close)
 
 
 class Connections:
@@ -132,8 +150,7 @@ class Connections:
             if not good or self._closed.is_set():
                 return None
             gateway = self._best(good)
-        connection = self._idle(gateway)
-        with self._changed:
+            connection = self._open(gateway.ready) or self._open(gateway.idle)
             if connection is None:
                 gateway.under_way -= 1
             else:
@@ -154,23 +171,28 @@ class Connections:
 
     def _best(self, good: list[Gateway]) -> Gateway:
         """Return the one to ask, which has one more call under way. The caller holds the lock."""
-        now = time.monotonic()
-        # Of equal ones each in its turn.
-        turn = next(self._turn) % len(good)
-        best = min(good[turn:] + good[:turn], key=lambda each: _rank(each, now))
+        best = good[0]
+        if len(good) > 1:
+            now = time.monotonic()
+            # Of equal ones each in its turn.
+            turn = next(self._turn) % len(good)
+            best = min(good[turn:] + good[:turn], key=lambda each: _rank(each, now))
         best.under_way += 1
         return best
 
     def _idle(self, gateway: Gateway) -> Connection | None:
-        while True:
-            with self._changed:
-                connection = gateway.idle.pop() if gateway.idle else None
-            if connection is None:
-                return None
+        with self._changed:
+            return self._open(gateway.idle)
+
+    def _open(self, waiting: deque[Connection]) -> Connection | None:
+        """Return the one that was used last, unless it is none any more. The caller holds the lock."""
+        while waiting:
+            connection = waiting.pop()
             idle_s = time.monotonic() - connection.last_used
             if idle_s < self._timeouts.idle_s and connection.is_silent():
                 return connection
-            connection.socket.close()
+            connection.close()
+        return None
 
     def _connected(self, gateway: Gateway, answer_s: float) -> Connection:
         socket = _transport.TSocket(
@@ -192,13 +214,13 @@ class Connections:
             self._taken.discard(connection)
             gateway.under_way -= 1
             gateway.doubted_until = connection.last_used + DOUBTED_S if doubtful else 0.0
-            gateway.idle.append(connection)
+            (gateway.idle if connection.line is None else gateway.ready).append(connection)
 
     def discard(self, connection: Connection, *, failed: bool) -> None:
         """Close a connection that is out of step; ``failed``: the gateway cut it, or was silent."""
         with self._changed:
             self._taken.discard(connection)
-        connection.socket.close()
+        connection.close()
         self._release(connection.gateway, failed=failed)
 
     def _release(self, gateway: Gateway, *, failed: bool) -> None:
@@ -207,10 +229,11 @@ class Connections:
             if not failed or gateway.suspect:
                 return
             gateway.suspect = True
-            idle = list(gateway.idle)
+            waiting = [*gateway.idle, *gateway.ready]
             gateway.idle.clear()
-        for connection in idle:
-            connection.socket.close()
+            gateway.ready.clear()
+        for connection in waiting:
+            connection.close()
         name = f"hbase-{gateway.address.host}:{gateway.address.port}"
         threading.Thread(target=self._restore, args=(gateway,), name=name, daemon=True).start()
 
@@ -236,7 +259,7 @@ class Connections:
         except (TException, OSError):
             return False
         finally:
-            connection.socket.close()
+            connection.close()
         return True
 
     def cut(self) -> None:
@@ -245,7 +268,7 @@ class Connections:
             self._closed.set()
             self._changed.notify_all()
             for connection in self._taken:
-                # The thread that waits for an answer wakes up and closes it.
+                # Whoever waits for an answer wakes up and closes it.
                 with suppress(OSError):
                     connection.socket.sock.shutdown(SHUT_RDWR)
 
@@ -253,8 +276,9 @@ class Connections:
         """Close what is idle, and ask nobody any more."""
         self._closed.set()
         for gateway in self._gateways:
-            while gateway.idle:
-                gateway.idle.pop().socket.close()
+            for waiting in (gateway.idle, gateway.ready):
+                while waiting:
+                    waiting.pop().close()
 
 
 def _rank(gateway: Gateway, now: float) -> tuple[bool, int]:

@@ -1,4 +1,4 @@
-"""One request and its answer in the event loop, on a connection that stands ready.
+"""Requests and their answers in the event loop, on connections that stand ready.
 
 Handing a call to a thread and back costs more than the call itself where many are short: two turns of the
 interpreter's lock and two wake-ups for each of a commit's two calls. So what is written, and what is read of
@@ -15,14 +15,18 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
+import threading
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+import thriftpy2
 import thriftpy2.protocol
 import thriftpy2.transport
 from thriftpy2.thrift import TApplicationException, TMessageType, TType
 
-from broker.storage.hbase_connections import IDL
+IDL = thriftpy2.load(str(Path(__file__).with_name("hbase2.thrift")), module_name="hbase2_thrift")
+"""The structs and the service of the Thrift-2 gateway."""
 
 _transport: Any = thriftpy2.transport  # Neither has types.
 _protocol: Any = thriftpy2.protocol
@@ -64,6 +68,8 @@ def decode(api: str, answer: bytes | Exception) -> Any:
     """Return what a whole answer says. Raises TException, what the gateway tells of, and ``answer``."""
     if isinstance(answer, Exception):
         raise answer
+    if answer in _COMMON:
+        return _COMMON[answer]
     protocol = _protocol.TBinaryProtocol(_transport.TMemoryBuffer(answer))
     _, kind, _ = protocol.read_message_begin()
     if kind == TMessageType.EXCEPTION:
@@ -127,30 +133,42 @@ def _after(data: bytes | bytearray, at: int, kind: int) -> int:
     return at
 
 
-class Exchange:
-    """Sends a request and waits for the answer; nothing blocks.
+Ended = Callable[[bytes | Exception], None]
 
-    ``ended`` is called once: with the whole answer, or with why there is none.
+
+class Line:
+    """A connection's socket in the event loop: one request at a time, and the answer; nothing blocks.
+
+    The loop looks at the socket all the time, also between calls: to begin and to end that for each call
+    would cost more than reading its answer.
     """
 
-    def __init__(
-        self, file: int, request: bytes, ended: Callable[[bytes | Exception], None], answer_s: float
-    ) -> None:
-        """Begin, on a socket that does not block and on which nothing is under way."""
+    def __init__(self, file: int) -> None:
+        """Use a socket that does not block, and on which nothing is under way."""
+        self.is_over = False
+        """Whether nothing can be asked any more: it ended, or said what nobody asked for."""
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._file = file
-        self._left = memoryview(request)
-        self._answer = bytearray()
-        self._ended = ended
+        self._left: memoryview | bytes = b""
+        self._answer = b""
+        self._ended: Ended | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_writing = False
-        self._is_over = False
-        self._timer = self._loop.call_later(answer_s, self._end, TimeoutError("no answer in time"))
         self._loop.add_reader(file, self._read)
+
+    def ask(self, request: bytes, ended: Ended, answer_s: float) -> None:
+        """Send a request; ``ended`` is called once, with the whole answer or why there is none."""
+        assert self._ended is None, "one request at a time"
+        self._ended = ended
+        self._timer = self._loop.call_later(answer_s, self._silent)
+        self._left = request
         self._write()
 
     def _write(self) -> None:
         try:
-            self._left = self._left[os.write(self._file, self._left) :]
+            sent = os.write(self._file, self._left)
+            self._left = memoryview(self._left)[sent:] if sent < len(self._left) else b""
         except BlockingIOError:
             pass
         except OSError as error:
@@ -168,20 +186,69 @@ class Exchange:
             piece = os.read(self._file, READ_BYTES)
             if not piece:
                 raise AnswerCut("the gateway ended the connection")
-            self._answer += piece
-            if is_whole(self._answer):
-                self._end(bytes(self._answer))
+            if self._ended is None:
+                raise AnswerCut("an answer that nobody asked for")
+            self._answer = self._answer + piece if self._answer else piece
+            if self._answer in _COMMON or is_whole(self._answer):
+                self._end(self._answer)
         except BlockingIOError:
             return
         except OSError as error:
             self._end(error)
 
+    def _silent(self) -> None:
+        self._end(TimeoutError("no answer in time"))
+
     def _end(self, how: bytes | Exception) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        self._timer.cancel()
-        self._loop.remove_reader(self._file)
-        if self._is_writing:
-            self._loop.remove_writer(self._file)
-        self._ended(how)
+        ended, timer = self._ended, self._timer
+        self._ended = self._timer = None
+        self._answer = b""
+        if timer is not None:
+            timer.cancel()
+        if isinstance(how, Exception):
+            self.leave()
+        if ended is not None:
+            ended(how)
+
+    def close(self, close_socket: Callable[[], None]) -> None:
+        """Close the socket, from any thread: once the loop does not look at it any more.
+
+        Else the loop would take another socket of the same number for it.
+        """
+        if threading.get_ident() == self._thread or self._loop.is_closed():
+            self._close(close_socket)
+        else:
+            self._loop.call_soon_threadsafe(self._close, close_socket)
+
+    def _close(self, close_socket: Callable[[], None]) -> None:
+        if not self._loop.is_closed():
+            self.leave()
+        close_socket()
+
+    def leave(self) -> None:
+        """Look at the socket no more."""
+        if not self.is_over:
+            self.is_over = True
+            self._loop.remove_reader(self._file)
+            if self._is_writing:
+                self._is_writing = False
+                self._loop.remove_writer(self._file)
+
+
+def _reply(api: str, **fields: object) -> bytes:
+    buffer = _transport.TMemoryBuffer()
+    protocol = _protocol.TBinaryProtocol(buffer)
+    protocol.write_message_begin(api, TMessageType.REPLY, 0)
+    getattr(_service, f"{api}_result")(**fields).write(protocol)
+    protocol.write_message_end()
+    reply: bytes = buffer.getvalue()
+    return reply
+
+
+_COMMON: Final = {
+    _reply("put"): None,
+    _reply("putMultiple"): None,
+    _reply("checkAndPut", success=True): True,
+    _reply("checkAndPut", success=False): False,
+}
+"""What nearly all writes are answered, and what it says: whole, and not worth a look inside."""

@@ -37,10 +37,33 @@ class StorageHealth(NamedTuple):
 class CallHealth:
     """Counts calls as they end. Told and asked on the event loop."""
 
+    __slots__ = (
+        "_calls",
+        "_errors",
+        "_last_error",
+        "_last_failure_ms",
+        "_last_success_ms",
+        "_now_ms",
+    )
+
     def __init__(self, now_ms: Callable[[], int]) -> None:
         """Start at nothing; ``now_ms`` is the node's clock."""
         self._now_ms = now_ms
-        self.so_far = StorageHealth()
+        self._calls = self._errors = 0
+        self._last_success_ms: int | None = None
+        self._last_failure_ms: int | None = None
+        self._last_error: str | None = None
+
+    @property
+    def so_far(self) -> StorageHealth:
+        """What was counted."""
+        return StorageHealth(
+            self._calls,
+            self._errors,
+            self._last_success_ms,
+            self._last_failure_ms,
+            self._last_error,
+        )
 
     def ended(self, kind: str | None, message: str | None) -> None:
         """Count a call by how it ended: ``kind`` None is a success, ``cancelled`` says nothing."""
@@ -51,15 +74,12 @@ class CallHealth:
 
     def succeeded(self) -> None:
         """Count a call that was answered as it should be, a plain *no* included."""
-        self.so_far = self.so_far._replace(
-            calls=self.so_far.calls + 1, last_success_ms=self._now_ms()
-        )
+        self._calls += 1
+        self._last_success_ms = self._now_ms()
 
     def failed(self, error: str) -> None:
         """Count a call that was refused, failed, or got no answer."""
-        self.so_far = self.so_far._replace(
-            calls=self.so_far.calls + 1,
-            errors=self.so_far.errors + 1,
-            last_failure_ms=self._now_ms(),
-            last_error=error,
-        )
+        self._calls += 1
+        self._errors += 1
+        self._last_failure_ms = self._now_ms()
+        self._last_error = error

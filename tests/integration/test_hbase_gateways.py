@@ -225,12 +225,13 @@ def await_cut(gateways: Gateways) -> None:
     """Wait until the gateway has ended the connections that are idle."""
     deadline = threading.Event()
     (gateway,) = gateways._connections._gateways
-    assert gateway.idle
+    waiting = [*gateway.idle, *gateway.ready]
+    assert waiting
     for _ in range(DEADLINE_S * 20):
-        if not any(connection.is_silent() for connection in gateway.idle):
+        if not any(connection.is_silent() for connection in waiting):
             return
         deadline.wait(0.05)
-    raise AssertionError(f"{len(gateway.idle)} connections were not cut")
+    raise AssertionError(f"{len(waiting)} connections were not cut")
 
 
 async def test_a_reply_of_an_exception_keeps_the_connection(hbase_server: HBaseServer) -> None:
@@ -241,11 +242,11 @@ async def test_a_reply_of_an_exception_keeps_the_connection(hbase_server: HBaseS
     ):
         await cells.get(Table.MESSAGES, START)
         (gateway,) = gateways._connections._gateways
-        (connection,) = gateway.idle
+        (connection,) = gateway.ready
         with pytest.raises(CellsError, match=r"^nothing$"):
-            await gateways.call("get", lambda client: client.get(b"nothing", IDL.TGet(row=b"k")))
+            await gateways.ask("get", "get", b"nothing", IDL.TGet(row=b"k"))
         await cells.get(Table.MESSAGES, START)
-        assert list(gateway.idle) == [connection]
+        assert list(gateway.ready) == [connection]
     assert [each.kind for each in told[-3:]] == [None, "told", None]
 
 

@@ -12,7 +12,7 @@ from thriftpy2.transport import TMemoryBuffer
 
 from broker.storage.cells import CellsError, CellsRefused
 from broker.storage.hbase import IDL, Address, Gateways
-from broker.storage.hbase_exchange import AnswerCut, Exchange, decode, encode, is_whole
+from broker.storage.hbase_exchange import AnswerCut, Line, decode, encode, is_whole
 from broker.testing.bench import settle
 from tests.unit.storage.served_gateway import DEADLINE_S, Served, serving
 
@@ -90,7 +90,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 async def exchanged(ours: socket.socket, request: bytes, answer_s: float) -> asyncio.Future[Any]:
     ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    Exchange(ours.fileno(), request, ended.set_result, answer_s)
+    Line(ours.fileno()).ask(request, ended.set_result, answer_s)
     return ended
 
 
@@ -135,6 +135,44 @@ async def test_silence_ends_it(pair: tuple[socket.socket, socket.socket]) -> Non
     assert isinstance(await asyncio.wait_for(ended, DEADLINE_S), TimeoutError)
 
 
+async def test_a_line_takes_one_request_after_the_other(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    line = Line(ours.fileno())
+    loop = asyncio.get_running_loop()
+    for api in ("put", "get", "checkAndPut"):
+        ended: asyncio.Future[Any] = loop.create_future()
+        line.ask(api.encode(), ended.set_result, DEADLINE_S)
+        assert await loop.sock_recv(theirs, 100) == api.encode()
+        theirs.sendall(ANSWERS[api])
+        assert await asyncio.wait_for(ended, DEADLINE_S) == ANSWERS[api]
+    assert not line.is_over
+
+
+@pytest.mark.parametrize("how", ["the end", "an answer"])
+async def test_what_comes_between_calls_ends_the_line(
+    pair: tuple[socket.socket, socket.socket], how: str
+) -> None:
+    ours, theirs = pair
+    line = Line(ours.fileno())
+    if how == "the end":
+        theirs.close()
+    else:
+        theirs.sendall(ANSWERS["put"])
+    await settle(3)
+    assert line.is_over
+
+
+async def test_a_thread_closes_a_line_once_the_loop_looks_at_it_no_more(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    line = Line(pair[0].fileno())
+    was_over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    await asyncio.to_thread(line.close, lambda: was_over.set_result(line.is_over))
+    assert await asyncio.wait_for(was_over, DEADLINE_S)
+
+
 # Through the gateways.
 
 
@@ -172,6 +210,38 @@ async def test_a_connection_that_the_gateway_closed_is_not_used(
     served.close_connections()
     assert await ask(gateway)
     assert len(served.open) == 2
+
+
+async def test_a_connection_of_the_loop_that_the_gateway_closed_is_not_used(
+    served: Served, gateway: Gateways
+) -> None:
+    assert await ask(gateway)  # From now on it is the loop's.
+    served.close_connections()
+    assert await ask(gateway)
+    assert len(served.open) == 2
+
+
+async def test_a_connection_of_the_loop_is_no_threads(served: Served, gateway: Gateways) -> None:
+    assert await ask(gateway)
+    assert await gateway.call(
+        "ask", lambda client: client.tableExists(IDL.TTableName(qualifier=b"t"))
+    )
+    assert len(served.open) == 2, "one for the thread"
+    assert await ask(gateway)
+    assert len(served.open) == 2
+
+
+async def test_a_failure_in_a_thread_closes_the_loops_connections_too(
+    served: Served, gateway: Gateways
+) -> None:
+    assert await ask(gateway)
+    with pytest.raises(CellsError):
+        await gateway.call(
+            "ask", lambda client: client.tableExists(IDL.TTableName(qualifier=b"cut"))
+        )
+    assert await ask(gateway)
+    (one,) = gateway._connections._gateways
+    assert len(one.ready) + len(one.idle) == 1
 
 
 async def test_what_the_gateway_tells_is_unknown_and_keeps_the_connection(
