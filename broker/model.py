@@ -42,6 +42,7 @@ POINTERS_PER_MS = 1_000_000
 _ROW_ID = struct.Struct(">qH")
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]+")
+_KEY = re.compile(r"[!-~]{1,255}")
 
 
 class TopicId(NamedTuple):
@@ -78,6 +79,13 @@ def check_topic(namespace: str, topic: str) -> TopicId:
             f"Invalid topic ID: {topic}. Should only contain alphanumeric characters and _ or -."
         )
     return TopicId(namespace, topic)
+
+
+def check_key(key: str) -> str:
+    """Return ``key`` if it can be an idempotency key, else raise BadRequest."""
+    if not _KEY.fullmatch(key):
+        raise BadRequest("Idempotency-Key must be 1 to 255 visible ASCII characters.")
+    return key
 
 
 def row_id(timestamp_ms: int, seq: int) -> RowId:

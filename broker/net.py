@@ -359,8 +359,11 @@ class Connection(asyncio.Protocol):
 
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
-    """Return headers as they stand on the wire."""
-    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
+    """Return headers as they stand on the wire. Raises ValueError for one that would be several."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if not lines.count("\n") == lines.count("\r") == len(headers):
+        raise ValueError(f"a line break in a header: {lines!r}")
+    return lines.encode("latin-1")
 
 
 AnyConnection = TypeVar("AnyConnection", bound=Connection)

@@ -93,7 +93,10 @@ def parse(known: Key, text: str) -> Any:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if wanted not in (str, int, float, Path) and not _is_enum(wanted):
         return _parse_pairs(text)
-    return wanted(text)
+    try:
+        return wanted(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is {_what_it_is_not(wanted)}") from None
 
 
 def _plain_type(annotation: Any) -> tuple[Any, bool]:
@@ -102,6 +105,12 @@ def _plain_type(annotation: Any) -> tuple[Any, bool]:
         return annotation, False
     (wanted,) = (part for part in typing.get_args(annotation) if part is not type(None))
     return wanted, True
+
+
+def _what_it_is_not(wanted: Any) -> str:
+    if _is_enum(wanted):
+        return f"none of {', '.join(wanted)}"
+    return "no whole number" if wanted is int else "no number"
 
 
 def _is_enum(wanted: Any) -> bool:

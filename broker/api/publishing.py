@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from broker.api.bodies import BodyType, body_type
 from broker.api.replies import AVRO, EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply
 from broker.api.request import Request, whole_number
-from broker.errors import BadRequest
-from broker.model import PublishRequest, RollbackRange
+from broker.model import PublishRequest, RollbackRange, check_key
 from broker.topics.service import Topics
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
 from broker.wire import avro, avrojson
@@ -18,7 +16,6 @@ from broker.wire.topics import TTL_MAX_S
 IDEMPOTENCY_KEY = "Idempotency-Key"
 NODE_KEY = "\0"
 """What keys that nodes make begin with; no key of a client does."""
-_KEY = re.compile(r"[!-~]{1,255}")
 
 
 class Publishing:
@@ -74,8 +71,8 @@ def _options(request: Request) -> PublishOptions:
     repeat = request.repeat
     if key is None and not request.query_string and not request.is_timed and repeat is None:
         return NO_OPTIONS
-    if key is not None and not _KEY.fullmatch(key):
-        raise BadRequest(f"{IDEMPOTENCY_KEY} must be 1 to 255 visible ASCII characters.")
+    if key is not None:
+        check_key(key)
     ttl_s = whole_number(request.query, "ttl", least=1, most=TTL_MAX_S, default=0)
     if repeat is None:
         return PublishOptions(ttl_s=ttl_s or None, key=key, deadline=request.deadline)

@@ -93,7 +93,8 @@ def serve(file: Path | None, **flags: str | None) -> None:
     except BrokerError:
         raise
     except OSError as error:
-        where = f"{config.server.host}:{config.server.port}"
+        # Of a file it has the name, of an address not.
+        where = error.filename or f"{config.server.host}:{config.server.port}"
         raise click.ClickException(f"can't serve on {where}: {error.strerror or error}") from error
     if reason is not None:
         raise click.ClickException(f"stopped: {reason}")

@@ -13,6 +13,7 @@ from broker.client import Settings, SyncClient
 from broker.clock import SystemClock
 from broker.errors import BadName, UnavailableError
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic
+from broker.net import Address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,8 +67,11 @@ def connect(url: str, deadline_s: float) -> SyncClient:
     """Return a client. Raises click.BadParameter if the address is none."""
     settings = Settings(url=url, deadline_s=deadline_s)
     for one in settings.urls:
-        if not re.match(r"https?://[^/]", one):
-            raise click.BadParameter(f"{one!r} is not http://HOST:PORT", param_hint="--url")
+        try:
+            Address.of(one)
+        except ValueError as error:
+            text = f"{one!r} is not http://HOST:PORT"
+            raise click.BadParameter(text, param_hint="--url") from error
     return SyncClient(settings=settings)
 
 

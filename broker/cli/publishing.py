@@ -71,9 +71,10 @@ def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Prog
             client.publish(order.topic, batch, ttl_s=order.ttl_s, key=key)
         except BrokerError as error:
             last = published + len(batch)
+            before = f"Lines 1 to {published:,} are published" if published else "None is published"
             error.message += (
-                f"\nLines 1 to {published:,} are published; "
-                f"of {published + 1:,} to {last:,} this is the outcome: {error.outcome}."
+                f"\n{before}; "
+                f"of lines {published + 1:,} to {last:,} this is the outcome: {error.outcome}."
             )
             raise
         published += len(batch)

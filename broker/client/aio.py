@@ -202,6 +202,7 @@ class Client:
             The acknowledgement, with what ``rollback`` needs if there was a pointer.
 
         Raises:
+            BadRequest: already here, of a key that is not 1 to 255 visible ASCII characters.
             BrokerError: by name; ``outcome`` says whether it may have been stored all the same.
         """
         if isinstance(messages, _SINGLE):

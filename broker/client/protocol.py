@@ -41,6 +41,7 @@ from broker.model import (
     PublishRequest,
     Snapshot,
     TopicId,
+    check_key,
     check_namespace,
     check_topic,
     message_id_from_hex,
@@ -176,7 +177,7 @@ def _write(
         path = f"{path}?ttl={ttl_s}"
     headers = {"Content-Type": AVRO}
     if key is not None:
-        headers["Idempotency-Key"] = key
+        headers["Idempotency-Key"] = check_key(key)
     body = avro.encode_publish_request(request)
     return Request("POST", path, headers, body, topic, repeatable=key is not None)
 

@@ -77,7 +77,7 @@ class HttpTransport:
     """Carries requests over HTTP/1.1. To be made, used and closed in one event loop.
 
     Raises:
-        ValueError: an address of the settings isn't one.
+        ValueError: an address of the settings isn't one, or a header is none.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class HttpTransport:
         self._settings = settings
         self._nodes = nodes or Nodes(settings.urls, follow=settings.follow_leaders)
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
+        net.header_lines(self._headers)
         self._tls = tls
         self._idle: list[Connection] = []
         self._busy: dict[Connection, None] = {}

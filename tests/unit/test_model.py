@@ -15,6 +15,7 @@ from broker.model import (
     Topic,
     TopicId,
     TransactionUse,
+    check_key,
     check_namespace,
     check_topic,
     first_row_at,
@@ -74,6 +75,23 @@ def test_what_is_no_message_id_is_refused(text: str) -> None:
 def test_names_of_letters_digits_and_underscores(name: str) -> None:
     assert check_namespace(name) == name
     assert check_topic(name, name + "-") == TopicId(name, name + "-")
+
+
+def test_keys_are_visible_ascii() -> None:
+    visible = bytes(range(0x21, 0x7F)).decode()
+    assert check_key(visible) == visible
+    assert check_key("x" * 255) == "x" * 255
+    for key in (
+        "",
+        "x" * 256,
+        "a b",
+        "\N{LATIN SMALL LETTER E WITH ACUTE}",
+        "a\r\nX: y",
+        "\0",
+        "a\n",
+    ):
+        with pytest.raises(BadRequest):
+            check_key(key)
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:b", "ä", "a/b", "a\n", "a.b", "٣"])

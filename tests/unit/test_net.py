@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.net import STREAM_BUFFER_BYTES, Address, Connection, NoAnswer, NotSent, open_connection
+from broker.net import (
+    STREAM_BUFFER_BYTES,
+    Address,
+    Connection,
+    NoAnswer,
+    NotSent,
+    header_lines,
+    open_connection,
+)
 
 
 class Ask(NamedTuple):
@@ -50,6 +58,14 @@ async def connected(script: Script) -> AsyncIterator[Connection]:
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nX: y\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_header_is_one_line() -> None:
+    assert header_lines({"A": "b", "C": "\xe9"}) == b"A: b\r\nC: \xe9\r\n"
+    assert header_lines({}) == b""
+    for value in ("b\r\nC: d", "b\n", "b\r"):
+        with pytest.raises(ValueError, match="line break"):
+            header_lines({"A": value})
 
 
 async def test_a_whole_answer() -> None:

@@ -105,7 +105,11 @@ def test_the_version_is_told(capsys):
         (("topics", "create", "a/b", "ttl"), "NAME=VALUE"),
         (("topics", "set", "a/b"), "Name what to change"),
         (("poll", "a/b", "--url", "localhost:1"), "http://HOST:PORT"),
-        (("serve", "--port", "http"), "--port"),
+        (("poll", "a/b", "--url", "http://a:1,http://b:99999"), "'http://b:99999' is not"),
+        (("poll", "a/b", "--url", "http://:80"), "http://HOST:PORT"),
+        (("serve", "--port", "http"), "--port: server.port = 'http': 'http' is no whole number"),
+        (("serve", "--drain", "soon"), "'soon' is no number"),
+        (("serve", "--log-level", "loud"), "'loud' is none of debug, info, warning, error"),
         (("serve", "--no-such-key", "1"), "No such option"),
     ],
 )
@@ -150,6 +154,14 @@ def test_every_key_is_a_flag_of_whoever_reads_the_configuration(capsys):
     assert {known.dotted: f"flag {known.flag}" for known in iter_keys()} == {
         key: value["source"] for key, value in told.items()
     }
+
+
+def test_a_folder_that_can_not_be_had_is_named(capsys, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    code, _, err = run(capsys, "serve", "--port", "0", "--data-dir", str(file))
+    assert code == 1
+    assert f"can't serve on {file}: File exists" in err
 
 
 def test_an_unknown_key_in_a_file_is_2(capsys, tmp_path):

@@ -1,10 +1,12 @@
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.cli.options import place_of
 from broker.cli.output import time_text
-from broker.cli.publishing import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches
+from broker.cli.publishing import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
+from broker.errors import OutcomeUnknown, TopicNotFound
 
 NOW_MS = 1_800_000_000_000
 
@@ -60,3 +62,37 @@ def test_batches_are_bounded_and_always_cut_in_the_same_way():
 
 def test_a_last_line_without_an_end_counts():
     assert list(batches([b"a\n", b"\n", b"b"])) == [[b"a", b"", b"b"]]
+
+
+class FailsAfter:
+    """A client whose publishes fail after so many."""
+
+    def __init__(self, count, error):
+        self.count, self.error = count, error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def publish(self, topic, batch, **_):
+        self.count -= 1
+        if self.count < 0:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("requests", "error", "told"),
+    [
+        (0, TopicNotFound("No."), "None is published; of lines 1 to 1,000"),
+        (2, OutcomeUnknown("Lost."), "Lines 1 to 2,000 are published; of lines 2,001 to 2,500"),
+    ],
+)
+def test_when_a_request_fails_it_is_told_which_lines_are_published(
+    requests, error, told, monkeypatch
+):
+    monkeypatch.setattr("broker.cli.publishing.connect", lambda *_: FailsAfter(requests, error))
+    done = CliRunner().invoke(publish, ["a/b", "--lines", "-"], input=b"line\n" * 2500)
+    assert done.exception is error
+    assert f"\n{told} this is the outcome: {error.outcome}." in error.message

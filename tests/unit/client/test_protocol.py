@@ -52,6 +52,14 @@ def test_a_key_makes_a_publish_repeatable_and_a_lifetime_is_asked_for_in_the_que
     assert request.path.endswith("/publish?ttl=60")
 
 
+def test_a_key_that_no_header_can_have_is_refused_before_it_is_sent():
+    for key in ("a\r\nX-Other: header", "a b", ""):
+        with pytest.raises(BadRequest, match="visible ASCII"):
+            protocol.publish(TOPIC, [b"a"], key=key)
+        with pytest.raises(BadRequest, match="visible ASCII"):
+            protocol.store(TOPIC, [b"a"], pointer=1, key=key)
+
+
 def test_store_has_a_pointer():
     request = protocol.store(TOPIC, [b"m2"], pointer=1)
     assert request.path.endswith("/store")

@@ -25,6 +25,12 @@ async def whole(transport, request):
         return reply.status, b"".join([chunk async for chunk in reply.chunks])
 
 
+async def test_headers_that_are_none_are_refused():
+    for header in (("X-Who", "me\r\nX-Other: you"), ("X\nWho", "me"), ("X-Who", "me\r")):
+        with pytest.raises(ValueError, match="line break"):
+            HttpTransport(Settings(headers=(header,)))
+
+
 async def test_writes_one_after_the_other_share_a_connection(transport, raw_broker):
     for _ in range(3):
         assert (await transport.send(PUBLISH, 5)).status == 200
