@@ -148,9 +148,18 @@ class TreeMembership:
         """Tell the others; without contact they are told once it is back."""
         self._me = self._me._replace(draining=draining)
         try:
-            await self._reach.tree.put(self._path, encode(self._me))
+            if await self._has_node():
+                await self._reach.tree.put(self._path, encode(self._me))
+                return
         except (NoNode, Unanswered):
-            self.look_again()
+            pass
+        self.look_again()
+
+    async def _has_node(self) -> bool:
+        """Whether the node of this number is this incarnation's: nobody else's may be touched."""
+        found = await self._reach.tree.get(self._path)
+        holder = None if found is None else decode(name_of(self._me.instance), found[0])
+        return holder is not None and self._is_me(holder)
 
     async def leave(self) -> None:
         """Stop being a member."""
@@ -160,9 +169,7 @@ class TreeMembership:
 
     async def _withdraw(self) -> None:
         try:
-            found = await self._reach.tree.get(self._path)
-            holder = None if found is None else decode(name_of(self._me.instance), found[0])
-            if holder is not None and self._is_me(holder):
+            if await self._has_node():
                 await self._reach.tree.delete(self._path)
         except Unanswered:
             self._reach.begin(self._withdraw_later())

@@ -91,6 +91,19 @@ class MembershipContract(_Contract):
         assert "another incarnation" in reason
         assert await nodes[2].nodes() == {7: info(7, "after")}
 
+    async def test_who_has_to_stop_leaves_its_successor_alone(
+        self, nodes: list[Coordinator]
+    ) -> None:
+        earlier = await nodes[0].join(info(7, "before"))
+        later = await nodes[1].join(info(7, "after"))
+        # What every node does that stops, whyever.
+        await earlier.announce(draining=True)
+        assert await nodes[2].nodes() == {7: info(7, "after")}
+        await earlier.leave()
+        await nodes[0].close()
+        assert await nodes[2].nodes() == {7: info(7, "after")}
+        assert not later.stopped.done()
+
     async def test_a_draining_node_says_so(self, nodes: list[Coordinator]) -> None:
         first = await nodes[0].join(info(1))
         second = await nodes[1].join(info(2))
