@@ -8,10 +8,9 @@ fault happened is told by ``fault``, from what clients, logs and files show.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -204,8 +203,3 @@ class Scene:
         if self._cluster is not None:
             await self._cluster.mend()
         await read_everywhere(self.stage, topics)
-
-
-def lines_of(log: str) -> list[Mapping[str, Any]]:
-    """Return the lines of a log that are JSON."""
-    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]

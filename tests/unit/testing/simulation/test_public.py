@@ -1,0 +1,82 @@
+"""What users break in a cluster of their own: each thing does what it says, and ends with ``heal``."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.client import BrokerError
+from broker.testing import Cluster, simulated
+
+pytestmark = pytest.mark.simulation
+
+
+@simulated(seed=1)
+async def test_leaders_go_on_without_a_coordinator_and_failover_waits_for_it() -> None:
+    async with Cluster(nodes=3) as cluster:
+        client = cluster.client(deadline_s=5)
+        await client.create_topic("log")
+        await client.publish("log", "before")
+        leader = await cluster.leader("log")
+        cluster.lose_coordinator()
+        await client.publish("log", "meanwhile")
+        cluster.kill(leader)
+        with pytest.raises(BrokerError):
+            await client.publish("log", "to nobody", key="again")
+        cluster.heal()
+        await cluster.settled()
+        await client.publish("log", "to nobody", key="again")
+        payloads = [message.payload for message in await client.poll("log")]
+        assert payloads == [b"before", b"meanwhile", b"to nobody"]
+
+
+@simulated(seed=2)
+async def test_a_node_that_is_stopped_hands_over_and_serves_again_when_it_is_started() -> None:
+    async with Cluster(nodes=2) as cluster:
+        client = cluster.client()
+        await client.create_topic("log")
+        await client.publish("log", "one")
+        leader = await cluster.leader("log")
+        cluster.stop(leader)
+        await client.publish("log", "two")
+        assert await cluster.leader("log") == 1 - leader
+        with pytest.raises(TimeoutError):
+            await cluster.settled()
+        cluster.start(leader)
+        await cluster.settled()
+
+
+@simulated(seed=3)
+async def test_a_node_that_stands_still_loses_what_it_led_and_learns_of_it() -> None:
+    async with Cluster(nodes=3) as cluster:
+        client = cluster.client()
+        await client.create_topic("log")
+        first = await client.publish("log", "one")
+        leader = await cluster.leader("log")
+        cluster.pause(leader)
+        second = await client.publish("log", "two", key="two")
+        assert await cluster.leader("log") != leader
+        cluster.resume(leader)
+        await cluster.pass_time(1)
+        await client.publish("log", "three")
+        assert first.leader is not None
+        assert second.leader is not None
+        assert (second.leader.epoch or 0) > (first.leader.epoch or 0)
+        assert len(await client.poll("log")) == 3
+
+
+@simulated(seed=4)
+async def test_clients_that_are_cut_off_reach_nobody_until_it_is_healed() -> None:
+    async with Cluster(nodes=2) as cluster:
+        client = cluster.client(deadline_s=3)
+        await client.create_topic("log")
+        cluster.partition(["clients"], [0, 1])
+        with pytest.raises(BrokerError):
+            await client.publish("log", "nobody hears", key="k")
+        cluster.heal()
+        await client.publish("log", "nobody hears", key="k")
+        assert len(await client.poll("log")) == 1
+
+
+async def test_a_cluster_lives_in_virtual_time_alone() -> None:
+    with pytest.raises(RuntimeError, match="simulated"):
+        Cluster()
