@@ -311,7 +311,18 @@ class Node:
                 continue
             self.metrics.swept("expired", report.rows)
             if report.rows or report.skipped:
-                log.info("swept", rows=report.rows, topics=report.topics, skipped=report.skipped)
+                log.info("swept", **_told(report))
+
+
+def _told(report: SweepReport) -> dict[str, int | str]:
+    told: dict[str, int | str] = {
+        "rows": report.rows,
+        "topics": report.topics,
+        "skipped": report.skipped,
+    }
+    if report.problem is not None:
+        told["problem"] = report.problem
+    return told
 
 
 def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
@@ -341,11 +352,12 @@ async def sweep_store(config: Config) -> SweepReport:
         settings = topic_settings(config)
         around = Surroundings(store, SystemClock(), settings, owner=owner, metrics=metrics)
         topics = Topics(around, store)
-        report = await Sweeper(topics.leaders).sweep()
-        await topics.close()
+        try:
+            return await Sweeper(topics.leaders).sweep()
+        finally:
+            await topics.close()
     finally:
         await store.close()
-    return report
 
 
 def _is_loopback(host: str) -> bool:

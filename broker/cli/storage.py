@@ -98,6 +98,8 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
 def sweep(directory: Path, as_json: bool) -> None:
     """Remove now what has expired and what belongs to deleted topics.
 
+    Exits 1 if not all topics could be swept.
+
     A broker that serves does so by itself, every sweep_interval_s seconds.
 
     \b
@@ -111,7 +113,9 @@ def sweep(directory: Path, as_json: bool) -> None:
     if as_json:
         write_json(report)
     else:
-        write_properties({name.replace("_", " "): count for name, count in report.items()})
+        known = {name: value for name, value in report.items() if value is not None}
+        write_properties({name.replace("_", " "): value for name, value in known.items()})
+    click.get_current_context().exit(1 if report["skipped"] or report["rested"] else 0)
 
 
 @storage.command()

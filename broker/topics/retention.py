@@ -55,6 +55,8 @@ class SweepReport:
     payload_logs: int = 0
     skipped: int = 0
     """Topics that could not be swept just now; the next sweep finds them again."""
+    problem: str | None = None
+    """The first of those topics, and why."""
     rested: bool = False
     """Whether it ended early because the clock is not steady."""
 
@@ -122,12 +124,12 @@ class Sweeper:
                 await self.sweep_topic(topic, report)
             except TopicNotFound:
                 continue
-            except ClockSkew:
+            except BrokerError as error:
+                # Reported; whatever it was, the next sweep begins from what is stored.
                 report.skipped += 1
-                break
-            except BrokerError:
-                # Counted and reported; whatever it was, the next sweep begins from what is stored.
-                report.skipped += 1
+                report.problem = report.problem or f"{topic}: {error.message}"
+                if isinstance(error, ClockSkew):
+                    break
         return report
 
     async def sweep_topic(self, topic: TopicId, report: SweepReport) -> None:

@@ -152,6 +152,23 @@ async def test_it_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [line["event"] for line in lines].count("sweep failed") >= 1
 
 
+async def test_a_sweep_that_skips_a_topic_says_which_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept = asyncio.Event()
+
+    async def sweep(_: object) -> node.SweepReport:
+        return node.SweepReport(topics=2, skipped=1, problem="a:b: lost")
+
+    monkeypatch.setattr(node.Sweeper, "sweep", sweep)
+    monkeypatch.setattr(node.Metrics, "swept", lambda *_: swept.set())
+    with capture_logs() as lines:
+        async with started(config(tmp_path)), asyncio.timeout(30):
+            await swept.wait()
+    told = next(line for line in lines if line["event"] == "swept")
+    assert (told["topics"], told["skipped"], told["problem"]) == (2, 1, "a:b: lost")
+
+
 async def test_it_is_ready_until_it_stops(tmp_path: Path) -> None:
     async with started(config(tmp_path)) as one, Http(one.port) as http:
         assert (await http("GET", "/readyz")).status == 200

@@ -1,10 +1,12 @@
-"""``broker storage init`` for HBase, against a gateway of Thrift's own bytes."""
+"""``broker storage init`` for HBase, against a gateway of Thrift's own bytes; what sweeps tell."""
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from broker import node
 from broker.cli.app import run
 from tests.unit.storage.served_gateway import Served, serving
 
@@ -55,3 +57,28 @@ def test_without_hbase_it_can_be_tried_again_later(capsys: pytest.CaptureFixture
     said = capsys.readouterr().err
     assert "HBase did not make the tables" in said
     assert "broker serve" not in said
+
+
+@pytest.mark.parametrize(
+    ("report", "code"),
+    [
+        (node.SweepReport(topics=2, rows=7), 0),
+        (node.SweepReport(topics=2, skipped=1, problem="a:b: it is damaged"), 1),
+        (node.SweepReport(topics=2, rested=True), 1),
+    ],
+)
+def test_a_sweep_that_is_not_whole_exits_with_1(
+    report: node.SweepReport,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def sweep_store(_: object) -> node.SweepReport:
+        return report
+
+    monkeypatch.setattr(node, "sweep_store", sweep_store)
+    with pytest.raises(SystemExit) as exited:
+        run(["storage", "sweep", str(tmp_path)])
+    assert exited.value.code == code
+    assert ("it is damaged" in capsys.readouterr().out) is (report.problem is not None)

@@ -317,8 +317,9 @@ async def test_one_topic_that_cannot_be_swept_is_skipped(swept: Bench) -> None:
     swept.store.on("sweep_log", done_but(OutcomeUnknown("lost")))
     report = await swept.sweeper.sweep()
     assert (report.topics, report.skipped) == (2, 1)
+    assert report.problem == f"{TOPIC._replace(topic='a')}: lost"
     report = await swept.sweeper.sweep()
-    assert report.skipped == 0
+    assert (report.skipped, report.problem) == (0, None)
     await settle()
 
 
