@@ -238,6 +238,7 @@ class Segment:
             window_s=plan.window_s,
             together=plan.together,
             groups=GROUPS,
+            each=plan.each_must_happen,
         )
         began = time.monotonic()
         for window in drawn:

@@ -2,7 +2,8 @@
 
 As Jepsen mixes faults: in each window a random few of them at once, everything healed at its end, and
 windows without any between, so that a cluster also has to get well. Every fault that was asked for has its
-turn before any has its second, as far as there is time::
+turn before any has its second, as far as there is time; where each must happen and time is short, no window
+is healthy before each has had its turn::
 
     0        17            31       44              70
     │ pause  │ (healthy)   │ pause, │ partition     │ (healthy)
@@ -28,7 +29,7 @@ class Window(NamedTuple):
     faults: tuple[str, ...]
 
 
-def windows(
+def windows(  # noqa: PLR0913  One keyword each.
     faults: Sequence[str],
     seconds: float,
     chance: random.Random,
@@ -36,6 +37,7 @@ def windows(
     window_s: tuple[float, float] = WINDOW_S,
     together: tuple[int, int] = TOGETHER,
     groups: Mapping[str, str] | None = None,
+    each: bool = False,
 ) -> list[Window]:
     """Draw the windows of a run.
 
@@ -46,9 +48,11 @@ def windows(
         window_s: The least and the greatest length of a window.
         together: The least and the greatest number of faults at once, where there are any.
         groups: Of faults that would undo each other; there is one of a group at once.
+        each: Whether each of them must have a window, if the time allows one for each.
     """
     drawn: list[Window] = []
     bag: list[str] = []
+    lacking = set(faults) if each else set()
     begins_s = 0.0
     while begins_s < seconds:
         ends_s = begins_s + chance.uniform(*window_s)
@@ -56,7 +60,13 @@ def windows(
             ends_s = seconds
         # The first is never healthy, so that a short run has a fault at all.
         healthy = not faults or (bool(drawn) and chance.random() < HEALTHY)
-        some = () if healthy else _some(faults, bag, chance, together, groups or {})
+        # A healthy window might take the time of one that is needed.
+        needed_s = (len(lacking) + 1) * window_s[1]
+        is_short = bool(lacking) and needed_s > seconds - begins_s
+        some: tuple[str, ...] = ()
+        if is_short or not healthy:
+            some = _some(faults, bag, chance, together, groups or {})
+        lacking -= {*some}
         drawn.append(Window(begins_s, ends_s, some))
         begins_s = ends_s
     return drawn

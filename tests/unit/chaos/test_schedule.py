@@ -66,3 +66,13 @@ def test_what_would_undo_each_other_is_not_together() -> None:
     made = drawn(36_000, groups=groups)
     assert all(sum(name in groups for name in one.faults) <= 1 for one in made)
     assert {name for one in made for name in one.faults} == set(FAULTS)
+
+
+def test_where_each_must_happen_it_has_a_window_if_there_is_time_for_one() -> None:
+    groups = dict.fromkeys(FAULTS[:4], "g")
+    for seed in range(200):
+        chance = random.Random(seed)
+        made = windows(FAULTS[:4], 120, chance, groups=groups, each=True)
+        assert {name for one in made for name in one.faults} == set(FAULTS[:4])
+    healthy = sum(not one.faults for one in drawn(36_000, each=True))
+    assert healthy > 100, "when all had their turn a quarter is healthy again"
