@@ -21,7 +21,7 @@ from broker.client import Client, Leader, Snapshot, admin
 from broker.model import TopicId
 from broker.testing.cluster import LocalCluster, Member, Sizes
 from broker.testing.cluster.keepalive import KeepAlive
-from broker.testing.cluster.load import ClusterLoad
+from broker.testing.cluster.load import READING, ClusterLoad
 from broker.testing.servers import HBaseServer
 
 pytestmark = [
@@ -34,6 +34,9 @@ pytestmark = [
 SESSION_S = 2.0
 DEADLINE_S = 60.0
 MOVES, MOVE_EVERY_S = 12, 1.0
+CLIENTS, TOPICS, PUBLISHERS = 64, 4, 9
+PLAIN = CLIENTS - TOPICS * (PUBLISHERS + len(READING))
+"""Of a rolling restart's clients those that know nothing of brokers."""
 SETTINGS = {"cluster.session_timeout_ms": int(SESSION_S * 1000)}
 
 
@@ -214,13 +217,13 @@ async def roll(cluster: LocalCluster, rounds: int) -> ClusterLoad:
     """Restart one node after the other under load; nobody may notice."""
     name = f"rolled-{rounds}"
     stop = asyncio.Event()
-    async with load(cluster, name, topics=4, publishers=9) as work:
+    async with load(cluster, name, topics=TOPICS, publishers=PUBLISHERS) as work:
         addresses = urls(cluster)
         plain = [
             KeepAlive(
-                f"plain-{one}", addresses[one % 3 :], f"faults/{name}-{one % 4}", work.history
+                f"plain-{one}", addresses[one % 3 :], f"faults/{name}-{one % TOPICS}", work.history
             )
-            for one in range(12)
+            for one in range(PLAIN)
         ]
         running = [asyncio.create_task(one.run(stop)) for one in plain]
         began, before = time.monotonic(), work.counts["ok"]
@@ -263,7 +266,7 @@ async def until_led(cluster: LocalCluster, client: Client, topic: str, node: int
 async def test_a_request_that_is_repeated_elsewhere_is_done_once(cluster: LocalCluster) -> None:
     topic = "faults/once"
     one, other, third = (Client(url, follow_leaders=False) for url in urls(cluster))
-    async with one, other, third:
+    async with load(cluster, "beside-once") as work, one, other, third:
         await one.create_topic(topic)
         pointer = time.time_ns()
         first = await one.publish(topic, [b"a", b"b"], key="k-1", pointer=pointer)
@@ -278,12 +281,13 @@ async def test_a_request_that_is_repeated_elsewhere_is_done_once(cluster: LocalC
             assert [m.payload for m in await alive.poll(topic)] == [b"a", b"b"]
         finally:
             await asyncio.to_thread(node.start)
+        await work.acknowledged(50)
 
 
 async def test_a_rollback_after_a_takeover_is_seen_by_all(cluster: LocalCluster) -> None:
     topic = "faults/rolled-back"
     one, other, third = (Client(url, follow_leaders=False) for url in urls(cluster))
-    async with one, other, third:
+    async with load(cluster, "beside-rollback") as work, one, other, third:
         await one.create_topic(topic)
         await one.publish(topic, b"plain")
         pointer = time.time_ns()
@@ -295,6 +299,7 @@ async def test_a_rollback_after_a_takeover_is_seen_by_all(cluster: LocalCluster)
             await alive.rollback(topic, published)
         finally:
             await asyncio.to_thread(node.start)
+        await work.acknowledged(50)
         everything = Snapshot(transaction_id=pointer + 1, read_pointer=pointer + 1)
         for client in (one, other, third):
             shown = [m.payload for m in await client.poll(topic, snapshot=everything)]
