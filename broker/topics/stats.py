@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.clock import Clock
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, MessageId, Topic, TopicId, row_before
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, MessageId, RowId, Topic, TopicId, row_before
 from broker.storage.control import State
 from broker.storage.keys import LogId
 from broker.topics.fetch import lives, oldest_live
@@ -77,7 +77,10 @@ class Rates:
 
 
 class TopicStats(NamedTuple):
-    """A topic in numbers; ``first`` and ``last`` are rows of the message log, as message ids."""
+    """A topic in numbers; ``first`` and ``last`` are rows of the message log, as message ids.
+
+    What has expired is none of them.
+    """
 
     topic: TopicId
     generation: int
@@ -108,13 +111,17 @@ async def topic_stats(
     page = await around.store.scan(
         log, bound, ROW_ID_MAX, rows_max=page_rows, bytes_max=around.settings.page_bytes_max
     )
-    newest = await around.store.scan(log, bound, ROW_ID_MAX, rows_max=1, bytes_max=1, reverse=True)
     rows = [row for row in page.rows if lives(row.id, row.lifetime_ms, now_ms, topic.ttl_ms)]
     whole = not page.more
     exact = whole and all(row.payload is not None for row in rows)
     estimate = await around.store.estimate(log)
     counted = sum(len(row.payload or b"") for row in rows)
     payload_logs = await around.store.payload_logs(topic.id, topic.generation)
+    first = rows[0].id if rows else None
+    last = rows[-1].id if rows else None
+    if not whole:
+        first = first or await _end(around, topic, page.seen, now_ms, reverse=False)
+        last = await _end(around, topic, bound, now_ms, reverse=True)
     return TopicStats(
         topic.id,
         topic.generation,
@@ -122,10 +129,36 @@ async def topic_stats(
         exact,
         counted if whole else max(estimate.bytes, counted),
         exact,
-        rows[0].id + ROW_ID_MIN if rows else None,
-        newest.rows[0].id + ROW_ID_MIN if newest.rows else None,
+        None if first is None else first + ROW_ID_MIN,
+        None if last is None else last + ROW_ID_MIN,
         rates.published_per_s,
         rates.polled_per_s,
         sum(control.state is State.OPEN for _, control in payload_logs),
         ahead_ms,
     )
+
+
+async def _end(
+    around: Surroundings, topic: Topic, after: RowId, now_ms: int, *, reverse: bool
+) -> RowId | None:
+    """Return the first row behind ``after`` that lives; with ``reverse`` the last one."""
+    log, through, rows_max = LogId(topic.id, topic.generation), ROW_ID_MAX, 1
+    while True:
+        page = await around.store.scan(
+            log,
+            after,
+            through,
+            rows_max=rows_max,
+            bytes_max=around.settings.page_bytes_max,
+            reverse=reverse,
+        )
+        for row in page.rows:
+            if lives(row.id, row.lifetime_ms, now_ms, topic.ttl_ms):
+                return row.id
+        if not page.more:
+            return None
+        if reverse:
+            through = row_before(page.seen)
+        else:
+            after = page.seen
+        rows_max = around.settings.page_rows_max  # Lives of their own may have ended together.

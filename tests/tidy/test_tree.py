@@ -51,7 +51,6 @@ TESTED_ELSEWHERE = {
     "broker/topics/service.py": "test_leaders.py and test_consuming.py",
     "broker/topics/settings.py": "values; every test of topics",
     "broker/topics/state.py": "test_consuming.py: waiting polls",
-    "broker/topics/stats.py": "test_leveldb_topics.py and tests/unit/api/test_stats.py",
     "broker/topics/surroundings.py": "values; every test of topics",
     "broker/topics/waiting.py": "test_leaders.py and test_hand_over.py",
 }

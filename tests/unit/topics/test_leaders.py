@@ -18,7 +18,6 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
-from broker.storage.control import State
 from broker.storage.keys import LogId
 from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
 from broker.topics.browse import BrowseQuery
@@ -634,22 +633,3 @@ async def test_publishing_goes_on_after_the_clock_stepped_back_an_hour(bench: Be
         await bench.publish(b"b")
     assert bench.clock.monotonic() - before < 1
     assert (await bench.topics.stats(TOPIC)).ids_ahead_ms > 3_000_000
-
-
-async def test_stats_tell_what_is_there(bench: Bench) -> None:
-    await bench.create()
-    empty = await bench.topics.stats(TOPIC)
-    assert (empty.messages, empty.first, empty.last, empty.open_payload_logs) == (0, None, None, 0)
-    first = await bench.publish(b"ab", b"c")
-    await bench.publish(b"brief", options=PublishOptions(ttl_s=1))
-    await bench.pass_ms(1500)
-    counted = await bench.topics.stats(TOPIC)
-    assert (counted.messages, counted.messages_exact, counted.bytes) == (2, True, 3)
-    await bench.stored(5, b"x")
-    last = await bench.publish(pointer=6)
-    stats = await bench.topics.stats(TOPIC)
-    assert (stats.messages, stats.messages_exact, stats.bytes_exact) == (3, False, False)
-    assert (stats.first, stats.last) == (first.first + bytes(10), last.first + bytes(10))
-    assert stats.open_payload_logs == 1
-    assert stats.publish_per_s > 0
-    assert (await bench.around.store.head(LogId(TOPIC, 1, 5))).state is State.OPEN  # type: ignore[union-attr]

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from broker.storage.control import State
+from broker.storage.keys import LogId
+from broker.testing.bench import TOPIC, Bench
+from broker.topics.settings import PublishOptions
+
+
+async def test_stats_tell_what_is_there(bench: Bench) -> None:
+    await bench.create()
+    empty = await bench.topics.stats(TOPIC)
+    assert (empty.messages, empty.first, empty.last, empty.open_payload_logs) == (0, None, None, 0)
+    first = await bench.publish(b"ab", b"c")
+    await bench.publish(b"brief", options=PublishOptions(ttl_s=1))
+    await bench.pass_ms(1500)
+    counted = await bench.topics.stats(TOPIC)
+    assert (counted.messages, counted.messages_exact, counted.bytes) == (2, True, 3)
+    assert counted.last == first.last + bytes(10), "what has expired is shown to nobody"
+    assert counted.poll_per_s == 0
+    await bench.poll()
+    assert (await bench.topics.stats(TOPIC)).poll_per_s > 0
+    await bench.stored(5, b"x")
+    last = await bench.publish(pointer=6)
+    stats = await bench.topics.stats(TOPIC)
+    assert (stats.messages, stats.messages_exact, stats.bytes_exact) == (3, False, False)
+    assert (stats.first, stats.last) == (first.first + bytes(10), last.first + bytes(10))
+    assert stats.open_payload_logs == 1
+    assert stats.publish_per_s > 0
+    assert (await bench.around.store.head(LogId(TOPIC, 1, 5))).state is State.OPEN  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("page_rows_max", [1, 2, 3, 100])
+async def test_the_ends_of_a_topic_are_those_of_what_lives(
+    bench: Bench, page_rows_max: int
+) -> None:
+    bench.restart(page_rows_max=page_rows_max)
+    await bench.create()
+    brief = PublishOptions(ttl_s=1)
+    await bench.publish(*[b"brief"] * 5, options=brief)
+    first = await bench.publish(b"a")
+    last = await bench.publish(b"b")
+    await bench.publish(*[b"brief"] * 5, options=brief)
+    await bench.pass_ms(1500)
+    stats = await bench.topics.stats(TOPIC)
+    assert (stats.first, stats.last) == (first.first + bytes(10), last.last + bytes(10))
+    await bench.pass_ms(10**6)
+    stats = await bench.topics.stats(TOPIC)
+    assert (stats.first, stats.last) == (None, None)
