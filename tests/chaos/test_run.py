@@ -3,11 +3,13 @@
 import asyncio
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from broker.testing.workloads import REAL
 from chaos.cli import cli
 from chaos.cluster import ChaosCluster
 from chaos.given import GivenTarget
@@ -48,7 +50,6 @@ async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
     assert told["verdict"] == "valid"
     assert set(told["faults"]) == set(FAULTS)
     assert "unavailable" not in told["not_judged"]
-    assert 0 < told["longest_silent_when_well_s"] <= told["longest_unavailable_s"]
     kept = {file.name for file in (folder.folder / "001").iterdir()}
     assert kept == {"history.jsonl", "verdict.json", "rate.svg", "leaders.svg"}
     assert any("ok" in line and "writes" in line for line in said)
@@ -63,7 +64,8 @@ async def test_a_cluster_of_others_is_judged_and_left_alone(fresh: ChaosCluster)
     """By registers alone: nothing is published."""
     target = GivenTarget(fresh.urls)
     before = {node: fresh.member(node).pid for node in fresh.nodes}
-    plan = Plan(("metadata",), ("kill", "churn"), 6.0, 7, salt="given")
+    quick = replace(REAL, pause_s=0.02)
+    plan = Plan(("metadata",), ("kill", "churn"), 6.0, 7, salt="given", scale=quick)
     said: list[str] = []
     judged = await Run(target, plan, None, said.append).run()
     assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
