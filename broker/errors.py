@@ -28,7 +28,10 @@ Outcome = Literal["refused", "unknown"]
 
 
 class BrokerError(Exception):
-    """The root. ``code`` is stable and part of the interface."""
+    """What nobody foresaw; the log has its cause under the request's `X-Request-Id`.
+
+    All that is foreseen is a subclass. ``code`` is stable and part of the interface.
+    """
 
     code: ClassVar[str] = "internal"
     http_status: int = 500

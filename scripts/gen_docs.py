@@ -216,9 +216,10 @@ def errors_page() -> str:
 
 
 def answered_errors() -> list[type[BrokerError]]:
-    """Return the leaves of the tree: what a request can be answered with."""
+    """Return what a request can be answered with: the leaves of the tree, and its root."""
     own = [error for error in registry() if error.__module__ == BrokerError.__module__]
-    return [error for error in own if not set(error.__subclasses__()) & set(own)]
+    leaves = [error for error in own if not set(error.__subclasses__()) & set(own)]
+    return [*leaves, BrokerError]
 
 
 def _section(section: str, keys: Iterator[Key]) -> str:
