@@ -240,6 +240,15 @@ async def test_it_counts_what_happens_to_it(tmp_path: Path) -> None:
     assert after['broker_messages_total{kind="poll"}'] == 5
 
 
+async def test_every_figure_is_in_the_guide_and_no_other(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/operating.md").read_text()
+    async with started(config(tmp_path)) as one, Http(one.port) as http:
+        text = (await http("GET", "/metrics")).body.decode()
+    rows = [line for line in guide.splitlines() if line.startswith("| `broker_")]
+    told = {name for row in rows for name in re.findall(r"`(broker_\w+)`", row)}
+    assert told == set(re.findall(r"^# TYPE (broker_\w+) ", text, re.MULTILINE))
+
+
 def test_no_thread_is_left(tmp_path: Path) -> None:
     async def live() -> None:
         async with started(config(tmp_path)):
