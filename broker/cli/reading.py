@@ -146,7 +146,10 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     start = _start(since, after, cursor)
     sink = _Sink(topic, command, cursor, as_json, ids)
     with connect(url, deadline_s) as client:
-        options = TailOptions(follow=follow)
+        # One that follows waits for a broker that went away for as long as it takes; that there is one
+        # at this address is found out before.
+        client.poll(topic, start.place, inclusive=start.inclusive, limit=1)
+        options = TailOptions(follow=follow, give_up_after_s=None if follow else deadline_s)
         messages = client.tail(topic, start.place, inclusive=start.inclusive, options=options)
         for message in islice(messages, limit):
             sink.take(message)
