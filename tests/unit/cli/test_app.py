@@ -120,7 +120,9 @@ def test_a_wrong_command_line_is_2_and_says_what_is_wrong(words, said, capsys):
 
 
 @pytest.mark.parametrize(
-    "command", [("poll",), ("tail",), ("tail", "--no-follow"), ("browse",), ("stats",)], ids=" ".join
+    "command",
+    [("poll",), ("tail",), ("tail", "--no-follow"), ("browse",), ("stats",)],
+    ids=" ".join,
 )
 def test_a_broker_that_is_not_there_is_4(capsys, command):
     words = (*command, "a/b", "--url", "http://127.0.0.1:1", "--deadline", "0.1")
