@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 
 from broker import guards
 from broker.errors import Fenced, OutcomeUnknown, Unavailable
-from broker.storage import control
+from broker.storage import control, controlvalue
 from broker.storage.cells import CONTROL_COLUMN, Cell, Cells, CellsError, CellsRefused, Table
 from broker.storage.control import TOKEN_BYTES, Control, Resolution
 from broker.storage.retrying import Pauses, Retrying
@@ -71,7 +71,7 @@ class NotSent(Unavailable):
 async def read_control(cells: Cells, table: Table, key: bytes) -> Control | None:
     """Read a control row. Raises CellsError, StorageCorrupt."""
     cell = await _read_cell(cells, table, key)
-    return None if cell is None else control.decode(cell.value)
+    return None if cell is None else controlvalue.decode(cell.value)
 
 
 async def _read_cell(cells: Cells, table: Table, key: bytes) -> Cell | None:
@@ -116,7 +116,7 @@ class Chain:
         """Read the row and start from it. Raises Unavailable, StorageCorrupt."""
         cell = await self._retrying.read(lambda: _read_cell(self._cells, self._table, self._key))
         self.learned_tag = None if cell is None else cell.tag
-        self.confirmed = None if cell is None else control.decode(cell.value)
+        self.confirmed = None if cell is None else controlvalue.decode(cell.value)
         return self.confirmed
 
     async def tag(self) -> int | None:
@@ -135,7 +135,7 @@ class Chain:
             return None
         if cell is None or self.confirmed is None:
             return None
-        return cell.tag if control.decode(cell.value).token == self.confirmed.token else None
+        return cell.tag if controlvalue.decode(cell.value).token == self.confirmed.token else None
 
     async def change(self, build: Build, prepare: Prepare | None = None) -> Control:
         """Apply one change, after those that were asked for earlier.
@@ -182,8 +182,8 @@ class Chain:
         The latter can be only before this hold's first write: a lower epoch moved the row after it
         was read, and the change must be built upon that.
         """
-        value = control.encode(written)
-        expected = None if current is None else control.encode(current)
+        value = controlvalue.encode(written)
+        expected = None if current is None else controlvalue.encode(current)
         sent = False
         while True:
             try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from broker.errors import BrokerError, Fenced, Unavailable
 from broker.model import RowId
-from broker.storage import control
+from broker.storage import control, controlvalue
 from broker.storage.cells import Cell, Cells, CellsError, RowCells
 from broker.storage.chain import Chain, Lost, Tokens
 from broker.storage.control import Control, EpochRange, State
@@ -78,7 +78,7 @@ class LogClaimer:
     async def _write_older_ranges(
         self, log: LogId, epoch: int, token: bytes, moved: tuple[EpochRange, ...]
     ) -> None:
-        cell = Cell(row_tag(epoch), control.encode_ranges(moved))
+        cell = Cell(row_tag(epoch), controlvalue.encode_ranges(moved))
         row = RowCells(side_prefix(log, OLDER_RANGES) + token, {VALUE: cell})
         try:
             await self._writer.put(table_of(log), [row])

@@ -15,6 +15,7 @@ from broker.errors import PayloadsSealed, TransactionTooOld
 from broker.model import RowId, timestamp_of
 from broker.storage import control as controls
 from broker.storage.control import Control, State
+from broker.storage.controlvalue import encode_ranges
 from broker.storage.keys import OLDER_RANGES, LogId, side_prefix
 from broker.storage.leveldb_holds import MESSAGES, HeldLog, database_control_key, table_of
 from broker.storage.leveldb_round import Round
@@ -56,7 +57,7 @@ def claim(log: LogId, owner: str, keep_after: RowId) -> Apply:
         after = controls.claimed(base, owner=owner, generation=log.generation, token=round_.token)
         after.check()
         if after.older and older:
-            value = encode_checked(after.epoch, controls.encode_ranges(older))
+            value = encode_checked(after.epoch, encode_ranges(older))
             round_.put(side_row_prefix(log, OLDER_RANGES, round_.token), value)
         hold = HeldLog(log, after, before, None)
         round_.holds.take(hold)

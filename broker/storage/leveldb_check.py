@@ -31,11 +31,9 @@ from broker.storage.control import (
     Control,
     EpochRange,
     State,
-    decode,
-    decode_ranges,
-    encode,
     owns,
 )
+from broker.storage.controlvalue import decode, decode_ranges, encode
 from broker.storage.keys import CONTROL, IDEMPOTENCY, OLDER_RANGES, PRODUCER, LogId
 from broker.storage.leveldb import Database, Options, repair_database, translated
 from broker.storage.leveldb_changes import EXPIRY

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 from broker import guards
 from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
-from broker.storage.control import Control, EpochRange, State, decode, decode_ranges, owns
+from broker.storage.control import Control, EpochRange, State, owns
+from broker.storage.controlvalue import decode, decode_ranges
 from broker.storage.keys import (
     OLDER_RANGES,
     LogId,

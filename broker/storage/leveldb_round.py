@@ -9,7 +9,8 @@ from __future__ import annotations
 import secrets
 from typing import Protocol
 
-from broker.storage.control import TOKEN_BYTES, Control, decode, encode
+from broker.storage.control import TOKEN_BYTES, Control
+from broker.storage.controlvalue import decode, encode
 from broker.storage.leveldb_holds import HeldLog, Holds
 from broker.storage.rowvalue import decode_checked, encode_checked
 

@@ -29,7 +29,8 @@ from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import ROW_ID_BYTES, RowId, row_after
 from broker.storage.cells import Cells, CellsError, RowCells, Scanned, Table
 from broker.storage.chain import read_control
-from broker.storage.control import Control, EpochRange, State, decode_ranges, is_older
+from broker.storage.control import Control, EpochRange, State, is_older
+from broker.storage.controlvalue import decode_ranges
 from broker.storage.keys import (
     OLDER_RANGES,
     LogId,

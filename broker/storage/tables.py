@@ -25,7 +25,7 @@ from collections.abc import Callable
 from broker import guards
 from broker.clock import Clock
 from broker.model import ROW_ID_MIN, RowId, TopicId
-from broker.storage import control
+from broker.storage import control, controlvalue
 from broker.storage.cells import Cells
 from broker.storage.changing import LogChanger
 from broker.storage.claiming import LogClaimer
@@ -206,7 +206,7 @@ class TableLogStore:
         prefix = payload_controls_prefix(topic, generation)
         table = table_of(LogId(topic, 1, 0))
         return [
-            (payload_log_of(topic, row.key), control.decode(cell.value))
+            (payload_log_of(topic, row.key), controlvalue.decode(cell.value))
             for row in await self._reader.prefixed(table, prefix)
             for cell in row.columns.values()
         ]

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.errors import Fenced, OutcomeUnknown, StorageCorrupt
-from broker.storage import control
+from broker.storage import controlvalue
 from broker.storage.cells import CONTROL_COLUMN, Cell, RowCells, Table
 from broker.storage.keys import control_key
 from broker.testing.clock import pass_time
@@ -43,7 +43,7 @@ def test_a_compare_and_set_that_stays_unclear_is_unknown_and_ends_the_hold():
 def test_a_damaged_control_row_stops_everything():
     async def story(cells, store, _):
         hold = await store.claim(LOG, "a")
-        good = control.encode(hold.control)
+        good = controlvalue.encode(hold.control)
         value = good[:-1] + bytes([good[-1] ^ 1])
         table = cells.tables[Table.MESSAGES]
         table.put(RowCells(control_key(LOG), {CONTROL_COLUMN: Cell(1 << 40, value)}))

@@ -1,4 +1,3 @@
-import struct
 from dataclasses import replace
 
 import pytest
@@ -6,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import guards
-from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, row_id
 from broker.storage import control
 from broker.storage.control import (
@@ -267,41 +265,3 @@ class TestFencedBatches:
         above = control.batch_committed(seen, left, epoch=1, generation=1, last=row_id(15, 0))
         below = control.batch_committed(seen, left, epoch=1, generation=1, last=row_id(9, 0))
         assert (above, below) == (False, None)
-
-
-class TestEncoding:
-    @given(
-        epoch=st.integers(0, (1 << 64) - 1),
-        owner=st.text(max_size=40),
-        generation=st.integers(1, (1 << 31) - 1),
-        pointer=row_ids,
-        floor=row_ids,
-        edits=st.integers(0, 1 << 40),
-        state=st.sampled_from(State),
-        ranges=st.lists(
-            st.builds(EpochRange, st.integers(0, 9), st.integers(0, 9), row_ids), max_size=5
-        ),
-        older=st.lists(tokens, max_size=3),
-        own=tokens,
-    )
-    def test_what_is_encoded_comes_back(self, ranges, older, own, **fields):
-        row = Control(ranges=tuple(ranges), older=tuple(older), token=own, **fields)
-        assert control.decode(control.encode(row)) == row
-
-    @given(st.integers(0, 200), st.integers(1, 255))
-    def test_a_changed_byte_is_noticed(self, place, change):
-        data = bytearray(control.encode(claim(None)))
-        data[place % len(data)] ^= change
-        with pytest.raises(StorageCorrupt):
-            control.decode(bytes(data))
-
-    @pytest.mark.parametrize("size", [0, 1, 50])
-    def test_a_cut_row_is_noticed(self, size):
-        with pytest.raises(StorageCorrupt):
-            control.decode(control.encode(claim(None))[:size])
-
-    def test_ranges_that_were_cut_are_noticed(self):
-        data = control.encode_ranges((EpochRange(1, 2, ROW_ID_MIN),))
-        assert control.decode_ranges(data) == (EpochRange(1, 2, ROW_ID_MIN),)
-        with pytest.raises(struct.error):
-            control.decode_ranges(data[:-1])

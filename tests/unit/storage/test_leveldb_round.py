@@ -2,7 +2,8 @@ import pytest
 
 from broker.errors import Fenced
 from broker.model import ROW_ID_MIN, TopicId, row_id
-from broker.storage.control import Control, EpochRange, committed, decode, encode
+from broker.storage.control import Control, EpochRange, committed
+from broker.storage.controlvalue import decode, encode
 from broker.storage.keys import LogId
 from broker.storage.leveldb_holds import HeldLog, Holds
 from broker.storage.leveldb_round import Round, version_bytes
