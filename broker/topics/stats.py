@@ -79,7 +79,7 @@ class Rates:
 class TopicStats(NamedTuple):
     """A topic in numbers; ``first`` and ``last`` are rows of the message log, as message ids.
 
-    What has expired is none of them.
+    What has expired is none of them. ``bytes`` are those of payloads.
     """
 
     topic: TopicId
@@ -101,8 +101,8 @@ async def topic_stats(
 ) -> TopicStats:
     """Collect a topic's numbers.
 
-    A page of rows is counted; more than that is estimated, and so is what references refer to, for it
-    is not looked at.
+    A page of rows is counted; more than that is estimated, as if all payloads were like those of the page.
+    So is what references refer to, for it is not looked at.
     """
     log = LogId(topic.id, topic.generation)
     now_ms = around.clock.now_ms()
@@ -116,6 +116,7 @@ async def topic_stats(
     exact = whole and all(row.payload is not None for row in rows)
     estimate = await around.store.estimate(log)
     counted = sum(len(row.payload or b"") for row in rows)
+    messages = len(rows) if whole else max(estimate.rows, len(rows))
     payload_logs = await around.store.payload_logs(topic.id, topic.generation)
     first = rows[0].id if rows else None
     last = rows[-1].id if rows else None
@@ -125,9 +126,9 @@ async def topic_stats(
     return TopicStats(
         topic.id,
         topic.generation,
-        len(rows) if whole else max(estimate.rows, len(rows)),
+        messages,
         exact,
-        counted if whole else max(estimate.bytes, counted),
+        counted if whole or not rows else messages * counted // len(rows),
         exact,
         None if first is None else first + ROW_ID_MIN,
         None if last is None else last + ROW_ID_MIN,

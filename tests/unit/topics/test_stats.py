@@ -48,3 +48,12 @@ async def test_the_ends_of_a_topic_are_those_of_what_lives(
     await bench.pass_ms(10**6)
     stats = await bench.topics.stats(TOPIC)
     assert (stats.first, stats.last) == (None, None)
+
+
+async def test_more_than_a_page_is_estimated_by_the_payloads_of_the_page(bench: Bench) -> None:
+    bench.restart(page_rows_max=3)
+    await bench.create()
+    await bench.publish(*[b"four"] * 10)
+    stats = await bench.topics.stats(TOPIC)
+    assert (stats.messages, stats.bytes) == (10, 40)
+    assert (stats.messages_exact, stats.bytes_exact) == (False, False)
