@@ -35,7 +35,10 @@ def rfc3339_or_none(time_ms: int) -> str | None:
 
 
 def parse_moment(text: str) -> int:
-    """Return the ms since 1970 of an RFC 3339 moment. Raises BadRequest."""
+    """Return the ms since 1970 of an RFC 3339 moment.
+
+    Raises BadRequest, which names what else may stand where places are asked for.
+    """
     match = _MOMENT.fullmatch(text)
     if match:
         date, time, fraction, zulu, sign, offset = match.groups()
@@ -47,7 +50,10 @@ def parse_moment(text: str) -> int:
             pass
         else:
             return (moment - _EPOCH) // timedelta(milliseconds=1)
-    raise BadRequest(f"{text!a:.80} is no moment, such as 2026-11-20T12:34:56.789Z.")
+    raise BadRequest(
+        f"{text!a:.80} is neither a message id (40 hex digits), ms since 1970, nor a moment such as "
+        "2026-11-20T12:34:56.789Z."
+    )
 
 
 def parse_place(name: str, text: str) -> MessageId | int:

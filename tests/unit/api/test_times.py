@@ -67,6 +67,8 @@ def test_places() -> None:
     for text in ("", "-1", "1.5", "zz" * 20, "00" * 19, str(1 << 63), "9" * 400):
         with pytest.raises(BadRequest, match=r"^from: "):
             parse_place("from", text)
+    with pytest.raises(BadRequest, match=r"'now' is neither a message id .*, ms since 1970, nor a"):
+        parse_place("to", "now")
 
 
 def test_rfc3339_agrees_with_the_calendar() -> None:
