@@ -17,6 +17,7 @@ How the sources are read stands in ``broker.settings``.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -322,6 +323,8 @@ def _too_small(config: Config) -> Iterator[str]:
             least, value = part.metadata["least"], getattr(values, part.name)
             if least is not None and value is not None and not value >= least:
                 yield f"{section.name}.{part.name} = {value} must be at least {least:g}"
+            elif isinstance(value, float) and math.isinf(value):
+                yield f"{section.name}.{part.name} = {value} must be finite"
 
 
 def _contradictions(config: Config) -> Iterator[str]:
@@ -331,6 +334,9 @@ def _contradictions(config: Config) -> Iterator[str]:
     if topics.topic_ttl_default_s > TTL_S_MAX:
         yield f"topics.topic_ttl_default_s must be at most {TTL_S_MAX}"
     yield from _of_properties(topics.topic_properties_default)
+    for name in config.metrics.metrics_topics:
+        if not all(name.partition("/")) or name.count("/") > 1:
+            yield f"metrics.metrics_topics: {name!r} is not namespace/topic"
     if topics.idempotency_window_s < 2 * server.request_deadline_s:
         yield (
             f"topics.idempotency_window_s = {topics.idempotency_window_s:g} must be at least twice "

@@ -11,6 +11,7 @@ from broker.config import (
     Durability,
     HBaseConfig,
     LimitsConfig,
+    MetricsConfig,
     ServerConfig,
     TopicsConfig,
     iter_keys,
@@ -52,6 +53,15 @@ def test_a_number_below_its_least_is_refused_by_name(key) -> None:
         load(flags={key.dotted: str(int(key.least) - 1 if whole else key.least / 2)})
 
 
+@pytest.mark.parametrize(
+    "key", [key for key in iter_keys() if key.type is float], ids=lambda key: key.dotted
+)
+@pytest.mark.parametrize("text", ["inf", "nan", "-inf"])
+def test_a_number_that_is_none_is_refused_by_name(key, text) -> None:
+    with pytest.raises(ConfigError, match=f"{key.dotted} = {text} must be"):
+        load(flags={key.dotted: text})
+
+
 def test_a_window_is_never_shorter_than_two_deadlines() -> None:
     with pytest.raises(ConfigError, match="idempotency_window_s = 59 must be at least twice"):
         Config(topics=TopicsConfig(idempotency_window_s=59))
@@ -69,6 +79,8 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
             {"topics": TopicsConfig(topic_properties_default={"transactions": "never"})},
             "transactions = never is none of optional, required, refused",
         ),
+        ({"metrics": MetricsConfig(metrics_topics=("a/b", "a.b"))}, "'a.b' is not namespace/topic"),
+        ({"metrics": MetricsConfig(metrics_topics=("a/b/c",))}, "'a/b/c' is not namespace/topic"),
         ({"limits": LimitsConfig(body_inflated_bytes_max=1024)}, "limits.body_inflated_bytes_max"),
         ({"limits": LimitsConfig(queued_bytes_max=1024)}, "limits.queued_bytes_max"),
         ({"cluster": ClusterConfig(zookeeper_hosts=("zk:2181",))}, "hbase.hbase_gateways"),
