@@ -37,7 +37,7 @@ from typing import Any, Literal, Self
 from broker.client import admin, protocol, subscriber
 from broker.client.calls import Calls
 from broker.client.lane import Lane
-from broker.client.later import Later, OnFull
+from broker.client.later import Later
 from broker.client.leaders import Leader
 from broker.client.protocol import Request
 from broker.client.retrying import Retrier
@@ -45,6 +45,7 @@ from broker.client.transaction import TransactionPublisher
 from broker.client.transport import HttpTransport, Transport
 from broker.client.values import (
     BrowsePage,
+    OnFull,
     Payload,
     Published,
     Settings,

@@ -21,18 +21,17 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from broker.client import outcomes, protocol
 from broker.client.protocol import Request
 from broker.client.retrying import Retrier
-from broker.client.values import Published, Settings
+from broker.client.values import OnFull, Published, Settings, check_on_full
 from broker.errors import BrokerError, Overloaded
 from broker.model import TopicId
 
 log: Final = logging.getLogger(__name__)
 
-OnFull = Literal["wait", "drop", "raise"]
 Answer = asyncio.Future[Published]
 Send = Callable[[Request, float], Awaitable[Published]]
 _Batch = list[tuple[bytes, Answer]]
@@ -79,8 +78,9 @@ class Later:
         Raises:
             Overloaded: there is no room, and ``on_full`` is ``"raise"``.
             Unavailable: the client was closed.
+            ValueError: ``on_full`` is none of its words.
         """
-        choice = on_full or self._settings.later_on_full
+        choice = check_on_full(on_full or self._settings.later_on_full)
         if choice == "wait":
             async with self._turn:
                 while not self._closed and not self._has_room(payload):

@@ -27,9 +27,9 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 from typing_extensions import override
 
 from broker.client.aio import Client
-from broker.client.later import Counts, OnFull
+from broker.client.later import Counts
 from broker.client.transaction import TransactionPublisher
-from broker.client.values import Payload, Published, Settings, TopicName
+from broker.client.values import OnFull, Payload, Published, Settings, TopicName
 from broker.model import Snapshot
 
 P = ParamSpec("P")

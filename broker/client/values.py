@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from broker.client.leaders import Leader
 from broker.model import MessageId, TopicId
@@ -72,6 +73,21 @@ class BrowsePage(NamedTuple):
     next: MessageId | None
 
 
+OnFull = Literal["wait", "drop", "raise"]
+"""What ``publish_later`` does when its queue is full."""
+
+
+def check_on_full(choice: OnFull) -> OnFull:
+    """Return what to do with a message for which there is no room; ValueError if it is no such word."""
+    if choice not in _ON_FULL:
+        raise ValueError(f"on_full is one of {', '.join(_ON_FULL)}, not {choice!r}.")
+    return choice
+
+
+_ON_FULL: Final = get_args(OnFull)
+_MAY_BE_NOTHING: Final = {"retry_delay_min_s", "retry_delay_max_s", "idle_s_max"}
+_LEAST: Final[Mapping[type, float]] = {int: 1, float: 1e-6}
+
 Stats = Mapping[str, Any]
 """What ``GET …/stats`` answers, as it is."""
 
@@ -107,6 +123,10 @@ class Settings:
         later_bytes_max: how many bytes of them.
         later_on_full: what it does then: ``"wait"``, ``"drop"`` the new one, or ``"raise"``.
         later_attempts_max: how often it tries; pauses between attempts as above.
+
+    Raises:
+        ValueError: a number is not positive (pauses and ``idle_s_max`` may be 0), or ``later_on_full``
+            is none of its words.
     """
 
     url: str = "http://127.0.0.1:8080"
@@ -127,8 +147,18 @@ class Settings:
     idle_s_max: float = 10.0
     later_messages_max: int = 10_000
     later_bytes_max: int = 64 << 20
-    later_on_full: Literal["wait", "drop", "raise"] = "wait"
+    later_on_full: OnFull = "wait"
     later_attempts_max: int = 10
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            least = 0 if part.name in _MAY_BE_NOTHING else _LEAST[type(value)]
+            if not least <= value < math.inf:
+                raise ValueError(f"{part.name} can't be {value}.")
+        check_on_full(self.later_on_full)
 
     @property
     def urls(self) -> tuple[str, ...]:

@@ -37,7 +37,6 @@ TESTED_ELSEWHERE = {
     "broker/cli/reading.py": "test_app.py and tests/integration/test_cli.py",
     "broker/cli/topics.py": "test_app.py and tests/integration/test_cli.py",
     "broker/client/aio.py": "tests/integration/test_client.py and tests/conformance",
-    "broker/client/values.py": "values; every test of the client",
     "broker/node_alone.py": "test_node.py",
     "broker/node_cluster.py": "tests/integration/test_cluster*.py: processes, killed and stopped",
     "broker/node_servers.py": "tests/integration/test_cluster*.py: the real HBase and ZooKeeper",

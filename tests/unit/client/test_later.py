@@ -106,6 +106,13 @@ async def test_a_full_queue_raises(make_client, transport):
         transport.gate.set()
 
 
+async def test_a_word_that_is_none_of_the_three_drops_nothing(make_client):
+    async with make_client() as client:
+        with pytest.raises(ValueError, match="not 'block'"):
+            await client.publish_later("ns1/t1", b"x", on_full="block")
+        assert client.later.counts.accepted == client.later.counts.dropped == 0
+
+
 async def test_one_message_always_fits_in_an_empty_queue(make_client):
     async with make_client(later_bytes_max=10, later_on_full="raise") as client:
         await (await client.publish_later("ns1/t1", b"x" * 1000))

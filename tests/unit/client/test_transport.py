@@ -66,7 +66,7 @@ async def test_writes_at_the_same_time_have_connections_of_their_own_up_to_a_bou
 
 
 async def test_a_connection_that_was_idle_for_too_long_is_not_used_again(raw_broker):
-    transport = HttpTransport(Settings(url=raw_broker.url, idle_s_max=-1.0))
+    transport = HttpTransport(Settings(url=raw_broker.url, idle_s_max=0.0))
     await transport.send(PUBLISH, 5)
     await transport.send(PUBLISH, 5)
     assert raw_broker.connections == 2
