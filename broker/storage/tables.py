@@ -14,6 +14,7 @@ the hold: the rows may land at any time, and only a new epoch makes sure that th
     chain.py        compare-and-set, resolved   putting.py   rows, until they are confirmed
     reading.py      pages that are whole        sweeping.py  removing what is over
     visibility.py   which cells count (pure)    control.py   the control row (pure)
+                                                controlvalue.py  its bytes (pure)
 """
 
 from __future__ import annotations
