@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from broker.storage.cells import (
     CONTROL_COLUMN,
@@ -89,10 +90,20 @@ class MemoryTable:
         if columns is None:
             rows = self.scan(start, stop, rows_max + 1, reverse=reverse)
         else:
-            everything = self.scan(start, stop, len(self._keys), reverse=reverse)
-            chosen = (RowCells(row.key, _only(row.columns, columns)) for row in everything)
-            rows = [row for row in chosen if row.columns]
+            rows = list(islice(self._chosen(start, stop, columns, reverse=reverse), rows_max + 1))
         return bounded(rows, rows_max, bytes_max, more=False)
+
+    def _chosen(
+        self, start: bytes, stop: bytes, columns: Sequence[bytes], *, reverse: bool
+    ) -> Iterator[RowCells]:
+        """Give the rows that have some of the columns, with these alone."""
+        low, high = self._range(start, stop)
+        keys = self._keys[low:high]
+        for key in reversed(keys) if reverse else keys:
+            row = self._rows[key]
+            cells = {name: row[name] for name in columns if name in row}
+            if cells:
+                yield RowCells(key, cells)
 
     def keys(self, start: bytes, stop: bytes, rows_max: int, *, reverse: bool) -> list[bytes]:
         """Return the first or last keys of a range."""
@@ -115,10 +126,6 @@ class MemoryTable:
 
     def _range(self, start: bytes, stop: bytes) -> tuple[int, int]:
         return bisect_left(self._keys, start), bisect_left(self._keys, stop)
-
-
-def _only(columns: Columns, wanted: Sequence[bytes]) -> Columns:
-    return {name: cell for name, cell in columns.items() if name in wanted}
 
 
 class MemoryCells:
