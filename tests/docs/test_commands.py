@@ -5,6 +5,7 @@ project's command on the path and a broker where the page says that one is; ever
 a program. A program that follows a topic for ever is stopped once it has printed something.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.client import SyncClient, TopicExists
 from broker.testing.process import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +64,13 @@ def environment(broker):
     return {**os.environ, "PATH": path, "BROKER_URL": broker.url}
 
 
+@pytest.fixture
+def greetings(broker):
+    """The topic of the README's programs, which its commands create where they were run before."""
+    with SyncClient(broker.url) as client, contextlib.suppress(TopicExists):
+        client.create_topic("demo/greetings")
+
+
 def there(text: str, broker: BrokerProcess) -> str:
     """Say where the test's broker is instead of where a reader's is."""
     return text.replace(ADDRESS, f"127.0.0.1:{broker.port}")
@@ -88,6 +97,7 @@ def test_commands_succeed(page, block, broker, environment, tmp_path):
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda part: part[:40])
+@pytest.mark.usefixtures("greetings")
 def test_programs_run(page, block, broker, environment, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(there(block, broker))
