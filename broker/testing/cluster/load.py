@@ -84,9 +84,11 @@ class ClusterLoad:
         publishers: For each topic: with and without keys, and through one node alone, in turn.
         state: What to tell in the message of a wait that took too long.
         deadline_s: Of each publish.
+        pause_s: The mean pause of each of them between two operations.
 
     Attributes:
         history: What was asked and told; others may tell it of what they do beside.
+        answered: How many operations of any kind succeeded, of others in the history too.
         counts: Publishes of this load by outcome: ok, fail, unknown.
         errors: Why some were not acknowledged.
     """
@@ -99,11 +101,13 @@ class ClusterLoad:
         publishers: int = 4,
         state: Callable[[], str] = lambda: "",
         deadline_s: float = DEADLINE_S,
+        pause_s: float = SCALE.pause_s,
     ) -> None:
         self.history: History = _Watched(self._see)
+        self.answered = 0
         self.counts = {"ok": 0, "fail": 0, "unknown": 0}
         self.errors: list[str] = []
-        scale = replace(SCALE, publishers=publishers, deadline_s=deadline_s)
+        scale = replace(SCALE, publishers=publishers, deadline_s=deadline_s, pause_s=pause_s)
         self._stage = RealStage(urls, seed=SEED, scale=scale, history=self.history)
         self._workload = _OnTopics(topics)
         self._state = state
@@ -112,6 +116,7 @@ class ClusterLoad:
         self._working: asyncio.Task[None] | None = None
 
     def _see(self, event: Event) -> None:
+        self.answered += event.type == "ok"
         kind = event.process.partition("-")[0]
         if event.op != "publish" or event.type == "invoke":
             return
