@@ -47,6 +47,9 @@ _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter"
 # moment it was found free and the moment the server binds it.
 _PORTS = range(15_000, 32_000)
 _DRAW = random.SystemRandom()
+_GIVEN_MAX = len(_PORTS) // 2
+_given: dict[int, None] = {}
+"""Ports that were found free here, in that order: whoever asked may not listen yet, or may come back."""
 
 
 class ServerFailed(Exception):
@@ -54,15 +57,23 @@ class ServerFailed(Exception):
 
 
 def free_ports(count: int) -> tuple[int, ...]:
-    """Find ``count`` different TCP ports on which nothing listens on loopback."""
+    """Find ``count`` different TCP ports on which nothing listens on loopback.
+
+    This process is not told of a port again before half of all were used.
+    """
     with ExitStack() as held:
         ports: list[int] = []
         while len(ports) < count:
-            probe = held.enter_context(socket.socket())
             port = _DRAW.choice(_PORTS)
+            if port in _given:
+                continue
+            probe = held.enter_context(socket.socket())
             with suppress(OSError):
                 probe.bind((HOST, port))
                 ports.append(port)
+                _given[port] = None
+            while len(_given) > _GIVEN_MAX:
+                del _given[next(iter(_given))]
         return tuple(ports)
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 from typing_extensions import override
 
-from broker.testing.servers import Server, ServerFailed, free_ports
+from broker.testing.servers import Server, ServerFailed, free_ports, process
 from broker.testing.servers.process import program, start_child, tied_to_us
 
 SERVES = "touch ready; exec sleep 1000"
@@ -148,3 +148,16 @@ def test_a_child_outlives_the_thread_that_asked_for_it() -> None:
         os.sched_yield()
     echo, _ = child.communicate(b"still here", timeout=30)
     assert echo == b"still here"
+
+
+def test_a_port_is_not_given_to_two_who_do_not_listen_yet() -> None:
+    """So what a cluster will use, and the proxies that lead there, never want the same one."""
+    given = [port for _ in range(60) for port in free_ports(100)]
+    assert len(set(given)) == len(given)
+
+
+def test_ports_come_back_before_they_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_PORTS", range(15_000, 15_040))
+    monkeypatch.setattr(process, "_GIVEN_MAX", 20)
+    monkeypatch.setattr(process, "_given", {})
+    assert len({port for _ in range(30) for port in free_ports(5)}) > 20
