@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from broker import guards
-from broker.errors import Fenced, OutcomeUnknown, Unavailable
+from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable
 from broker.storage import control, controlvalue
 from broker.storage.cells import CONTROL_COLUMN, Cell, Cells, CellsError, CellsRefused, Table
 from broker.storage.control import TOKEN_BYTES, Control, Resolution
@@ -68,6 +69,16 @@ class NotSent(Unavailable):
     """No compare-and-set ever left this node: it was not done, and the chain goes on."""
 
 
+class _Step(NamedTuple):
+    """A compare-and-set that is ready to go: from ``current`` to ``written``, each with its bytes."""
+
+    build: Build
+    current: Control | None
+    expected: bytes | None
+    written: Control
+    value: bytes
+
+
 async def read_control(cells: Cells, table: Table, key: bytes) -> Control | None:
     """Read a control row. Raises CellsError, StorageCorrupt."""
     cell = await _read_cell(cells, table, key)
@@ -102,6 +113,9 @@ class Chain:
         self._tokens = tokens
         self._retrying = retrying
         self._lock = asyncio.Lock()
+        self._confirmed_value: bytes | None = None
+        """The bytes of ``confirmed``, as they lie in the row."""
+        self._ahead: _Step | None = None
 
     @property
     def is_busy(self) -> bool:
@@ -117,6 +131,7 @@ class Chain:
         cell = await self._retrying.read(lambda: _read_cell(self._cells, self._table, self._key))
         self.learned_tag = None if cell is None else cell.tag
         self.confirmed = None if cell is None else controlvalue.decode(cell.value)
+        self._confirmed_value = None if cell is None else cell.value
         return self.confirmed
 
     async def tag(self) -> int | None:
@@ -137,6 +152,19 @@ class Chain:
             return None
         return cell.tag if controlvalue.decode(cell.value).token == self.confirmed.token else None
 
+    def build_ahead(self, build: Build) -> None:
+        """Build what ``change(build)`` will send if nothing is confirmed until then; else it builds anew.
+
+        For a caller that waits for something else just now. Nothing is sent, and nothing is raised.
+        """
+        if self.ended or self.is_busy:
+            return
+        try:
+            self._ahead = self._step(build, self.confirmed, self._tokens.fresh())
+        except BrokerError:
+            # Raised by the build in its turn, which may find another value.
+            self._ahead = None
+
     async def change(self, build: Build, prepare: Prepare | None = None) -> Control:
         """Apply one change, after those that were asked for earlier.
 
@@ -154,36 +182,55 @@ class Chain:
             return await self._resolved(build, prepare)
 
     async def _resolved(self, build: Build, prepare: Prepare | None) -> Control:
-        attempts: dict[bytes, Control] = {}
+        attempts: dict[bytes, _Step] = {}
         pauses = self._retrying.pauses(self._retrying.deadline())
         current = self.confirmed
         while True:
-            token = self._tokens.fresh()
-            if prepare is not None:
-                await prepare(current, token)
-            written = build(current, token)
-            written.check()
-            attempts[token] = written
+            step = self._built_ahead(build, current)
+            if step is None:
+                token = self._tokens.fresh()
+                if prepare is not None:
+                    await prepare(current, token)
+                step = self._step(build, current, token)
+            attempts[step.written.token] = step
             try:
-                current = await self._settled(current, written, pauses)
+                current = await self._settled(step, pauses)
             except NotSent:
                 raise
             except BaseException:
                 self.end()
                 raise
             if current.token in attempts:
-                self.confirmed = attempts[current.token]
+                applied = attempts[current.token]
+                self.confirmed, self._confirmed_value = applied.written, applied.value
                 self._noted(self._table, self._key, self.confirmed)
                 return self.confirmed
 
-    async def _settled(self, current: Control | None, written: Control, pauses: Pauses) -> Control:
+    def _built_ahead(self, build: Build, current: Control | None) -> _Step | None:
+        step = self._ahead
+        if step is None or step.build is not build or step.current is not current:
+            return None
+        self._ahead = None
+        return step
+
+    def _step(self, build: Build, current: Control | None, token: bytes) -> _Step:
+        written = build(current, token)
+        written.check()
+        if current is None:
+            expected = None
+        elif current is self.confirmed:
+            expected = self._confirmed_value
+        else:
+            expected = controlvalue.encode(current)
+        return _Step(build, current, expected, written, controlvalue.encode(written))
+
+    async def _settled(self, step: _Step, pauses: Pauses) -> Control:
         """Write until it is known how that ended; return ``written``, or what was there before it.
 
         The latter can be only before this hold's first write: a lower epoch moved the row after it
         was read, and the change must be built upon that.
         """
-        value = controlvalue.encode(written)
-        expected = None if current is None else controlvalue.encode(current)
+        _, current, expected, written, value = step
         sent = False
         while True:
             try:

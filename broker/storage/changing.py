@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from broker import guards
@@ -46,13 +47,16 @@ class LogChanger:
         epoch = held.epoch
         rows = [*side_rows_of(held.log, batch, epoch), *rows_of(held.log, batch, epoch)]
         sizes = self._writer.check_sizes(rows)
+        build = self._build_of(held, batch)
         committed = False
         try:
             async with held.rows_lock:
                 held.check()
+                # While the rows are under way.
+                asyncio.get_running_loop().call_soon(held.chain.build_ahead, build)
                 await self._put_batch(held, rows, sizes)
             # No await between letting the rows' lock go and queueing for the chain: order holds.
-            await self._commit(held, batch)
+            await self._commit(held, batch, build)
             committed = True
         except (PayloadsSealed, RowsRefused):
             # Nothing more is ever committed above these rows, or there are none.
@@ -75,8 +79,9 @@ class LogChanger:
             # The rows may land yet. No pointer of this epoch will pass them: the hold ends here.
             raise Unavailable(f"Rows could not be stored: {error}") from error
 
-    async def _commit(self, held: TableHold, batch: Batch) -> None:
-        epoch, generation, last = held.epoch, held.log.generation, batch.last
+    @staticmethod
+    def _build_of(held: TableHold, batch: Batch) -> Build:
+        last = batch.last
 
         def build(current: Control | None, token: bytes) -> Control:
             base = held.adopted(current)
@@ -90,6 +95,10 @@ class LogChanger:
                 raise Fenced("The log was written to after keys were looked up.")
             return control.committed(base, last, token)
 
+        return build
+
+    async def _commit(self, held: TableHold, batch: Batch, build: Build) -> None:
+        epoch, generation, last = held.epoch, held.log.generation, batch.last
         try:
             await held.chain.change(build)
         except Lost as lost:

@@ -113,7 +113,8 @@ class Gateways:
             return await self._observed(
                 name, self._in_thread(lambda client: getattr(client, api)(*arguments))
             )
-        answered = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answered = loop.create_future()
         self._exchanges.add(answered)
 
         def settle(how: bytes | Exception) -> None:
@@ -129,9 +130,10 @@ class Gateways:
                     answered.set_exception(error)
             else:
                 self._connections.give_back(connection, doubtful=False)
-                self._tell(name, begun, None)
                 if not answered.done():
                     answered.set_result(answer)
+                # After whoever waits has gone on: its next call is what costs time.
+                loop.call_soon(self._tell, name, begun, None)
 
         connection.in_loop().ask(request, settle, self._call_s)
         return await answered

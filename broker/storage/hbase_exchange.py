@@ -161,9 +161,10 @@ class Line:
         """Send a request; ``ended`` is called once, with the whole answer or why there is none."""
         assert self._ended is None, "one request at a time"
         self._ended = ended
-        self._timer = self._loop.call_later(answer_s, self._silent)
         self._left = request
         self._write()
+        if self._ended is not None:
+            self._timer = self._loop.call_later(answer_s, self._silent)
 
     def _write(self) -> None:
         try:

@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from broker.errors import Fenced, OutcomeUnknown, StorageCorrupt
+from broker.errors import Fenced, OutcomeUnknown, PayloadsSealed, StorageCorrupt
 from broker.storage import controlvalue
 from broker.storage.cells import CONTROL_COLUMN, Cell, RowCells, Table
+from broker.storage.control import Control, confirmed
 from broker.storage.keys import control_key
 from broker.testing.clock import pass_time
 from tests.unit.storage.scripted_tables import LOG, batch, ids_ms, run
@@ -89,5 +90,76 @@ def test_a_busy_leader_does_not_keep_others_out(take):
         else:
             await other.tombstone(LOG, "b")
         assert await leading > 20
+
+    run(story)
+
+
+def _counting(made: list[Control | None]):
+    def build(current: Control | None, token: bytes) -> Control:
+        made.append(current)
+        return confirmed(current, token)
+
+    return build
+
+
+def test_what_was_built_ahead_is_what_is_sent():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        made = []
+        build = _counting(made)
+        hold.chain.build_ahead(build)
+        assert len(made) == 1
+        sent = await hold.chain.change(build)
+        assert len(made) == 1
+        # Once: the same build again starts from what it wrote.
+        again = await hold.chain.change(build)
+        assert made[1] is sent
+        assert (await store.head(LOG)).token == again.token > sent.token
+
+    run(story)
+
+
+def test_what_was_built_ahead_of_another_change_is_built_anew():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        made = []
+        build = _counting(made)
+        hold.chain.build_ahead(build)
+        between = await hold.chain.change(_counting([]))
+        await hold.chain.change(build)
+        assert made[1] is between
+        assert not hold.done
+
+    run(story)
+
+
+def test_nothing_is_built_ahead_while_a_change_is_under_way_nor_after_the_end():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        made = []
+        cells.cas = ["fail"]
+        changing = asyncio.ensure_future(hold.chain.change(_counting([])))
+        await pass_time(0)
+        assert hold.chain.is_busy
+        hold.chain.build_ahead(_counting(made))
+        await changing
+        hold.chain.end()
+        hold.chain.build_ahead(_counting(made))
+        assert made == []
+
+    run(story)
+
+
+def test_what_a_build_raises_ahead_is_raised_in_its_turn():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+
+        def build(current: Control | None, token: bytes) -> Control:
+            raise PayloadsSealed("closed")
+
+        hold.chain.build_ahead(build)
+        with pytest.raises(PayloadsSealed):
+            await hold.chain.change(build)
+        await store.append(hold, batch(10))
 
     run(story)
