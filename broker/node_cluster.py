@@ -42,6 +42,8 @@ from broker.topics.service import Topics
 INCARNATION_BYTES = 8
 LEAVE_S = 5.0
 """How long handing over may take when a clock is wrong; a stopping node has its own bound."""
+PART_S = 1.0
+"""How long a node that stops tells ZooKeeper what it leaves: all of it goes with its session anyway."""
 
 log = logs.get_logger()
 
@@ -247,9 +249,25 @@ class InCluster:
             self._watching.cancel()
         if opened is not None:
             await opened.peers.close()
-            await opened.tenure.close()
-            await opened.membership.leave()
+            await self._part(opened)
         if self._coordinator is not None:
             await self._coordinator.close()
         if self._stores is not None:
             await self._stores.close()
+
+    @staticmethod
+    async def _part(opened: Opened) -> None:
+        """Let go of leases and membership, if ZooKeeper answers in time."""
+
+        async def let_go() -> None:
+            await opened.tenure.close()
+            await opened.membership.leave()
+
+        parting = asyncio.ensure_future(let_go())
+        await asyncio.wait((parting,), timeout=PART_S)
+        if parting.done():
+            parting.result()
+            return
+        log.warning("left without a word: ZooKeeper does not answer", seconds=PART_S)
+        parting.cancel()
+        await asyncio.wait((parting,))

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/cluster.md"
 DEADLINE_S = 60.0
+GRACE_S = 15.0
+"""``stop_grace_period`` of docker-compose.cluster.yml."""
 TOPICS = [f"admin/topic-{number}" for number in range(12)]
 
 
@@ -68,6 +72,28 @@ def asked(node: Member, *words: str) -> Any:
 def rows(node: Member, *words: str) -> dict[str, Any]:
     """Return the status that a node gives, by URL."""
     return {row["url"]: row for row in asked(node, "status", *words)["nodes"]}
+
+
+def publish_once(url: str, topic: str) -> None:
+    """Publish, whatever comes of it."""
+    name = topic.partition("/")[2]
+    request = urllib.request.Request(
+        f"{url}/v1/namespaces/admin/topics/{name}/publish",
+        data=b"last",
+        headers={"Content-Type": "text/plain"},
+    )
+    with suppress(OSError):
+        urllib.request.urlopen(request, timeout=DEADLINE_S).close()
+
+
+def under_way(node: Member) -> float:
+    """Return how many requests a node is answering."""
+    with urllib.request.urlopen(f"{node.url}/metrics", timeout=DEADLINE_S) as reply:
+        told = re.search(
+            r"^broker_requests_under_way\S* (\S+)", reply.read().decode(), re.MULTILINE
+        )
+    assert told is not None
+    return float(told[1])
 
 
 def eventually(check: Callable[[], object], state: Callable[[], object]) -> None:
@@ -279,3 +305,35 @@ def test_the_status_is_told_while_zookeeper_and_storage_are_away(
     with SyncClient(here.url) as client:
         for topic in TOPICS:
             client.publish(topic, b"all is well again")
+
+
+@pytest.mark.nightly
+def test_a_node_stops_in_the_time_that_a_container_gets_though_nobody_answers_it(
+    hbase: HBaseServer, cluster: LocalCluster
+) -> None:
+    one = cluster.nodes[1]
+    cluster.zookeepers[0].pause()
+    hbase.suspend()
+    publishing = [
+        threading.Thread(target=publish_once, args=(f"{one.url}", topic)) for topic in TOPICS
+    ]
+    try:
+        for thread in publishing:
+            thread.start()
+        eventually(lambda: under_way(one) >= len(TOPICS), lambda: under_way(one))
+        assert one.stop(grace_s=GRACE_S) == 0, one.log()
+    finally:
+        cluster.zookeepers[0].resume()
+        # Silent for so long, its region server gives itself up.
+        hbase.kill()
+        hbase.start()
+    for thread in publishing:
+        thread.join()
+    one.start()
+    eventually(
+        lambda: rows(one).get(one.url, {}).get("state") == "serving",
+        lambda: asked(one, "status"),
+    )
+    with SyncClient(one.url) as client:
+        for topic in TOPICS:
+            client.publish(topic, b"it is back")
