@@ -52,6 +52,7 @@ async def test_a_node_ends_though_zookeeper_does_not_take_its_leave(
         async with asyncio.timeout(30):
             await ground.close()
     assert {name for name in parts if not parts[name].done} <= {silent, "membership"}
-    assert parts["coordinator"].done and parts["stores"].done, "closed all the same"
+    assert parts["coordinator"].done, "closed all the same"
+    assert parts["stores"].done, "closed all the same"
     assert (SAID in [line["event"] for line in lines]) == bool(silent)
     assert bool(parts["membership"].done) == (not silent)
