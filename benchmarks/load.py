@@ -9,10 +9,11 @@ chunked ones only the framing is looked at. Every answer's status is checked.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from typing import NamedTuple, cast
 
 import httptools
@@ -20,6 +21,8 @@ from typing_extensions import override
 
 HOST = "127.0.0.1"
 _LAST_ANSWERS_S = 30.0
+PACED_CONNECTIONS = 8
+_SEED = 5
 _SKIM_BYTES = 1 << 20
 _HEAD_END = b"\r\n\r\n"
 
@@ -288,3 +291,44 @@ async def drive(port: int, lanes: Sequence[Sequence[bytes]], *, units: int, seco
     for sender in senders:
         latencies.extend(sender.latencies)
     return Load(len(latencies) * units, (deadline_ns - began_ns) / 1e9, latencies)
+
+
+async def pace(
+    lanes: Sequence[tuple[int, Sequence[bytes]]], *, rate: float, units: int, seconds: float
+) -> Load:
+    """Send about ``rate`` requests a second, at random moments, however soon the answers come.
+
+    ``lanes`` are ports, each with requests; they take turns, and so do PACED_CONNECTIONS of each. The
+    moments are the same in every call. ``units`` is what one request counts for.
+
+    Raises:
+        LoadFailed: an answer was an error, or a connection broke.
+    """
+    moments = random.Random(_SEED)
+    requests = [cycle(lane) for _, lane in lanes]
+    wires = [[await connect(port) for _ in range(PACED_CONNECTIONS)] for port, _ in lanes]
+    free: list[asyncio.Queue[Wire]] = [asyncio.Queue() for _ in lanes]
+    for queue, mine in zip(free, wires, strict=True):
+        for wire in mine:
+            queue.put_nowait(wire)
+    latencies = array("q")
+
+    async def one(at: int, due_ns: int) -> None:
+        wire = await free[at].get()
+        await wire.exchange(next(requests[at]))
+        latencies.append(time.perf_counter_ns() - due_ns)
+        free[at].put_nowait(wire)
+
+    began_ns = due_ns = time.perf_counter_ns()
+    try:
+        async with asyncio.timeout(seconds + _LAST_ANSWERS_S), asyncio.TaskGroup() as group:
+            for at in cycle(range(len(lanes))):
+                due_ns += int(moments.expovariate(rate) * 1e9)
+                if due_ns > began_ns + seconds * 1e9:
+                    break
+                await asyncio.sleep(max(due_ns - time.perf_counter_ns(), 0) / 1e9)
+                group.create_task(one(at, due_ns))
+    finally:
+        for wire in chain.from_iterable(wires):
+            wire.close()
+    return Load(len(latencies) * units, seconds, latencies)

@@ -2,123 +2,126 @@
 
 ::
 
-    three nodes        9 topics, 3 at each                     what a cluster of three does
-    one, as much       3 topics at one node, the others idle   what each of its nodes does, alone
-    one, all of it     9 topics at one node, the others drained, and their processor time left out
+    three nodes    9 topics, 3 at each
+    one node       9 others, all at the first; what the others use while they have nothing to do is left out
 
-The same connections, each to its topic's leader, so that nothing is forwarded. The first two sides give a
-node the same work: what a message costs more among three is what being a cluster costs. The third gives
-one node three times as much: then several answers of storage have come whenever it looks, and what it
-takes to wake up is shared by them. That is no cost of a cluster; it is shown, and not judged.
+Both get the same requests at the same moments, by a clock and not by the last answer, each at its topic's
+leader, so that nothing is forwarded. Between runs nothing moves: a side has topics of its own.
 
-Nor is a topic's one publisher that waits for each answer. Each of three nodes then does exactly the work of
-"one, as much", and what it costs more is this machine's: between any two of the few wake-ups that a message
-takes, its two processors have served seven other processes.
+A process that is busy finds several answers whenever it looks, and what it takes to wake up is shared by
+them. So one node gets cheaper, message by message, the busier it is, and three nodes that share the same
+load not so soon; and the more processes take turns on two processors, the less each finds in their caches.
+That is no work that a cluster does more, and it grows with the load: judged are loads that leave the
+machine most of its time, and what it comes to above that is shown.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from benchmarks import prepared
 from benchmarks.cluster.ground import Ground
 from benchmarks.figures import Question, Run, Series, compare
 from benchmarks.harness import Bench, say
-from benchmarks.load import drive
+from benchmarks.load import pace
 
 EACH, MUST = 3, 1.2
-TURNS, RUNS = 2, 2
+SPARE = 2
+"""Turns beyond those that are wanted, for those in which the host took a processor away."""
 
 
 class Shape(NamedTuple):
-    """A load: connections for each topic, and messages in each request."""
+    """A load: requests a second, and messages in each."""
 
-    connections: int
+    rate: int
     messages: int
-    judged: bool = True
+    judged: bool
 
     @property
     def name(self) -> str:
         """What it is called."""
-        return f"{self.messages} a request, {self.connections} at a time"
+        return f"{self.rate} requests/s of {self.messages}"
 
 
-LOADS = (Shape(1, 1, judged=False), Shape(8, 1), Shape(1, 100))
-THREE, AS_MUCH, ALL_OF_IT = "three nodes", "one, as much", "one, all of it"
+LOADS = (
+    Shape(100, 1, judged=True),
+    Shape(50, 100, judged=True),
+    Shape(300, 1, judged=False),
+    Shape(500, 1, judged=False),
+)
+NOTE = (
+    "Both sides get the same requests at the same moments, spread over nine topics. The busier a process is, "
+    "the more answers it finds whenever it wakes up, and the more of it is in the caches: so one node gets "
+    "cheaper with the load sooner than three that share it, most of all where each request is one message. "
+    "Judged are loads that leave the two processors most of their time; what comes above them is shown."
+)
+THREE, ONE = "three nodes", "one node"
+CPU, CALLS = "processor time", "storage calls"
+
+
+class _Side(NamedTuple):
+    """Whose topics are published to, and which nodes are counted."""
+
+    name: str
+    topics: Sequence[tuple[int, str]]
+    """The port of each one's leader, and its name."""
+    counted: Collection[int] | None
 
 
 async def measure(bench: Bench, ground: Ground) -> Question:
     """Ask what a message costs with three nodes, beside one."""
     question = Question(letter="k", title="three nodes beside one: what a message costs")
-    wanted = TURNS * RUNS
-    series = {
-        (who, shape, what): Series(
-            name=f"{who}, {shape.name}: {what}", unit=unit, runs_wanted=wanted
-        )
-        for shape in LOADS
-        for what, unit in (("processor time", "µs"), ("storage calls", "per 1,000 messages"))
-        for who in (THREE, AS_MUCH, ALL_OF_IT)
-    }
-    question.series += series.values()
-    names = [
-        name for node in ground.nodes for name in await ground.topics("shares", EACH, node.instance)
+    first = ground.nodes[0]
+    shared = [
+        (node.port, name)
+        for node in ground.nodes
+        for name in await ground.topics("shares", EACH, node.instance)
     ]
-    for _ in range(TURNS):
-        await ground.until_led(names, None, ground.nodes[0].port)
-        await _runs(bench, ground, THREE, names, series)
-        await _runs(bench, ground, AS_MUCH, names[:EACH], series)
-        for node in ground.nodes[1:]:
-            await ground.drain(node.instance)
-        await ground.until_led(names, ground.nodes[0].instance, ground.nodes[0].port)
-        await _runs(bench, ground, ALL_OF_IT, names, series)
-        for node in ground.nodes[1:]:
-            await ground.drain(node.instance, back=True)
+    at_one = [(first.port, name) for name in await ground.topics("alone", 9, first.instance)]
+    await ground.until_led([name for _, name in shared + at_one], None, first.port)
+    sides = (_Side(THREE, shared, None), _Side(ONE, at_one, [first.instance]))
     for shape in LOADS:
-        for what in ("processor time", "storage calls"):
-            three, as_much, all_of_it = (
-                series[who, shape, what] for who in (THREE, AS_MUCH, ALL_OF_IT)
-            )
-            must = MUST if shape.judged else None
-            question.ratios.append(compare(three, as_much, must=must, at_most=True))
-            question.ratios.append(compare(three, all_of_it, at_most=True))
+        await _take_turns(bench, ground, question, shape, sides)
+    question.notes.append(NOTE)
     return question
 
 
-async def _runs(
-    bench: Bench,
-    ground: Ground,
-    who: str,
-    names: list[str],
-    series: dict[tuple[str, Shape, str], Series],
+async def _take_turns(
+    bench: Bench, ground: Ground, question: Question, shape: Shape, sides: Sequence[_Side]
 ) -> None:
-    counted = None if who == THREE else [ground.nodes[0].instance]
-    led = {name: await ground.leader(name, ground.nodes[0].port) for name in names}
-    for shape in LOADS:
-        await _load(ground, led, shape, bench.plan.settle_s)
-        for _ in range(RUNS):
-            cpu, calls = await _run(bench, ground, led, shape, counted)
-            series[who, shape, "processor time"].runs.append(cpu)
-            series[who, shape, "storage calls"].runs.append(calls)
+    """Measure one load."""
+    wanted = bench.plan.long_runs
+    series = {
+        (side.name, what): Series(
+            name=f"{side.name}, {shape.name}: {what}", unit=unit, runs_wanted=wanted
+        )
+        for what, unit in ((CPU, "µs"), (CALLS, "per 1,000 messages"))
+        for side in sides
+    }
+    question.series += series.values()
+    for side in sides:
+        await _load(side, shape, bench.plan.run_s)
+    for _ in range(wanted + SPARE):
+        for side in sides:
+            cpu, calls = await _run(bench, ground, side, shape)
+            series[side.name, CPU].runs.append(cpu)
+            series[side.name, CALLS].runs.append(calls)
             apart = f"   APART: {cpu.apart}" if cpu.apart else ""
-            say(f"  {who}, {shape.name}: {cpu.value:.1f} µs, {calls.value:.1f} calls{apart}")
+            say(f"  {side.name}, {shape.name}: {cpu.value:.1f} µs, {calls.value:.1f} calls{apart}")
+    for what in (CPU, CALLS):
+        must = MUST if shape.judged else None
+        three, one = series[THREE, what], series[ONE, what]
+        question.ratios.append(compare(three, one, must=must, at_most=True))
 
 
-async def _run(
-    bench: Bench,
-    ground: Ground,
-    led: dict[str, int | None],
-    shape: Shape,
-    counted: Collection[int] | None,
-) -> tuple[Run, Run]:
-    calls = await ground.storage_calls(counted)
-    before, cpu_s = bench.snapshot(), ground.node_cpu_s(counted)
-    count = await _load(ground, led, shape, bench.plan.run_s)
-    cpu_s = ground.node_cpu_s(counted) - cpu_s
+async def _run(bench: Bench, ground: Ground, side: _Side, shape: Shape) -> tuple[Run, Run]:
+    calls = await ground.storage_calls(side.counted)
+    before, cpu_s = bench.snapshot(), ground.node_cpu_s(side.counted)
+    count = await _load(side, shape, bench.plan.run_s)
+    cpu_s = ground.node_cpu_s(side.counted) - cpu_s
     apart = bench.objection(before)
-    calls = await ground.storage_calls(counted) - calls
+    calls = await ground.storage_calls(side.counted) - calls
     return (
         Run(value=1e6 * cpu_s / count, apart=apart),
         # Company changes times, and not how often storage is asked.
@@ -126,17 +129,11 @@ async def _run(
     )
 
 
-async def _load(ground: Ground, led: dict[str, int | None], shape: Shape, seconds: float) -> int:
+async def _load(side: _Side, shape: Shape, seconds: float) -> int:
     """Publish to all topics at their leaders; return how many messages were acknowledged."""
-    lanes: dict[int | None, list[list[bytes]]] = defaultdict(list)
-    for name, instance in led.items():
-        lane = prepared.publishes(name, messages=shape.messages, requests=8)
-        lanes[instance] += [lane] * shape.connections
-    loads = await asyncio.gather(
-        *(
-            drive(node.port, lanes[node.instance], units=shape.messages, seconds=seconds)
-            for node in ground.nodes
-            if node.instance in lanes
-        )
-    )
-    return sum(load.units for load in loads)
+    lanes = [
+        (port, prepared.publishes(name, messages=shape.messages, requests=8))
+        for port, name in side.topics
+    ]
+    load = await pace(lanes, rate=shape.rate, units=shape.messages, seconds=seconds)
+    return load.units

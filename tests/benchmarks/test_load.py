@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from benchmarks.load import LoadFailed, ask, drive, http_request, skim
+from benchmarks.load import LoadFailed, ask, drive, http_request, pace, skim
 
 ANSWERS = {
     b"/empty": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
@@ -60,3 +60,18 @@ async def test_an_error_ends_the_load(port: int) -> None:
     with pytest.raises(LoadFailed, match="not a chunked answer"):
         await connection.exchange(http_request("GET", "/body"))
     connection.close()
+
+
+async def test_a_paced_load_sends_by_the_clock_to_all_in_turn(port: int) -> None:
+    lanes = [(port, [http_request("GET", "/empty")]), (port, [http_request("GET", "/body")])]
+    load = await pace(lanes, rate=1000, units=10, seconds=0.2)
+    again = await pace(lanes, rate=1000, units=10, seconds=0.2)
+    # As many as there are moments, whatever the answers take; and the moments are the same.
+    assert load.units == again.units == 10 * len(load.latencies_ns) > 0
+    assert min(load.latencies_ns) > 0
+
+
+async def test_an_error_ends_a_paced_load(port: int) -> None:
+    with pytest.raises(ExceptionGroup) as raised:
+        await pace([(port, [http_request("GET", "/broken")])], rate=100, units=1, seconds=5)
+    assert raised.group_contains(LoadFailed, match="status 500")
