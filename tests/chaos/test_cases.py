@@ -16,7 +16,8 @@ from chaos.cluster import ChaosCluster
 
 OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "same_instance_id", "time_poisoned"}
 """Violations that no checker of histories finds."""
-IN_SHORT = ("zombie-leader", "split-brain")
+UNGUARDED_IN_SHORT = ("zombie-leader", "split-brain")
+IN_SHORT = (*UNGUARDED_IN_SHORT, "stale-lock", "late-rollback", "consumer-skip")
 """Of the cases that are played on a cluster, those that every run of the tests plays: all would take too long."""
 
 quick = pytest.mark.timeout(120)
@@ -30,9 +31,10 @@ on_a_cluster = [
 
 def some(*where: Where, guarded: bool = False) -> list[ParameterSet]:
     chosen = []
+    in_short = UNGUARDED_IN_SHORT if guarded else IN_SHORT
     for case in CASES.values():
         if case.where in where and (case.guard is not None or not guarded):
-            is_nightly = case.where is Where.CLUSTER and case.name not in IN_SHORT
+            is_nightly = case.where is Where.CLUSTER and case.name not in in_short
             marks = [pytest.mark.nightly] if is_nightly else []
             chosen.append(pytest.param(case, id=case.name, marks=marks))
     return chosen
