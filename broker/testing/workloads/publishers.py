@@ -24,6 +24,8 @@ from broker.testing.workloads.stage import Stage
 
 ATTEMPTS_MAX: Final = 20
 """How often a publish under a key is tried."""
+REPEATED_S: Final = 300.0
+"""How long after the first try: half of what brokers remember keys for by default. Later it is a new one."""
 UNDER_WAY: Final = 4
 """How many messages a pipelined publisher has under way at most."""
 SHORT_LIVES: Final = 0.2
@@ -49,6 +51,7 @@ async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) ->
         while not stop.is_set():
             labels = process.labels()
             key = f"{target.name}-{labels[0]}"
+            until = stage.clock.monotonic() + REPEATED_S
             for attempt in range(ATTEMPTS_MAX):
                 try:
                     await process.publish(target, labels, key=key)
@@ -59,6 +62,8 @@ async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) ->
                     if attempt or stage.chance.random() >= ONCE_MORE:
                         break
                 await process.pause()
+                if stage.clock.monotonic() > until:
+                    break
             await process.pause()
 
 
