@@ -9,7 +9,7 @@ from broker.testing.history import Call
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
-from broker.testing.workloads import SIMULATED, Workload
+from broker.testing.workloads import SIMULATED, Scale, Workload
 from tests.unit.testing.workloads.lying import Lies, LyingCluster
 
 SECONDS = 15.0
@@ -28,11 +28,16 @@ class Played(NamedTuple):
         return {call.op for call in self.calls if call.is_ok}
 
 
-def play(workload: Workload, lies: Lies | None = None, seconds: float = SECONDS) -> Played:
+def play(
+    workload: Workload,
+    lies: Lies | None = None,
+    seconds: float = SECONDS,
+    scale: Scale = SCALE,
+) -> Played:
     """Run a workload for a while of virtual time, and judge it."""
 
     async def main(_: SimLoop, __: Trace) -> Played:
-        cluster = LyingCluster(seed=1, scale=SCALE)
+        cluster = LyingCluster(seed=1, scale=scale)
         cluster.lies = lies or Lies()
         await cluster.start()
         await workload.prepare(cluster)

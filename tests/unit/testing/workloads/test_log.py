@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from broker.testing.history import of
@@ -5,7 +7,7 @@ from broker.testing.workloads import publishers, readers
 from broker.testing.workloads.log import LogWorkload
 from tests.unit.testing.workloads import lying
 from tests.unit.testing.workloads.lying import Lies
-from tests.unit.testing.workloads.staged import play
+from tests.unit.testing.workloads.staged import SCALE, play
 
 
 def test_a_broker_that_does_its_work_is_found_valid():
@@ -36,3 +38,11 @@ def test_a_broker_that_lies_is_found_out(lie):
     name, lies = LIES[lie]
     verdict, _ = play(LogWorkload(), lies, seconds=6)
     assert name in verdict.names, verdict
+
+
+def test_a_publish_is_not_repeated_when_its_key_may_be_forgotten():
+    keyed = LogWorkload((publishers.keyed,), (readers.paging,))
+    seldom = replace(SCALE, publishers=4, pause_s=400.0)
+    verdict, calls = play(keyed, seconds=10 * 3600, scale=seldom)
+    assert verdict.is_valid, verdict
+    assert any(call.told.get("replayed") for call in of(calls, "publish") if call.is_ok)
