@@ -97,16 +97,18 @@ class HttpTransport:
         self._busy: dict[Connection, None] = {}
         self._slots = asyncio.Semaphore(settings.connections_max)
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def connect(self, topic: TopicId | None) -> Connection:
         """Open a connection for somebody's own use, to the node to ask about a topic."""
         return await self._anywhere(topic, self._open)
 
     async def _open(self, url: str, timeout_s: float) -> Connection:
+        self._check_open()
         headers = {**self._headers, **self._patience()}
         nodes, idle_s_max = self._nodes, self._settings.idle_s_max
         try:
-            return await net.open_connection(
+            connection = await net.open_connection(
                 net.Address.of(url),
                 lambda: Connection(url, headers, nodes, idle_s_max),
                 timeout_s,
@@ -114,6 +116,16 @@ class HttpTransport:
             )
         except net.NotSent as error:
             raise outcomes.never_sent(error) from error
+        try:
+            self._check_open()
+        except Unavailable:
+            connection.close()
+            raise
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise outcomes.never_sent("the client was closed")
 
     def _patience(self) -> dict[str, str]:
         """Return the header that lets a node refuse what it can't do, before this side gives up.
@@ -229,6 +241,7 @@ class HttpTransport:
                 raise
 
     def _reading(self) -> aiohttp.ClientSession:
+        self._check_open()
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
@@ -243,7 +256,8 @@ class HttpTransport:
         return self._session
 
     async def close(self) -> None:
-        """Close everything; requests under way end as unanswered."""
+        """Close everything; requests under way end as unanswered, and none begins any more."""
+        self._closed = True
         for connection in [*self._idle, *self._busy]:
             connection.close()
         self._idle.clear()

@@ -126,6 +126,22 @@ async def test_a_close_ends_what_is_under_way(transport, raw_broker):
     never.set()
 
 
+async def test_nothing_begins_once_a_close_has_begun(transport, raw_broker):
+    raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
+    assert await whole(transport, POLL) == (200, b"abc")
+    connecting = asyncio.create_task(transport.connect(TOPIC))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(transport.close())
+    await asyncio.sleep(0)
+    for beginning in (whole(transport, POLL), transport.send(PUBLISH, 5), connecting):
+        with pytest.raises(Unavailable, match="the client was closed"):
+            await beginning
+    await closing
+    with pytest.raises(Unavailable, match="the client was closed"):
+        await whole(transport, POLL)
+    assert len(raw_broker.requests) == 1
+
+
 async def test_where_nobody_listens_nothing_is_sent(raw_broker):
     url = raw_broker.url
     raw_broker.server.close()
