@@ -6,6 +6,7 @@ from broker.client import Settings, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import Poll, TopicId
+from broker.testing.clock import pass_time
 
 TOPIC = TopicId("ns1", "t1")
 PUBLISH = protocol.publish(TOPIC, [b"a"])
@@ -130,9 +131,9 @@ async def test_nothing_begins_once_a_close_has_begun(transport, raw_broker):
     raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
     assert await whole(transport, POLL) == (200, b"abc")
     connecting = asyncio.create_task(transport.connect(TOPIC))
-    await asyncio.sleep(0)
+    await pass_time(0)
     closing = asyncio.create_task(transport.close())
-    await asyncio.sleep(0)
+    await pass_time(0)
     for beginning in (whole(transport, POLL), transport.send(PUBLISH, 5), connecting):
         with pytest.raises(Unavailable, match="the client was closed"):
             await beginning
