@@ -6,7 +6,6 @@ from broker.client import Settings, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import Poll, TopicId
-from broker.testing.clock import pass_time
 
 TOPIC = TopicId("ns1", "t1")
 PUBLISH = protocol.publish(TOPIC, [b"a"])
@@ -130,14 +129,17 @@ async def test_a_close_ends_what_is_under_way(transport, raw_broker):
 async def test_nothing_begins_once_a_close_has_begun(transport, raw_broker):
     raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
     assert await whole(transport, POLL) == (200, b"abc")
-    connecting = asyncio.create_task(transport.connect(TOPIC))
-    await pass_time(0)
-    closing = asyncio.create_task(transport.close())
-    await pass_time(0)
-    for beginning in (whole(transport, POLL), transport.send(PUBLISH, 5), connecting):
-        with pytest.raises(Unavailable, match="the client was closed"):
-            await beginning
-    await closing
+    # Each begins in its turn: the first is still connecting, the others come when the close has begun.
+    connecting, _, reading, sending = await asyncio.gather(
+        transport.connect(TOPIC),
+        transport.close(),
+        whole(transport, POLL),
+        transport.send(PUBLISH, 5),
+        return_exceptions=True,
+    )
+    for error in (connecting, reading, sending):
+        assert isinstance(error, Unavailable)
+        assert "the client was closed" in error.message
     with pytest.raises(Unavailable, match="the client was closed"):
         await whole(transport, POLL)
     assert len(raw_broker.requests) == 1
