@@ -34,6 +34,7 @@ async def judged(
     assert verdict.is_valid, f"{verdict.violations[:5]}; {load.state()}"
 
 
+@pytest.mark.nightly
 async def test_a_gateway_is_killed_and_comes_back(hbase_server: HBaseServer) -> None:
     with ExitStack() as stack:
         gateways = [stack.enter_context(HBaseGateway(hbase_server)) for _ in range(2)]

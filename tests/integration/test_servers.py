@@ -145,6 +145,7 @@ def test_zookeeper_serves_and_ends() -> None:
     assert_gone(server, server.port)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.server("hbase")
 def test_hbase_keeps_a_synced_row_through_a_kill() -> None:
