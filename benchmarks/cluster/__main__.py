@@ -21,12 +21,12 @@ import uvloop
 from benchmarks import machine, prepared, report, syncs
 from benchmarks.cluster import failover, pauses, rates, shares
 from benchmarks.cluster import report as page
-from benchmarks.cluster.ground import Ground
+from benchmarks.cluster.ground import ALONE, SIZES, Ground
 from benchmarks.figures import Question, percentile
 from benchmarks.harness import Bench, Plan, say
 from benchmarks.load import drive
 from benchmarks.peers import data_folder
-from broker.testing.cluster import LocalCluster, Sizes
+from broker.testing.cluster import LocalCluster
 
 Ask = Callable[[Bench, Ground], Awaitable[Question]]
 QUESTIONS: dict[str, Ask] = {
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = machine.described() | {"quick": options.quick, "raw_sync": [], "questions": []}
     began = time.monotonic()
     # The cluster is started and ended where no event loop waits for it.
-    with LocalCluster(Sizes(nodes=3), report=say) as cluster:
+    with LocalCluster(SIZES, own_settings=ALONE, report=say) as cluster:
         uvloop.run(_measure(cluster, plan, results, options))
     say(f"took {time.monotonic() - began:.0f} s")
     if options.page:

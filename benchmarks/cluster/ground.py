@@ -21,13 +21,23 @@ from benchmarks import occupancy, prepared
 from benchmarks.load import Load, LoadFailed, Wire, ask, connect, http_request
 from broker.coordination.assignment import Assignment
 from broker.model import TopicId
-from broker.testing.cluster import LocalCluster, Member
+from broker.testing.cluster import LocalCluster, Member, Sizes
+from broker.testing.cluster.tables import init_storage
 from broker.testing.servers.process import tied_to_us
 
 WAIT_S = 30.0
 AGAIN_S = 0.002
 TABLE = "default:broker_messages"
 _CALLS = "broker_storage_calls_total"
+SIZES = Sizes(nodes=3, spares=3)
+ALONE = {
+    number: {
+        "cluster.zookeeper_root": f"/alone-{number}",
+        "hbase.hbase_table_prefix": f"alone_{number}_",
+    }
+    for number in range(SIZES.nodes + 1, SIZES.nodes + SIZES.spares + 1)
+}
+"""Settings of the spare nodes, by which each is a cluster by itself on the same servers."""
 
 
 class Node(NamedTuple):
@@ -104,18 +114,30 @@ class Ground:
         what = "undrain" if back else "drain"
         await ask(port, http_request("POST", f"/v1/cluster/nodes/{instance}/{what}"))
 
-    def node_cpu_s(self, instances: Collection[int] | None = None) -> float:
-        """Return the processor time of nodes so far."""
-        return sum(
-            occupancy.process_s(node.process.pid)
-            for node in self.nodes
-            if instances is None or node.instance in instances
-        )
+    def start_alone(self) -> list[Node]:
+        """Start the spare nodes, each a cluster by itself (see ``ALONE``). Blocks for seconds."""
+        spares = self.cluster.spares
+        for node in spares:
+            init_storage(node.folder / f"{node.name}.toml")
+            node.launch()
+        for node in spares:
+            node.await_ready()
+        return [Node(0, _port(node), node) for node in spares]
 
-    async def storage_calls(self, instances: Collection[int] | None = None) -> float:
+    def end_alone(self) -> None:
+        """End them. Blocks."""
+        for node in self.cluster.spares:
+            node.stop()
+
+    @staticmethod
+    def cpu_s(nodes: Sequence[Node]) -> float:
+        """Return the processor time of nodes so far."""
+        return sum(occupancy.process_s(node.process.pid) for node in nodes)
+
+    @staticmethod
+    async def storage_calls(nodes: Sequence[Node]) -> float:
         """Return how many calls to the gateway nodes have made."""
-        asked = [n for n in self.nodes if instances is None or n.instance in instances]
-        texts = [await ask(node.port, http_request("GET", "/metrics")) for node in asked]
+        texts = [await ask(node.port, http_request("GET", "/metrics")) for node in nodes]
         return sum(summed(text.decode(), _CALLS) for text in texts)
 
     def pids(self) -> list[int]:

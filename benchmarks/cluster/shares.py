@@ -2,25 +2,30 @@
 
 ::
 
-    three nodes    9 topics, 3 at each
-    one node       9 others, all at the first; what the others use while they have nothing to do is left out
+    three nodes    one cluster: 9 topics, 3 led by each
+    alone          three nodes that know nothing of each other, each a cluster by itself with 3 topics; they
+                   share the servers of ZooKeeper and of HBase, with a root and tables of their own
+    one node       the first of the three, with 9 other topics
 
-Both get the same requests at the same moments, by a clock and not by the last answer, each at its topic's
+All get the same requests at the same moments, by a clock and not by the last answer, each at its topic's
 leader, so that nothing is forwarded. Between runs nothing moves: a side has topics of its own.
 
-A process that is busy finds several answers whenever it looks, and what it takes to wake up is shared by
-them. So one node gets cheaper, message by message, the busier it is, and three nodes that share the same
-load not so soon; and the more processes take turns on two processors, the less each finds in their caches.
-That is no work that a cluster does more, but it is what a message costs: every load is judged.
+What a cluster costs is what its nodes need more than *nodes alone that have as much to do each*: that is
+judged. Beside one node that does it all there is another difference, and no work that a cluster does more. A
+busy process finds several answers whenever it looks, and what it takes to wake up is shared by them; and the
+more processes take turns on two processors, the less each finds in their caches. How much that is on the
+machine that measures, the nodes alone show: their ratio to the one node is told too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from benchmarks import prepared
-from benchmarks.cluster.ground import Ground
+from benchmarks.cluster.ground import Ground, Node
 from benchmarks.figures import Question, Run, Series, compare
 from benchmarks.harness import Bench, say
 from benchmarks.load import pace
@@ -49,11 +54,13 @@ LOADS = (
     Shape(500, 1),
 )
 NOTE = (
-    "Both sides get the same requests at the same moments, spread over nine topics. The busier a process is, "
-    "the more answers it finds whenever it wakes up, and the more of it is in the caches: so one node gets "
-    "cheaper with the load sooner than three that share it, most of all where each request is one message."
+    "All sides get the same requests at the same moments, spread over nine topics. *Alone* are three nodes "
+    "that know nothing of each other, each a cluster by itself, with three topics: as many processes with as "
+    "much to do each, so what the three of a cluster need more is what the cluster costs. One node that "
+    "does it all gets cheaper with the load, whether it is compared with a cluster or with nodes alone: it "
+    "finds more answers whenever it wakes up, and more of itself in the caches of the machine that all share."
 )
-THREE, ONE = "three nodes", "one node"
+THREE, ALONE, ONE = "three nodes", "alone", "one node"
 CPU, CALLS = "processor time", "storage calls"
 
 
@@ -63,12 +70,24 @@ class _Side(NamedTuple):
     name: str
     topics: Sequence[tuple[int, str]]
     """The port of each one's leader, and its name."""
-    counted: Collection[int] | None
+    counted: Sequence[Node]
 
 
 async def measure(bench: Bench, ground: Ground) -> Question:
-    """Ask what a message costs with three nodes, beside one."""
-    question = Question(letter="k", title="three nodes beside one: what a message costs")
+    """Ask what a message costs with three nodes, beside three alone and beside one."""
+    question = Question(
+        letter="k", title="three nodes beside three alone, and beside one: what a message costs"
+    )
+    async with _sides(ground) as sides:
+        for shape in LOADS:
+            await _take_turns(bench, ground, question, shape, sides)
+    question.notes.append(NOTE)
+    return question
+
+
+@asynccontextmanager
+async def _sides(ground: Ground) -> AsyncIterator[Sequence[_Side]]:
+    """Give all sides, each with topics that are led; the nodes alone run until the end."""
     first = ground.nodes[0]
     shared = [
         (node.port, name)
@@ -77,11 +96,18 @@ async def measure(bench: Bench, ground: Ground) -> Question:
     ]
     at_one = [(first.port, name) for name in await ground.topics("alone", 9, first.instance)]
     await ground.until_led([name for _, name in shared + at_one], None, first.port)
-    sides = (_Side(THREE, shared, None), _Side(ONE, at_one, [first.instance]))
-    for shape in LOADS:
-        await _take_turns(bench, ground, question, shape, sides)
-    question.notes.append(NOTE)
-    return question
+    alone = await asyncio.to_thread(ground.start_alone)
+    try:
+        apart = [(node.port, f"apart-{number}") for node in alone for number in range(EACH)]
+        for port, name in apart:
+            await prepared.create_topic(port, name)
+        yield (
+            _Side(THREE, shared, ground.nodes),
+            _Side(ALONE, apart, alone),
+            _Side(ONE, at_one, [first]),
+        )
+    finally:
+        await asyncio.to_thread(ground.end_alone)
 
 
 async def _take_turns(
@@ -107,15 +133,16 @@ async def _take_turns(
             apart = f"   APART: {cpu.apart}" if cpu.apart else ""
             say(f"  {side.name}, {shape.name}: {cpu.value:.1f} µs, {calls.value:.1f} calls{apart}")
     for what in (CPU, CALLS):
-        three, one = series[THREE, what], series[ONE, what]
-        question.ratios.append(compare(three, one, must=MUST, at_most=True))
+        three, alone, one = (series[side, what] for side in (THREE, ALONE, ONE))
+        question.ratios.append(compare(three, alone, must=MUST, at_most=True))
+        question.ratios += [compare(three, one), compare(alone, one)]
 
 
 async def _run(bench: Bench, ground: Ground, side: _Side, shape: Shape) -> tuple[Run, Run]:
     calls = await ground.storage_calls(side.counted)
-    before, cpu_s = bench.snapshot(), ground.node_cpu_s(side.counted)
+    before, cpu_s = bench.snapshot(), ground.cpu_s(side.counted)
     count = await _load(side, shape, bench.plan.run_s)
-    cpu_s = ground.node_cpu_s(side.counted) - cpu_s
+    cpu_s = ground.cpu_s(side.counted) - cpu_s
     apart = bench.objection(before)
     calls = await ground.storage_calls(side.counted) - calls
     return (
