@@ -14,6 +14,7 @@ from broker.errors import Fenced
 from broker.storage.chain import Chain, Tokens
 from broker.storage.control import Control, adopted
 from broker.storage.keys import LogId
+from broker.storage.lives import Lives
 
 PAYLOAD_HOLDS_MAX = 4096
 """Payload holds that are remembered; an idle one is opened again with one read."""
@@ -32,13 +33,13 @@ class TableHold:
         self.topic_hold = topic_hold
         self.rows_lock = asyncio.Lock()
         """Held while rows are sent, so that batches are confirmed in order."""
-        self.swept_to: bytes = b""
-        """Up to which row key the present round of sweeping has looked."""
+        self.lives = Lives()
+        """What sweeping knows of rows that live shorter than the topic."""
         self.released = False
         self.before_server_ms: int | None = None
         self.claimed_server_ms: int | None = None
         self.sides_swept_to: bytes = b""
-        """Likewise among its side rows."""
+        """Up to which key the present round of sweeping has looked at side rows."""
         self._payloads: OrderedDict[int, TableHold] = OrderedDict()
 
     @property

@@ -6,7 +6,7 @@ generations. A slice that was answered from an old state finds less to remove, n
 
 A deleted row stays in HBase's way until a compaction: a scan from the first key would pass all rows that
 went before, and a round over many rows would take time in the square of their number. So each slice
-begins where the one before ended.
+begins where the one before ended. Above the floor only what is new is looked at, and what is due (lives.py).
 """
 
 from __future__ import annotations
@@ -53,37 +53,46 @@ class LogSweeper:
     ) -> Swept:
         """Remove a slice of a message log, as LogStore.sweep_log does."""
         hold.check()
-        if not hold.swept_to:
+        if not hold.lives.is_under_way:
             floor = row_key(hold.log, hold.control.floor)
             below = await self._range(Table.MESSAGES, log_prefix(hold.log), floor, rows_max)
             if below.more or below.rows:
                 return below._replace(more=True)
+            hold.lives.begin()
         swept, finished = await self._short_lived(hold, expired_before_ms, rows_max)
         if not finished:
             return Swept(swept, more=True)
         sides = await self._side_rows(hold, rows_max - swept, side_before)
         if not sides.more:
-            hold.swept_to = b""
+            hold.lives.end()
         return Swept(swept + sides.rows, sides.more)
 
     async def _short_lived(
         self, hold: TableHold, expired_before_ms: int, rows_max: int
     ) -> tuple[int, bool]:
         """Look at one stretch of the log; return how many went, and whether the end was reached."""
-        control = await self._reader.whole(hold.log, hold.control)
-        start = max(hold.swept_to, row_key(hold.log, control.floor))
-        stop = row_key(hold.log, control.pointer)
-        looked = await self._lives(start, stop, max(rows_max, 1))
-        keys = []
+        log, lives = hold.log, hold.lives
+        held = row_key(log, hold.control.floor), row_key(log, hold.control.pointer)
+        asked = lives.next(expired_before_ms, *held)
+        if asked is None:
+            return 0, True
+        control = await self._reader.whole(log, hold.control)
+        looked = await self._lives(*asked, max(rows_max, 1))
+        over: list[bytes] = []
+        ends_ms: list[int] = []
         for key, columns in looked.rows:
             row = judged(control, key[-ROW_ID_BYTES:], columns)
             if row is None or row.lifetime_ms is None:
                 continue
-            if timestamp_of(row.id) + row.lifetime_ms < expired_before_ms:
-                keys.append(key)
-        await self._delete(Table.MESSAGES, keys)
-        hold.swept_to = looked.rows[-1].key + b"\0" if looked.more else stop
-        return len(keys), not looked.more
+            end_ms = timestamp_of(row.id) + row.lifetime_ms
+            if end_ms < expired_before_ms:
+                over.append(key)
+            else:
+                ends_ms.append(end_ms)
+        await self._delete(Table.MESSAGES, over)
+        due_ms = min(ends_ms, default=None)
+        lives.looked(asked, [row.key for row in looked.rows], more=looked.more, due_ms=due_ms)
+        return len(over), lives.next(expired_before_ms, *held) is None
 
     async def _lives(self, start: bytes, stop: bytes, rows_max: int) -> Scanned:
         """Scan what tells of rows whether they count and how long they live: no payloads."""

@@ -73,6 +73,39 @@ def test_only_rows_whose_own_life_is_over_go_above_the_floor():
     run(story)
 
 
+def test_a_row_above_the_floor_is_looked_at_once_and_when_it_is_due():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        scan, looked = cells.scan, []
+
+        async def counting(*place, **bounds):
+            found = await scan(*place, **bounds)
+            looked.append(len(found.rows))
+            return found
+
+        async def sweep(now_ms):
+            looked.clear()
+            while (await store.sweep_log(hold, now_ms, 4)).more:
+                pass
+            return sum(looked)
+
+        cells.scan = counting
+        for ms in range(10, 210, 10):
+            segment = Segment([row_id(ms, 0)], [b"x"], None, None, 500 if ms == 50 else None)
+            await store.append(hold, Batch([segment], row_id(ms, 0)))
+        assert [await sweep(100), await sweep(300)] == [19, 0]  # All but the row at the pointer.
+        await store.append(hold, batch(210))
+        assert [await sweep(400), await sweep(500), await sweep(551), await sweep(900)] == [
+            1,
+            0,
+            4,
+            0,
+        ]
+        assert 50 not in await ids_ms(store)
+
+    run(story)
+
+
 def test_a_delete_that_fails_is_done_by_a_later_slice():
     async def story(cells, store, _):
         hold = await store.claim(LOG, "a")
