@@ -28,7 +28,7 @@ from broker.testing.servers.process import tied_to_us
 WAIT_S = 30.0
 AGAIN_S = 0.002
 TABLE = "default:broker_messages"
-_CALLS = "broker_storage_calls_total"
+_CALLS, _FORWARDED = "broker_storage_calls_total", "broker_forwarded_total"
 SIZES = Sizes(nodes=3, spares=3)
 ALONE = {
     number: {
@@ -46,6 +46,13 @@ class Node(NamedTuple):
     instance: int
     port: int
     process: Member
+
+
+class Counted(NamedTuple):
+    """Calls to the storage, and requests that were passed on to other nodes."""
+
+    calls: float
+    forwarded: float
 
 
 class Ground:
@@ -135,10 +142,12 @@ class Ground:
         return sum(occupancy.process_s(node.process.pid) for node in nodes)
 
     @staticmethod
-    async def storage_calls(nodes: Sequence[Node]) -> float:
-        """Return how many calls to the gateway nodes have made."""
-        texts = [await ask(node.port, http_request("GET", "/metrics")) for node in nodes]
-        return sum(summed(text.decode(), _CALLS) for text in texts)
+    async def counted(nodes: Sequence[Node]) -> Counted:
+        """Return what nodes have counted so far."""
+        texts = [(await ask(node.port, http_request("GET", "/metrics"))).decode() for node in nodes]
+        return Counted(
+            *(sum(summed(text, name) for text in texts) for name in (_CALLS, _FORWARDED))
+        )
 
     def pids(self) -> list[int]:
         """Return the processes of the cluster that live."""
