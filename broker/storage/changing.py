@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 from broker import guards
 from broker.errors import Fenced, OutcomeUnknown, PayloadsSealed, Unavailable
-from broker.model import RowId, row_before
+from broker.model import RowId, row_before, timestamp_of
 from broker.storage import control
 from broker.storage.cells import CellsError, CellsRefused, RowCells
 from broker.storage.chain import Build, Lost, NotSent
 from broker.storage.control import Control, Resolution, State
 from broker.storage.holds import TableHold
-from broker.storage.keys import LogId
+from broker.storage.keys import LogId, row_key
 from broker.storage.ports import Batch, Row
 from broker.storage.putting import RowWriter
 from broker.storage.reading import Limits, LogReader, table_of
@@ -58,6 +58,7 @@ class LogChanger:
             # No await between letting the rows' lock go and queueing for the chain: order holds.
             await self._commit(held, batch, build)
             committed = True
+            _note_lives(held, batch)
         except (PayloadsSealed, RowsRefused):
             # Nothing more is ever committed above these rows, or there are none.
             committed = True
@@ -200,6 +201,20 @@ class LogChanger:
 def _edit(held: TableHold, marked: int) -> Build:
     change = control.edited if marked else control.confirmed
     return lambda current, token: change(held.adopted(current), token)
+
+
+def _note_lives(held: TableHold, batch: Batch) -> None:
+    """Tell the sweeper what the batch holds, so that it need not look."""
+    if held.topic_hold is not None:
+        return
+    ends_ms = [
+        timestamp_of(segment.ids[0]) + segment.lifetime_ms
+        for segment in batch.segments
+        if segment.lifetime_ms is not None
+    ]
+    first, last = row_key(held.log, batch.segments[0].ids[0]), row_key(held.log, batch.last)
+    rows = sum([len(segment.ids) for segment in batch.segments])
+    held.lives.wrote(first, last, rows, min(ends_ms, default=None))
 
 
 def check_open(current: Control) -> None:

@@ -1,18 +1,20 @@
-"""Where in a log rows lie that live shorter than their topic, as far as a sweeper has looked.
+"""Where in a log rows lie that live shorter than their topic, as far as a hold knows.
 
-A row never changes its life. So what was looked at need not be looked at again before the first life in it
-ends, and a sweep of a log of which nothing ends looks at what is new, however long the log is::
+A row never changes its life. So a sweep looks at rows that a former hold wrote once, notes where such lives
+are, and looks there again when the first of them ends. What the hold itself writes it need not look at: it
+knows. A sweep in which no life ends looks at nothing, however long the log is::
 
-    floor                                     looked to        pointer
-      |      [ due 12:40 ]      [ due 18:05 ]     |  new  new     |
-             looked at again once it is due
+    floor      looked to        claimed at                 pointer
+      |   [ due 12:40 ] |  unknown  |     [ due 18:05 ]       |
+              seen by looking               noted when written
 
-A hold begins without any knowledge: the first sweep after a claim looks at the whole log. What a look at a
-stretch that is due missed, since an old state answered it, stays until the next hold, or the floor, takes it.
+The first sweep of a hold looks at the whole log, in slices. What a look at a stretch that is due missed, since
+an old state answered it, stays until the next hold, or the floor, takes it.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,38 +32,47 @@ class Stretch(NamedTuple):
 
 
 class Lives:
-    """What one hold knows of them, and how far the present round has come."""
+    """What one hold knows of them, and how far the present round of sweeping has come."""
 
     def __init__(self) -> None:
-        """Begin with nothing looked at, before the first round."""
+        """Begin with nothing known, before the first round."""
         self.is_under_way = False
         """Whether a round has begun and not ended."""
         self._is_at_end = False
-        """Whether this round has looked at all that is new."""
+        """Whether this round has looked at all that is unknown."""
         self._looked_to = b""
+        self._written_from: bytes | None = None
+        """Where that begins which the hold wrote; None: it wrote nothing."""
+        self._between = 0
+        """Rows that it wrote behind the last stretch."""
         self._stretches: list[Stretch] = []
-        """In the order of their keys, all below ``_looked_to``."""
+        """In the order of their keys."""
+
+    # Sweeping.
 
     def begin(self) -> None:
         """Begin a round."""
         self.is_under_way = True
 
     def end(self) -> None:
-        """End the round: the next one looks for new rows again."""
+        """End the round: the next one looks again for what is unknown."""
         self.is_under_way = self._is_at_end = False
 
     def next(self, before_ms: int, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
         """Return which rows to look at now, None if this round has nothing more to look at.
 
-        Those of which some life ends before ``before_ms``, then those that are new; all from ``start``
-        on, the floor, to below ``stop``.
+        Those of which some life ends before ``before_ms``, then unknown ones; all from ``start`` on, the
+        floor, to below ``stop``, the pointer.
         """
         self._stretches = [known for known in self._stretches if known.stop > start]
         for known in self._stretches:
-            if known.due_ms < before_ms:
-                return max(known.start, start), known.stop
-        new = max(self._looked_to, start)
-        return (new, stop) if new < stop and not self._is_at_end else None
+            first = max(known.start, start)
+            if known.due_ms < before_ms and first < stop:
+                return first, min(known.stop, stop)
+        if self._written_from is not None:
+            stop = min(stop, self._written_from)
+        unknown = max(self._looked_to, start)
+        return (unknown, stop) if unknown < stop and not self._is_at_end else None
 
     def looked(
         self,
@@ -80,25 +91,55 @@ class Lives:
             due_ms: when the first of those lives ends that have not ended yet; None: there are none.
         """
         start, stop = asked
-        is_new = start >= self._looked_to
-        if more or is_new:
-            # Of new rows only those that were seen are known: the answer may be one of an earlier time.
-            stop = rows[-1] + b"\0" if rows else start
-        found = [] if due_ms is None else [Stretch(start, stop, due_ms, len(rows))]
-        if is_new:
-            self._is_at_end, self._looked_to = not more, stop
-            self._add(found)
+        at = bisect_right(self._stretches, start, key=lambda known: known.stop)
+        known = self._stretches[at] if at < len(self._stretches) else None
+        if known is not None and known.start <= start:
+            stop = _behind(rows[-1]) if more else stop
+            found = [] if due_ms is None else [Stretch(start, stop, due_ms, len(rows))]
+            rest = [known._replace(start=stop)] if stop < known.stop else []
+            self._stretches[at : at + 1] = found + rest
             return
-        at = next(at for at, known in enumerate(self._stretches) if known.stop > start)
-        known = self._stretches[at]
-        rest = [known._replace(start=stop)] if stop < known.stop else []
-        self._stretches[at : at + 1] = found + rest
+        # Of unknown rows only those that were seen are known: the answer may be of an earlier time.
+        self._is_at_end = not more
+        self._looked_to = _behind(rows[-1]) if rows else start
+        if due_ms is not None:
+            new = Stretch(start, self._looked_to, due_ms, len(rows))
+            before = self._stretches[at - 1] if at else None
+            if before is None or before.stop != start or not self._join(at - 1, new):
+                self._stretches.insert(at, new)
 
-    def _add(self, found: list[Stretch]) -> None:
-        last = self._stretches[-1] if self._stretches else None
-        for new in found:
-            if last is not None and last.stop == new.start and last.rows + new.rows <= ROWS_MAX:
-                due_ms, rows = min(last.due_ms, new.due_ms), last.rows + new.rows
-                self._stretches[-1] = Stretch(last.start, new.stop, due_ms, rows)
-            else:
-                self._stretches.append(new)
+    # Writing.
+
+    def wrote(self, first: bytes, last: bytes, rows: int, due_ms: int | None) -> None:
+        """Note what the hold wrote: rows from ``first`` to ``last``, above all that are there.
+
+        ``due_ms``: when the first of their own lives ends; None: they live as long as the topic lets them.
+        """
+        if self._written_from is None:
+            self._written_from = first
+        if due_ms is None:
+            self._between += rows
+            return
+        new = Stretch(first, _behind(last), due_ms, rows)
+        before = self._stretches[-1] if self._stretches else None
+        if (
+            before is None
+            or before.start < self._written_from
+            or not self._join(-1, new, self._between)
+        ):
+            self._stretches.append(new)
+        self._between = 0
+
+    def _join(self, at: int, new: Stretch, between: int = 0) -> bool:
+        """Join what follows to a stretch, if few rows are in and between them; whether that was done."""
+        before = self._stretches[at]
+        rows = before.rows + between + new.rows
+        if rows > ROWS_MAX:
+            return False
+        due_ms = min(before.due_ms, new.due_ms)
+        self._stretches[at] = Stretch(before.start, new.stop, due_ms, rows)
+        return True
+
+
+def _behind(key: bytes) -> bytes:
+    return key + b"\0"

@@ -74,8 +74,7 @@ def test_only_rows_whose_own_life_is_over_go_above_the_floor():
 
 
 def test_a_row_above_the_floor_is_looked_at_once_and_when_it_is_due():
-    async def story(cells, store, _):
-        hold = await store.claim(LOG, "a")
+    async def story(cells, store, other):
         scan, looked = cells.scan, []
 
         async def counting(*place, **bounds):
@@ -83,25 +82,26 @@ def test_a_row_above_the_floor_is_looked_at_once_and_when_it_is_due():
             looked.append(len(found.rows))
             return found
 
-        async def sweep(now_ms):
+        async def sweep(hold, now_ms):
             looked.clear()
-            while (await store.sweep_log(hold, now_ms, 4)).more:
+            while (await other.sweep_log(hold, now_ms, 4)).more:
                 pass
             return sum(looked)
 
+        async def fill(log_store, hold, first_ms):
+            for ms in range(first_ms, first_ms + 200, 10):
+                life_ms = 500 if ms == first_ms + 50 else None
+                segment = Segment([row_id(ms, 0)], [b"x"], None, None, life_ms)
+                await log_store.append(hold, Batch([segment], row_id(ms, 0)))
+
+        await fill(store, await store.claim(LOG, "a"), 10)
+        later = await other.claim(LOG, "b")
         cells.scan = counting
-        for ms in range(10, 210, 10):
-            segment = Segment([row_id(ms, 0)], [b"x"], None, None, 500 if ms == 50 else None)
-            await store.append(hold, Batch([segment], row_id(ms, 0)))
-        assert [await sweep(100), await sweep(300)] == [19, 0]  # All but the row at the pointer.
-        await store.append(hold, batch(210))
-        assert [await sweep(400), await sweep(500), await sweep(551), await sweep(900)] == [
-            1,
-            0,
-            4,
-            0,
-        ]
-        assert 50 not in await ids_ms(store)
+        await fill(other, later, 1010)
+        # All that was there, once; from then on what is due: four rows beside the one, or it alone.
+        assert [await sweep(later, now_ms) for now_ms in (500, 550)] == [20, 0]
+        assert [await sweep(later, now_ms) for now_ms in (600, 1500, 1600, 2000)] == [4, 0, 1, 0]
+        assert not {60, 1060} & set(await ids_ms(other))
 
     run(story)
 
