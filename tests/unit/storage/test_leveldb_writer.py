@@ -93,6 +93,7 @@ def refusing(error: Exception, key: bytes | None = None) -> Apply:
 async def hold_up(database: FakeDatabase, writer: Writer) -> asyncio.Future[bytes]:
     """Let a first write hang, so that what follows waits together."""
     database.may_write.clear()
+    database.writing.clear()
     first = writer.submit(putting(b"first"))
     assert await asyncio.to_thread(database.writing.wait, 20)
     return first
