@@ -43,8 +43,10 @@ class Lives:
         self._looked_to = b""
         self._written_from: bytes | None = None
         """Where that begins which the hold wrote; None: it wrote nothing."""
+        self._noted_to = b""
+        """Where the stretch ends that was last noted when it was written."""
         self._between = 0
-        """Rows that it wrote behind the last stretch."""
+        """Rows that it wrote since then."""
         self._stretches: list[Stretch] = []
         """In the order of their keys."""
 
@@ -99,6 +101,8 @@ class Lives:
             rest = [known._replace(start=stop)] if stop < known.stop else []
             self._stretches[at : at + 1] = found + rest
             return
+        if start < self._looked_to or (self._written_from or stop) < stop:
+            return  # Another round has looked there meanwhile.
         # Of unknown rows only those that were seen are known: the answer may be of an earlier time.
         self._is_at_end = not more
         self._looked_to = _behind(rows[-1]) if rows else start
@@ -122,13 +126,11 @@ class Lives:
             return
         new = Stretch(first, _behind(last), due_ms, rows)
         before = self._stretches[-1] if self._stretches else None
-        if (
-            before is None
-            or before.start < self._written_from
-            or not self._join(-1, new, self._between)
-        ):
+        # One that is gone by now, or what lay before it, has rows between that nobody counted.
+        counted = before is not None and before.stop == self._noted_to
+        if not counted or not self._join(-1, new, self._between):
             self._stretches.append(new)
-        self._between = 0
+        self._noted_to, self._between = new.stop, 0
 
     def _join(self, at: int, new: Stretch, between: int = 0) -> bool:
         """Join what follows to a stretch, if few rows are in and between them; whether that was done."""

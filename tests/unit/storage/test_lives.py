@@ -122,6 +122,35 @@ def test_stretches_are_few() -> None:
     assert 5_000 / ROWS_MAX <= len(log.lives._stretches) - looked_at <= 2 * 5_000 / ROWS_MAX + 1
 
 
+def test_what_is_noted_is_not_joined_over_rows_that_nobody_counted() -> None:
+    log = Log([None])
+    log.write([1_000_000])
+    log.write([None] * (ROWS_MAX // 2))
+    log.write([1_000_000])
+    assert len(log.lives._stretches) == 1
+    log.write([None] * ROWS_MAX)
+    log.write([20])
+    log.write([None])
+    assert len(log.lives._stretches) == 2
+    log.sweep(21, 10)
+    # What lay between is gone: how many rows there are up to the next nobody has counted.
+    log.write([1_000_000])
+    assert len(log.lives._stretches) == 2
+
+
+def test_a_look_that_another_round_has_overtaken_hides_nothing() -> None:
+    log = Log([None] * 10 + [30, None])
+    log.write([20, None])
+    lives, held = log.lives, (key(0), key(13))
+    lives.begin()
+    asked = lives.next(21, *held)
+    assert asked is not None
+    assert asked[0] == key(12)
+    lives.looked(asked, [key(12)], more=False, due_ms=None)
+    lives.looked(asked, [key(12)], more=False, due_ms=None)  # By the other one.
+    assert lives.next(21, *held) == (key(0), key(12))
+
+
 def test_what_the_floor_has_passed_is_forgotten() -> None:
     log = Log([1_000] * 10)
     log.sweep(10, 10)
