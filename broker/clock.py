@@ -81,19 +81,12 @@ class SystemClock:
 
     def __init__(self) -> None:
         """Take the first reading."""
-        self._guard = WallGuard(self._wall_ms(), self._boot_ms())
-
-    @staticmethod
-    def _wall_ms() -> float:
-        return time.time() * 1000  # noqa: TID251  # The one place that asks.
-
-    @staticmethod
-    def _boot_ms() -> float:
-        return time.clock_gettime(time.CLOCK_BOOTTIME) * 1000
+        self._guard = WallGuard(time.time() * 1000, self.monotonic() * 1000)  # noqa: TID251
 
     def now_ms(self) -> int:
         """Return the guarded wall clock, ms since 1970."""
-        return self._guard.now_ms(self._wall_ms(), self._boot_ms())
+        wall_s, boot_s = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)  # noqa: TID251
+        return self._guard.now_ms(wall_s * 1000, boot_s * 1000)
 
     def monotonic(self) -> float:
         """Return seconds of the boot clock: it counts a suspend, as other machines do."""
@@ -106,4 +99,4 @@ class SystemClock:
     def steady_ms(self) -> float:
         """Return for how many ms the wall clock has been steady."""
         self.now_ms()
-        return self._boot_ms() - self._guard.unsteady_at_ms
+        return self.monotonic() * 1000 - self._guard.unsteady_at_ms

@@ -25,7 +25,7 @@ from broker.model import TopicId
 from broker.storage.hbase_cells import salt_of
 from broker.storage.hbase_connections import Address, Connections, Timeouts
 from broker.storage.hbase_exchange import IDL
-from broker.storage.hbase_table import FAMILY
+from broker.storage.hbase_requests import FAMILY
 from broker.storage.keys import LogId, control_key, log_prefix
 
 _FSYNC = IDL.TDurability.FSYNC_WAL

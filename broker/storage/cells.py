@@ -24,7 +24,7 @@ happen yet*. Each call ends within a deadline of its own.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -82,8 +82,12 @@ class Cells(Protocol):
     def tags_are_times(self) -> bool:
         """Whether the tag of a control cell is the time of the server that wrote it, in ms."""
 
-    async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
-        """Write rows, on disk on return if ``synced``. After an error any part may be written.
+    def put(
+        self, table: Table, rows: Sequence[RowCells], *, synced: bool = True
+    ) -> Awaitable[None]:
+        """Write rows, on disk once awaited if ``synced``. After an error any part may be written.
+
+        It may be sent as soon as this is called, before anybody awaits it.
 
         Raises:
             CellsRefused, CellsError: see above.
@@ -96,12 +100,12 @@ class Cells(Protocol):
             CellsError: nobody answered.
         """
 
-    async def check_and_put(
+    def check_and_put(
         self, table: Table, key: bytes, expected: bytes | None, value: bytes
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """Write the row's one control cell if its value is ``expected`` (None: there is none).
 
-        On disk on return. True is certain; False is not: a gateway that repeats a call of which the
+        On disk once awaited. True is certain; False is not: a gateway that repeats a call of which the
         answer was lost says False of what it did itself.
 
         Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from broker import guards
@@ -15,7 +14,7 @@ from broker.storage.control import Control, Resolution, State
 from broker.storage.holds import TableHold
 from broker.storage.keys import LogId, row_key
 from broker.storage.ports import Batch, Row
-from broker.storage.putting import RowWriter
+from broker.storage.putting import Meanwhile, RowWriter
 from broker.storage.reading import Limits, LogReader, table_of
 from broker.storage.retrying import Retrying
 from broker.storage.visibility import negation_of, rows_of, side_rows_of
@@ -43,8 +42,9 @@ class LogChanger:
     async def append(self, held: TableHold, batch: Batch) -> None:
         """Write rows, side rows and the new pointer; on disk and counting on return."""
         held.check()
-        check_open(held.control)
-        epoch = held.epoch
+        current = held.control
+        check_open(current)
+        epoch = current.epoch
         rows = [*side_rows_of(held.log, batch, epoch), *rows_of(held.log, batch, epoch)]
         sizes = self._writer.check_sizes(rows)
         build = self._build_of(held, batch)
@@ -52,13 +52,10 @@ class LogChanger:
         try:
             async with held.rows_lock:
                 held.check()
-                # While the rows are under way.
-                asyncio.get_running_loop().call_soon(held.chain.build_ahead, build)
-                await self._put_batch(held, rows, sizes)
+                await self._put_batch(held, rows, sizes, lambda: _meanwhile(held, batch, build))
             # No await between letting the rows' lock go and queueing for the chain: order holds.
             await self._commit(held, batch, build)
             committed = True
-            _note_lives(held, batch)
         except (PayloadsSealed, RowsRefused):
             # Nothing more is ever committed above these rows, or there are none.
             committed = True
@@ -68,10 +65,10 @@ class LogChanger:
                 held.end()
 
     async def _put_batch(
-        self, held: TableHold, rows: Sequence[RowCells], sizes: Sequence[int]
+        self, held: TableHold, rows: Sequence[RowCells], sizes: Sequence[int], meanwhile: Meanwhile
     ) -> None:
         try:
-            await self._writer.put(table_of(held.log), rows, sizes)
+            await self._writer.put(table_of(held.log), rows, sizes, meanwhile=meanwhile)
         except CellsRefused as error:
             raise RowsRefused(f"Storage can't be reached: {error}.") from error
         except CellsError as error:
@@ -203,10 +200,18 @@ def _edit(held: TableHold, marked: int) -> Build:
     return lambda current, token: change(held.adopted(current), token)
 
 
+def _meanwhile(held: TableHold, batch: Batch, build: Build) -> None:
+    """Do, while a batch's rows are under way, what else would be done before it is acknowledged."""
+    held.chain.build_ahead(build)
+    if held.topic_hold is None:
+        _note_lives(held, batch)
+
+
 def _note_lives(held: TableHold, batch: Batch) -> None:
-    """Tell the sweeper what the batch holds, so that it need not look."""
-    if held.topic_hold is not None:
-        return
+    """Tell the sweeper what the batch holds, so that it need not look.
+
+    It looks at nothing above the pointer, and if the rows are not stored after all, there is nothing to find.
+    """
     ends_ms = [
         timestamp_of(segment.ids[0]) + segment.lifetime_ms
         for segment in batch.segments

@@ -25,7 +25,6 @@ Changes, each a compare-and-set from exactly the value that the writer last wrot
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from broker import guards
@@ -61,8 +60,7 @@ class EpochRange(NamedTuple):
     after: RowId
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
+class Control(NamedTuple):
     """A control row.
 
     Invariants: ranges rise in epochs and never fall in ``after``; the last entry's last epoch is
@@ -81,15 +79,18 @@ class Control:
     published: RowId = ROW_ID_MIN
     older: tuple[bytes, ...] = ()
     """Tokens that name the side rows with older entries, the oldest first."""
-    token: bytes = field(default=bytes(TOKEN_BYTES))
+    token: bytes = bytes(TOKEN_BYTES)
 
     def check(self) -> None:
         """Assert the invariants: a broken one is a bug, never an input."""
-        assert all(entry.first <= entry.last for entry in self.ranges)
-        for entry, following in zip(self.ranges, self.ranges[1:], strict=False):
-            assert entry.last < following.first
-            assert entry.after <= following.after
-        assert all(entry.after <= self.pointer for entry in self.ranges)
+        before: EpochRange | None = None
+        for entry in self.ranges:
+            assert entry.first <= entry.last
+            assert entry.after <= self.pointer
+            if before is not None:
+                assert before.last < entry.first
+                assert before.after <= entry.after
+            before = entry
 
     def has_committed(self) -> bool:
         """Whether this generation's first commit has happened."""
@@ -135,8 +136,7 @@ def claimed(current: Control | None, *, owner: str, generation: int, token: byte
         raise StaleGeneration(f"control row has generation {current.generation}")
     epoch = current.epoch + 1
     if generation > current.generation:
-        return replace(
-            current,
+        return current._replace(
             epoch=epoch,
             owner=owner,
             generation=generation,
@@ -149,7 +149,7 @@ def claimed(current: Control | None, *, owner: str, generation: int, token: byte
     if current.state is State.DELETED and guards.holds("tombstone"):
         raise Deleted
     ranges = _extended(current, epoch)
-    return replace(current, epoch=epoch, owner=owner, ranges=ranges, state=State.OPEN, token=token)
+    return current._replace(epoch=epoch, owner=owner, ranges=ranges, state=State.OPEN, token=token)
 
 
 def _extended(current: Control, epoch: int) -> tuple[EpochRange, ...]:
@@ -176,19 +176,19 @@ def adopted(current: Control | None, *, epoch: int, owner: str, generation: int)
         return Control(epoch, owner, generation, ranges=(EpochRange(epoch, epoch, ROW_ID_MIN),))
     if current.epoch == epoch:
         return current
-    return replace(current, epoch=epoch, owner=owner, ranges=_with_entry(current, epoch))
+    return current._replace(epoch=epoch, owner=owner, ranges=_with_entry(current, epoch))
 
 
 def committed(current: Control, last: RowId, token: bytes) -> Control:
     """Return ``current`` with the pointer at ``last``, which must not be below it."""
     assert last >= current.pointer or not guards.holds("ids-rise"), "the pointer never goes back"
-    return replace(current, pointer=max(last, current.pointer), token=token)
+    return current._replace(pointer=max(last, current.pointer), token=token)
 
 
 def edited(current: Control, token: bytes) -> Control:
     """Return ``current`` after a rollback: what was read before may have changed its marks."""
     counted = 1 if guards.holds("edits") else 0
-    return replace(current, edits=current.edits + counted, token=token)
+    return current._replace(edits=current.edits + counted, token=token)
 
 
 def floor_raised(current: Control, floor: RowId, token: bytes) -> Control:
@@ -196,41 +196,40 @@ def floor_raised(current: Control, floor: RowId, token: bytes) -> Control:
 
     Never above the pointer: the row at the pointer stays, as a scan must meet it.
     """
-    return replace(current, floor=max(min(floor, current.pointer), current.floor), token=token)
+    return current._replace(floor=max(min(floor, current.pointer), current.floor), token=token)
 
 
 def sealed(current: Control, at: RowId, token: bytes) -> Control:
     """Return a payload log's row sealed; ``at`` is the topic's last confirmed pointer."""
-    return replace(current, state=State.SEALED, sealed_at=at, token=token)
+    return current._replace(state=State.SEALED, sealed_at=at, token=token)
 
 
 def published(current: Control, reference: RowId, token: bytes) -> Control:
     """Return a payload log's row with the row id of the reference that shows it."""
-    return replace(current, state=State.PUBLISHED, published=reference, token=token)
+    return current._replace(state=State.PUBLISHED, published=reference, token=token)
 
 
 def dropped(current: Control, token: bytes) -> Control:
     """Return a payload log's row whose rows may go."""
-    return replace(current, state=State.DROPPED, token=token)
+    return current._replace(state=State.DROPPED, token=token)
 
 
 def released(current: Control, token: bytes) -> Control:
     """Return the row of a handoff: allowed only if every row ever sent is confirmed and counts."""
     epoch = current.epoch + 1
     ranges = (*current.ranges[:-1], current.ranges[-1]._replace(last=epoch))
-    return replace(current, epoch=epoch, owner=NO_OWNER, ranges=ranges, token=token)
+    return current._replace(epoch=epoch, owner=NO_OWNER, ranges=ranges, token=token)
 
 
 def tombstoned(current: Control | None, *, owner: str, generation: int, token: bytes) -> Control:
     """Return the tombstone of a topic's generation; it is a claim too, so it fences."""
     if current is None or generation > current.generation:
         base = claimed(current, owner=owner, generation=generation, token=token)
-        return replace(base, state=State.DELETED)
+        return base._replace(state=State.DELETED)
     if generation < current.generation:
         raise StaleGeneration(f"control row has generation {current.generation}")
     epoch = current.epoch + 1
-    return replace(
-        current,
+    return current._replace(
         epoch=epoch,
         owner=owner,
         ranges=_with_entry(current, epoch),
@@ -251,7 +250,7 @@ def pruned(current: Control, keep_after: RowId) -> Control:
         ranges = ranges[1:]
     # All that the older entries own lies at or below the first entry's ``after``.
     older = () if ranges and ranges[0].after < horizon else current.older
-    return replace(current, ranges=ranges, older=older)
+    return current._replace(ranges=ranges, older=older)
 
 
 def overflowing(current: Control) -> tuple[EpochRange, ...]:
@@ -265,12 +264,12 @@ def spilled(current: Control, token: bytes) -> Control:
     moved = overflowing(current)
     if not moved:
         return current
-    return replace(current, ranges=current.ranges[len(moved) :], older=(*current.older, token))
+    return current._replace(ranges=current.ranges[len(moved) :], older=(*current.older, token))
 
 
 def confirmed(current: Control, token: bytes) -> Control:
     """Return ``current`` unchanged but for the token: writing it proves that its writer leads."""
-    return replace(current, token=token)
+    return current._replace(token=token)
 
 
 class Resolution(enum.Enum):

@@ -2,7 +2,7 @@
 
 Each call takes a connection of its own (hbase_connections.py), of which there are ``connections_max``. One
 who waits for one longer than a call may last was not sent. Thrift's clients block, so a call takes a thread
-as well, unless its answer is small and a connection stands ready: then the loop does it (hbase_exchange.py).
+as well, unless its answer is small: then the loop does it (hbase_exchange.py), and a thread only connects.
 
 ==========================================  ==========================================================
 no free connection, could not connect       CellsRefused: certainly not sent
@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -31,7 +32,7 @@ from thriftpy2.thrift import TApplicationException, TException
 
 from broker.storage.cells import CellsError, CellsRefused
 from broker.storage.hbase_connections import Address, Connection, Connections, Timeouts
-from broker.storage.hbase_exchange import IDL, decode, encode
+from broker.storage.hbase_exchange import IDL, decode
 from broker.storage.health import CANCELLED, Ended
 
 __all__ = ["IDL", "Address", "Ended", "Gateways"]
@@ -56,6 +57,45 @@ class GatewayFailed(CellsError):
         self.kind = kind
 
 
+class Turns:
+    """How many calls may be under way; who comes later waits, and goes in the order of coming.
+
+    A semaphore whose free turn can be taken without a coroutine.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Begin with all of them free."""
+        self._free = count
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> bool:
+        """Take a turn that is free and that nobody waits for; False if there is none."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Take a turn as soon as those who came before have theirs."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self.give_back()  # It was given in the very moment in which nobody waited any more.
+            raise
+
+    def give_back(self) -> None:
+        """Give a turn to who waits longest, or let it be free."""
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class Gateways:
     """Calls to the gateways of one HBase. Used from one event loop."""
 
@@ -77,7 +117,7 @@ class Gateways:
         self._connections = Connections(addresses, Timeouts(call_s, connect_s, idle_s))
         self._call_s = call_s
         self._observe = observe
-        self._free = asyncio.Semaphore(connections_max)
+        self._turns = Turns(connections_max)
         self._exchanges: set[asyncio.Future[Any]] = set()
         """Calls that are under way without a thread."""
         self._threads = ThreadPoolExecutor(connections_max, thread_name_prefix="hbase")
@@ -93,55 +133,68 @@ class Gateways:
         """
         return await self._observed(name, self._called(work))
 
-    async def ask(self, name: str, api: str, *arguments: object) -> Any:
-        """Make one call ``api`` whose answer is small, without a thread if a connection stands ready.
+    def ask(self, name: str, api: str, request: bytes) -> Awaitable[Any]:
+        """Send one call ``api`` whose answer is small, and return what will have its answer.
 
-        Otherwise as ``call``.
+        At once if a connection stands ready, else as soon as there is one. Otherwise as ``call``.
 
         Raises:
-            CellsRefused, CellsError: as ``call``.
+            CellsRefused, CellsError: once awaited, as ``call``.
         """
         begun = time.monotonic()
-        request = encode(api, arguments)
+        if self._turns.take():
+            connection = self._connections.take_ready()
+            if connection is not None:
+                return self._sent(connection, name, begun, api, request)
+            self._turns.give_back()
+        return self._ask_later(name, begun, api, request)
+
+    async def _ask_later(self, name: str, begun: float, api: str, request: bytes) -> Any:
         try:
-            await self._take_turn()
-        except CellsError as error:
-            self._tell(name, begun, error)
+            while True:
+                await self._take_turn()
+                connection = self._connections.take_ready()
+                if connection is not None:
+                    break
+                await self._in_thread(self._connections.add)
+        except BaseException as error:
+            self._tell(name, time.monotonic() - begun, error)
             raise
-        connection = self._connections.take_ready()
-        if connection is None:
-            return await self._observed(
-                name, self._in_thread(lambda client: getattr(client, api)(*arguments))
-            )
+        return await self._sent(connection, name, begun, api, request)
+
+    def _sent(
+        self, connection: Connection, name: str, begun: float, api: str, request: bytes
+    ) -> asyncio.Future[Any]:
+        """Send a call; the turn and the connection are given back once it is answered."""
         loop = asyncio.get_running_loop()
-        answered = loop.create_future()
+        answered: asyncio.Future[Any] = loop.create_future()
         self._exchanges.add(answered)
 
         def settle(how: bytes | Exception) -> None:
             # Also when the caller was cancelled: the connection is free now, not before.
-            self._free.release()
+            self._turns.give_back()
             self._exchanges.discard(answered)
             try:
                 answer = decode(api, how)
             except Exception as raised:  # noqa: BLE001  The caller's, whatever it is.
                 error = self._failed(connection, raised)
-                self._tell(name, begun, error)
+                self._tell(name, time.monotonic() - begun, error)
                 if not answered.done():
                     answered.set_exception(error)
             else:
                 self._connections.give_back(connection, doubtful=False)
                 if not answered.done():
                     answered.set_result(answer)
-                # After whoever waits has gone on: its next call is what costs time.
-                loop.call_soon(self._tell, name, begun, None)
+                # After whoever waits has gone on, and who waits for that: what they do costs time.
+                seconds = connection.last_used - begun
+                loop.call_soon(loop.call_soon, self._tell, name, seconds, None)
 
         connection.in_loop().ask(request, settle, self._call_s)
-        return await answered
+        return answered
 
-    def _tell(self, name: str, begun: float, error: BaseException | None) -> None:
+    def _tell(self, name: str, seconds: float, error: BaseException | None) -> None:
         if self._observe is None:
             return
-        seconds = time.monotonic() - begun
         if error is None:
             self._observe(Ended(name, seconds))
         elif isinstance(error, CellsError):
@@ -155,22 +208,23 @@ class Gateways:
         try:
             answer = await calling
         except BaseException as error:
-            self._tell(name, begun, error)
+            self._tell(name, time.monotonic() - begun, error)
             raise
-        self._tell(name, begun, None)
+        self._tell(name, time.monotonic() - begun, None)
         return answer
 
     async def _called(self, work: Callable[[Any], Answer]) -> Answer:
         await self._take_turn()
-        return await self._in_thread(work)
+        return await self._in_thread(lambda: self._exchange(work))
 
-    async def _in_thread(self, work: Callable[[Any], Answer]) -> Answer:
+    async def _in_thread(self, work: Callable[[], Answer]) -> Answer:
+        """Return what ``work`` returns; whoever calls has a turn, which is given back."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Answer] = loop.create_future()
 
         def settle(answer: Answer | None, error: BaseException | None) -> None:
             # Also when the caller was cancelled: the thread is free now, not before.
-            self._free.release()
+            self._turns.give_back()
             if answered.done():
                 return
             if error is not None:
@@ -181,7 +235,7 @@ class Gateways:
         def run() -> None:
             answer, error = None, None
             try:
-                answer = self._exchange(work)
+                answer = work()
             except BaseException as raised:  # noqa: BLE001  The caller's, whatever it is.
                 error = raised
             if not loop.is_closed():
@@ -191,12 +245,11 @@ class Gateways:
         return await answered
 
     async def _take_turn(self) -> None:
-        if not self._free.locked():
-            await self._free.acquire()
+        if self._turns.take():
             return
         try:
             async with asyncio.timeout(self._call_s):
-                await self._free.acquire()
+                await self._turns.wait()
         except TimeoutError as error:
             raise CellsRefused("all connections to HBase's gateways are busy") from error
 

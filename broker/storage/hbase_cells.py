@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from broker.storage.cells import Columns, RowCells, Scanned, Table
 from broker.storage.hbase import Gateways
@@ -39,23 +39,24 @@ class HBaseCells:
             for table in Table
         }
 
-    async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
+    def put(
+        self, table: Table, rows: Sequence[RowCells], *, synced: bool = True
+    ) -> Awaitable[None]:
         """Write rows, on disk on return if ``synced``. After an error any part may be written."""
         if not rows:
-            return
+            return _nothing()
         salt = salt_of(rows[0].key)  # All of one topic.
-        salted = [RowCells(salt + key, columns) for key, columns in rows]
-        await self._tables[table].put(salted, synced=synced)
+        return self._tables[table].put(rows, synced=synced, prefix=salt)
 
     async def get(self, table: Table, key: bytes) -> Columns | None:
         """Return a row's cells, or None."""
         return await self._tables[table].get(salt_of(key) + key)
 
-    async def check_and_put(
+    def check_and_put(
         self, table: Table, key: bytes, expected: bytes | None, value: bytes
-    ) -> bool:
+    ) -> Awaitable[bool]:
         """Write the row's control cell if its value is ``expected``; False proves nothing."""
-        return await self._tables[table].check_and_put(salt_of(key) + key, expected, value)
+        return self._tables[table].check_and_put(salt_of(key) + key, expected, value)
 
     async def scan(  # noqa: PLR0913  As the port.
         self,
@@ -105,6 +106,10 @@ class HBaseCells:
 
     async def close(self) -> None:
         """Do nothing: the gateways belong to whoever made them."""
+
+
+async def _nothing() -> None:
+    pass
 
 
 def salt_of(key: bytes) -> bytes:

@@ -122,7 +122,8 @@ class Connections:
         self._gateways = [Gateway(address) for address in addresses]
         self._taken: set[Connection] = set()
         self._turn = itertools.count()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._closed = threading.Event()
 
     def take(self) -> Connection:
@@ -139,13 +140,17 @@ class Connections:
             except (TException, OSError):
                 self._release(gateway, failed=True)
                 continue
-            with self._changed:
+            with self._lock:
                 self._taken.add(connection)
             return connection
 
+    def add(self) -> None:
+        """Have a connection more, or an idle one at least, to a good gateway. Raises as ``take``."""
+        self.give_back(self.take(), doubtful=False)
+
     def take_ready(self) -> Connection | None:
         """Return an open connection to the gateway that looks best; None if there is none. At once."""
-        with self._changed:
+        with self._lock:
             good = [gateway for gateway in self._gateways if not gateway.suspect]
             if not good or self._closed.is_set():
                 return None
@@ -158,7 +163,7 @@ class Connections:
         return connection
 
     def _chosen(self, deadline: float) -> Gateway:
-        with self._changed:
+        with self._lock:
             while True:
                 good = [gateway for gateway in self._gateways if not gateway.suspect]
                 left_s = deadline - time.monotonic()
@@ -181,7 +186,7 @@ class Connections:
         return best
 
     def _idle(self, gateway: Gateway) -> Connection | None:
-        with self._changed:
+        with self._lock:
             return self._open(gateway.idle)
 
     def _open(self, waiting: deque[Connection]) -> Connection | None:
@@ -210,7 +215,7 @@ class Connections:
         """Take back a connection whose call was answered; ``doubtful``: with an exception."""
         gateway = connection.gateway
         connection.last_used = time.monotonic()
-        with self._changed:
+        with self._lock:
             self._taken.discard(connection)
             gateway.under_way -= 1
             gateway.doubted_until = connection.last_used + DOUBTED_S if doubtful else 0.0
@@ -218,13 +223,13 @@ class Connections:
 
     def discard(self, connection: Connection, *, failed: bool) -> None:
         """Close a connection that is out of step; ``failed``: the gateway cut it, or was silent."""
-        with self._changed:
+        with self._lock:
             self._taken.discard(connection)
         connection.close()
         self._release(connection.gateway, failed=failed)
 
     def _release(self, gateway: Gateway, *, failed: bool) -> None:
-        with self._changed:
+        with self._lock:
             gateway.under_way -= 1
             if not failed or gateway.suspect:
                 return
@@ -244,7 +249,7 @@ class Connections:
             if self._closed.wait(pause_s):
                 return
             pause_s = min(2 * pause_s, PAUSE_S_MAX)
-        with self._changed:
+        with self._lock:
             gateway.suspect = False
             self._changed.notify_all()
 
@@ -264,7 +269,7 @@ class Connections:
 
     def cut(self) -> None:
         """End the calls that are under way, whatever becomes of them, and take no more."""
-        with self._changed:
+        with self._lock:
             self._closed.set()
             self._changed.notify_all()
             for connection in self._taken:

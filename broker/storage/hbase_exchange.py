@@ -153,6 +153,8 @@ class Line:
         self._left: memoryview | bytes = b""
         self._answer = b""
         self._ended: Ended | None = None
+        self._due = 0.0
+        """When the answer to the last request must be there, by the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_writing = False
         self._loop.add_reader(file, self._read)
@@ -163,8 +165,9 @@ class Line:
         self._ended = ended
         self._left = request
         self._write()
-        if self._ended is not None:
-            self._timer = self._loop.call_later(answer_s, self._silent)
+        self._due = self._loop.time() + answer_s
+        if not self.is_over and (self._timer is None or self._due < self._timer.when()):
+            self._look_later()
 
     def _write(self) -> None:
         try:
@@ -197,15 +200,24 @@ class Line:
         except OSError as error:
             self._end(error)
 
-    def _silent(self) -> None:
-        self._end(TimeoutError("no answer in time"))
+    def _look_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        """Look whether the answer is overdue. A timer for each request would cost as much as its answer."""
+        self._timer = None
+        if self._ended is None:
+            return
+        if self._loop.time() < self._due:
+            self._look_later()
+        else:
+            self._end(TimeoutError("no answer in time"))
 
     def _end(self, how: bytes | Exception) -> None:
-        ended, timer = self._ended, self._timer
-        self._ended = self._timer = None
+        ended, self._ended = self._ended, None
         self._answer = b""
-        if timer is not None:
-            timer.cancel()
         if isinstance(how, Exception):
             self.leave()
         if ended is not None:
@@ -231,6 +243,9 @@ class Line:
         if not self.is_over:
             self.is_over = True
             self._loop.remove_reader(self._file)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
             if self._is_writing:
                 self._is_writing = False
                 self._loop.remove_writer(self._file)

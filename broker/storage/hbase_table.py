@@ -17,13 +17,12 @@ What the rest relies on, as measured or read in HBase 2.6:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Sequence
 from typing import Any, NamedTuple
 
 from broker.config import Durability
+from broker.storage import hbase_requests
 from broker.storage.cells import (
-    CONTROL_COLUMN,
     Cell,
     CellsError,
     CellsRefused,
@@ -33,19 +32,16 @@ from broker.storage.cells import (
     bounded,
 )
 from broker.storage.hbase import IDL, Gateways
+from broker.storage.hbase_exchange import encode
+from broker.storage.hbase_requests import FAMILY
 from broker.storage.visibility import PAYLOAD
 
-FAMILY = b"d"
 DURABILITIES = {
     Durability.FSYNC: IDL.TDurability.FSYNC_WAL,
     Durability.FLUSHED: IDL.TDurability.SYNC_WAL,
 }
 """SYNC_WAL hands a write to the servers of the file system, and does not wait for their disks."""
 _FLUSHED: int = IDL.TDurability.SYNC_WAL
-FRAME_BYTES_MAX = 3 << 19
-"""1.5 MiB; a framed gateway takes 2 MiB by default."""
-_ROW_OVERHEAD, _CELL_OVERHEAD = 32, 40
-"""What Thrift adds to a row's key, and to a cell's column and value."""
 DELETES_MAX = 1000
 _WEIGHED_AT_ONCE = 1000
 UNWEIGHED_ROWS_MAX = 16
@@ -81,61 +77,44 @@ class HBaseTable:
         self._name = name.encode()
         self._synced = DURABILITIES[durability]
 
-    async def put(self, rows: Sequence[RowCells], *, synced: bool = True) -> None:
-        """Write rows, on disk on return if ``synced``. Raises CellsRefused, CellsError."""
-        durability = self._synced if synced else _FLUSHED
-        await self._all([partial(self._put, frame, durability) for frame in _frames(rows)])
+    def put(
+        self, rows: Sequence[RowCells], *, synced: bool = True, prefix: bytes = b""
+    ) -> Awaitable[None]:
+        """Write rows, on disk on return if ``synced``; ``prefix`` goes in front of every key.
 
-    async def _all(self, calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+        Raises:
+            CellsRefused, CellsError: see cells.py.
+        """
+        durability = self._synced if synced else _FLUSHED
+        calls = hbase_requests.puts(self._name, prefix, rows, durability)
+        if len(calls) == 1:
+            return self._gateways.ask("put", *calls[0])
+        return self._put_all(calls)
+
+    async def _put_all(self, calls: Sequence[tuple[str, bytes]]) -> None:
         """Make the calls of one write, one after the other: refused is only the whole of it."""
         for number, call in enumerate(calls):
             try:
-                await call()
+                await self._gateways.ask("put", *call)
             except CellsRefused as refused:
                 if number:
-                    raise CellsError(f"the rest of it was not sent: {refused}") from refused
+                    raise _partly(refused) from refused
                 raise
-
-    async def _put(self, rows: Sequence[RowCells], durability: int) -> None:
-        # What all rows of a batch share is one object: made once, and written by each.
-        made: dict[tuple[bytes, int], Any] = {}
-        puts = [
-            IDL.TPut(
-                row=row.key,
-                durability=durability,
-                columnValues=[
-                    made.get((column, id(cell))) or _made(made, column, cell)
-                    for column, cell in row.columns.items()
-                ],
-            )
-            for row in rows
-        ]
-        if len(puts) == 1:
-            # Takes a third less time than a list of one.
-            await self._gateways.ask("put", "put", self._name, puts[0])
-        else:
-            await self._gateways.ask("put", "putMultiple", self._name, puts)
 
     async def get(self, key: bytes) -> Columns | None:
         """Return a row's cells, or None. Raises CellsError."""
         get = IDL.TGet(row=key)
-        found = await self._gateways.ask("get", "get", self._name, get)
+        found = await self._gateways.ask("get", "get", encode("get", (self._name, get)))
         return _columns(found) or None
 
-    async def check_and_put(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+    def check_and_put(self, key: bytes, expected: bytes | None, value: bytes) -> Awaitable[bool]:
         """Write the control cell if its value is ``expected``, synced. False proves nothing.
 
         Raises:
             CellsRefused, CellsError: see cells.py.
         """
-        put = IDL.TPut(
-            row=key,
-            durability=self._synced,
-            columnValues=[_column_value(CONTROL_COLUMN, value, None)],
-        )
-
-        asked = (self._name, key, FAMILY, CONTROL_COLUMN, expected, put)
-        return bool(await self._gateways.ask("check_and_put", "checkAndPut", *asked))
+        call = hbase_requests.check_and_put(self._name, key, expected, value, self._synced)
+        return self._gateways.ask("check_and_put", "checkAndPut", call)
 
     async def scan(
         self,
@@ -211,8 +190,13 @@ class HBaseTable:
         Raises:
             CellsRefused, CellsError: see cells.py.
         """
-        pieces = (keys[at : at + DELETES_MAX] for at in range(0, len(keys), DELETES_MAX))
-        await self._all([partial(self._delete, piece) for piece in pieces])
+        for at in range(0, len(keys), DELETES_MAX):
+            try:
+                await self._delete(keys[at : at + DELETES_MAX])
+            except CellsRefused as refused:
+                if at:
+                    raise _partly(refused) from refused
+                raise
 
     async def _delete(self, keys: Sequence[bytes]) -> None:
         deletes = [IDL.TDelete(row=key, durability=_FLUSHED) for key in keys]
@@ -241,19 +225,8 @@ class HBaseTable:
         return rows, size
 
 
-def _frames(rows: Sequence[RowCells]) -> Iterator[Sequence[RowCells]]:
-    """Cut rows into what fits a frame, in order; a row that fits none has one of its own."""
-    first = size = 0
-    for at, row in enumerate(rows):
-        weight = _ROW_OVERHEAD + len(row.key)
-        for column, cell in row.columns.items():
-            weight += _CELL_OVERHEAD + len(column) + len(cell.value)
-        if size + weight > FRAME_BYTES_MAX and at > first:
-            yield rows[first:at]
-            first, size = at, 0
-        size += weight
-    if first < len(rows):
-        yield rows[first:]
+def _partly(refused: CellsRefused) -> CellsError:
+    return CellsError(f"the rest of it was not sent: {refused}")
 
 
 def _chosen(columns: Sequence[bytes] | None) -> list[Any] | None:
@@ -265,15 +238,6 @@ def _chosen(columns: Sequence[bytes] | None) -> list[Any] | None:
 def _length(cell: Cell) -> int:
     """Return the length that stands in the place of a value."""
     return int.from_bytes(cell.value, "big")
-
-
-def _made(made: dict[tuple[bytes, int], Any], column: bytes, cell: Cell) -> Any:
-    value = made[column, id(cell)] = _column_value(column, cell.value, cell.tag)
-    return value
-
-
-def _column_value(column: bytes, value: bytes, tag: int | None) -> Any:
-    return IDL.TColumnValue(family=FAMILY, qualifier=column, value=value, timestamp=tag)
 
 
 def _columns(result: Any) -> dict[bytes, Cell]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 
 from broker.errors import PayloadsSealed, TransactionTooOld
 from broker.model import RowId, timestamp_of
@@ -53,7 +52,7 @@ def claim(log: LogId, owner: str, keep_after: RowId) -> Apply:
         older = () if base is None else controls.overflowing(base)
         if base is not None and older:
             tokens = (*base.older, round_.token)
-            base = replace(base, ranges=base.ranges[len(older) :], older=tokens)
+            base = base._replace(ranges=base.ranges[len(older) :], older=tokens)
         after = controls.claimed(base, owner=owner, generation=log.generation, token=round_.token)
         after.check()
         if after.older and older:

@@ -20,7 +20,7 @@ import secrets
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from broker.errors import BrokerError, StorageCorrupt
@@ -166,7 +166,7 @@ def _moved_back(control: Control, last: RowId) -> Control:
     ranges = (*kept, EpochRange(epoch, epoch, last))
     floor = min(control.floor, last)
     token = secrets.token_bytes(TOKEN_BYTES)
-    return replace(control, epoch=epoch, pointer=last, ranges=ranges, floor=floor, token=token)
+    return control._replace(epoch=epoch, pointer=last, ranges=ranges, floor=floor, token=token)
 
 
 def _name(log: LogId) -> str:

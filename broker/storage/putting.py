@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from broker import guards
 from broker.errors import BodyTooLarge, OutcomeUnknown
 from broker.storage.cells import Cells, CellsError, CellsRefused, RowCells, Table, bytes_of
-from broker.storage.retrying import Retrying
+from broker.storage.retrying import Pauses, Retrying
+
+Meanwhile = Callable[[], None]
 
 
 class RowWriter:
@@ -28,10 +30,17 @@ class RowWriter:
                 )
         return sizes
 
-    async def put(
-        self, table: Table, rows: Sequence[RowCells], sizes: Sequence[int] | None = None
-    ) -> None:
+    def put(
+        self,
+        table: Table,
+        rows: Sequence[RowCells],
+        sizes: Sequence[int] | None = None,
+        *,
+        meanwhile: Meanwhile | None = None,
+    ) -> Awaitable[None]:
         """Write rows, one piece after the other, so that a later row proves the earlier ones.
+
+        ``meanwhile`` is called once, when the first piece is on its way.
 
         Raises:
             CellsRefused: time is up, and nothing was ever sent.
@@ -39,26 +48,48 @@ class RowWriter:
         """
         deadline = self._retrying.deadline()
         sizes = sizes if sizes is not None else [bytes_of(row) for row in rows]
-        for number, piece in enumerate(self._pieces(rows, sizes)):
+        if rows and sum(sizes) <= self._cells.put_bytes_max:
+            return self._put(table, rows, deadline, meanwhile)
+        return self._put_pieces(table, self._pieces(rows, sizes), deadline, meanwhile)
+
+    async def _put_pieces(
+        self,
+        table: Table,
+        pieces: Iterator[Sequence[RowCells]],
+        deadline: float,
+        meanwhile: Meanwhile | None,
+    ) -> None:
+        for number, piece in enumerate(pieces):
             try:
-                await self._put(table, piece, deadline)
+                await self._put(table, piece, deadline, None if number else meanwhile)
             except CellsRefused as refused:
                 if number:
                     raise CellsError(f"some rows were written, others not: {refused}") from refused
                 raise
 
-    async def _put(self, table: Table, rows: Sequence[RowCells], deadline: float) -> None:
+    async def _put(
+        self,
+        table: Table,
+        rows: Sequence[RowCells],
+        deadline: float,
+        meanwhile: Meanwhile | None,
+    ) -> None:
         """Write one piece. Raises CellsRefused only if no attempt was sent."""
-        pauses = self._retrying.pauses(deadline)
+        pauses: Pauses | None = None
         sent: CellsError | None = None
         while True:
             try:
-                await self._cells.put(table, rows, synced=guards.holds("row-sync"))
+                putting = self._cells.put(table, rows, synced=guards.holds("row-sync"))
+                if meanwhile is not None:
+                    meanwhile()
+                    meanwhile = None
+                await putting
             except CellsError as error:
                 if not guards.holds("retry-or-give-up"):
                     raise
                 if not isinstance(error, CellsRefused):
                     sent = error
+                pauses = pauses or self._retrying.pauses(deadline)
                 try:
                     await pauses.next("rows can't be written")
                 except OutcomeUnknown:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -141,7 +140,7 @@ class LogReader:
                 self.stale_answers += 1
                 raise Stale("a side row that the control row names is not there")
             entries.extend(decode_ranges(columns[VALUE].value))
-        return replace(control, ranges=(*entries, *control.ranges))
+        return control._replace(ranges=(*entries, *control.ranges))
 
     async def page(
         self, log: LogId, after: RowId, through: RowId, limits: Limits, *, reverse: bool

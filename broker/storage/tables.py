@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from broker import guards
 from broker.clock import Clock
@@ -114,9 +115,9 @@ class TableLogStore:
 
     # Writing.
 
-    async def append(self, hold: Hold, batch: Batch) -> None:
+    def append(self, hold: Hold, batch: Batch) -> Coroutine[Any, Any, None]:
         """Write rows, side rows and the new pointer; on disk and counting on return."""
-        await self._changer.append(_mine(hold), batch)
+        return self._changer.append(_mine(hold), batch)
 
     async def negate(self, hold: Hold, first: RowId, last: RowId, pointer: int) -> int:
         """Negate the counting rows in ``[first, last]`` whose ``t`` is ``pointer``; return how many."""

@@ -20,6 +20,7 @@ from broker.storage import reading
 from broker.storage.cells import Cell, CellsError, RowCells, Scanned, Table
 from broker.storage.hbase import IDL, Address, Ended, Gateways
 from broker.storage.hbase_cells import HBaseCells
+from broker.storage.hbase_exchange import encode
 from broker.storage.hbase_schema import HBaseAdmin, Schema
 from broker.storage.hbase_store import init_hbase, open_hbase
 from broker.storage.keys import LogId, log_prefix, prefix_end, row_key
@@ -244,7 +245,7 @@ async def test_a_reply_of_an_exception_keeps_the_connection(hbase_server: HBaseS
         (gateway,) = gateways._connections._gateways
         (connection,) = gateway.ready
         with pytest.raises(CellsError, match=r"^nothing$"):
-            await gateways.ask("get", "get", b"nothing", IDL.TGet(row=b"k"))
+            await gateways.ask("get", "get", encode("get", (b"nothing", IDL.TGet(row=b"k"))))
         await cells.get(Table.MESSAGES, START)
         assert list(gateway.ready) == [connection]
     assert [each.kind for each in told[-3:]] == [None, "told", None]

@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+from thriftpy2.protocol import TBinaryProtocol
+from thriftpy2.thrift import TMessageType
+from thriftpy2.transport import TMemoryBuffer
+
 from broker.storage.cells import Cell, CellsError, RowCells, bytes_of
 from broker.storage.hbase import IDL
-from broker.storage.hbase_table import FAMILY
+from broker.storage.hbase_requests import FAMILY
 from broker.storage.memory import MemoryTable
 
 
@@ -87,6 +91,15 @@ def _result(row: bytes, columns: Any) -> Any:
     return IDL.TResult(row=row, columnValues=values)
 
 
+def decoded(api: str, request: bytes) -> list[Any]:
+    """Return the arguments of a call, as a gateway reads them from its bytes."""
+    protocol = TBinaryProtocol(TMemoryBuffer(request))
+    assert protocol.read_message_begin() == (api, TMessageType.CALL, 0)
+    given = getattr(IDL.THBaseService, f"{api}_args")()
+    given.read(protocol)
+    return [getattr(given, name) for _, name, *_ in given.thrift_spec.values()]
+
+
 class FakeGateways:
     """Calls that end as the test says: ``endings`` holds what to do to each compare-and-set."""
 
@@ -94,7 +107,8 @@ class FakeGateways:
         self.client = FakeClient()
         self.endings: list[Callable[[Callable[[], Any]], Any]] = []
 
-    async def ask(self, name: str, api: str, *arguments: object) -> Any:
+    async def ask(self, name: str, api: str, request: bytes) -> Any:
+        arguments = decoded(api, request)
         return await self.call(name, lambda client: getattr(client, api)(*arguments))
 
     async def call(self, name: str, work: Callable[[Any], Any]) -> Any:

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,8 +111,7 @@ def test_many_takeovers_spill_and_stay_whole(counts):
         assert len(model.control.ranges) <= RANGES_MAX + 1
         assert number >= 0
     assert tuple(spilled) == model.control.older
-    whole = replace(
-        model.control,
+    whole = model.control._replace(
         ranges=tuple(entry for entries in spilled.values() for entry in entries)
         + model.control.ranges,
     )
@@ -209,22 +206,22 @@ class TestResolving:
         ],
     )
     def test_by_token_and_epoch(self, epoch, seen_token, expected):
-        written = replace(claim(None), epoch=5, token=self.mine)
-        seen = replace(claim(None), epoch=epoch, token=seen_token)
+        written = claim(None)._replace(epoch=5, token=self.mine)
+        seen = claim(None)._replace(epoch=epoch, token=seen_token)
         assert resolve(written, self.before, seen) is expected
 
     def test_an_absent_row(self):
-        written = replace(claim(None), token=self.mine)
+        written = claim(None)._replace(token=self.mine)
         assert resolve(written, None, None) is Resolution.NOT_YET
         assert resolve(written, self.before, None) is Resolution.BEHIND
 
     def test_which_of_two_rows_is_older(self):
-        row = replace(claim(None), token=self.before)
-        assert control.is_older(row, replace(row, epoch=2, token=self.foreign))
-        assert control.is_older(row, replace(row, token=self.mine))
-        assert not control.is_older(replace(row, token=self.mine), row)
+        row = claim(None)._replace(token=self.before)
+        assert control.is_older(row, row._replace(epoch=2, token=self.foreign))
+        assert control.is_older(row, row._replace(token=self.mine))
+        assert not control.is_older(row._replace(token=self.mine), row)
         assert not control.is_older(row, row)
-        assert not control.is_older(row, replace(row, token=self.foreign))
+        assert not control.is_older(row, row._replace(token=self.foreign))
 
 
 class TestFencedBatches:

@@ -191,7 +191,8 @@ async def gateway(served: Served) -> AsyncIterator[Gateways]:
 
 
 async def ask(gateway: Gateways, name: bytes = b"t") -> bool:
-    told: bool = await gateway.ask("exists", "tableExists", IDL.TTableName(qualifier=name))
+    request = encode("tableExists", (IDL.TTableName(qualifier=name),))
+    told: bool = await gateway.ask("exists", "tableExists", request)
     return told
 
 

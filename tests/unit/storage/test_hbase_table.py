@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.storage.cells import Cell, CellsError, CellsRefused, RowCells, Scanned
-from broker.storage.hbase_table import DELETES_MAX, FRAME_BYTES_MAX, HBaseTable, _frames
+from broker.storage.hbase_requests import FRAME_BYTES_MAX
+from broker.storage.hbase_table import DELETES_MAX, HBaseTable
 from tests.unit.storage.fake_hbase import FakeGateways
 
 KEYS = st.binary(max_size=4) | st.lists(st.sampled_from(b"\0\1\xfe\xff"), max_size=4).map(bytes)
@@ -66,26 +67,6 @@ async def test_cells_come_back_with_their_tags() -> None:
     found = await table.scan(b"a", b"b", rows_max=9, bytes_max=99)
     assert found == Scanned([RowCells(b"a", cells)], more=False)
     assert gateway.client.calls[:2] == ["putMultiple", "put"]
-
-
-def test_frames_keep_rows_in_order_and_within_bounds() -> None:
-    rows = [row(b"%03d" % number, b"x" * 100_000) for number in range(50)]
-    frames = list(_frames(rows))
-    assert [r for frame in frames for r in frame] == rows
-    assert len(frames) > 3
-    for frame in frames:
-        assert sum(len(r.columns[b"p"].value) for r in frame) <= FRAME_BYTES_MAX
-
-
-def test_many_small_rows_are_weighed_with_what_thrift_adds() -> None:
-    rows = [RowCells(b"%09d" % n, {b"e": Cell(2, b"12345678")}) for n in range(30_000)]
-    assert max(len(frame) for frame in _frames(rows)) * 90 < FRAME_BYTES_MAX * 1.1
-
-
-def test_a_row_over_the_bound_has_a_frame_of_its_own() -> None:
-    rows = [row(b"a"), row(b"b", b"x" * 2 * FRAME_BYTES_MAX), row(b"c")]
-    assert [len(frame) for frame in _frames(rows)] == [1, 1, 1]
-    assert list(_frames([])) == []
 
 
 async def test_a_range_is_weighed_by_lengths() -> None:
