@@ -246,5 +246,6 @@ class TopicLeader:
     def _committed(self, batch: Batch) -> None:
         self.cache.add(batch)
         if self.rates is not None:
-            self.rates.published(sum([len(segment.ids) for segment in batch.segments]))
+            rows = sum([len(segment.ids) for segment in batch.segments])
+            self.loop.call_soon(self.rates.published, rows)
         self._notify()

@@ -135,8 +135,8 @@ class LogWriter:
         """Requests of fenced batches, by the batch's number: they certainly were not stored."""
         self._batches = 0
         self._under_way: set[asyncio.Task[None]] = set()
-        self._scheduled = False
-        """Whether ``_flush`` will be called without any further event."""
+        self._forming = False
+        """Whether a batch will be formed without any further event."""
         self._pause: asyncio.Task[None] | None = None
         self._quiet: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
@@ -165,9 +165,8 @@ class LogWriter:
             raise Overloaded("Too many bytes wait to be stored. Try again.", retry_after_s=1)
         queue.append(write)
         budget.bytes += write.size
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
+        if not self._forming:
+            self._form()
         return write.future
 
     def _check_sizes(self, write: Write) -> None:
@@ -181,7 +180,7 @@ class LogWriter:
         """Queue what a former writer of the log did not store; it was let in once already."""
         self._queue.extend(writes)
         self._budget.bytes += sum(write.size for write in writes)
-        self._flush_soon()
+        self._form()
 
     async def idle(self) -> None:
         """Wait until nothing waits and nothing is under way; a closed writer sends nothing more."""
@@ -213,36 +212,41 @@ class LogWriter:
 
     # Batches.
 
-    def _flush_soon(self) -> None:
-        if self._queue and not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._scheduled = False
-        depth = self._store.pipeline_depth
-        while (
-            self._queue and len(self._under_way) < depth and not self.closed and self._pause is None
+    def _form(self) -> None:
+        """Have a batch formed as soon as the loop has looked at what else arrived, if one may be sent."""
+        if (
+            self._queue
+            and not self._forming
+            and not self.closed
+            and self._pause is None
+            and len(self._under_way) < self._store.pipeline_depth
         ):
-            writes, rows = self._gather()
-            if not writes:
-                break
-            try:
-                ids = self.ids.take(rows, self._clock.now_ms(), self._clock.monotonic() * 1000)
-            except LeadExceeded as exceeded:
-                self._queue.extendleft(reversed(writes))
-                self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
-                return
-            self._batches += 1
-            task = self._loop.create_task(self._commit(self._batches, _batch(writes, ids), writes))
+            self._forming = True
+            task = self._loop.create_task(self._send())
             self._under_way.add(task)
             task.add_done_callback(self._landed)
-        self._tell_if_quiet()
+
+    async def _send(self) -> None:
+        """Form a batch of what has gathered, and commit it."""
+        self._forming = False
+        if self.closed or self._pause is not None:
+            return
+        writes, rows, size = self._gather()
+        if not writes:
+            return
+        try:
+            ids = self.ids.take(rows, self._clock.now_ms(), self._clock.monotonic() * 1000)
+        except LeadExceeded as exceeded:
+            self._queue.extendleft(reversed(writes))
+            self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
+            return
+        self._batches += 1
+        self._form()
+        await self._commit(self._batches, _batch(writes, ids), writes, size)
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
-        if self._queue and not self._scheduled:
-            self._flush()
+        self._form()
         self._tell_if_quiet()
 
     def _tell_if_quiet(self) -> None:
@@ -255,10 +259,13 @@ class LogWriter:
     async def _resume(self, seconds: float) -> None:
         await self._clock.sleep(seconds)
         self._pause = None
-        self._flush()
+        self._form()
 
-    def _gather(self) -> tuple[list[Write], int]:
-        """Take from the queue what the next batch holds, leaving out what nobody waits for."""
+    def _gather(self) -> tuple[list[Write], int, int]:
+        """Take from the queue what the next batch holds, leaving out what nobody waits for.
+
+        Returns its requests, how many rows they are, and what they count for in the queue.
+        """
         queue, settings = self._queue, self._settings
         bytes_max, rows_max = settings.batch_bytes_max, self._rows_max
         writes: list[Write] = []
@@ -282,9 +289,9 @@ class LogWriter:
             size += write.size
             rows += write.rows
         self._budget.bytes -= dropped
-        return writes, rows
+        return writes, rows, size
 
-    async def _commit(self, number: int, batch: Batch, writes: list[Write]) -> None:
+    async def _commit(self, number: int, batch: Batch, writes: list[Write], size: int) -> None:
         try:
             await self._store.append(self.hold, batch)
             if self._confirm is not None:
@@ -309,9 +316,10 @@ class LogWriter:
         else:
             self._committed(batch)
             _answer(writes, batch)
-            self._count(writes)
+            # After those have gone on who waited for it.
+            self._loop.call_soon(self._count, writes, size)
         finally:
-            self._budget.bytes -= sum([write.size for write in writes])
+            self._budget.bytes -= size
 
     @staticmethod
     async def _confirmed(confirm: Callable[[], Awaitable[None]]) -> None:
@@ -321,9 +329,9 @@ class LogWriter:
             # The rows are stored. Whether anybody will ever see them is what could not be found out.
             raise OutcomeUnknown(error.message) from error
 
-    def _count(self, writes: list[Write]) -> None:
+    def _count(self, writes: list[Write], size: int) -> None:
         rows = sum([write.rows for write in writes])
-        payload_bytes = sum([write.size for write in writes]) - rows * ROW_OVERHEAD_BYTES
+        payload_bytes = size - rows * ROW_OVERHEAD_BYTES
         self._around.metrics.batched(len(writes), rows)
         self._around.metrics.moved(self._kind, self._topic_label, rows, payload_bytes)
 
