@@ -156,17 +156,26 @@ class Ground:
     async def bare(self, lanes: int, messages: int, seconds: float) -> Load:
         """Let a client of its own make bare commits."""
         gateway = self.cluster.gateways[0].place.address
-        given = (gateway, TABLE, str(lanes), str(messages), str(seconds))
-        process = await asyncio.create_subprocess_exec(
-            *tied_to_us([sys.executable, "-m", "benchmarks.cluster.bare_commits", *given]),
-            stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-        said, _ = await process.communicate()
-        if process.returncode:
-            raise RuntimeError(f"bare_commits ended with {process.returncode}")
-        told = json.loads(said)
-        return Load(told["messages"], told["seconds"], array("q", told["latencies_ns"]))
+        return await _made_by("bare_commits", gateway, TABLE, lanes, messages, seconds)
+
+
+async def publishes(port: int, topics: Sequence[str], messages: int, seconds: float) -> Load:
+    """Let a client like that of the bare commits publish to a node."""
+    return await _made_by("publishes", port, messages, seconds, *topics)
+
+
+async def _made_by(module: str, *given: object) -> Load:
+    command = [sys.executable, "-m", f"benchmarks.cluster.{module}", *map(str, given)]
+    process = await asyncio.create_subprocess_exec(
+        *tied_to_us(command),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    said, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"{module} ended with {process.returncode}")
+    told = json.loads(said)
+    return Load(told["messages"], told["seconds"], array("q", told["latencies_ns"]))
 
 
 class Publisher:

@@ -1,7 +1,8 @@
 """Publishes through a node beside bare commits, and forwarded publishes beside direct ones.
 
 Each topic has one connection, on which one request follows the other; the bare client has as many lanes.
-So both have as many commits under way, and neither can join two of them into one.
+So both have as many commits under way, and neither can join two of them into one. Both are made by a process
+of its own with a thread for each lane, which blocks.
 """
 
 from __future__ import annotations
@@ -9,18 +10,15 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
-from benchmarks import prepared
-from benchmarks.cluster.ground import Ground
+from benchmarks.cluster.ground import Ground, publishes
 from benchmarks.figures import Question, Ratio, Series, compare, judged
 from benchmarks.harness import Bench, Side
-from benchmarks.load import Load, drive
 
 POINTS = ((1, 1), (1, 100), (8, 1), (8, 10), (8, 100), (8, 1000), (64, 100))
 """How many topics, how many messages a request."""
 RATE_AT, RATE_MUST = (8, 100), 0.6
 P50_AT, P50_MUST_MS = (1, 1), 1.0
 WARM_S = 1.5
-LANE_BYTES = 1 << 22
 
 
 async def through_a_node(bench: Bench, ground: Ground) -> Question:
@@ -30,8 +28,7 @@ async def through_a_node(bench: Bench, ground: Ground) -> Question:
     names = await ground.topics("rates", max(topics for topics, _ in POINTS), node.instance)
 
     def sides_of(topics: int, messages: int) -> list[Side]:
-        lanes = [_requests(name, messages) for name in names[:topics]]
-        ours = partial(_drive, node.port, lanes, messages)
+        ours = partial(publishes, node.port, names[:topics], messages)
         bare = partial(ground.bare, topics, messages)
         return [
             Side(name=_named("node", topics, messages), run=ours, warm_s=WARM_S),
@@ -58,11 +55,10 @@ async def forwarded(bench: Bench, ground: Ground) -> Question:
     leader, other = ground.nodes[0], ground.nodes[1]
     names = await ground.topics("rates", 8, leader.instance)
     for topics, messages in (P50_AT, RATE_AT):
-        lanes = [_requests(name, messages) for name in names[:topics]]
         sides = [
             Side(
                 name=_named(who, topics, messages),
-                run=partial(_drive, node.port, lanes, messages),
+                run=partial(publishes, node.port, names[:topics], messages),
                 warm_s=WARM_S,
             )
             for who, node in (("direct", leader), ("forwarded", other))
@@ -97,13 +93,3 @@ def p50_above(ours: Series, theirs: Series, *, must_ms: float | None = None) -> 
 def _named(who: str, topics: int, messages: int) -> str:
     plural = "" if topics == 1 else "s"
     return f"{who}: {topics} topic{plural}, {messages:,} a request"
-
-
-def _requests(topic: str, messages: int) -> list[bytes]:
-    """Return a few requests; fewer of large ones, for there are many lanes."""
-    count = LANE_BYTES // 64 // (messages * prepared.PAYLOAD_BYTES)
-    return prepared.publishes(topic, messages=messages, requests=min(16, max(2, count)))
-
-
-async def _drive(port: int, lanes: list[list[bytes]], messages: int, seconds: float) -> Load:
-    return await drive(port, lanes, units=messages, seconds=seconds)

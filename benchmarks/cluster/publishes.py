@@ -1,0 +1,90 @@
+"""Publishes to a node with nothing around them, as the bare commits beside them are made.
+
+``python -m benchmarks.cluster.publishes PORT MESSAGES SECONDS TOPIC…`` prints JSON: messages, seconds, and the
+nanoseconds of each request. Each topic has a lane, a thread with a connection that waits for one answer after
+the other. An event loop at this end would add its own wake-ups to the times of one side only.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from array import array
+
+from benchmarks import prepared
+from benchmarks.load import HOST
+
+_ANSWER_S = 30.0
+_READ_BYTES = 1 << 16
+_REQUESTS_BYTES = 1 << 16
+"""Of one lane's prepared requests, if it has more than two: there are many lanes."""
+
+
+class Lane:
+    """One topic's publishes, one after the other."""
+
+    def __init__(self, port: int, topic: str, messages: int) -> None:
+        """Prepare requests of ``messages`` each, and connect."""
+        self.latencies_ns = array("q")
+        self._requests = requests(topic, messages)
+        self._sent = 0
+        self._socket = socket.create_connection((HOST, port), timeout=_ANSWER_S)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def publish(self) -> None:
+        """Send a request and wait for its answer. Raises RuntimeError if it is not the usual one."""
+        self._socket.sendall(self._requests[self._sent % len(self._requests)])
+        self._sent += 1
+        answer = self._socket.recv(_READ_BYTES)
+        while answer and not answer.endswith(b"\r\n\r\n"):
+            piece = self._socket.recv(_READ_BYTES)
+            answer = answer + piece if piece else b""
+        if answer[9:12] != b"200" or b"ength: 0\r\n" not in answer:
+            raise RuntimeError(f"not the answer to a publish: {answer[:300]!r}")
+
+    def run(self, until_ns: int) -> None:
+        """Publish until then; what ends later does not count."""
+        began_ns = time.perf_counter_ns()
+        while began_ns < until_ns:
+            self.publish()
+            now_ns = time.perf_counter_ns()
+            if now_ns < until_ns:
+                self.latencies_ns.append(now_ns - began_ns)
+            began_ns = now_ns
+
+
+def requests(topic: str, messages: int) -> list[bytes]:
+    """Return a few requests, which a lane sends in turn."""
+    count = _REQUESTS_BYTES // (messages * prepared.PAYLOAD_BYTES)
+    return prepared.publishes(topic, messages=messages, requests=min(16, max(2, count)))
+
+
+def main(port: int, messages: int, seconds: float, topics: list[str]) -> None:
+    """Publish for so many seconds; exit with 1 if a lane could not."""
+    lanes = [Lane(port, topic, messages) for topic in topics]
+    for lane in lanes:
+        lane.publish()  # Not timed, as the first commit of the bare ones.
+    until_ns = time.perf_counter_ns() + int(seconds * 1e9)
+    ended: list[Lane] = []
+
+    def run(lane: Lane) -> None:
+        lane.run(until_ns)
+        ended.append(lane)
+
+    threads = [threading.Thread(target=run, args=(lane,)) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(ended) < len(lanes):
+        sys.exit(1)  # The thread has said why.
+    taken = [taken_ns for lane in lanes for taken_ns in lane.latencies_ns]
+    said = {"messages": len(taken) * messages, "seconds": seconds, "latencies_ns": taken}
+    print(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
