@@ -37,7 +37,7 @@ QUESTIONS: dict[str, Ask] = {
     "j": failover.measure,
 }
 """In this order: pauses before HBase has a minute of full load to digest; the last one leaves a node dead."""
-PLAN = Plan(runs=3, long_runs=9, run_s=2.5, settle_s=0.3, attempts_per_run=1)
+PLAN = Plan(runs=3, long_runs=9, run_s=2.5, settle_s=0.3, attempts_per_run=2)
 QUICK = Plan(runs=1, long_runs=1, run_s=1.0, settle_s=0.2, attempts_per_run=1)
 WARM_S, QUICK_WARM_S = 9.0, 2.0
 """Of each of four kinds of load: a JVM's first seconds are a tenth of its speed."""
