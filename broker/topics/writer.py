@@ -262,10 +262,7 @@ class LogWriter:
         self._form()
 
     def _gather(self) -> tuple[list[Write], int, int]:
-        """Take from the queue what the next batch holds, leaving out what nobody waits for.
-
-        Returns its requests, how many rows they are, and what they count for in the queue.
-        """
+        """Take from the queue the next batch, its rows and its size; leave out what nobody waits for."""
         queue, settings = self._queue, self._settings
         bytes_max, rows_max = settings.batch_bytes_max, self._rows_max
         writes: list[Write] = []
