@@ -34,14 +34,22 @@ class Lane:
         self._socket = socket.create_connection((HOST, port), timeout=_ANSWER_S)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
     def publish(self) -> None:
-        """Send a request and wait for its answer. Raises RuntimeError if it is not the usual one."""
+        """Send a request and wait for its answer, which has no body.
+
+        Raises:
+            RuntimeError: it is another answer.
+            OSError: there is none.
+        """
         self._socket.sendall(self._requests[self._sent % len(self._requests)])
         self._sent += 1
         answer = self._socket.recv(_READ_BYTES)
-        while answer and not answer.endswith(b"\r\n\r\n"):
-            piece = self._socket.recv(_READ_BYTES)
-            answer = answer + piece if piece else b""
+        while b"\r\n\r\n" not in answer and (piece := self._socket.recv(_READ_BYTES)):
+            answer += piece
         if answer[9:12] != b"200" or b"ength: 0\r\n" not in answer:
             raise RuntimeError(f"not the answer to a publish: {answer[:300]!r}")
 
@@ -79,6 +87,8 @@ def main(port: int, messages: int, seconds: float, topics: list[str]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    for lane in lanes:
+        lane.close()
     if len(ended) < len(lanes):
         sys.exit(1)  # The thread has said why.
     taken = [taken_ns for lane in lanes for taken_ns in lane.latencies_ns]

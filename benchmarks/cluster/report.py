@@ -26,7 +26,8 @@ to the same gateway; as many of them at a time as there are topics. It serves no
 between writers, and takes no requests.
 
 Payloads are 256 random bytes. Each topic has one connection, on which one request follows the other, so
-nothing is joined into larger batches. Servers are warm, and sides take turns.
+nothing is joined into larger batches. Publishes beside bare commits are made as those are: by a process with
+a thread for each topic, which blocks until it is answered. Servers are warm, and sides take turns.
 
 Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and
 no more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A ratio is

@@ -1,11 +1,14 @@
 """What the measurements of a cluster conclude from what they saw; the parts that need no cluster."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from benchmarks import machine
-from benchmarks.cluster import pauses, rates, report
+from benchmarks.cluster import pauses, publishes, rates, report
 from benchmarks.cluster.ground import longest_gap_s, names_led_by, summed
 from benchmarks.figures import Question, Run, Series, compare
 from broker.coordination.assignment import Assignment
@@ -51,6 +54,45 @@ def test_a_node_may_take_so_much_longer_than_a_bare_commit(p50_ms: float, verdic
     ratio = rates.p50_above(series("node", p50_ms), series("bare", 2.0), must_ms=1.0)
     assert ratio.verdict == verdict
     assert ratio.value == pytest.approx(p50_ms - 2.0)
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+REFUSAL = b"HTTP/1.1 503 No\r\nContent-Length: 4\r\n\r\nwhy?"
+
+
+@asynccontextmanager
+async def answering(*pieces: bytes) -> AsyncIterator[publishes.Lane]:
+    """A lane to a server that answers each request so, piece by piece, and then ends."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Nothing of the body begins with an empty line: its payloads are random.
+        await reader.readuntil(b"\r\n\r\n")
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        lane = await asyncio.to_thread(
+            publishes.Lane, server.sockets[0].getsockname()[1], "topic", 1
+        )
+        try:
+            yield lane
+        finally:
+            lane.close()
+
+
+async def test_an_answer_may_come_in_pieces() -> None:
+    async with answering(ANSWER[:20], ANSWER[20:]) as lane:
+        await asyncio.to_thread(lane.publish)
+
+
+@pytest.mark.parametrize("pieces", [[REFUSAL], [ANSWER[:20]], [], [ANSWER.replace(b"0", b"3")]])
+async def test_what_is_no_acknowledgement_ends_the_run(pieces: list[bytes]) -> None:
+    async with answering(*pieces) as lane:
+        with pytest.raises(RuntimeError, match="not the answer"):
+            await asyncio.to_thread(lane.publish)
 
 
 def test_times_in_company_are_no_result() -> None:
