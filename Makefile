@@ -39,7 +39,7 @@ cluster: $(VENV)/.cluster ## Run a cluster on this machine until Ctrl-C: three n
 	@exec $(BIN)/broker cluster up $(ARGS)
 
 test: setup-dev test-servers lint ## Set up all that tests need, and run all that fit the time budget.
-	@$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -m "not nightly" $(ARGS)
 
 test-all: setup-dev test-servers lint ## Run every test, also those of an hour.
 	@$(BIN)/python -m pytest --timeout=3600 $(ARGS)

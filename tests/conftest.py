@@ -6,7 +6,12 @@ import os
 import structlog
 from hypothesis import settings
 
-pytest_plugins = ["broker.testing.fixtures", "tests.plugins.expected_skips", "pytester"]
+pytest_plugins = [
+    "broker.testing.fixtures",
+    "tests.plugins.expected_skips",
+    "tests.plugins.lanes",
+    "pytester",
+]
 
 # No test asserts how long it takes; and what decides about a change decides the same way twice.
 # Elsewhere each run tries other examples, and fewer of them.
