@@ -26,7 +26,7 @@ def lane_of(nodeid: str) -> str:
     return "computing" if nodeid.startswith(COMPUTING) else "servers"
 
 
-class Lanes(LoadScopeScheduling):
+class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
     """Gives each lane to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
