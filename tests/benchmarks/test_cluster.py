@@ -70,7 +70,6 @@ async def answering(*pieces: bytes) -> AsyncIterator[publishes.Lane]:
         for piece in pieces:
             writer.write(piece)
             await writer.drain()
-            await asyncio.sleep(0)
         writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:

@@ -33,6 +33,14 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
         return lane_of(nodeid)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a worker's tests see the same environment as they do without workers."""
+    if hasattr(config, "workerinput"):
+        # Set for its children by the line editor that pytest loads: to a program it would be a terminal.
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
     """Distribute tests by lane, whatever ``--dist`` says."""
     return Lanes(config, log)

@@ -11,6 +11,7 @@ import os
 
 def test_where():
     print("worker", os.environ["PYTEST_XDIST_WORKER"], "nice", os.nice(0))
+    assert "COLUMNS" not in os.environ
     assert False
 """
 
