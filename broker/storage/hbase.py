@@ -150,12 +150,14 @@ class Gateways:
         return self._ask_later(name, begun, api, request)
 
     async def _ask_later(self, name: str, begun: float, api: str, request: bytes) -> Any:
+        added = False
         try:
             while True:
                 await self._take_turn()
-                connection = self._connections.take_ready()
+                connection = self._connections.take_ready(anywhere=added)
                 if connection is not None:
                     break
+                added = True
                 await self._in_thread(self._connections.add)
         except BaseException as error:
             self._tell(name, time.monotonic() - begun, error)

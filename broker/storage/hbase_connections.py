@@ -148,8 +148,12 @@ class Connections:
         """Have a connection more, or an idle one at least, to a good gateway. Raises as ``take``."""
         self.give_back(self.take(), doubtful=False)
 
-    def take_ready(self) -> Connection | None:
-        """Return an open connection to the gateway that looks best; None if there is none. At once."""
+    def take_ready(self, *, anywhere: bool = False) -> Connection | None:
+        """Return an open connection to the gateway that looks best; None if there is none. At once.
+
+        ``anywhere``: to any good gateway, if that one has none. Whoever had a connection made must take
+        it so: equal gateways take turns, and the turn may never be that one's.
+        """
         with self._lock:
             good = [gateway for gateway in self._gateways if not gateway.suspect]
             if not good or self._closed.is_set():
@@ -158,7 +162,12 @@ class Connections:
             connection = self._open(gateway.ready) or self._open(gateway.idle)
             if connection is None:
                 gateway.under_way -= 1
-            else:
+                if anywhere:
+                    found = (self._open(one.ready) or self._open(one.idle) for one in good)
+                    connection = next(filter(None, found), None)
+                if connection is not None:
+                    connection.gateway.under_way += 1
+            if connection is not None:
                 self._taken.add(connection)
         return connection
 
