@@ -99,3 +99,20 @@ def test_a_gateway_that_is_back_is_used_by_who_waits_for_it() -> None:
         with serving(place.port):
             connections.discard(waiting.result(20), failed=False)
     connections.close()
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_who_had_a_connection_made_finds_it_whosever_turn_it_is(number: int) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as two,
+    ):
+        addresses = [Address(*server.getsockname()) for server in (one, two)]
+        connections = Connections(addresses, Timeouts(5.0, 5.0, 30.0))
+        for _ in range(number):
+            assert connections.take_ready() is None
+        connections.add()
+        found = connections.take_ready(anywhere=True)
+        assert found is not None
+        connections.give_back(found, doubtful=False)
+        connections.close()
