@@ -95,8 +95,8 @@ class Connection:
         self._poll.register(socket.sock, select.POLLIN)
 
     def is_silent(self) -> bool:
-        """Whether nothing has arrived, not even the end of the stream."""
-        return not self._poll.poll(0)
+        """Whether nothing has arrived, not even the end of the stream, and nothing has been read."""
+        return (self.line is None or not self.line.is_over) and not self._poll.poll(0)
 
     def in_loop(self) -> Line:
         """Return the line by which the running loop uses the connection, from now on alone."""

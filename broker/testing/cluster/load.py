@@ -9,7 +9,7 @@ breaks something meanwhile, and waits until work goes on::
         await load.acknowledged(500)        # it has gone on
     verdict = load.verdict                  # of broker.testing.checkers
 
-A wait that takes too long says what came of what was asked.
+A wait that takes too long says what came of what was asked, and what is still under way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from types import TracebackType
 from typing import Final, Self
 
@@ -25,7 +26,7 @@ from typing_extensions import override
 
 from broker.model import TopicId
 from broker.testing.checkers import Verdict, check
-from broker.testing.history import Event, History
+from broker.testing.history import Event, History, Pairing
 from broker.testing.workloads import REAL, Stage, publishers, readers
 from broker.testing.workloads.log import LogWorkload
 from broker.testing.workloads.process import Process, Target
@@ -44,7 +45,7 @@ SCALE: Final = replace(
     ttl_s=3600,
 )
 SEED: Final = 1
-ERRORS_TOLD: Final = 5
+TOLD: Final = 5
 
 
 class _Watched(History):
@@ -114,9 +115,13 @@ class ClusterLoad:
         self._stop = asyncio.Event()
         self._progress = asyncio.Event()
         self._working: asyncio.Task[None] | None = None
+        self._silence: asyncio.Timeout | None = None
+        """What ends when nothing is told for long."""
 
     def _see(self, event: Event) -> None:
         self.answered += event.type == "ok"
+        if self._silence is not None:
+            self._silence.reschedule(asyncio.get_running_loop().time() + DEADLINE_S)
         kind = event.process.partition("-")[0]
         if event.op != "publish" or event.type == "invoke":
             return
@@ -144,9 +149,7 @@ class ClusterLoad:
         try:
             if error is None:
                 await self._within(self._working, "publishers have not ended")
-                await self._within(
-                    self._workload.finish(self._stage), "the final reads have not ended"
-                )
+                await self._within(self._finals(), "the final reads have not gone on", None)
         finally:
             self._working.cancel()
             await asyncio.gather(self._working, return_exceptions=True)
@@ -161,16 +164,34 @@ class ClusterLoad:
             self._progress.clear()
             await self._progress.wait()
 
+    async def _finals(self) -> None:
+        # How long they take goes by how much was written; how long each page takes does not.
+        async with asyncio.timeout(DEADLINE_S) as self._silence:
+            await self._workload.finish(self._stage)
+
     async def _within(
-        self, work: Awaitable[object], what: str, deadline_s: float = DEADLINE_S
+        self, work: Awaitable[object], what: str, deadline_s: float | None = DEADLINE_S
     ) -> None:
         try:
             async with asyncio.timeout(deadline_s):
                 await work
         except TimeoutError:
-            errors = self.errors[-ERRORS_TOLD:]
-            told = f"{self.counts}; last errors {errors}; {self._state()}"
-            raise AssertionError(f"{what} in {deadline_s:g} s: {told}") from None
+            told = (
+                f"{self.counts}; last errors {self.errors[-TOLD:]}; under way {self._under_way()}; "
+                f"{self._state()}"
+            )
+            raise AssertionError(f"{what} in {deadline_s or DEADLINE_S:g} s: {told}") from None
+
+    def _under_way(self) -> list[str]:
+        """Tell of the calls that wait longest for an answer."""
+        pairing = Pairing()
+        for event in self.history.events:
+            pairing.add(event)
+        now_ns = time.monotonic_ns()
+        return [
+            f"{call.process}: {call.op} {call.asked} for {(now_ns - call.invoked_ns) / 1e9:.1f} s"
+            for call in islice(pairing.pending.values(), TOLD)
+        ]
 
     @property
     def verdict(self) -> Verdict:

@@ -222,6 +222,21 @@ async def test_a_connection_of_the_loop_that_the_gateway_closed_is_not_used(
     assert len(served.open) == 2
 
 
+async def test_a_connection_on_which_came_what_nobody_asked_for_is_not_used(
+    served: Served, gateway: Gateways
+) -> None:
+    assert await ask(gateway)
+    (one,) = gateway._connections._gateways
+    (connection,) = one.ready
+    (theirs,) = served.open
+    theirs.sendall(ANSWERS["put"])
+    async with asyncio.timeout(DEADLINE_S):
+        while not connection.in_loop().is_over:
+            await settle(1)  # Until the loop has read it, so that nothing is left to be seen.
+        assert await ask(gateway)
+    assert len(served.open) == 2
+
+
 async def test_a_connection_of_the_loop_is_no_threads(served: Served, gateway: Gateways) -> None:
     assert await ask(gateway)
     assert await gateway.call(
