@@ -13,14 +13,12 @@ the broker costs.
 
 from __future__ import annotations
 
-import json
 import sys
-import threading
 import time
-from array import array
 from typing import Any
 
 from benchmarks import prepared
+from benchmarks.cluster.threads import measure
 from broker.model import TopicId
 from broker.storage.hbase_cells import salt_of
 from broker.storage.hbase_connections import Address, Connections, Timeouts
@@ -42,7 +40,6 @@ class Lane:
         """Write ``messages`` rows with each commit."""
         log = LogId(TopicId(prepared.NAMESPACE, name), 1)
         prefix, control = log_prefix(log), control_key(log)
-        self.latencies_ns = array("q")
         self._client: Any = connections.take().client
         self._table = table.encode()
         self._prefix = salt_of(prefix) + prefix
@@ -81,38 +78,19 @@ class Lane:
             columnValues=[self._epoch, _cell(b"p", payload, _TAG)],
         )
 
-    def run(self, until_ns: int) -> None:
-        """Commit until then; what ends later does not count."""
-        began_ns = time.perf_counter_ns()
-        while began_ns < until_ns:
-            self.commit()
-            now_ns = time.perf_counter_ns()
-            if now_ns < until_ns:
-                self.latencies_ns.append(now_ns - began_ns)
-            began_ns = now_ns
-
 
 def _cell(column: bytes, value: bytes, tag: int | None) -> Any:
     return IDL.TColumnValue(family=FAMILY, qualifier=column, value=value, timestamp=tag)
 
 
 def main(gateway: str, table: str, lanes: int, messages: int, seconds: float) -> None:
-    """Commit for so many seconds."""
+    """Commit for so many seconds; exit with 1 if a lane could not."""
     host, _, port = gateway.rpartition(":")
     connections = Connections([Address(host, int(port))], Timeouts(30.0, 5.0, 60.0))
     run = time.time_ns()
     made = [Lane(connections, table, f"bare-{run}-{number}", messages) for number in range(lanes)]
-    for lane in made:
-        lane.commit()  # Makes the control cell; not timed.
-    until_ns = time.perf_counter_ns() + int(seconds * 1e9)
-    threads = [threading.Thread(target=lane.run, args=(until_ns,)) for lane in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    taken = [taken_ns for lane in made for taken_ns in lane.latencies_ns]
-    said = {"messages": len(taken) * messages, "seconds": seconds, "latencies_ns": taken}
-    print(json.dumps(said))
+    # What is done once before makes the control cell.
+    measure([lane.commit for lane in made], messages, seconds)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,11 @@ the other. An event loop at this end would add its own wake-ups to the times of 
 
 from __future__ import annotations
 
-import json
 import socket
 import sys
-import threading
-import time
-from array import array
 
 from benchmarks import prepared
+from benchmarks.cluster.threads import measure
 from benchmarks.load import HOST
 
 _ANSWER_S = 30.0
@@ -28,7 +25,6 @@ class Lane:
 
     def __init__(self, port: int, topic: str, messages: int) -> None:
         """Prepare requests of ``messages`` each, and connect."""
-        self.latencies_ns = array("q")
         self._requests = requests(topic, messages)
         self._sent = 0
         self._socket = socket.create_connection((HOST, port), timeout=_ANSWER_S)
@@ -53,16 +49,6 @@ class Lane:
         if answer[9:12] != b"200" or b"ength: 0\r\n" not in answer:
             raise RuntimeError(f"not the answer to a publish: {answer[:300]!r}")
 
-    def run(self, until_ns: int) -> None:
-        """Publish until then; what ends later does not count."""
-        began_ns = time.perf_counter_ns()
-        while began_ns < until_ns:
-            self.publish()
-            now_ns = time.perf_counter_ns()
-            if now_ns < until_ns:
-                self.latencies_ns.append(now_ns - began_ns)
-            began_ns = now_ns
-
 
 def requests(topic: str, messages: int) -> list[bytes]:
     """Return a few requests, which a lane sends in turn."""
@@ -73,27 +59,11 @@ def requests(topic: str, messages: int) -> list[bytes]:
 def main(port: int, messages: int, seconds: float, topics: list[str]) -> None:
     """Publish for so many seconds; exit with 1 if a lane could not."""
     lanes = [Lane(port, topic, messages) for topic in topics]
-    for lane in lanes:
-        lane.publish()  # Not timed, as the first commit of the bare ones.
-    until_ns = time.perf_counter_ns() + int(seconds * 1e9)
-    ended: list[Lane] = []
-
-    def run(lane: Lane) -> None:
-        lane.run(until_ns)
-        ended.append(lane)
-
-    threads = [threading.Thread(target=run, args=(lane,)) for lane in lanes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for lane in lanes:
-        lane.close()
-    if len(ended) < len(lanes):
-        sys.exit(1)  # The thread has said why.
-    taken = [taken_ns for lane in lanes for taken_ns in lane.latencies_ns]
-    said = {"messages": len(taken) * messages, "seconds": seconds, "latencies_ns": taken}
-    print(json.dumps(said))
+    try:
+        measure([lane.publish for lane in lanes], messages, seconds)
+    finally:
+        for lane in lanes:
+            lane.close()
 
 
 if __name__ == "__main__":

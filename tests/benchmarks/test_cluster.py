@@ -1,14 +1,17 @@
 """What the measurements of a cluster conclude from what they saw; the parts that need no cluster."""
 
 import asyncio
+import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from benchmarks import machine
-from benchmarks.cluster import pauses, publishes, rates, report
+from benchmarks.cluster import pauses, publishes, rates, report, threads
 from benchmarks.cluster.ground import longest_gap_s, names_led_by, summed
 from benchmarks.figures import Question, Run, Series, compare
 from broker.coordination.assignment import Assignment
@@ -54,6 +57,17 @@ def test_a_node_may_take_so_much_longer_than_a_bare_commit(p50_ms: float, verdic
     ratio = rates.p50_above(series("node", p50_ms), series("bare", 2.0), must_ms=1.0)
     assert ratio.verdict == verdict
     assert ratio.value == pytest.approx(p50_ms - 2.0)
+
+
+def test_pauses_beside_which_others_used_the_processors_do_not_count() -> None:
+    sets = pauses.Sets(3)
+    sets.add([0.1, 0.2], "")
+    sets.add([0.9], "others used 0.50 cores")
+    assert not sets.are_enough
+    assert sets.judged == ([0.1, 0.2, 0.9], "others used 0.50 cores")
+    sets.add([0.3], "")
+    assert sets.are_enough
+    assert sets.judged == ([0.1, 0.2, 0.3], "")
 
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -122,3 +136,24 @@ def test_the_page_has_the_bare_commits_beside_each_figure() -> None:
     page = report.as_markdown({**found, "questions": [question.as_json() | {"bare": bare}]})
     for piece in ("321 times a second", "12,345 messages", "4,000 times", ">= 0.6: met", "quick"):
         assert piece in page
+
+
+def test_each_is_done_once_before_and_then_for_so_long(capsys: pytest.CaptureFixture[str]) -> None:
+    done = [0, 0]
+
+    def once(which: int) -> None:
+        done[which] += 1
+
+    threads.measure([partial(once, 0), partial(once, 1)], messages=10, seconds=0.05)
+    told = json.loads(capsys.readouterr().out)
+    timed = len(told["latencies_ns"])
+    assert told["messages"] == 10 * timed > 0
+    # Of each the first is not timed, and the last ends too late, if it was begun.
+    assert sum(done) - 2 * len(done) <= timed <= sum(done) - len(done)
+
+
+def test_what_fails_on_one_side_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda told: None)
+    answers = iter([None])
+    with pytest.raises(SystemExit):
+        threads.measure([lambda: next(answers), lambda: None], messages=1, seconds=0.05)
