@@ -240,7 +240,7 @@ class HBaseConfig:
     )
     hbase_connect_s: float = key(2.0, "How long a connection may take to open.", least=0.01)
     hbase_idle_s: float = key(
-        30.0, "An idle connection is not used again; gateways close it after 60 s.", least=0
+        30.0, "An idle connection is not used again; gateways close it after 60 s.", least=0.1
     )
     durability: Durability = key(
         Durability.FSYNC,

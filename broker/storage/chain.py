@@ -287,7 +287,10 @@ async def _after_refusal(refused: CellsRefused, pauses: Pauses, *, sent: bool) -
 
 
 def _moved(current: Control | None, written: Control, seen: Control | None) -> bool:
-    """Whether ``seen`` came after ``current``, neither of which is of the writer's epoch."""
-    if seen is None or seen.epoch == written.epoch:
+    """Whether ``seen`` came after ``current``, neither of which is of the writer's epoch.
+
+    Then what was written upon ``current`` never counts. An answer from before ``current`` says nothing of it.
+    """
+    if seen is None or seen.epoch >= written.epoch:
         return False
-    return current is None or current.epoch <= seen.epoch < written.epoch
+    return current is None or control.is_older(current, seen)

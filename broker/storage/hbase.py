@@ -22,12 +22,14 @@ not where the broker runs.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from thriftpy2.protocol.cybin.cybin import ProtocolError
 from thriftpy2.thrift import TApplicationException, TException
 
 from broker.storage.cells import CellsError, CellsRefused
@@ -150,19 +152,24 @@ class Gateways:
         return self._ask_later(name, begun, api, request)
 
     async def _ask_later(self, name: str, begun: float, api: str, request: bytes) -> Any:
-        added = False
         try:
-            while True:
-                await self._take_turn()
-                connection = self._connections.take_ready(anywhere=added)
-                if connection is not None:
-                    break
-                added = True
-                await self._in_thread(self._connections.add)
+            connection = await self._connection_later(begun)
         except BaseException as error:
             self._tell(name, time.monotonic() - begun, error)
             raise
         return await self._sent(connection, name, begun, api, request)
+
+    async def _connection_later(self, begun: float) -> Connection:
+        """Wait for a turn and a connection. Raises CellsRefused."""
+        added = False
+        while time.monotonic() - begun <= self._call_s:
+            await self._take_turn()
+            connection = self._connections.take_ready(anywhere=added)
+            if connection is not None:
+                return connection
+            added = True
+            await self._in_thread(self._connections.add)
+        raise CellsRefused("connections to HBase's gateways end before they are used")
 
     def _sent(
         self, connection: Connection, name: str, begun: float, api: str, request: bytes
@@ -179,10 +186,13 @@ class Gateways:
             try:
                 answer = decode(api, how)
             except Exception as raised:  # noqa: BLE001  The caller's, whatever it is.
-                error = self._failed(connection, raised)
-                self._tell(name, time.monotonic() - begun, error)
-                if not answered.done():
-                    answered.set_exception(error)
+                error = raised
+                try:
+                    error = self._failed(connection, raised)
+                    self._tell(name, time.monotonic() - begun, error)
+                finally:
+                    if not answered.done():
+                        answered.set_exception(error)
             else:
                 self._connections.give_back(connection, doubtful=False)
                 if not answered.done():
@@ -234,7 +244,11 @@ class Gateways:
             else:
                 answered.set_result(answer)  # type: ignore[arg-type]  # Answer may be None.
 
+        turns = itertools.count()
+
         def run() -> None:
+            if next(turns):
+                return  # It was given up before a thread had it.
             answer, error = None, None
             try:
                 answer = work()
@@ -243,7 +257,13 @@ class Gateways:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, answer, error)
 
-        self._threads.submit(run)
+        try:
+            self._threads.submit(run)
+        except RuntimeError as error:
+            # The end, or no thread is to be had; what was put in the queue all the same is not to be done.
+            if not next(turns):
+                self._turns.give_back()
+                raise CellsRefused(f"no thread for a call to HBase: {error}") from error
         return await answered
 
     async def _take_turn(self) -> None:
@@ -292,7 +312,7 @@ class Gateways:
                 self._connections.discard(connection, failed=False)
                 # Its str() raises a TypeError.
                 failed = GatewayFailed("told", f"TApplicationException: {raised.message}")
-            case TException() | OSError():
+            case TException() | OSError() | ProtocolError():
                 self._connections.discard(connection, failed=True)
                 kind = "silent" if isinstance(raised, TimeoutError) else "cut"
                 failed = GatewayFailed(kind, f"{type(raised).__name__}: {raised}")

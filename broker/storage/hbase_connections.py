@@ -4,7 +4,7 @@ The gateways of one HBase are equal: any of them can make any call. Of the good 
 the fewest calls under way, rather not one that has just told of an exception: perhaps another reaches
 HBase better::
 
-             could not connect, cut, silent for too long
+             could not connect, cut (also before anything was asked), silent for too long
       good ─────────────────────────────────────────────▶ suspect
         ▲                                                    │ asked by a thread of its own, with pauses
         └────────────────── answers a question ◀─────────────┘ that double, for nothing that matters
@@ -82,7 +82,7 @@ class Gateway:
 class Connection:
     """An open connection. ``line`` is there once the event loop uses it: then no thread may."""
 
-    __slots__ = ("_poll", "client", "gateway", "last_used", "line", "socket")
+    __slots__ = ("_poll", "client", "gateway", "is_added", "last_used", "line", "socket")
 
     def __init__(self, gateway: Gateway, socket: Any, client: TClient) -> None:
         """Keep a socket that is connected."""
@@ -90,6 +90,8 @@ class Connection:
         self.socket = socket
         self.client = client
         self.last_used = 0.0
+        self.is_added = False
+        """Whether it was made for somebody who has not taken it yet."""
         self.line: Line | None = None
         self._poll = select.poll()
         self._poll.register(socket.sock, select.POLLIN)
@@ -146,7 +148,9 @@ class Connections:
 
     def add(self) -> None:
         """Have a connection more, or an idle one at least, to a good gateway. Raises as ``take``."""
-        self.give_back(self.take(), doubtful=False)
+        connection = self.take()
+        connection.is_added = True
+        self.give_back(connection, doubtful=False)
 
     def take_ready(self, *, anywhere: bool = False) -> Connection | None:
         """Return an open connection to the gateway that looks best; None if there is none. At once.
@@ -203,9 +207,14 @@ class Connections:
         while waiting:
             connection = waiting.pop()
             idle_s = time.monotonic() - connection.last_used
-            if idle_s < self._timeouts.idle_s and connection.is_silent():
+            is_silent = connection.is_silent()
+            was_added, connection.is_added = connection.is_added, False
+            if idle_s < self._timeouts.idle_s and is_silent:
                 return connection
             connection.close()
+            if was_added and not is_silent:
+                # A gateway, or what stands before it, that takes connections only to end them.
+                self._suspect(connection.gateway)
         return None
 
     def _connected(self, gateway: Gateway, answer_s: float) -> Connection:
@@ -240,16 +249,24 @@ class Connections:
     def _release(self, gateway: Gateway, *, failed: bool) -> None:
         with self._lock:
             gateway.under_way -= 1
-            if not failed or gateway.suspect:
-                return
-            gateway.suspect = True
-            waiting = [*gateway.idle, *gateway.ready]
-            gateway.idle.clear()
-            gateway.ready.clear()
-        for connection in waiting:
-            connection.close()
+            if failed:
+                self._suspect(gateway)
+
+    def _suspect(self, gateway: Gateway) -> None:
+        """Have a gateway asked by a thread of its own until it answers. The caller holds the lock."""
+        if gateway.suspect:
+            return
+        for waiting in (gateway.idle, gateway.ready):
+            while waiting:
+                waiting.pop().close()
         name = f"hbase-{gateway.address.host}:{gateway.address.port}"
-        threading.Thread(target=self._restore, args=(gateway,), name=name, daemon=True).start()
+        asking = threading.Thread(target=self._restore, args=(gateway,), name=name, daemon=True)
+        gateway.suspect = True
+        try:
+            asking.start()
+        except RuntimeError:
+            # No thread is to be had. Nobody would ever ask it, so whoever calls next finds out.
+            gateway.suspect = False
 
     def _restore(self, gateway: Gateway) -> None:
         """Ask a suspect until it answers."""
@@ -270,7 +287,7 @@ class Connections:
             return False
         try:
             connection.client.getThriftServerType()
-        except (TException, OSError):
+        except Exception:  # noqa: BLE001  Whatever stands there, it is no gateway; and who asks must go on.
             return False
         finally:
             connection.close()

@@ -194,6 +194,9 @@ class Line:
                 raise AnswerCut("an answer that nobody asked for")
             self._answer = self._answer + piece if self._answer else piece
             if self._answer in _COMMON or is_whole(self._answer):
+                if self._left:
+                    # The rest of the request would be the beginning of the next one.
+                    raise AnswerCut("an answer to half a request")
                 self._end(self._answer)
         except BlockingIOError:
             return

@@ -8,7 +8,7 @@ from broker.errors import Fenced, OutcomeUnknown, PayloadsSealed, StorageCorrupt
 from broker.storage import controlvalue
 from broker.storage.cells import CONTROL_COLUMN, Cell, RowCells, Table
 from broker.storage.control import Control, confirmed
-from broker.storage.keys import control_key
+from broker.storage.keys import LogId, control_key
 from broker.testing.clock import pass_time
 from tests.unit.storage.scripted_tables import LOG, batch, ids_ms, run
 
@@ -37,6 +37,52 @@ def test_a_compare_and_set_that_stays_unclear_is_unknown_and_ends_the_hold():
         assert hold.done
         with pytest.raises(Fenced):
             await store.append(hold, batch(20))
+
+    run(story)
+
+
+def old_answers(cells, *answers):
+    """Have the next reads of single rows answered so; None as it is."""
+    get, left = cells.get, list(answers)
+
+    async def old_get(table, key):
+        answer = left.pop(0) if left else None
+        return await get(table, key) if answer is None else answer
+
+    cells.get = old_get
+
+
+def test_an_answer_from_before_what_it_was_built_upon_is_no_move():
+    """Of a claim that was applied unseen: taken for a move, it would be fought until the deadline."""
+
+    async def story(cells, store, other):
+        hold = await store.claim(LOG, "a")
+        await store.append(hold, batch(10))
+        before = await cells.get(Table.MESSAGES, control_key(LOG))
+        await store.append(hold, batch(20))
+        cells.cas = ["do and fail"]
+        old_answers(cells, None, before)
+        began = asyncio.get_running_loop().time()
+        assert (await other.claim(LOG, "b")).epoch == 2
+        assert asyncio.get_running_loop().time() - began < 1
+
+    run(story)
+
+
+def test_what_was_sent_before_an_old_answer_and_refused_after_it_is_unknown():
+    payloads = LogId(LOG.topic, LOG.generation, 5)
+
+    async def story(cells, store, other):
+        first = await store.open_payloads(await store.claim(LOG, "a"), 5)
+        await store.append(first, batch(10))
+        before = await cells.get(Table.PAYLOADS, control_key(payloads))
+        await store.append(first, batch(20))
+        second = await other.open_payloads(await other.claim(LOG, "b"), 5)
+        cells.cas = ["do and fail", *["refuse"] * 1000]
+        old_answers(cells, before)
+        with pytest.raises(OutcomeUnknown):
+            await other.append(second, batch(30))
+        assert await ids_ms(store, payloads) == [10, 20, 30]
 
     run(story)
 

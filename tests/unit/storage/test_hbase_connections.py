@@ -1,6 +1,8 @@
 """Which gateway is asked, by how each has been answering."""
 
+import select
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -9,7 +11,7 @@ import pytest
 
 from broker.storage.cells import CellsRefused
 from broker.storage.hbase_connections import Address, Connection, Connections, Timeouts
-from tests.unit.storage.served_gateway import serving
+from tests.unit.storage.served_gateway import DEADLINE_S, serving
 
 TIMEOUTS = Timeouts(call_s=5, connect_s=0.2, idle_s=30)
 HERE = "127.0.0.1"
@@ -116,3 +118,54 @@ def test_who_had_a_connection_made_finds_it_whosever_turn_it_is(number: int) -> 
         assert found is not None
         connections.give_back(found, doubtful=False)
         connections.close()
+
+
+def test_who_takes_connections_only_to_end_them_is_asked_no_more() -> None:
+    with socket.create_server((HERE, 0)) as server:
+        server.settimeout(DEADLINE_S)
+        connections = Connections([Address(HERE, server.getsockname()[1])], TIMEOUTS)
+        connections.add()
+        (gateway,) = connections._gateways
+        (connection,) = gateway.idle
+        server.accept()[0].close()
+        assert select.select([connection.socket.sock], [], [], DEADLINE_S)[0]
+        assert connections.take_ready() is None
+        assert gateway.suspect
+        with pytest.raises(CellsRefused):
+            connections.add()
+        connections.close()
+
+
+def answer_in_html(server: socket.socket) -> None:
+    """Answer one connection as what stands before a gateway that is away may do."""
+    accepted, _ = server.accept()
+    with accepted:
+        accepted.settimeout(DEADLINE_S)
+        accepted.recv(100)
+        accepted.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_gateway_in_whose_place_something_else_answered_is_asked_again() -> None:
+    with socket.create_server((HERE, 0)) as server:
+        server.settimeout(DEADLINE_S)
+        place = Address(HERE, server.getsockname()[1])
+        connections = Connections([place], Timeouts(call_s=5, connect_s=DEADLINE_S, idle_s=30))
+        connections.discard(connections.take(), failed=True)
+        server.accept()[0].close()  # That one; the next is the question whether it is well.
+        answer_in_html(server)
+    with serving(place.port):
+        connections.discard(connections.take(), failed=False)
+    connections.close()
+
+
+def test_where_no_thread_can_ask_a_gateway_calls_do(
+    connections: Connections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    failed = connections.take()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    connections.discard(failed, failed=True)
+    monkeypatch.undo()
+    assert not failed.gateway.suspect, "nobody would ever find that it is back"

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -120,6 +121,15 @@ async def test_a_request_that_the_socket_can_not_hold_is_sent_whole(
     assert arrived == request
     theirs.sendall(ANSWERS["put"])
     assert await asyncio.wait_for(ended, DEADLINE_S) == ANSWERS["put"]
+
+
+async def test_an_answer_to_half_a_request_is_none(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = pair
+    ended = await exchanged(ours, bytes(1 << 22), DEADLINE_S)
+    theirs.sendall(ANSWERS["put"])
+    assert isinstance(await asyncio.wait_for(ended, DEADLINE_S), AnswerCut)
 
 
 async def test_the_end_of_the_stream_ends_it(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -321,3 +331,63 @@ async def test_closing_ends_a_call_that_is_never_answered() -> None:
                 with pytest.raises(CellsError) as caught:
                     await asking
         assert not isinstance(caught.value, CellsRefused)
+
+
+async def test_a_connection_that_never_lasts_is_not_waited_for_for_ever(served: Served) -> None:
+    gateway = Gateways([served.address], call_s=0.1, idle_s=0.0)
+    async with asyncio.timeout(DEADLINE_S):
+        with pytest.raises(CellsRefused, match="end before they are used"):
+            await ask(gateway)
+        await gateway.close()
+
+
+async def test_what_is_no_answer_is_unknown_in_a_thread_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(DEADLINE_S)
+        gateway = Gateways([Address("127.0.0.1", server.getsockname()[1])])
+
+        def answer_in_html() -> None:
+            accepted, _ = server.accept()
+            with accepted:
+                accepted.recv(100)
+                accepted.sendall(b"HTTP/1.1 503 Service Unavailable\r\n\r\n")
+
+        answering = asyncio.create_task(asyncio.to_thread(answer_in_html))
+        with pytest.raises(CellsError) as caught:
+            await gateway.call("ask", lambda client: client.getThriftServerType())
+        assert not isinstance(caught.value, CellsRefused)
+        await answering
+        await gateway.close()
+
+
+async def test_where_no_thread_is_to_be_had_nothing_is_sent(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    gateway = Gateways([served.address], connections_max=1)
+    asked = []
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    for _ in range(2):  # The first gives its turn back.
+        with pytest.raises(CellsRefused, match="can't start"):
+            await gateway.call("ask", asked.append)
+    monkeypatch.undo()
+    assert await ask(gateway)
+    assert asked == [], "what was refused is not done later"
+    await gateway.close()
+    with pytest.raises(CellsRefused):
+        await gateway.call("ask", asked.append)
+
+
+async def test_a_call_is_answered_whatever_goes_wrong_with_its_end(
+    served: Served, gateway: Gateways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(gateway, "_tell", fail)
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: None)
+    asking = asyncio.ensure_future(ask(gateway, b"error"))
+    assert await asyncio.wait({asking}, timeout=DEADLINE_S) == ({asking}, set())
+    assert asking.exception() is not None
