@@ -239,6 +239,7 @@ async def roll(cluster: LocalCluster, rounds: int, between: int) -> ClusterLoad:
         await asyncio.gather(*running)
         print(f"{rate:.0f} requests/s over {took_s:.0f} s")  # noqa: T201  Asked for.
     assert work.counts["fail"] == work.counts["unknown"] == 0, work.errors
+    assert work.unread == []
     assert [one.unanswered for one in plain] == [[]] * len(plain)
     assert [one.refused for one in plain] == [[]] * len(plain)
     return work

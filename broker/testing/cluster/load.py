@@ -35,6 +35,9 @@ from broker.testing.workloads.real import RealStage
 DEADLINE_S: Final = 60.0
 PUBLISHING: Final = (publishers.single, publishers.keyed, publishers.forwarded)
 READING: Final = (readers.waiting, readers.paging, readers.streaming)
+READERS: Final = {kind.__name__ for kind in READING}
+ENDED: Final = asyncio.CancelledError.__name__
+"""How the last call of a reader ends."""
 SCALE: Final = replace(
     REAL,
     consumers=len(READING),
@@ -92,6 +95,7 @@ class ClusterLoad:
         answered: How many operations of any kind succeeded, of others in the history too.
         counts: Publishes of this load by outcome: ok, fail, unknown.
         errors: Why some were not acknowledged.
+        unread: Why readers had to ask again, other than that they were to end.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class ClusterLoad:
         self.answered = 0
         self.counts = {"ok": 0, "fail": 0, "unknown": 0}
         self.errors: list[str] = []
+        self.unread: list[str] = []
         scale = replace(SCALE, publishers=publishers, deadline_s=deadline_s, pause_s=pause_s)
         self._stage = RealStage(urls, seed=SEED, scale=scale, history=self.history)
         self._workload = _OnTopics(topics)
@@ -122,10 +127,12 @@ class ClusterLoad:
         self.answered += event.type == "ok"
         if self._silence is not None:
             self._silence.reschedule(asyncio.get_running_loop().time() + DEADLINE_S)
-        kind = event.process.partition("-")[0]
-        if event.op != "publish" or event.type == "invoke":
+        if event.type == "invoke":
             return
-        if kind in {kind.__name__ for kind in PUBLISHING}:
+        kind = event.process.partition("-")[0]
+        if kind in READERS and event.type != "ok" and event.value["why"] != ENDED:
+            self.unread.append(f"{event.process}: {event.value['why']}")
+        if event.op == "publish" and kind in {kind.__name__ for kind in PUBLISHING}:
             self.counts[event.type] += 1
             if event.type != "ok":
                 self.errors.append(event.value["why"])

@@ -23,7 +23,7 @@ from typing import Final, TypeVar
 
 from broker.client import BrokerError, Message, TailOptions
 from broker.model import MessageId
-from broker.testing.workloads.process import Process, Target
+from broker.testing.workloads.process import Process, Target, note
 from broker.testing.workloads.stage import Stage
 
 AGAIN: Final = 0.05
@@ -111,16 +111,24 @@ async def _follow(
     while True:
         seen: list[Message] = []
         asked = process.read_asked(target, place, cursor=cursor)
+        broken: BrokerError | None = None
         with suppress(BrokerError):
             async with aclosing(pages(place)) as coming:
                 with process.asking("read", target.id, asked) as ending:
                     try:
                         for _ in range(process.stage.chance.randint(1, SESSION_MAX)):
                             seen += await anext(coming)
+                    except BrokerError as error:
+                        broken = error
+                        raise
                     finally:
                         if seen:
                             process.read_told(ending, seen)
         place = seen[-1].id if seen else place
+        if seen and broken is not None:
+            # What was to come after these was asked for, too.
+            asked = process.read_asked(target, place, cursor=cursor)
+            note(process.stage.history.invoke(process.name, "read", str(target.id), asked), broken)
         await process.pause()
 
 
