@@ -2,10 +2,20 @@
 
 ::
 
-    id: 0000019aa4…                    one event is one message; its id is the message's, so that a
+    id: 0000019aa4…                    an id without an event: what the stream begins behind
+    : default:t                        a comment: the stream is there
+    id: 0000019aa5…                    one event is one message; its id is the message's, so that a
     data: {"id":"…","payload":"…"}     client that comes back with Last-Event-ID goes on exactly
                                        behind it
     : keep-alive                       a comment, when there was nothing for a while
+
+An id without an event shows nothing, and is sent back all the same: whoever follows from ``now`` on and
+loses the stream before its first event finds what was published meanwhile. For a topic that was empty it
+is an id below all others. It comes before everything else, also before the comment: a client that came
+to the wrong node takes it along to the right one, and need not wait for it where none is sent.
+
+In a cluster the head names the node that leads the topic (``Broker-Leader``): what another node serves is
+forwarded page by page, for as long as the stream lives.
 
 A stream reads as a consumer without a transaction does, page after page, each from the last id sent.
 It ends after a whole event: when the client goes, when the node drains, when the topic is deleted.
@@ -19,19 +29,24 @@ from typing import Protocol
 
 import orjson
 
+from broker.api.leadership import epoch_of
 from broker.api.payloads import shown
-from broker.api.replies import EVENTS, Answer, Stream
+from broker.api.replies import EVENTS, Answer, Headers, Stream
 from broker.api.request import Request
+from broker.api.routed import BROKER_LEADER
 from broker.api.times import parse_place
 from broker.api.waiting import unless_abandoned
 from broker.errors import TopicNotFound
-from broker.model import Message, Poll, TopicId, message_id_from_hex
+from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId, message_id_from_hex
+from broker.routing.calls import LeaderSeen
 from broker.topics.browse import BrowseQuery
 from broker.topics.service import Topics
 
 KEEP_ALIVE_S = 15.0
 PAGE_MESSAGES = 500
 CHUNK_BYTES = 64 * 1024
+BEFORE_ALL: MessageId = bytes(MESSAGE_ID_BYTES)
+"""An id that no message has, and that is below all that have one."""
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -70,7 +85,18 @@ class Events:
         await self._topics.get(request.topic)
         poll = await self._start(request)
         chunks = self._chunks(request, poll, request.abandoned())
-        return Stream(chunks, EVENTS, (("Cache-Control", "no-store"),), compressible=False)
+        headers = (("Cache-Control", "no-store"), *self._leader(request.topic))
+        return Stream(chunks, EVENTS, headers, compressible=False)
+
+    def _leader(self, topic: TopicId) -> Headers:
+        """Return the header that names who should lead; none if nobody may, or this node stands alone."""
+        place = self._topics.around.tenure.place(topic)
+        if place.node is None:
+            return ()
+        # That of another node is not known; a log that is still here, to be handed over, is of an old one.
+        epoch = epoch_of(self._topics, topic) if place.here else None
+        seen = LeaderSeen(place.node.url, place.node.instance, epoch)
+        return ((BROKER_LEADER, seen.format()),)
 
     async def _start(self, request: Request) -> Poll:
         last = request.headers.get("Last-Event-ID")
@@ -86,14 +112,13 @@ class Events:
 
     async def _from_now(self, topic: TopicId) -> Poll:
         newest = await self._topics.browse(topic, BrowseQuery(None, None, 1, True, None))
-        if not newest.entries:
-            return Poll(limit=PAGE_MESSAGES)
-        return Poll(newest.entries[0].id, inclusive=False, limit=PAGE_MESSAGES)
+        last = newest.entries[0].id if newest.entries else BEFORE_ALL
+        return Poll(last, inclusive=False, limit=PAGE_MESSAGES)
 
     async def _chunks(
         self, request: Request, poll: Poll, abandoned: asyncio.Future[None]
     ) -> AsyncGenerator[bytes, None]:
-        yield f": {request.topic}\n\n".encode("ascii")
+        yield _opening(request.topic, poll)
         while not abandoned.done():
             try:
                 page = await self._poll(request, poll, self._keep_alive_s)
@@ -111,6 +136,12 @@ class Events:
                     poll = Poll(messages[-1].id, inclusive=False, limit=PAGE_MESSAGES)
             if poll is before and not abandoned.done():
                 yield _KEEP_ALIVE
+
+
+def _opening(topic: TopicId, poll: Poll) -> bytes:
+    """Return what a stream begins with: the id behind which it does, if it is one, and a comment."""
+    told = f"id: {poll.start.hex()}\n\n" if isinstance(poll.start, bytes) else ""
+    return f"{told}: {topic}\n\n".encode("ascii")
 
 
 def _event_chunks(messages: list[Message]) -> list[bytes]:

@@ -226,7 +226,12 @@ OPERATIONS: Final[dict[str, Spec]] = {
             _query("from", f"{_PLACE}; an id is exclusive. Or `now`. Absent: the oldest.", STRING),
             _header("Last-Event-ID", "Resume behind this message; wins over `from`.", STRING),
         ],
-        "responses": {"200": _ok("Events whose data is an Event.", (EVENTS, STRING))},
+        "responses": {
+            "200": _ok(
+                "Events whose data is an Event; before them, without one, the id to resume behind.",
+                (EVENTS, STRING),
+            )
+        },
         "errors": ("404",),
     },
     "leader": {

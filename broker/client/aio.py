@@ -364,7 +364,8 @@ class Client:
 
         Args:
             topic: where from.
-            start: the id of the last message seen; ``"now"`` for new messages only; None for all.
+            start: the id of the last message seen; ``"now"`` for new messages only, of which none is
+                lost when the stream has to be resumed; None for all.
         """
         source = subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
         return subscriber.events(source, start)

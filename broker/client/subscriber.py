@@ -35,6 +35,9 @@ from broker.client.transport import StreamedReply
 from broker.errors import BrokerError, UnavailableError
 from broker.model import Message, MessageId, Poll, TopicId, message_id_from_hex
 
+NOW: Final = "now"
+"""Where a stream of events starts that shows new messages only."""
+
 SILENCE_S: Final = 30.0
 """How long a stream of events may be silent before it is given up; the broker sends comments."""
 
@@ -133,45 +136,63 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
 
 
 async def events(source: Source, start: MessageId | str | None) -> AsyncGenerator[Message]:
-    """Give messages from the broker's stream of events, resumed by ``Last-Event-ID``."""
+    """Give messages from the broker's stream of events, resumed by ``Last-Event-ID``.
+
+    The broker says before the first message behind which id the stream begins, so that ``now`` stays the
+    same moment however often the stream has to be resumed.
+    """
     patience = _Patience(source.retrier, None)
     place, last = _event_start(start), None
-    direct = False
+    leaving = False
     while True:
         request = protocol.events(source.topic, start=place, last_event_id=last)
         try:
-            async with source.stream(request, SILENCE_S) as reply:
-                if reply.forwarded and not direct:
-                    direct = True  # Where the leader can't be reached, a detour will do.
+            async with (
+                source.stream(request, SILENCE_S) as reply,
+                aclosing(_event_blocks(reply.chunks)) as blocks,
+            ):
+                # Where the leader can't be reached, a detour will do.
+                leaving = reply.forwarded and not leaving
+                if leaving and place != NOW:
                     continue
-                direct = False
-                async for data in _event_data(reply.chunks):
-                    message = Message(*protocol.event_message(data))
-                    last, place = message.id.hex(), None
-                    patience.succeeded()
-                    yield message
+                async for identifier, data in blocks:
+                    if data:
+                        message = Message(*protocol.event_message(data))
+                        last, place = message.id.hex(), None
+                        patience.succeeded()
+                        yield message
+                    elif identifier:
+                        last, place = identifier, None
+                    if leaving:
+                        break  # Where this stream began is known now, if the broker tells it at all.
         except UnavailableError as error:
             await patience.failed(error)
         else:
-            await source.retrier.pause(source.retrier.pause_s(UnavailableError(""), 1))
+            if not leaving:
+                await source.retrier.pause(source.retrier.pause_s(UnavailableError(""), 1))
 
 
 def _event_start(start: MessageId | str | None) -> str | None:
     if isinstance(start, bytes):
         return start.hex()
-    if start is None or start == "now":
+    if start is None or start == NOW:
         return start
     return message_id_from_hex(start).hex()
 
 
-async def _event_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
-    """Give the data of each whole event; comments and a last incomplete event are left out."""
-    rest, data = b"", b""
+async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str]]:
+    """Give the id and the data of what stands before each empty line, of a comment neither.
+
+    What is incomplete at the end is left out.
+    """
+    rest, identifier, data = b"", b"", b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 data = line[5:].strip()
-            elif not line.strip() and data:
-                yield data.decode()
-                data = b""
+            elif line.startswith(b"id:"):
+                identifier = line[3:].strip()
+            elif not line.strip():
+                yield identifier.decode(), data.decode()
+                identifier, data = b"", b""

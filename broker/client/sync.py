@@ -22,7 +22,7 @@ import ssl
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import closing
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 
 from typing_extensions import override
 
@@ -36,6 +36,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 A_co = TypeVar("A_co", covariant=True)
 
+ENDING_S: Final = 1.0
+"""How long calls may take to end once the client is closed."""
+
 
 class _LoopThread:
     """An event loop in a daemon thread, and the client that lives on it."""
@@ -43,19 +46,35 @@ class _LoopThread:
     def __init__(self, settings: Settings, tls: ssl.SSLContext | None) -> None:
         self.process_id = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="broker-client", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="broker-client", daemon=True)
         self._thread.start()
         self.client = self.submit(_make(settings, tls)).result()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
+    def _run(self) -> None:
+        self._loop.run_forever()
+        self._loop.run_until_complete(_end_others())
+
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_others() -> None:
+    """Let every other task of the loop end: somebody in another thread may wait for it.
+
+    The calls of a closed client end by themselves, which takes a few turns. What is late is cancelled.
+    """
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        _, late = await asyncio.wait(others, timeout=ENDING_S)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late, timeout=ENDING_S)
 
 
 async def _make(settings: Settings, tls: ssl.SSLContext | None) -> Client:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -30,7 +31,9 @@ from broker.model import TopicId
 T = TypeVar("T")
 
 OTHERS_CONNECT_S_MAX: Final = 3.0
-"""How long an attempt to connect may take while there is another node to try."""
+OTHERS_CONNECT_SHARE: Final = 0.25
+"""How long an attempt to connect may take while there is another node to try: in seconds, and as a part
+of the deadline, so that half of it, which is all that some attempts have, is enough for two nodes."""
 
 
 DEADLINE_S: Final = Settings().deadline_s
@@ -59,12 +62,12 @@ class Transport(Protocol):
     """What carries requests. Every method raises Unavailable or OutcomeUnknown, nothing else."""
 
     async def send(self, request: Request, timeout_s: float) -> Reply:
-        """Send a write and return the whole answer."""
+        """Send a write and return the whole answer; ``timeout_s`` is for all that this takes."""
 
     def stream(
         self, request: Request, timeout_s: float
     ) -> AbstractAsyncContextManager[StreamedReply]:
-        """Send a read; ``timeout_s`` bounds each silence, not the whole."""
+        """Send a read; ``timeout_s`` is until its answer begins, and then for each silence."""
 
     async def connect(self, topic: TopicId | None) -> Connection:
         """Open a connection for somebody's own use, to the node to ask about a topic."""
@@ -97,6 +100,8 @@ class HttpTransport:
         self._busy: dict[Connection, None] = {}
         self._slots = asyncio.Semaphore(settings.connections_max)
         self._session: aiohttp.ClientSession | None = None
+        self._answers: set[aiohttp.ClientResponse] = set()
+        """Those that are being read."""
         self._closed = False
 
     async def connect(self, topic: TopicId | None) -> Connection:
@@ -139,38 +144,58 @@ class HttpTransport:
         return {"Request-Timeout": f"{min(REQUEST_TIMEOUT_S_MAX, 0.9 * deadline_s):g}"}
 
     async def _anywhere(
-        self, topic: TopicId | None, attempt: Callable[[str, float], Awaitable[T]]
+        self,
+        topic: TopicId | None,
+        attempt: Callable[[str, float], Awaitable[T]],
+        ends: float = math.inf,
     ) -> T:
-        """Call ``attempt`` with the best address, then with others while it can't be reached."""
+        """Call ``attempt`` with the best address, then with others while it can't be reached.
+
+        It is given how long it may connect. When the time is ``ends``, no other node is tried.
+        """
         tried: list[str] = []
         url = self._nodes.place(topic, _now())
         timeout_s = self._settings.connect_timeout_s
+        share_s = OTHERS_CONNECT_SHARE * self._settings.deadline_s
+        others_s = min(timeout_s, OTHERS_CONNECT_S_MAX, share_s)
         while True:
             assert url is not None, "there is always a first address"
             tried.append(url)
             following = self._nodes.place(topic, _now(), tried)
             last = following is None
             try:
-                return await attempt(
-                    url, timeout_s if last else min(timeout_s, OTHERS_CONNECT_S_MAX)
-                )
+                return await attempt(url, timeout_s if last else others_s)
             except Unavailable:
                 self._nodes.lost(url, _now())
-                if last:
+                if last or _now() >= ends:
                     raise
             url = following
 
     async def send(self, request: Request, timeout_s: float) -> Reply:
         """Send a write on an idle connection, or on a new one."""
-        async with self._slots:
-            connection = self._take_idle(request.topic) or await self.connect(request.topic)
-            self._busy[connection] = None
-            try:
-                return await connection.send(request, timeout_s)
-            finally:
-                self._busy.pop(connection, None)
-                if connection.usable:
-                    self._idle.append(connection)
+        ends = _now() + timeout_s
+        connection = await self._take(request.topic, ends)
+        self._busy[connection] = None
+        try:
+            return await connection.send(request, ends - _now())
+        finally:
+            self._busy.pop(connection, None)
+            if connection.usable:
+                self._idle.append(connection)
+            self._slots.release()
+
+    async def _take(self, topic: TopicId | None, ends: float) -> Connection:
+        """Take a slot, and a connection for it, idle or new. Raises Unavailable, also if it is late."""
+        try:
+            async with asyncio.timeout_at(ends):
+                await self._slots.acquire()
+                try:
+                    return self._take_idle(topic) or await self.connect(topic)
+                except BaseException:
+                    self._slots.release()
+                    raise
+        except TimeoutError as error:
+            raise outcomes.never_sent("no connection was to be had in time") from error
 
     def _take_idle(self, topic: TopicId | None) -> Connection | None:
         """Return the connection to the right node used last; close those idle for too long."""
@@ -197,12 +222,16 @@ class HttpTransport:
     @asynccontextmanager
     async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
         """Send a read and give its answer piece by piece."""
+        ends = _now() + timeout_s  # For all nodes together that are asked until one answers.
 
         async def begin(url: str, connect_s: float) -> tuple[str, aiohttp.ClientResponse]:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=timeout_s)
-            return url, await self._begin(url, request, timeout)
+            with _read_errors(request):
+                async with asyncio.timeout_at(ends):
+                    return url, await self._begin(url, request, timeout)
 
-        url, response = await self._anywhere(request.topic, begin)
+        url, response = await self._anywhere(request.topic, begin, ends)
+        self._answers.add(response)
         try:
             headers = {name.lower(): value for name, value in response.headers.items()}
             note_reply(self._nodes, url, request, response.status, headers)
@@ -210,12 +239,13 @@ class HttpTransport:
             forwarded = self._nodes.place(request.topic, _now()) != url
             yield StreamedReply(response.status, headers, chunks, forwarded)
         finally:
+            self._answers.discard(response)
             response.close()  # No effect on the connection of an answer that was read to its end.
 
     async def _begin(
         self, url: str, request: Request, timeout: aiohttp.ClientTimeout
     ) -> aiohttp.ClientResponse:
-        with _read_errors(request):
+        try:
             return await self._reading().request(
                 request.method,
                 URL(f"{url}{request.path}", encoded=True),
@@ -224,6 +254,12 @@ class HttpTransport:
                 timeout=timeout,
                 allow_redirects=False,
             )
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            # Nobody cancelled this call: so a close ends those who wait for one of its connections.
+            raise outcomes.never_sent("the client was closed") from error
 
     async def _chunks(
         self, url: str, response: aiohttp.ClientResponse, request: Request
@@ -261,6 +297,10 @@ class HttpTransport:
         for connection in [*self._idle, *self._busy]:
             connection.close()
         self._idle.clear()
+        for answer in self._answers:
+            # Closing the session wakes nobody who reads. What has arrived whole is read to its end.
+            if not answer.content.is_eof():
+                answer.content.set_exception(aiohttp.ClientConnectionError("the client was closed"))
         if self._session is not None:
             await self._session.close()
             self._session = None

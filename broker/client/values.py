@@ -103,7 +103,8 @@ class Settings:
             addresses can't be reached.
         namespace: the namespace of topics that are named without one.
         headers: sent with every request.
-        deadline_s: how long a call may take in all, its retries included.
+        deadline_s: how long a call may take in all, its retries included, and what it waits for a
+            connection. A poll's own wait comes on top; an answer that is arriving is read to its end.
         connect_timeout_s: how long one attempt to connect may take.
         retry_delay_min_s: the first pause before a retry; it doubles up to ``retry_delay_max_s``
             and is jittered. What the broker asks for (``Retry-After``) comes first.

@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 from multidict import CIMultiDict
@@ -8,16 +9,21 @@ from multidict import CIMultiDict
 from broker.api.events import Events
 from broker.api.replies import Stream
 from broker.api.request import Names, Request
+from broker.client import Client, Settings
+from broker.client.transport import HttpTransport
+from broker.coordination.ports import NodeInfo
+from broker.leading.tenure import HERE, Everything, Place
 from broker.model import TopicId
-from broker.testing.serving import Broker, topic_path
+from broker.testing.ring import TOPIC, ring_of
+from broker.testing.serving import Broker, eventually, topic_path
 
 EVENTS = topic_path("t", "events")
+TEXT = {"Content-Type": "text/plain"}
 
 
 async def publish(broker: Broker, *payloads: str) -> None:
     for payload in payloads:
-        headers = {"Content-Type": "text/plain"}
-        await broker.call("POST", topic_path("t", "publish"), payload.encode(), headers)
+        await broker.call("POST", topic_path("t", "publish"), payload.encode(), TEXT)
 
 
 async def events(
@@ -30,8 +36,8 @@ async def events(
     try:
         async for chunk in answer.chunks:
             for event in chunk.decode().strip().split("\n\n"):
-                if not event.startswith(":"):
-                    identifier, data = event.split("\n")
+                identifier, _, data = event.partition("\n")
+                if data:
                     value = json.loads(data.removeprefix("data: "))
                     assert identifier == f"id: {value['id']}"
                     yield value
@@ -71,6 +77,91 @@ async def test_from_now_shows_only_what_is_new(broker: Broker) -> None:
     await broker.someone_waits()
     await publish(broker, "new")
     assert [e["payload"] for e in await waiting] == ["new"]
+
+
+async def opening(broker: Broker, query: str = "", headers: dict[str, str] | None = None) -> str:
+    """Return what a stream begins with, and end it."""
+    answer = await broker.dispatch.call("GET", EVENTS + query, CIMultiDict(headers or {}))
+    assert isinstance(answer, Stream), answer
+    try:
+        return (await anext(answer.chunks)).decode()
+    finally:
+        await answer.chunks.aclose()
+
+
+@pytest.mark.parametrize("before", [[], ["1", "2"]])
+async def test_from_now_on_nothing_is_lost_between_a_stream_without_events_and_the_next(
+    broker: Broker, before: list[str]
+) -> None:
+    await publish(broker, *before)
+    identifier, *rest = (await opening(broker, "?from=now")).split("\n")
+    assert rest == ["", ": default:t", "", ""]
+    await publish(broker, "between")
+    # As a browser does: the same address, and the last id that it was told, with an event or without.
+    headers = {"Last-Event-ID": identifier.removeprefix("id: ")}
+    stream = events(broker, "?from=now", headers)
+    await publish(broker, "after")
+    assert [e["payload"] for e in await take(2, stream)] == ["between", "after"]
+
+
+async def test_a_stream_tells_first_behind_which_id_it_begins_if_it_is_one(broker: Broker) -> None:
+    await publish(broker, "1")
+    (event,) = await take(1, events(broker))
+    told = f"id: {event['id']}\n\n: default:t\n\n"
+    assert await opening(broker, "?from=now") == told
+    assert await opening(broker, f"?from={event['id']}") == told
+    assert await opening(broker, "", {"Last-Event-ID": str(event["id"])}) == told
+    assert await opening(broker) == ": default:t\n\n"
+    assert await opening(broker, "?from=1") == ": default:t\n\n"
+
+
+ELSEWHERE = NodeInfo(3, "life", "http://b:8083", "test", 1)
+
+
+class Decreed(Everything):
+    """Anybody may claim anything, whoever is said to lead."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def place(self, topic: TopicId) -> Place:
+        return self._place
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        (Place(here=True, node=ELSEWHERE), "http://b:8083;node=3;epoch=1"),
+        # The log is still here: its epoch is not that of the node that it is handed over to.
+        (Place(here=False, node=ELSEWHERE), "http://b:8083;node=3"),
+        (Place(here=False, node=None), None),
+        (HERE, None),
+    ],
+)
+async def test_the_head_tells_who_should_lead(
+    broker: Broker, place: Place, told: str | None
+) -> None:
+    await publish(broker, "1")
+    broker.topics.around.tenure = Decreed(place)
+    answer = await broker.dispatch.call("GET", EVENTS, CIMultiDict())
+    assert isinstance(answer, Stream)
+    assert dict(answer.headers).get("Broker-Leader") == told
+    await answer.chunks.aclose()
+
+
+async def test_a_client_that_only_follows_events_comes_to_the_leader() -> None:
+    async with ring_of(3) as ring:
+        leader, other = ring.nodes[0], ring.nodes[1]
+        assert (await leader.http("PUT", topic_path("t"))).status == 200
+        transport = HttpTransport(Settings(url=other.http.url))
+        client = Client(transport=transport)
+        async with client, aclosing(client.events(TOPIC, "now")) as stream:
+            waiting = asyncio.ensure_future(anext(stream))
+            await eventually(lambda: leader.topics.waiting_polls, lambda: "nobody waits there")
+            await leader.http("POST", topic_path("t", "publish"), b"1", TEXT)
+            async with asyncio.timeout(30):
+                assert (await waiting).payload == b"1"
+            assert [answer.url.port for answer in transport._answers] == [leader.http.port]
 
 
 async def test_a_time_is_inclusive(broker: Broker) -> None:

@@ -145,22 +145,94 @@ async def test_events_are_resumed_by_the_last_id_and_half_an_event_is_none(make_
     assert "from" not in second.path
 
 
-async def test_events_that_would_take_a_detour_are_asked_for_once_more():
-    detours = iter([True, False, True, True])
-    streams = []
+BEGIN = message(7).id.hex()
+SILENCE = None
+OPENING = f"id: {BEGIN}\n\n: ns1:t1\n\n".encode()
 
-    async def events_of(number):
-        data = json.dumps({"id": message(number).id.hex(), "payload": str(number)})
-        yield f"data: {data}\n\n".encode()
+
+def asked_from(request):
+    """Return where a stream of events shall begin: its ``from``, and the last id that was seen."""
+    return request.path.partition("?from=")[2], request.headers.get("Last-Event-ID")
+
+
+@pytest.mark.parametrize("size", [1, 2, len(OPENING)])
+async def test_events_from_now_go_on_where_a_stream_began_that_had_none(
+    make_client, transport, size
+):
+    pieces = [OPENING[at : at + size] for at in range(0, len(OPENING), size)]
+    answers = iter([pieces, [b": keep-alive\n\n", Unavailable("lost")], [event(8)]])
+    transport.answer = lambda _: next(answers)
+    async with make_client() as client:
+        assert await take(client.events("ns1/t1", "now"), 1) == [message(8)]
+    assert [asked_from(request) for request in transport.requests] == [
+        ("now", None),
+        ("", BEGIN),
+        ("", BEGIN),
+    ]
+
+
+async def test_half_an_id_is_none(make_client, transport):
+    answers = iter([[OPENING.partition(b"\n\n")[0]], [event(8)]])
+    transport.answer = lambda _: next(answers)
+    async with make_client() as client:
+        assert await take(client.events("ns1/t1", "now"), 1) == [message(8)]
+    assert [asked_from(request) for request in transport.requests] == [("now", None)] * 2
+
+
+async def test_a_broker_that_does_not_tell_where_events_begin_is_asked_from_now_on_again(
+    make_client, transport
+):
+    answers = iter([[b": ns1:t1\n\n"], [b": ns1:t1\n\n" + event(8)]])
+    transport.answer = lambda _: next(answers)
+    async with make_client() as client:
+        assert await take(client.events("ns1/t1", "now"), 1) == [message(8)]
+    assert [asked_from(request) for request in transport.requests] == [("now", None)] * 2
+
+
+class Detours:
+    """Streams of events, each with whether it comes by way of another node, and its chunks."""
+
+    def __init__(self, *streams):
+        self.requests = []
+        self._streams = iter(streams)
+
+    def events(self, start):
+        settings = Settings(retry_delay_min_s=0.0, retry_delay_max_s=0.0)
+        source = subscriber.Source(TopicId("ns1", "t1"), self._stream, Retrier(settings))
+        return subscriber.events(source, start)
 
     @asynccontextmanager
-    async def stream(request, timeout_s):
-        forwarded = next(detours)
-        streams.append(forwarded)
-        yield StreamedReply(200, {}, events_of(len(streams)), forwarded)
+    async def _stream(self, request, timeout_s):
+        self.requests.append(request)
+        forwarded, chunks = next(self._streams)
+        yield StreamedReply(200, {}, chunks_of(chunks), forwarded)
 
-    settings = Settings(retry_delay_min_s=0.0, retry_delay_max_s=0.0)
-    source = subscriber.Source(TopicId("ns1", "t1"), stream, Retrier(settings))
-    found = await take(subscriber.events(source, None), 2)
-    assert [received.payload for received in found] == [b"2", b"4"]
-    assert streams == [True, False, True, True]
+
+async def chunks_of(chunks):
+    for chunk in chunks:
+        if chunk is SILENCE:
+            await asyncio.Event().wait()
+        yield chunk
+
+
+async def test_events_that_would_take_a_detour_are_asked_for_once_more():
+    detours = Detours((True, [SILENCE]), (False, [event(2)]), (True, [SILENCE]), (True, [event(4)]))
+    assert await take(detours.events(None), 2) == [message(2), message(4)]
+    assert len(detours.requests) == 4
+
+
+async def test_events_from_now_take_along_where_the_detour_began():
+    detours = Detours((True, [OPENING, event(8)]), (False, [event(8)]))
+    assert await take(detours.events("now"), 1) == [message(8)]
+    assert [asked_from(request) for request in detours.requests] == [("now", None), ("", BEGIN)]
+
+
+async def test_a_detour_that_does_not_tell_where_it_began_is_not_waited_for():
+    detours = Detours((True, [b": ns1:t1\n\n", SILENCE]), (False, [event(8)]))
+    assert await take(detours.events("now"), 1) == [message(8)]
+
+
+async def test_an_event_that_came_by_a_detour_is_not_lost():
+    detours = Detours((True, [event(7), event(8)]), (False, [event(8)]))
+    assert await take(detours.events("now"), 2) == [message(7), message(8)]
+    assert [asked_from(request) for request in detours.requests] == [("now", None), ("", BEGIN)]

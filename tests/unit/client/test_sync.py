@@ -1,10 +1,11 @@
+import asyncio
 import inspect
 import pickle
 import signal
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -18,6 +19,7 @@ from broker.client import (
     TailOptions,
     TransactionPublisher,
     Unavailable,
+    sync,
 )
 from broker.model import Message
 from broker.wire import avro, blocks
@@ -26,13 +28,25 @@ MESSAGES = [Message(bytes([0] * 7 + [i]) + bytes(12), b"%d" % i) for i in range(
 
 
 class Broker(BaseHTTPRequestHandler):
-    """Answers polls with five messages in pages, and everything else with an empty 200."""
+    """Answers polls with five messages in pages, and everything else with an empty 200.
+
+    Of its answer to a poll of ``endless`` only the beginning comes.
+    """
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         answer = b""
+        if "/endless" in self.path:
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            self.wfile.write(b"\x02")
+            self.server.began.set()
+            self.rfile.read(1)  # Until the client hangs up.
+            self.close_connection = True
+            return
         if "/publish" in self.path and avro.decode_publish_request(body, messages_max=9).pointer:
             answer = self.path.encode()
         if "/poll" in self.path:
@@ -49,15 +63,21 @@ class Broker(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def url():
+def server():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Broker)
     server.daemon_threads = True
+    server.began = threading.Event()
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
+    yield server
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def url(server):
+    return f"http://127.0.0.1:{server.server_port}"
 
 
 def test_calls_block_until_they_are_answered(url):
@@ -125,6 +145,51 @@ def test_a_tail_that_was_not_left_does_not_hinder_the_close(url):
         tail = client.tail("ns1/t1", options=TailOptions(page_messages_max=2))
         next(tail)
     tail.close()
+
+
+class Caller:
+    """A call in a thread of its own, which the end of the tests does not wait for."""
+
+    def __init__(self, call):
+        self._call = call
+        self._error = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self._call()
+        except (Unavailable, CancelledError) as error:
+            self._error = error
+
+    def error(self):
+        """Return what the call has raised, once it has ended."""
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the call has not ended"
+        return self._error
+
+
+def test_a_close_ends_a_call_whose_answer_is_arriving(server, url):
+    client = SyncClient(url, deadline_s=60)
+    calling = Caller(lambda: client.poll("ns1/endless"))
+    assert server.began.wait(20)
+    client.close()
+    assert isinstance(calling.error(), Unavailable)
+
+
+def test_a_close_cancels_what_does_not_end_by_it(url, monkeypatch):
+    monkeypatch.setattr(sync, "ENDING_S", 0.01)
+    began = threading.Event()
+
+    async def for_ever():
+        began.set()
+        await asyncio.Event().wait()
+
+    client = SyncClient(url)
+    calling = Caller(lambda: client._wait(for_ever()))
+    assert began.wait(20)
+    client.close()
+    assert isinstance(calling.error(), CancelledError)
 
 
 def test_publishing_later_gives_a_future(url):

@@ -2,7 +2,10 @@ import asyncio
 
 import pytest
 
-from broker.client import Settings, protocol
+from broker import net
+from broker.client import Client, Settings, protocol
+from broker.client.connection import Connection
+from broker.client.leaders import Nodes
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import Poll, TopicId
@@ -20,8 +23,21 @@ async def transport(raw_broker):
     await transport.close()
 
 
+@pytest.fixture
+async def silence():
+    """An answer that never comes."""
+    over = asyncio.Event()
+
+    async def answer():
+        await over.wait()
+        return b""
+
+    yield answer
+    over.set()
+
+
 async def whole(transport, request):
-    async with transport.stream(request, 5) as reply:
+    async with transport.stream(request, 60) as reply:
         return reply.status, b"".join([chunk async for chunk in reply.chunks])
 
 
@@ -98,6 +114,57 @@ async def test_a_read_of_a_client_that_is_closed_meanwhile_is_unavailable(transp
             await anext(chunks)
 
 
+async def test_a_close_wakes_who_reads_an_answer(transport, raw_broker):
+    raw_broker.answers.append(CHUNKED)
+    arrived = asyncio.Event()
+
+    async def follow():
+        async with transport.stream(POLL, 60) as reply:
+            async for _ in reply.chunks:
+                arrived.set()  # And waits for the next piece in the same turn.
+
+    following = asyncio.create_task(follow())
+    async with asyncio.timeout(10):
+        await arrived.wait()
+        await transport.close()
+        with pytest.raises(Unavailable, match="the client was closed"):
+            await following
+
+
+async def test_an_answer_that_has_arrived_whole_is_read_after_a_close(transport, raw_broker):
+    raw_broker.answers.append(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc")
+    async with transport.stream(POLL, 5) as reply:
+        await transport.close()
+        assert [chunk async for chunk in reply.chunks] == [b"abc"]
+
+
+async def test_a_close_refuses_who_waits_for_a_connection_to_read_on(raw_broker, silence):
+    transport = HttpTransport(Settings(url=raw_broker.url, connections_max=1))
+    raw_broker.answers.append(silence)
+    reading = asyncio.create_task(whole(transport, POLL))
+    await raw_broker.wait_for(1)
+    # In this order: the second has come to wait when the close begins.
+    error, _ = await asyncio.gather(
+        whole(transport, POLL), transport.close(), return_exceptions=True
+    )
+    assert isinstance(error, Unavailable)
+    with pytest.raises(Unavailable):
+        await reading
+
+
+async def test_a_read_that_is_cancelled_stays_cancelled_while_the_client_closes(
+    raw_broker, silence
+):
+    transport = HttpTransport(Settings(url=raw_broker.url))
+    raw_broker.answers.append(silence)
+    reading = asyncio.create_task(whole(transport, POLL))
+    await raw_broker.wait_for(1)
+    reading.cancel()
+    await transport.close()
+    await asyncio.wait({reading})
+    assert reading.cancelled()
+
+
 async def test_a_read_without_an_answer_is_unavailable(transport, raw_broker):
     raw_broker.answers.append(None)
     with pytest.raises(Unavailable):
@@ -110,20 +177,13 @@ async def test_an_error_of_the_reader_stays_what_it_is(transport):
             raise TimeoutError("mine")
 
 
-async def test_a_close_ends_what_is_under_way(transport, raw_broker):
-    never = asyncio.Event()
-
-    async def silence():
-        await never.wait()
-        return b""
-
+async def test_a_close_ends_what_is_under_way(transport, raw_broker, silence):
     raw_broker.answers.append(silence)
     sending = asyncio.create_task(transport.send(PUBLISH, 60))
     await raw_broker.wait_for(1)
     await transport.close()
     with pytest.raises(OutcomeUnknown):
         await sending
-    never.set()
 
 
 async def test_nothing_begins_once_a_close_has_begun(transport, raw_broker):
@@ -153,4 +213,119 @@ async def test_where_nobody_listens_nothing_is_sent(raw_broker):
         await transport.send(PUBLISH, 5)
     with pytest.raises(Unavailable):
         await whole(transport, POLL)
+    await transport.close()
+
+
+async def test_a_write_that_gets_no_connection_in_time_is_refused(raw_broker, silence):
+    transport = HttpTransport(Settings(url=raw_broker.url, connections_max=1))
+    raw_broker.answers.append(silence)
+    sending = asyncio.create_task(transport.send(PUBLISH, 60))
+    await raw_broker.wait_for(1)
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable, match="no connection was to be had in time") as error:
+            await transport.send(PUBLISH, 0.01)
+    assert error.value.outcome == "refused"
+    sending.cancel()
+    async with asyncio.timeout(
+        10
+    ):  # Who did not wait for it to the end has not taken the slot along.
+        assert (await transport.send(PUBLISH, 60)).status == 200
+    await transport.close()
+
+
+async def test_a_write_that_cannot_connect_in_time_is_refused_and_leaves_its_slot(monkeypatch):
+    tried = []
+
+    async def unreachable(*_):
+        tried.append(True)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(net, "open_connection", unreachable)
+    transport = HttpTransport(Settings(connect_timeout_s=60, connections_max=1))
+    for count in (1, 2):
+        async with asyncio.timeout(10):
+            with pytest.raises(Unavailable, match="no connection was to be had in time"):
+                await transport.send(PUBLISH, 0.01)
+        assert len(tried) == count
+    await transport.close()
+
+
+async def test_what_a_write_has_waited_is_taken_from_the_time_for_its_answer(
+    raw_broker, monkeypatch
+):
+    given, go_on = [], asyncio.Event()
+    send = Connection.send
+
+    async def noted(connection, request, timeout_s):
+        given.append(timeout_s)
+        return await send(connection, request, timeout_s)
+
+    async def held():
+        await go_on.wait()
+        return b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+    monkeypatch.setattr(Connection, "send", noted)
+    raw_broker.answers.append(held)
+    transport = HttpTransport(Settings(url=raw_broker.url, connections_max=1))
+    first = asyncio.create_task(transport.send(PUBLISH, 60))
+    await raw_broker.wait_for(1)
+    second = asyncio.create_task(transport.send(PUBLISH, 30))
+    go_on.set()
+    await asyncio.gather(first, second)
+    assert 0 < given[1] < 30
+    await transport.close()
+
+
+async def test_a_read_that_gets_no_connection_in_time_is_unavailable(raw_broker, silence):
+    transport = HttpTransport(Settings(url=raw_broker.url, connections_max=1))
+    raw_broker.answers.append(silence)
+    reading = asyncio.create_task(whole(transport, POLL))
+    await raw_broker.wait_for(1)
+    async with asyncio.timeout(10):
+        with pytest.raises(Unavailable):
+            async with transport.stream(POLL, 0.01):
+                pass
+    reading.cancel()
+    await transport.close()
+
+
+async def test_all_nodes_that_are_asked_for_an_answer_share_the_time(raw_broker, silence):
+    settings = Settings(url=",".join(f"{raw_broker.url}/{name}" for name in "abc"))
+    nodes = Nodes(settings.urls)
+    transport = HttpTransport(settings, nodes=nodes)
+    raw_broker.answers.extend([silence] * 3)
+    asked = nodes.place(None, asyncio.get_running_loop().time())
+    with pytest.raises(Unavailable):
+        async with transport.stream(POLL, 0.05):
+            pass
+    assert len(raw_broker.requests) == 1
+    # The others, for which no time was left, are not taken for lost.
+    assert nodes.place(None, asyncio.get_running_loop().time(), [asked]) is not None
+    await transport.close()
+
+
+async def test_a_read_asks_as_many_silent_nodes_as_its_deadline_has_time_for(raw_broker, silence):
+    url = ",".join(f"{raw_broker.url}/{name}" for name in "abc")
+    raw_broker.answers.extend([silence] * 3)
+    async with Client(url, deadline_s=0.2) as client:
+        with pytest.raises(Unavailable):
+            await client.poll("ns1/t1")
+    assert len(raw_broker.requests) <= 2  # Each has half of the time.
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "given"), [(30.0, [3.0, 3.0, 10.0]), (2.0, [0.5, 0.5, 10.0])]
+)
+async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch, deadline_s, given):
+    tried = []
+
+    async def unreachable(address, make, timeout_s, tls):
+        tried.append(timeout_s)
+        raise net.NotSent("nobody listens")
+
+    monkeypatch.setattr(net, "open_connection", unreachable)
+    transport = HttpTransport(Settings(url="http://a,http://b,http://c", deadline_s=deadline_s))
+    with pytest.raises(Unavailable):
+        await transport.connect(None)
+    assert tried == given
     await transport.close()
