@@ -134,7 +134,10 @@ class TreeMembership:
 
     async def _settle(self) -> None:
         """Believe, after a while, that who has not returned is gone."""
-        await self._reach.clock.sleep(SETTLE_S)
+        clock = self._reach.clock
+        # A sleep may end a little early, and nobody would look once more after this.
+        while (left_s := self._settled_at - clock.monotonic()) > 0:
+            await clock.sleep(left_s)
         self._stale.set()
 
     async def enter(self) -> None:

@@ -11,7 +11,8 @@ kazoo speaks of a connection; three things that a node needs to know are found o
 * *Is contact back?* Only after a sync: a server that lags must not show what is older than was seen.
 * *Is there contact now?* A process that was stopped for a while (SIGSTOP, a sleeping machine) finds kazoo
   saying CONNECTED until it has looked. So contact counts only if an answer was heard within a session's
-  time-out; a heartbeat asks for one. Without a quorum kazoo never says that a session is over.
+  time-out; a heartbeat asks for one. From then on it alone asks: kazoo gives a silent server up, and
+  goes to the next, only if it is left in peace. Without a quorum it never says that a session is over.
 * *Is this still the same ZooKeeper?* One whose data was wiped refuses every client that has seen a later
   transaction than itself, so kazoo would try for ever under its old session. A client that names none is
   told that its session is over.
@@ -69,7 +70,7 @@ CLOSE_S: Final = 2.0
 """How long a close waits for kazoo, which may be waiting for a server that does not answer."""
 
 HEARTBEATS: Final = 3
-"""How often in a session's time-out an answer is asked for."""
+"""How often in a session's time-out an answer is asked for, at least."""
 
 # A session's handshake: lengths, protocol, last transaction seen, time-out, session, password.
 _CONNECT: Final = struct.Struct(">iiqiqi16s?")
@@ -145,6 +146,8 @@ class ZooKeeperTree:
         self._listeners: list[Callable[[Contact], None]] = []
         self._told = Contact.LOST
         self._connected = False
+        self._silent = False
+        """Whether a connection that kazoo trusts was found to answer nothing any more."""
         self._moves = 0
         """How often kazoo told of its connection: what began before the last time is out of date."""
         self._heard_at = clock.monotonic()
@@ -166,8 +169,8 @@ class ZooKeeperTree:
         """Connect, and wait for contact."""
         await asyncio.to_thread(self._client.start_async)
         await self._opened.wait()
-        await self._check_timeout()
         self._begin(self._beat())
+        await self._check_timeout()
 
     async def close(self) -> None:
         """End the session, if there is contact; wait for at most CLOSE_S."""
@@ -225,6 +228,7 @@ class ZooKeeperTree:
     def _moved(self, state: str, session: int) -> None:
         self._moves += 1
         self._connected = state == KazooState.CONNECTED
+        self._silent = False
         if state == KazooState.CONNECTED:
             self._begin(self._catch_up(session, self._moves))
         elif state == KazooState.SUSPENDED:
@@ -257,16 +261,17 @@ class ZooKeeperTree:
 
     async def _beat(self) -> None:
         while True:
-            await self._clock.sleep(self._timeout_s / HEARTBEATS)
+            # The time-out may yet turn out to be a shorter one.
+            await self._clock.sleep(min(self._timeout_s / HEARTBEATS, 1.0))
             with suppress(Unanswered):
-                await self._ask(self._client.exists_async, "/")
+                await self._ask(self._client.exists_async, "/", is_beat=True)
 
     async def _check_timeout(self) -> None:
         """Go by the session time-out that the servers grant, and warn if it is not what was asked."""
         granted = self._timeout_ms
         for host, port in self._client.hosts:
             with suppress(OSError, EOFError):
-                async with asyncio.timeout(self._timeout_s):
+                async with asyncio.timeout(min(self._timeout_s, 1.0)):  # Another can tell as well.
                     granted = await granted_ms(host, port, self._timeout_ms)
                 break
         self._timeout_s = granted / 1000
@@ -317,8 +322,7 @@ class ZooKeeperTree:
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
         """Return the names of a node's children and watch them."""
-        names = await self._ask(self._client.get_children_async, path, self._watcher(watch))
-        return list(names)
+        return list(await self._ask(self._client.get_children_async, path, self._watcher(watch)))
 
     async def put(self, path: str, data: bytes) -> None:
         """Set a node's data."""
@@ -336,10 +340,12 @@ class ZooKeeperTree:
     def _watcher(self, watch: Watch | None) -> Callable[[object], None] | None:
         return None if watch is None else lambda _: self._post(watch)
 
-    async def _ask(self, ask: Callable[..., Any], *arguments: object, **options: object) -> Any:
+    async def _ask(
+        self, ask: Callable[..., Any], *arguments: object, is_beat: bool = False, **options: object
+    ) -> Any:
         """Ask kazoo and wait for the answer, for a session's time-out at most."""
         async with self._asking:
-            if not self._connected:
+            if not self._connected or (self._fell_silent() and not is_beat):
                 raise Unanswered("no contact with ZooKeeper")
             asked_at = self._clock.monotonic()
             answer = self._loop.create_future()
@@ -357,14 +363,19 @@ class ZooKeeperTree:
         self._answered(asked_at)
         return value
 
+    def _fell_silent(self) -> bool:
+        """Whether there is no contact, though kazoo never said so; whoever has to wait is told."""
+        if self.contact is not self._told:
+            self._silent = True
+            self._tell(Contact.SUSPENDED)
+        return self._silent
+
     def _answered(self, asked_at: float) -> None:
         """Note that a question of that time was answered."""
-        if self.contact is not self._told:
-            # There was no contact, though kazoo never said so: now it can be told.
-            self._tell(Contact.SUSPENDED)
-            self._heard_at = max(self._heard_at, asked_at)
-            self._tell(Contact.CONNECTED)
+        fell_silent, self._silent = self._fell_silent(), False
         self._heard_at = max(self._heard_at, asked_at)
+        if fell_silent:
+            self._tell(Contact.CONNECTED)
 
     def _begin(self, work: Any) -> None:
         task = self._loop.create_task(work)

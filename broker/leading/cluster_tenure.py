@@ -324,9 +324,10 @@ class ClusterTenure:
         """Begin to pass on whatever is not this node's any more."""
         while self._sort_again:
             self._sort_again = False
+            version = self._version
             for resource, topics in (await self._not_mine()).items():
                 if resource not in self._passing:
-                    task = asyncio.ensure_future(self._pass_on(resource, topics))
+                    task = asyncio.ensure_future(self._pass_on(resource, topics, version))
                     self._passing[resource] = task
 
     async def _not_mine(self) -> dict[str, list[TopicId]]:
@@ -342,8 +343,8 @@ class ClusterTenure:
                 await asyncio.sleep(0)
         return found
 
-    async def _pass_on(self, resource: str, topics: list[TopicId]) -> None:
-        version = self._version
+    async def _pass_on(self, resource: str, topics: list[TopicId], version: int) -> None:
+        """Hand a lock over with its topics, as they were listed for that version of the assignment."""
         try:
             if topics and self._holder is not None:
                 await self._holder.hand_over(topics)

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from broker.errors import BrokerError, Fenced, Unavailable
+from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.storage.control import Control
 from broker.storage.ports import Batch, Hold
@@ -46,6 +46,7 @@ class TopicLeader:
         self.topic = topic
         self.hold = hold
         self.ended: BrokerError | None = None
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.rates: Rates | None = None
         """Told of what is committed, if there is one."""
         self.loop = asyncio.get_running_loop()
@@ -82,6 +83,15 @@ class TopicLeader:
     def has_committed(self) -> bool:
         """Whether anything was committed under this hold."""
         return self.hold.control.pointer > self._claimed_at
+
+    def claims_in_vain(self, before: int) -> int:
+        """Return how many claims in a row were in vain by the end of this one, ``before`` of them before.
+
+        In vain is what a duel takes at once. Who lets go in good order has had no rival.
+        """
+        if self.has_committed:
+            return 0
+        return before if isinstance(self.ended, NotLeader | NoLeader) else before + 1
 
     def ahead_ms(self) -> int:
         """How far ids lead the clock."""
@@ -216,6 +226,7 @@ class TopicLeader:
         if self.ended is not None:
             return
         self.ended = error
+        self._over.set_result(None)
         self.writer.close(error)
         self.payloads.close(error)
         self.cache.close()
@@ -236,7 +247,22 @@ class TopicLeader:
         return await self.writer.settled()
 
     async def idle(self) -> None:
-        """Wait until nothing is under way."""
+        """Wait until nothing is under way; once the leader has ended, for ``quiet`` alone.
+
+        What still waits for its turn then is answered by who settles, who may have to wait for this.
+        """
+        while self.busy and self.ended is None:
+            working = asyncio.ensure_future(self._finish())
+            try:
+                await asyncio.wait((working, self._over), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                working.cancel()
+            if self.ended is None:
+                working.result()
+        if self.ended is not None:
+            await self.quiet()
+
+    async def _finish(self) -> None:
         while self.busy:
             await self.payloads.idle()
             await self.messages.idle()

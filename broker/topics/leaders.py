@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 from broker import guards, logs
@@ -38,7 +38,7 @@ from broker.storage.control import State
 from broker.storage.keys import LogId
 from broker.storage.ports import Hold
 from broker.topics.claiming import TopicClaims
-from broker.topics.handing_over import HandingOver
+from broker.topics.handing_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
 from broker.topics.registry import TopicRecord, TopicRegistry, not_found
 from broker.topics.settings import PublishOptions
@@ -286,7 +286,7 @@ class Leaders:
 
     def _lost(self, leader: TopicLeader) -> None:
         state = self.state(leader.topic.id)
-        state.claimed_in_vain = 0 if leader.has_committed else min(state.claimed_in_vain + 1, 8)
+        state.claimed_in_vain = min(leader.claims_in_vain(state.claimed_in_vain), 8)
         if isinstance(leader.ended, Fenced):
             self.around.tenure.fenced(state.id)
         if self.around.is_clustered:
@@ -301,9 +301,8 @@ class Leaders:
     async def _hand_on(self, state: TopicState) -> None:
         """See to it that what a former leader left is taken up or answered."""
         with state.used():
-            former = state.former
-            if former is not None:
-                await former.quiet()
+            if state.former is not None:
+                await state.former.quiet()
             deadline = self.deadline()
             try:
                 async with self._claiming(state, deadline):
@@ -327,23 +326,22 @@ class Leaders:
 
     async def forget_idle(self) -> None:
         """Hand off and forget the topics that nobody has used since the last call."""
-        idle = []
+        idle = [state for state in self.states.values() if state.idle and not state.touched]
         for state in self.states.values():
-            if state.idle and not state.touched:
-                idle.append(state)
             state.touched = False
         await self._release_all(idle)
         for state in idle:
             if state.idle and not state.touched and state.leader is None:
                 self.states.pop(state.id, None)
         # Where so many are in use, looking at all of them again must wait until there are more.
-        in_use_max = self.around.settings.topics_in_use_max
-        self._forget_over = max(in_use_max, len(self.states) * 5 // 4)
+        self._forget_over = max(self.around.settings.topics_in_use_max, len(self.states) * 5 // 4)
 
     async def _release_all(self, states: Iterable[TopicState]) -> None:
         led = [state for state in states if state.leader is not None]
         for first in range(0, len(led), RELEASES_AT_ONCE):
             some = led[first : first + RELEASES_AT_ONCE]
+            if not self.claims.closing:  # Looked at anew: those before may have taken long.
+                some = [state for state in some if state.idle and not state.touched]
             await asyncio.gather(*(self._release(state) for state in some))
 
     async def _release(self, state: TopicState) -> None:
@@ -352,8 +350,10 @@ class Leaders:
             leader = state.leader
             if leader is None:
                 return
-            await leader.idle()
-            if state.leader is not leader:
+            with suppress(TimeoutError):  # Others wait for both locks: then it goes on leading.
+                async with asyncio.timeout(None if self.claims.closing else HAND_OVER_S):
+                    await leader.idle()
+            if state.leader is not leader or leader.busy:
                 return
             state.leader = None
             state.former = leader

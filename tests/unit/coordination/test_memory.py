@@ -203,6 +203,26 @@ def test_who_does_not_return_after_that_is_gone():
     in_world(scenario)
 
 
+def test_who_does_not_return_is_gone_though_the_loop_wakes_early():
+    async def scenario(loop):
+        world = MemoryCoordination(HastyClock(loop))
+        nodes = [world.session() for _ in range(2)]
+        members = [await node.join(info(number)) for number, node in enumerate(nodes)]
+        await sees(members[0], 0, 1)
+        await world.crash(nodes[1])
+        world.wipe()
+        await sees(members[0], 0)
+
+    simulate(scenario)
+
+
+class HastyClock(VirtualClock):
+    """Ends a sleep a little early, as loops do that count in milliseconds."""
+
+    async def sleep(self, seconds):
+        await super().sleep(seconds - 0.0005 if seconds > 0.001 else seconds)
+
+
 def test_who_announces_without_contact_is_heard_when_it_is_back():
     async def scenario(world):
         nodes = [world.session() for _ in range(2)]

@@ -189,6 +189,37 @@ async def test_what_is_claimed_while_its_slot_comes_and_goes_is_handed_over_too(
     assert not one.holder.led
 
 
+async def test_what_is_claimed_before_its_slot_begins_to_be_passed_on_is_handed_over_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    one, two = await world.nodes(2)
+    first = one.here()[0]
+    names = (TopicId("ns", f"n{number}") for number in range(100_000))
+    second = next(topic for topic in names if slot_of(topic) == slot_of(first))
+    await one.claim(first)
+    (hold,) = one.holder.led.values()
+    one.holder.may.clear()
+
+    def claimed_late() -> None:
+        one.holder.led[second] = hold
+        one.tenure._assign()
+
+    def list_and_claim() -> Collection[TopicId]:
+        # Its turn comes after the list was made, before anything else that the list brings about.
+        if not one.tenure.place(first).here and second not in one.holder.led:
+            asyncio.get_running_loop().call_soon(claimed_late)
+        return list(one.holder.led)
+
+    monkeypatch.setattr(one.holder, "topics_led", list_and_claim)
+    await placement.drain(world.records, 0)
+    await world.hint(two)
+    one.holder.may.set()
+    await pass_time(0.1)
+    assert one.holder.asked == [{first}, {second}]
+    assert not one.holder.led
+
+
 async def test_a_wait_for_a_lease_ends_when_another_should_lead() -> None:
     world = World()
     one, two = await world.nodes(2)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from broker.errors import Fenced, NotLeader
+from broker.errors import Fenced, NotLeader, OutcomeUnknown
 from broker.leading import placement
 from broker.model import Message, Poll, PublishRequest, TopicId
 from broker.testing.bench import Gate, settle
-from broker.testing.clock import pass_time
+from broker.testing.clock import pass_time, within
 from broker.testing.many import Cluster, Load, Member, head, led_by
-from broker.topics.settings import Published
+from broker.topics.settings import Published, PublishOptions
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(40)]
 TOPIC = TOPICS[0]
@@ -178,6 +179,44 @@ async def test_a_stuck_append_does_not_keep_a_topic(cluster: Cluster) -> None:
         await stuck
     await queued
     assert await cluster.payloads(home, TOPIC) == [b"first", b"elsewhere", b"queued"]
+
+
+async def test_a_leader_that_ends_while_it_is_handed_over_is_not_waited_for(
+    cluster: Cluster,
+) -> None:
+    nodes = await cluster.start(0, 1)
+    home = await led_by(cluster, TOPIC)
+    opened = asyncio.Event()
+
+    async def lose(*_: Any, **__: Any) -> None:
+        await opened.wait()
+        raise OutcomeUnknown("lost")
+
+    home.store.on("append", lose, lose)
+    publishing = []
+    for number in range(4):
+        options = PublishOptions(key=f"key {number}")
+        request = PublishRequest(None, [b"n"])
+        publishing.append(asyncio.ensure_future(home.topics.publish(TOPIC, request, options)))
+        await pass_time(0.01)
+    await placement.pin(cluster.records, TOPIC, nodes[1 - home.me.instance].me.instance)
+    await cluster.hint()
+    await pass_time(0.1)
+    opened.set()
+    answers = asyncio.gather(*publishing, return_exceptions=True)
+    answered = await within(1, answers, lambda: f"{[one.done() for one in publishing]}")
+    assert [type(answer) for answer in answered] == [OutcomeUnknown] * 2 + [NotLeader] * 2
+
+
+async def test_a_topic_that_moves_unused_is_claimed_at_once(cluster: Cluster) -> None:
+    nodes = await cluster.start(0, 1)
+    await cluster.create(TOPIC)
+    for turn in range(12):
+        await placement.pin(cluster.records, TOPIC, turn % 2)
+        await cluster.hint()
+        await pass_time(0.1)
+        leading = nodes[turn % 2].topics.leaders.lead(TOPIC, cluster.loop.time() + 10)
+        await within(0.1, leading, lambda: "it backs off, though there was no rival")
 
 
 async def test_a_stuck_append_does_not_keep_a_slot(cluster: Cluster) -> None:

@@ -10,6 +10,7 @@ from broker.errors import (
     BadRequest,
     Fenced,
     NoLeader,
+    NotLeader,
     OutcomeUnknown,
     Overloaded,
     StorageFull,
@@ -20,6 +21,8 @@ from broker.errors import (
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.keys import LogId
 from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
+from broker.testing.clock import within
+from broker.topics import leaders
 from broker.topics.browse import BrowseQuery
 from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
@@ -608,6 +611,110 @@ async def test_a_publish_while_its_topic_is_let_go_is_stored(bench: Bench) -> No
     gate.open()
     await asyncio.gather(forgetting, publishing)
     assert await bench.payloads() == [b"a", b"b"]
+
+
+async def test_a_topic_that_came_into_use_before_its_turn_is_not_let_go(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaders, "RELEASES_AT_ONCE", 1)
+    other = TopicId("ns", "other")
+    for topic in (TOPIC, other):
+        await bench.create(topic)
+        await bench.publish(b"m", topic=topic)
+    await bench.topics.forget_idle()
+    gate, stuck = Gate(), Gate()
+    bench.store.on("release", gate.before)
+    forgetting = asyncio.ensure_future(bench.topics.forget_idle())
+    await gate.reached.wait()
+    bench.store.on("append", stuck.before)
+    publishing = asyncio.ensure_future(bench.publish(b"n", topic=other))
+    await stuck.reached.wait()
+    leader = bench.leader(other)
+    gate.open()
+    await within(1, forgetting, lambda: "waiting for a topic that is in use")
+    stuck.open()
+    await publishing
+    assert bench.leader(other) is leader
+
+
+async def test_a_topic_that_does_not_come_to_rest_is_let_be(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    publishing = asyncio.ensure_future(bench.publish(b"n"))
+    await gate.reached.wait()
+    leader = bench.leader()
+    releasing = asyncio.ensure_future(
+        bench.topics.leaders._release(bench.topics.leaders.states[TOPIC])
+    )
+    await settle()
+    # Whoever changes the topic needs what the release holds.
+    updating = bench.topics.update(TOPIC, {"ttl": "9"})
+    await within(10, updating, lambda: f"released: {releasing.done()}")
+    assert releasing.done()
+    assert not publishing.done()
+    gate.open()
+    await publishing
+    assert bench.leader() is leader
+
+
+async def test_letting_go_ends_with_the_leader_whoever_waits_for_a_key(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    gate = Gate()
+
+    async def fill_up(*_: Any, **__: Any) -> None:
+        await gate.opened.wait()
+        raise StorageFull("no space", outcome="unknown")
+
+    bench.store.on("append", fill_up, fill_up)
+    publishing = []
+    for number in range(4):
+        options = PublishOptions(key=f"key {number}")
+        publishing.append(asyncio.ensure_future(bench.publish(b"n", options=options)))
+        await settle()
+    closing = asyncio.ensure_future(bench.topics.close())
+    await settle()
+    gate.open()
+    await within(1, closing, lambda: f"{[request.done() for request in publishing]}")
+    sent, queued = publishing[:2], publishing[2:]
+    answers = await asyncio.gather(*publishing, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [
+        *(OutcomeUnknown for _ in sent),
+        *(NoLeader for _ in queued),
+    ]
+
+
+async def test_a_leader_that_ended_comes_to_rest_when_what_it_sent_has_its_outcome(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.publish(b"m")
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    publishing = asyncio.ensure_future(bench.publish(b"n"))
+    await gate.reached.wait()
+    leader = bench.leader()
+    leader.end(NoLeader("over"))
+    resting = asyncio.ensure_future(leader.idle())
+    await settle()
+    assert not resting.done()
+    gate.open()
+    await asyncio.gather(publishing, resting)
+
+
+async def test_only_claims_that_were_lost_were_in_vain(bench: Bench) -> None:
+    await bench.create()
+    state = bench.topics.leaders.state(TOPIC)
+    seen = []
+    for why in (Fenced("x"), NoLeader("x"), NotLeader("x"), OutcomeUnknown("x"), NoLeader("x")):
+        await bench.topics.leaders.lead(TOPIC, bench.clock.monotonic() + 10)
+        bench.leader().end(why)
+        seen.append(state.claimed_in_vain)
+    await bench.publish(b"m")
+    bench.leader().end(Fenced("x"))
+    assert [*seen, state.claimed_in_vain] == [1, 1, 1, 2, 2, 0]
 
 
 async def test_ids_rise_over_generations_restarts_and_clocks_that_step_back(bench: Bench) -> None:

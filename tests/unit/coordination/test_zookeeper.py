@@ -1,0 +1,179 @@
+"""What is asked of kazoo while ZooKeeper is silent, in virtual time: without a server, and without threads."""
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kazoo.client import KazooState
+
+from broker.coordination import zookeeper
+from broker.coordination.ports import Contact
+from broker.coordination.tree import Unanswered
+from broker.testing.clock import VirtualClock, pass_time, simulate, within
+from broker.testing.contract.coordination import Told, reaches
+
+SESSION_S = 4.0
+SLOTS = [f"slot/{number}" for number in range(20)]
+
+
+class FakeKazoo:
+    """Answers at once, as long as it ``serves``; it keeps what it was ``asked``, and when."""
+
+    def __init__(self) -> None:
+        self.client_id = (77, b"")
+        self.hosts = [("dead", 2181), ("alive", 2181)]
+        self.serves = True
+        self.asked: list[tuple[float, str]] = []
+        self._made: list[str] = []
+        self._heard: list[Callable[[str], None]] = []
+
+    def add_listener(self, heard: Callable[[str], None]) -> None:
+        self._heard.append(heard)
+
+    def start_async(self) -> None:
+        for heard in self._heard:
+            heard(KazooState.CONNECTED)
+
+    def exists_async(self, _: str) -> Any:
+        return self._answer("exists", None)
+
+    def sync_async(self, path: str) -> Any:
+        return self._answer("sync", path)
+
+    def create_async(self, path: str, *_: object, **__: object) -> Any:
+        made = f"{path}{len(self._made):010d}"
+        if self.serves:
+            self._made.append(made)
+        return self._answer("create", (made, SimpleNamespace(ephemeralOwner=77)))
+
+    def get_children_async(self, path: str, *_: object) -> Any:
+        parents = [made.rpartition("/") for made in self._made]
+        return self._answer("children", [name for parent, _, name in parents if parent == path])
+
+    def _answer(self, what: str, value: object) -> Any:
+        self.asked.append((asyncio.get_running_loop().time(), what))
+        result = SimpleNamespace(successful=lambda: True, value=value)
+        return SimpleNamespace(rawlink=lambda told: told(result) if self.serves else None)
+
+    def asked_since(self, moment: float) -> list[str]:
+        return [what for at, what in self.asked if at > moment]
+
+
+@pytest.fixture
+def kazoo(monkeypatch: pytest.MonkeyPatch) -> FakeKazoo:
+    kazoo = FakeKazoo()
+
+    async def here(call: Callable[[], None]) -> None:
+        call()
+
+    def post(tree: zookeeper.ZooKeeperTree, call: Callable[..., None], *arguments: object) -> None:
+        tree._loop.call_soon(call, *arguments)
+
+    monkeypatch.setattr(zookeeper, "KazooClient", lambda **_: kazoo)
+    monkeypatch.setattr(zookeeper, "granted_ms", granted)
+    monkeypatch.setattr(zookeeper.ZooKeeperTree, "_post", post)
+    monkeypatch.setattr(asyncio, "to_thread", here)
+    return kazoo
+
+
+async def granted(host: str, _: int, asked_ms: int) -> int:
+    """Stand for the first host's network, which swallows everything, and for the second's answer."""
+    if host == "dead":
+        await asyncio.get_running_loop().create_future()
+    return min(asked_ms, 4_000)
+
+
+async def connected(loop: asyncio.AbstractEventLoop, session_s: float = SESSION_S) -> Any:
+    return await zookeeper.connect(
+        ["dead:2181", "alive:2181"],
+        root="/broker",
+        session_timeout_ms=int(session_s * 1000),
+        clock=VirtualClock(loop),
+    )
+
+
+def test_only_the_heartbeat_asks_a_server_that_is_silent(kazoo: FakeKazoo) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        node = await connected(loop)
+        refused = count_refused(node.tree)
+        kazoo.serves = False
+        fell_silent = loop.time()
+        deadline = fell_silent + 1000
+        waiting = [asyncio.ensure_future(node.hold(slot, deadline)) for slot in SLOTS]
+        await pass_time(20 * SESSION_S)
+        # What was asked in time is given a time-out, too.
+        asked = kazoo.asked_since(fell_silent + SESSION_S + 0.1)
+        assert len(asked) > 10, "contact that is back must be noticed"
+        assert set(asked) == {"exists"}
+        assert len(refused) <= 2 * len(SLOTS), "who is refused waits, rather than ask again"
+        assert not any(attempt.done() for attempt in waiting)
+
+    simulate(scenario)
+
+
+def count_refused(tree: zookeeper.ZooKeeperTree) -> list[Unanswered]:
+    """Keep from now on what the tree's callers were refused with."""
+    refused = []
+    ask = tree._ask
+
+    async def counting(*arguments: Any, **options: Any) -> Any:
+        try:
+            return await ask(*arguments, **options)
+        except Unanswered as error:
+            if "is_beat" not in options:
+                refused.append(error)
+            raise
+
+    tree._ask = counting  # type: ignore[method-assign]
+    return refused
+
+
+def test_who_waited_while_the_server_was_silent_goes_on_by_itself(kazoo: FakeKazoo) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        node = await connected(loop)
+        told = Told()
+        node.on_contact(told)
+        kazoo.serves = False
+        waiting = [asyncio.ensure_future(node.hold(slot, loop.time() + 1000)) for slot in SLOTS]
+        await reaches(node, Contact.SUSPENDED)
+        await pass_time(5 * SESSION_S)
+        kazoo.serves = True
+        leases = await within(2 * SESSION_S, asyncio.gather(*waiting), lambda: f"{told.heard}")
+        assert all(lease.valid for lease in leases)
+        assert told.heard == [Contact.SUSPENDED, Contact.CONNECTED]
+
+    simulate(scenario)
+
+
+def test_a_connection_that_kazoo_makes_anew_is_asked_at_once(kazoo: FakeKazoo) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        node = await connected(loop)
+        kazoo.serves = False
+        waiting = asyncio.ensure_future(node.hold(SLOTS[0], loop.time() + 1000))
+        await reaches(node, Contact.SUSPENDED)
+        kazoo.serves = True
+        for state in (KazooState.SUSPENDED, KazooState.CONNECTED):
+            for heard in kazoo._heard:
+                heard(state)
+        assert (await within(0.1, waiting, lambda: f"{node.contact}")).valid
+
+    simulate(scenario)
+
+
+@pytest.mark.parametrize(("asked_s", "granted_s"), [(60.0, 4.0), (1.0, 1.0)])
+def test_hosts_that_swallow_everything_keep_no_node_from_starting(
+    kazoo: FakeKazoo, asked_s: float, granted_s: float
+) -> None:
+    async def scenario(loop: asyncio.AbstractEventLoop) -> None:
+        kazoo.hosts = [*[("dead", 2181)] * 3, ("alive", 2181)]
+        node = await connected(loop, asked_s)
+        assert node.tree._timeout_s == granted_s, "another host was asked what is granted"
+        assert node.contact is Contact.CONNECTED
+        told = Told()
+        node.on_contact(told)
+        await pass_time(3 * asked_s)
+        assert not told.heard, "it was heard of in time"
+
+    simulate(scenario)
