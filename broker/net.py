@@ -266,14 +266,16 @@ class Connection(asyncio.Protocol):
 
     def head(self, request: Ask) -> bytes:
         """Return a request's head up to the number of its Content-Length."""
-        first = f"{request.method} {self._prefix}{request.path} HTTP/1.1\r\n".encode("ascii")
-        return first + self._common + header_lines(request.headers) + b"Content-Length: "
+        first = f"{request.method} {self._prefix}{request.path} HTTP/1.1\r\n"
+        return _encoded(first) + self._common + header_lines(request.headers) + b"Content-Length: "
 
     def _send(self, request: Ask, waiting: asyncio.Future[Reply] | Streamed) -> None:
         if self._transport is None or self._closing:
             raise NotSent("the connection is closed")
+        # First, since a head that can't be sent must leave nobody waiting for its answer.
+        head = self.head(request)
         self._waiting.append(waiting)
-        self._transport.write(self.head(request) + b"%d\r\n\r\n" % len(request.body) + request.body)
+        self._transport.write(head + b"%d\r\n\r\n" % len(request.body) + request.body)
 
     def _give_up(self, reason: object) -> None:
         """Close the connection and end every request on it as unanswered."""
@@ -363,7 +365,15 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if not lines.count("\n") == lines.count("\r") == len(headers):
         raise ValueError(f"a line break in a header: {lines!r}")
-    return lines.encode("latin-1")
+    return _encoded(lines)
+
+
+def _encoded(text: str) -> bytes:
+    """Return a part of a head as bytes: those that were read, if it was read from a request.
+
+    Our servers take what they read for UTF-8, and escape what is none.
+    """
+    return text.encode("utf-8", "surrogateescape")
 
 
 AnyConnection = TypeVar("AnyConnection", bound=Connection)

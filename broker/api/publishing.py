@@ -9,7 +9,7 @@ from broker.api.replies import AVRO, EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply
 from broker.api.request import Request, whole_number
 from broker.model import PublishRequest, RollbackRange, check_key
 from broker.topics.service import Topics
-from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
+from broker.topics.settings import Published, PublishOptions
 from broker.wire import avro, avrojson
 from broker.wire.topics import TTL_MAX_S
 
@@ -69,8 +69,8 @@ class Publishing:
 def _options(request: Request) -> PublishOptions:
     key = request.headers.get(IDEMPOTENCY_KEY)
     repeat = request.repeat
-    if key is None and not request.query_string and not request.is_timed and repeat is None:
-        return NO_OPTIONS
+    if key is None and not request.query_string and repeat is None:
+        return PublishOptions(deadline=request.deadline)
     if key is not None:
         check_key(key)
     ttl_s = whole_number(request.query, "ttl", least=1, most=TTL_MAX_S, default=0)

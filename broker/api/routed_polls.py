@@ -95,22 +95,23 @@ class RoutedPolls:
         clock = self._routing.clock
         until = clock.monotonic() + asked.wait_s
         while True:
-            left_s = max(until - clock.monotonic(), 0.0)
-            polled = await self._once(request, asked, left_s)
+            polled = await self._once(request, asked, until)
             over = clock.monotonic() >= until or request.abandoned().done()
             if polled.is_final or over:
                 return polled.answer
             await clock.sleep(min(AGAIN_S, asked.wait_s))
 
-    async def _once(self, request: Request, asked: Asked, wait_s: float) -> _Polled:
+    async def _once(self, request: Request, asked: Asked, until: float) -> _Polled:
         """Ask whoever leads now, and wait there."""
         if self._routing.place(request.topic).here:
             try:
-                return await self._here(request, asked, wait_s)
+                return await self._here(request, asked, until)
             except NotLeader:
                 pass  # It moved away while the poll waited.
+        wait_s = self._left_s(until)
         answering = self._routing.answer(
-            self._call(request, wait_s), lambda repeat: self._local(repeat, request, asked, wait_s)
+            self._call(request, asked, until, wait_s),
+            lambda repeat: self._local(repeat, request, asked, until),
         )
         answer = await unless_abandoned(answering, request.abandoned())
         if answer is None:
@@ -120,25 +121,31 @@ class RoutedPolls:
             return _Polled(passed, is_final=wait_s <= 0 or not answer.has_moved)
         return answer
 
-    def _call(self, request: Request, wait_s: float) -> Call:
+    def _left_s(self, until: float) -> float:
+        return max(until - self._routing.clock.monotonic(), 0.0)
+
+    def _call(self, request: Request, asked: Asked, until: float, wait_s: float) -> Call:
         call = self._routed.call("poll", Kind.POLL, request)
         target = request.path + (f"?wait={wait_s:.3f}" if wait_s > 0 else "")
-        # What is left of the wait counts, not a publish's deadline.
-        deadline = max(call.deadline, self._routing.clock.monotonic() + wait_s + READING_S)
+        deadline = call.deadline
+        if asked.wait_s > 0:
+            # Who asks to wait may do so past what is a publish's deadline.
+            deadline = max(deadline, until + READING_S)
         return call._replace(target=target, wait_s=wait_s, deadline=deadline)
 
     async def _local(
-        self, _: Repeat | None, request: Request, asked: Asked, wait_s: float
+        self, _: Repeat | None, request: Request, asked: Asked, until: float
     ) -> _Polled:
         """Answer here after all: the topic came here meanwhile, or nobody answers elsewhere."""
         if self._routing.place(request.topic).here:
-            return await self._here(request, asked, wait_s)
-        stream = await self._polling.read(request, asked, min(wait_s, ANYWHERE_S), anywhere=True)
+            return await self._here(request, asked, until)
+        wait_s = min(self._left_s(until), ANYWHERE_S)
+        stream = await self._polling.read(request, asked, wait_s, anywhere=True)
         is_final = stream is None or not stream.empty
         return _Polled(answer_of(stream, asked.kind), is_final)
 
-    async def _here(self, request: Request, asked: Asked, wait_s: float) -> _Polled:
-        stream = await self._polling.read(request, asked, wait_s)
+    async def _here(self, request: Request, asked: Asked, until: float) -> _Polled:
+        stream = await self._polling.read(request, asked, self._left_s(until))
         told: Reply | Stream = self._routed.told(request.topic, answer_of(stream, asked.kind))
         return _Polled(told, is_final=True)
 

@@ -27,7 +27,7 @@ class TopicsAdmin:
     async def update(self, request: Request) -> Answer:
         """Replace all properties of a topic."""
         properties = decode_properties(request.body, self._properties_default, request.topic)
-        await self._topics.update(request.topic, properties)
+        await self._topics.update(request.topic, properties, request.deadline)
         return EMPTY
 
     async def show(self, request: Request) -> Answer:

@@ -155,7 +155,8 @@ class Forwarder:
 
     async def _read(self, url: str, call: Call, ask: _Ask) -> Relayed:
         """Send a read; a long answer is passed on as it comes, all others are read to their end."""
-        silence_s = call.wait_s + READING_S
+        left_s = call.deadline - self._clock.monotonic()
+        silence_s = min(call.wait_s + READING_S, left_s)
         relay = await self._peers.stream(url, ask, silence_s)
         streams = relay.status == 200 and MOVED.lower() not in relay.headers
         if call.kind is Kind.POLL and streams and not relay.ended:

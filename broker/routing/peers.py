@@ -166,9 +166,12 @@ class HttpPeers:
     async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
         """Send a request and return its answer once it has begun. Raises NotSent, NoAnswer."""
         pool = self._pool(self._streams, url, STREAMS_MAX)
-        connection = await pool.take(timeout_s)
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        # Polls that hold all connections may wait for a minute yet; storage answers sooner.
+        connection = await pool.take(min(timeout_s, CONNECT_S))
         try:
-            streamed = await connection.stream(ask, timeout_s)
+            left_s = max(deadline - asyncio.get_running_loop().time(), 0.001)
+            streamed = await connection.stream(ask, left_s)
         except BaseException:
             pool.give_back(connection)
             raise

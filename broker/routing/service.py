@@ -9,7 +9,8 @@
           │                                     │                         │
           └──── jittered pause ◀── AGAIN, REPEAT┴─────────────────────────┘    until the deadline
 
-Requests wait here for the new leader while leadership moves: nobody is refused because of that. The
+Requests wait here for the new leader while leadership moves: nobody is refused because of that. A read
+that the last node asked left without an answer until the deadline is read on this node after all. The
 first attempt on this node's own topics costs a look at the tenure and nothing else.
 
 How a node uses it::
@@ -126,6 +127,8 @@ class _Journey(Generic[Result]):
         self._elsewhere_read = 0
         self._in_doubt = False
         """Whether an earlier attempt may have been done."""
+        self._was_here = False
+        """Whether this node itself was asked last."""
         self._hint: Elsewhere | None = None
         self._place: tuple[SentLane, int] | None = None
         self._why = "none is known"
@@ -160,7 +163,14 @@ class _Journey(Generic[Result]):
             return await self._attempt()
         except _LookAgain as error:
             # Most requests need no more than that, and the machinery below costs as much as they do.
-            return await self._tried_again(error)
+            first = error
+        try:
+            return await self._tried_again(first)
+        except _LookAgain:
+            if not self._call.kind.is_reading or self._was_here:
+                raise
+            # Whoever was asked last took all the time that there was, and storage answers reads, too.
+            return await self._here()
 
     async def _tried_again(self, first: _LookAgain) -> Result | Relayed:
         """Try on after a pause."""
@@ -205,7 +215,7 @@ class _Journey(Generic[Result]):
             return await self._here()
         if self._call.kind.is_reading:
             if self._elsewhere_read >= READS_ELSEWHERE_MAX:
-                return await self._local(None)
+                return await self._here()
             self._elsewhere_read += 1
         try:
             relayed = await self._send(url, protocol)
@@ -247,6 +257,7 @@ class _Journey(Generic[Result]):
 
     async def _here(self) -> Result:
         """Let this node's own handler answer."""
+        self._was_here = True
         repeat = None
         if self._key is not None or self._in_doubt:
             self._attempts += 1
@@ -285,6 +296,7 @@ class _Journey(Generic[Result]):
     async def _send(self, url: str, protocol: int) -> Relayed:
         """Send it there; again at once if the epoch was all that was wrong."""
         call = self._call
+        self._was_here = False
         if call.kind is Kind.KEYED and not call.own_key and self._key is None:
             self._key = secrets.token_hex(KEY_BYTES)
         if call.kind.is_in_a_lane and call.source is not None and self._place is None:

@@ -77,12 +77,21 @@ class Topics:
                     state.topic = await self.registry.create(topic, properties)
                 return state.topic
 
-    async def update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
-        """Replace a topic's properties. Raises TopicNotFound; NotLeader, NoLeader in a cluster."""
+    async def update(
+        self, topic: TopicId, properties: Mapping[str, str], deadline: float | None = None
+    ) -> Topic:
+        """Replace a topic's properties. ``deadline`` (monotonic seconds) is for finding who leads it.
+
+        Raises:
+            TopicNotFound: there is none.
+            NotLeader, NoLeader: in a cluster; nothing was done.
+            OutcomeUnknown: in a cluster; whoever leads the topic may not know of the change.
+        """
         self.leaders.must_be_here(topic)
         await self.get(topic)
         if self.around.is_clustered:
-            return await to_its_end(self._update_led(topic, properties))
+            deadline = self.leaders.deadline() if deadline is None else deadline
+            return await to_its_end(self._update_led(topic, properties, deadline))
         return await to_its_end(self._update(topic, properties))
 
     async def _update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
@@ -94,14 +103,15 @@ class Topics:
                     state.leader.topic = state.topic
                 return state.topic
 
-    async def _update_led(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
+    async def _update_led(
+        self, topic: TopicId, properties: Mapping[str, str], deadline: float
+    ) -> Topic:
         """Change the record as the topic's leader, and make sure that the leader goes by it.
 
         One that claims the log meanwhile may have read the record before. If it is this node, it reads it
         again; if it is another, that one is told by the same change, to which NotLeader leads: unless
         a third change came between, it writes nothing and only reads.
         """
-        deadline = self.leaders.deadline()
         state = self.leaders.state(topic)
         with state.used():
             leader = await self.leaders.lead(topic, deadline)
@@ -193,12 +203,15 @@ class Topics:
             if (
                 leader is not None
                 and request.pointer is None
-                and options is NO_OPTIONS
+                and options.key is None
+                and options.ttl_s is None
+                and options.epoch is None
                 and request.payloads
                 and leader.topic.transactions is not TransactionUse.REQUIRED
             ):
                 state.touched = True
-                return leader.publish(Write(leader.loop.create_future(), request.payloads))
+                future = leader.loop.create_future()
+                return leader.publish(Write(future, request.payloads, deadline=options.deadline))
         return self._publish(topic, request, options)
 
     async def _publish(

@@ -17,9 +17,9 @@ order in which they came.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import chain
 
 from broker import guards
 from broker.errors import (
@@ -31,10 +31,11 @@ from broker.errors import (
     RequestError,
     Unavailable,
 )
-from broker.model import RowId, timestamp_of
-from broker.storage.ports import Batch, Hold, Segment, SideRow
-from broker.topics.dedupe import Answer, encode_answer
+from broker.model import timestamp_of
+from broker.storage.ports import Batch, Hold
+from broker.topics.batches import answer, batch_of
 from broker.topics.ids import LeadExceeded
+from broker.topics.overdue import Overdue
 from broker.topics.settings import Published
 from broker.topics.surroundings import Surroundings
 
@@ -80,7 +81,7 @@ class Write:
         self.number = number
         self.lifetime_ms = lifetime_ms
         self.key = key
-        self.deadline = deadline
+        self.deadline = math.inf if deadline is None else deadline
         self.rows = 1 if payloads is None else len(payloads)
         self.size = sum(map(len, payloads or ())) + ROW_OVERHEAD_BYTES * self.rows
 
@@ -140,6 +141,7 @@ class LogWriter:
         self._pause: asyncio.Task[None] | None = None
         self._quiet: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
+        self._overdue = Overdue(around.clock, self._refuse_late)
 
     @property
     def busy(self) -> bool:
@@ -165,6 +167,8 @@ class LogWriter:
             raise Overloaded("Too many bytes wait to be stored. Try again.", retry_after_s=1)
         queue.append(write)
         budget.bytes += write.size
+        if write.deadline < self._overdue.due:
+            self._overdue.watch(write.deadline)
         if not self._forming:
             self._form()
         return write.future
@@ -180,6 +184,7 @@ class LogWriter:
         """Queue what a former writer of the log did not store; it was let in once already."""
         self._queue.extend(writes)
         self._budget.bytes += sum(write.size for write in writes)
+        self._overdue.watch(min((write.deadline for write in writes), default=math.inf))
         self._form()
 
     async def idle(self) -> None:
@@ -242,7 +247,7 @@ class LogWriter:
             return
         self._batches += 1
         self._form()
-        await self._commit(self._batches, _batch(writes, ids), writes, size)
+        await self._commit(self._batches, batch_of(writes, ids), writes, size)
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
@@ -267,26 +272,32 @@ class LogWriter:
         bytes_max, rows_max = settings.batch_bytes_max, self._rows_max
         writes: list[Write] = []
         size = rows = dropped = 0
-        now: float | None = None
+        now = self._clock.monotonic()
         while queue:
             write = queue[0]
             if writes and (size + write.size > bytes_max or rows + write.rows > rows_max):
                 break
             queue.popleft()
-            if write.future.done():
+            if write.future.done() or (write.deadline <= now and _refused(write)):
                 dropped += write.size
                 continue
-            if write.deadline is not None and guards.holds("deadline"):
-                now = self._clock.monotonic() if now is None else now
-                if write.deadline < now:
-                    dropped += write.size
-                    write.future.set_exception(Overloaded("The deadline passed in the queue."))
-                    continue
             writes.append(write)
             size += write.size
             rows += write.rows
         self._budget.bytes -= dropped
         return writes, rows, size
+
+    def _refuse_late(self) -> float:
+        """Refuse what waits past its deadline; return the earliest of those that still wait."""
+        now = self._clock.monotonic()
+        waiting, self._queue = self._queue, deque()
+        for write in waiting:
+            if write.future.done() or (write.deadline <= now and _refused(write)):
+                self._budget.bytes -= write.size
+            else:
+                self._queue.append(write)
+        self._tell_if_quiet()
+        return min((w.deadline for w in self._queue if w.deadline > now), default=math.inf)
 
     async def _commit(self, number: int, batch: Batch, writes: list[Write], size: int) -> None:
         try:
@@ -312,7 +323,7 @@ class LogWriter:
             raise
         else:
             self._committed(batch)
-            _answer(writes, batch)
+            answer(writes, batch)
             # After those have gone on who waited for it.
             self._loop.call_soon(self._count, writes, size)
         finally:
@@ -333,64 +344,17 @@ class LogWriter:
         self._around.metrics.moved(self._kind, self._topic_label, rows, payload_bytes)
 
 
+def _refused(write: Write) -> bool:
+    """Refuse a request whose deadline passed before it was sent."""
+    if not guards.holds("deadline"):
+        return False
+    write.future.set_exception(Overloaded("The deadline passed in the queue."))
+    return True
+
+
 def ends_hold(error: BrokerError, hold: Hold) -> bool:
     """Whether a change under ``hold`` that failed so leaves the hold of no more use."""
     return hold.done or not isinstance(error, (RequestError, Unavailable))
-
-
-def _batch(writes: list[Write], ids: list[RowId]) -> Batch:
-    """Give each request its ids, joining neighbours that share everything but payloads."""
-    if len(writes) == 1 and writes[0].key is None:
-        return Batch((_segment(writes[0], ids),), ids[-1])
-    segments: list[Segment] = []
-    side: list[SideRow] = []
-    plain: list[Write] = []
-    start = plain_start = 0
-    for write in writes:
-        end = start + write.rows
-        if write.is_plain:
-            plain.append(write)
-        else:
-            if plain:
-                segments.append(_joined(plain, ids[plain_start:start]))
-                plain = []
-            segments.append(_segment(write, ids[start:end]))
-            if write.key is not None:
-                side.append(_side(write.key, ids[start], ids[end - 1]))
-            plain_start = end
-        start = end
-    if plain:
-        segments.append(_joined(plain, ids[plain_start:start]))
-    return Batch(tuple(segments), ids[-1], tuple(side))
-
-
-def _segment(write: Write, ids: list[RowId]) -> Segment:
-    return Segment(ids, write.payloads, write.pointer, write.number, write.lifetime_ms)
-
-
-def _joined(writes: list[Write], ids: list[RowId]) -> Segment:
-    payloads = list(chain.from_iterable(write.payloads or () for write in writes))
-    return Segment(ids, payloads)
-
-
-def _side(key: KeyMark, first: RowId, last: RowId) -> SideRow:
-    hashed, body_hash = key
-    return SideRow(b"k", hashed, first, encode_answer(Answer(first, last, body_hash)))
-
-
-def _answer(writes: list[Write], batch: Batch) -> None:
-    """Tell each request its rows. They are consecutive, in the order of the requests."""
-    ids = (
-        batch.segments[0].ids
-        if len(batch.segments) == 1
-        else list(chain.from_iterable(segment.ids for segment in batch.segments))
-    )
-    start = 0
-    for write in writes:
-        end = start + write.rows
-        if not write.future.done():
-            write.future.set_result(Published(ids[start], ids[end - 1], write.pointer))
-        start = end
 
 
 def fail(writes: Iterable[Write], error: BrokerError) -> None:

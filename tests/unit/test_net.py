@@ -61,11 +61,20 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nX: y\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def test_a_header_is_one_line() -> None:
-    assert header_lines({"A": "b", "C": "\xe9"}) == b"A: b\r\nC: \xe9\r\n"
+    assert header_lines({"A": "b", "C": "d"}) == b"A: b\r\nC: d\r\n"
     assert header_lines({}) == b""
-    for value in ("b\r\nC: d", "b\n", "b\r"):
+    for value in ("b\r\nC: d", "b\n", "b\r", "\u017c\udcff\r\nC: d"):
         with pytest.raises(ValueError, match="line break"):
             header_lines({"A": value})
+
+
+def test_a_header_is_sent_on_as_it_was_read() -> None:
+    for sent in (b"d", "a=\u017c".encode(), b"\xe9", bytes(range(0x80, 0x100))):
+        read = sent.decode("utf-8", "surrogateescape")  # As our server reads what it is sent.
+        assert header_lines({"A": read}) == b"A: " + sent + b"\r\n"
+    # No other character is a line's end in bytes, whatever it is in text.
+    lines = header_lines({"A": "".join(map(chr, range(0x80, 0xD800)))})
+    assert lines.count(b"\n") == lines.count(b"\r") == 1
 
 
 async def test_a_whole_answer() -> None:
@@ -84,6 +93,33 @@ async def test_a_whole_answer() -> None:
     (request,) = seen
     assert request.startswith(b"POST /pre/p?q=1 HTTP/1.1\r\nHost: 127.0.0.1:")
     assert b"\r\nA: b\r\nC: d\r\n" in request
+
+
+async def test_a_target_is_sent_on_as_it_was_read() -> None:
+    seen = []
+
+    async def script(reader, writer):
+        seen.append(await one_request(reader))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+
+    async with connected(script) as connection:
+        await connection.exchange(Ask(path="/\u017c?q=\udcff"), 5)
+    assert seen[0].startswith("POST /pre/\u017c?q=".encode() + b"\xff HTTP/1.1\r\n")
+
+
+async def test_what_cannot_be_sent_leaves_its_connection_as_it_was() -> None:
+    async def script(reader, writer):
+        await one_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nz")
+        await reader.read()
+
+    async with connected(script) as connection:
+        for send in (connection.exchange, connection.stream):
+            with pytest.raises(ValueError, match="line break"):
+                await send(Ask(headers={"A": "b\r\nC: d"}), 5)
+        assert connection.requests_in_flight == 0
+        assert (await connection.exchange(Ask(), 5)).body == b"z"
 
 
 async def test_an_answer_is_read_as_it_comes_and_the_connection_serves_the_next_one() -> None:

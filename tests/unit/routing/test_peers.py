@@ -9,6 +9,7 @@ import pytest
 from broker.net import NoAnswer, NotSent
 from broker.routing import peers as peers_module
 from broker.routing.peers import HttpPeers, whole
+from broker.testing.clock import VirtualLoop, pass_time, simulate
 from broker.testing.serving import eventually
 
 
@@ -98,6 +99,44 @@ async def test_connections_have_a_bound(peers: HttpPeers, monkeypatch) -> None:
         assert (await peers.exchange(server.url, Ask(), 5)).status == 200
         assert server.connections == 2
         await peers.close()
+
+
+async def test_who_may_read_elsewhere_does_not_wait_for_a_connection_as_for_an_answer(
+    peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "STREAMS_MAX", 1)
+    monkeypatch.setattr(peers_module, "CONNECT_S", 0.05)
+    async with served() as server:
+        server.may_answer.clear()
+        waiting = asyncio.ensure_future(peers.stream(server.url, Ask(), 60))
+        await server.has_got(1)
+        async with asyncio.timeout(20):
+            with pytest.raises(NotSent, match="too many"):
+                await peers.stream(server.url, Ask(), 60)
+        server.may_answer.set()
+        assert (await whole(await waiting, 5)).body == b"ok"
+        await peers.close()
+
+
+def test_the_time_that_it_takes_to_have_a_connection_counts(monkeypatch) -> None:
+    patience_s: list[float] = []
+
+    class Silent:
+        async def stream(self, ask: Ask, timeout_s: float) -> None:
+            patience_s.append(timeout_s)
+            raise NoAnswer("silence")
+
+    async def take(*_: object) -> Silent:
+        return await pass_time(1.5, Silent())
+
+    async def main(_: VirtualLoop) -> None:
+        with pytest.raises(NoAnswer):
+            await HttpPeers().stream("http://node", Ask(), 5.0)
+
+    monkeypatch.setattr(peers_module._Pool, "take", take)
+    monkeypatch.setattr(peers_module._Pool, "give_back", lambda *_: None)
+    simulate(main)
+    assert patience_s == [3.5]
 
 
 async def test_a_connection_idle_for_too_long_is_not_used_again() -> None:

@@ -8,7 +8,7 @@ from broker.model import PublishRequest
 from broker.net import NoAnswer
 from broker.routing import nodeheaders
 from broker.testing.ring import TOPIC, Ring, answer_lost, passed, request_lost
-from broker.testing.serving import eventually, topic_path
+from broker.testing.serving import RawHttp, eventually, topic_path
 from broker.wire import avro
 
 PUBLISH = topic_path("t", "publish")
@@ -103,6 +103,21 @@ async def test_a_clients_own_key_is_passed_on(ring: Ring) -> None:
     assert again.headers["Idempotency-Replayed"] == "true"
     assert await payloads(ring) == ["a"]
     assert all("Broker-Key" not in ask.headers for _, ask in ring.nodes[1].peers.asked)
+
+
+@pytest.mark.parametrize("parameter", ["a=\u017c".encode(), b"a=\xe9"])
+async def test_headers_of_any_characters_are_taken_by_any_node(ring, parameter: bytes) -> None:
+    content_type = b"text/plain; " + parameter
+    for node in ring.nodes:
+        async with RawHttp(node.shell.port) as http:
+            await http.send(
+                f"POST {PUBLISH} HTTP/1.1\r\nHost: x\r\n".encode()
+                + b"Content-Type: "
+                + content_type
+                + b"\r\nContent-Length: 1\r\n\r\na"
+            )
+            assert (await http.reply()).status == 200
+    assert await payloads(ring) == ["a", "a", "a"]
 
 
 async def test_whoever_waits_for_a_leader_looks_again_when_there_is_news(ring: Ring) -> None:
@@ -236,6 +251,16 @@ async def test_without_a_leader_requests_wait_for_one(ring: Ring) -> None:
     await ring.move(2)
     assert [(await one).status for one in waiting] == [200, 200]
     assert await payloads(ring, 2) == ["a", "a"]
+
+
+async def test_a_change_of_properties_waits_for_a_leader_as_long_as_its_request(ring: Ring) -> None:
+    await publish(ring, 0, b"a")
+    ring.leader = 1  # The former leader has not let go.
+    target = topic_path("t", "properties")
+    async with asyncio.timeout(20):
+        reply = await ring.nodes[1].http("PUT", target, b"{}", {"Request-Timeout": "0.2"})
+    assert (reply.status, reply.headers["Broker-Error"]) == (503, "no_leader")
+    assert reply.headers["Broker-Outcome"] == "refused"
 
 
 async def test_nodes_that_send_each_other_in_circles_end_at_the_deadline(ring: Ring) -> None:

@@ -10,6 +10,7 @@ from broker.errors import (
     BodyTooLarge,
     Fenced,
     NoLeader,
+    NotLeader,
     OutcomeUnknown,
     Overloaded,
     StorageFull,
@@ -358,6 +359,16 @@ async def test_rows_that_were_certainly_not_stored_end_the_hold_and_are_refused(
     await bench.publish(b"next")
     assert bench.leader() is not leader
     assert await bench.payloads() == [b"first", b"next"]
+
+
+async def test_what_is_meant_for_another_epoch_is_not_written_in_this_one(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    epoch = bench.leader().epoch
+    await bench.publish(b"now", options=PublishOptions(epoch=epoch))
+    with pytest.raises(NotLeader):
+        await bench.publish(b"then", options=PublishOptions(epoch=epoch - 1))
+    assert await bench.payloads() == [b"first", b"now"]
 
 
 async def test_a_closed_writer_takes_nothing(bench: Bench) -> None:

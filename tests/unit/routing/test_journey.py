@@ -1,0 +1,192 @@
+"""The way of one request where others are silent or sent astray, in virtual time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import pytest
+
+from broker.coordination.ports import NodeInfo
+from broker.errors import NoLeader, NotLeader, Unavailable
+from broker.leading.tenure import HERE, Place
+from broker.metrics import Metrics
+from broker.model import TopicId
+from broker.net import Ask, NoAnswer, Reply
+from broker.routing.calls import Call
+from broker.routing.deciding import Kind
+from broker.routing.forwarder import READING_S, Forwarder
+from broker.routing.nodeheaders import Sender
+from broker.routing.peers import Relay
+from broker.routing.service import Routing
+from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+
+TOPIC = TopicId("default", "t")
+NODES = [NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", 1) for n in range(4)]
+
+
+class Whole:
+    """An answer that has come."""
+
+    ended = True
+
+    def __init__(self, status: int, told: object) -> None:
+        self.status = status
+        self.headers: Mapping[str, str] = {
+            "broker-error": NotLeader.code,
+            "broker-outcome": "refused",
+        }
+        self._chunks = [b"", json.dumps(told).encode()]
+
+    async def chunk(self, silence_s: float | None = None) -> bytes:
+        del silence_s
+        return self._chunks.pop()
+
+    def close(self) -> None:
+        pass
+
+
+class Peers:
+    """Other nodes: each is silent, unless ``answers`` has something for the next request."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, float]] = []
+        self.answers: list[Callable[[], Relay]] = []
+
+    async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
+        del ask
+        self.asked.append((url, timeout_s))
+        if self.answers:
+            return self.answers.pop(0)()
+        await pass_time(timeout_s)
+        raise NoAnswer("silence")
+
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> Reply:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        pass
+
+
+class Node:
+    """What routes, on the first of four nodes; ``place`` is where it believes the topic to be led."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.clock = VirtualClock(loop)
+        self.peers = Peers()
+        self.at = Place(here=False, node=NODES[1])
+        self.locally: list[float] = []
+        """When its own handler was asked."""
+        forwarder = Forwarder(self.peers, self.clock, Sender(0, "life-0"), "secret")
+        self.routing = Routing(
+            self, forwarder, self.clock, Metrics("0"), me=NODES[0], leads=lambda _: False
+        )
+
+    def place(self, topic: TopicId) -> Place:
+        del topic
+        return self.at
+
+    async def permit(self, topic: TopicId, deadline: float) -> None:
+        raise NotImplementedError
+
+    def fenced(self, topic: TopicId) -> None:
+        raise NotImplementedError
+
+    async def answer(
+        self,
+        local: Callable[[], Awaitable[str]],
+        *,
+        kind: Kind = Kind.POLL,
+        within_s: float,
+        wait_s: float = 0.0,
+    ) -> Any:
+        async def noted(_: object) -> str:
+            self.locally.append(self.clock.monotonic())
+            return await local()
+
+        deadline = self.clock.monotonic() + within_s
+        call = Call(kind, "poll", TOPIC, "POST", "/", {}, b"", deadline, wait_s=wait_s)
+        return await self.routing.answer(call, noted)
+
+
+async def read() -> str:
+    return "read from storage"
+
+
+async def no_storage() -> str:
+    await pass_time(25.0)
+    raise Unavailable("storage is silent, too")
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 20.0, 27.0, 30.0, 60.0])
+def test_a_poll_whose_leader_is_silent_to_the_end_is_read_from_storage(wait_s: float) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = Node(loop)
+        within_s = max(30.0, wait_s + READING_S)
+        assert await node.answer(read, within_s=within_s, wait_s=wait_s) == "read from storage"
+        assert node.peers.asked == [(NODES[1].url, wait_s + READING_S)]
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("kind", [Kind.POLL, Kind.READING])
+def test_no_silence_is_longer_than_the_request_has_time(kind: Kind) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = Node(loop)
+        assert await node.answer(read, kind=kind, within_s=1.0) == "read from storage"
+        assert node.peers.asked == [(NODES[1].url, 1.0)]
+        assert node.locally == [pytest.approx(1.0)]
+
+    simulate(main)
+
+
+def test_storage_that_is_silent_is_not_asked_once_more_at_the_end() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = Node(loop)
+        node.at = Place(here=False, node=None)
+        with pytest.raises(NoLeader):
+            await node.answer(no_storage, within_s=30.0)
+        assert len(node.locally) == 2
+
+    simulate(main)
+
+
+def test_only_what_has_no_effect_is_done_here_at_the_end() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = Node(loop)
+        node.at = Place(here=False, node=None)
+        with pytest.raises(NoLeader):
+            await node.answer(read, kind=Kind.ONCE, within_s=1.0)
+        assert node.locally == []
+
+    simulate(main)
+
+
+def test_a_topic_that_came_here_and_went_again_is_no_421_for_a_client() -> None:
+    """Two nodes send a poll on; the topic has come here when it is to be read here, and leaves again."""
+
+    async def main(loop: VirtualLoop) -> None:
+        node = Node(loop)
+
+        def sends_to(number: int) -> Relay:
+            return Whole(421, {"node": number, "url": NODES[number].url, "epoch": None})
+
+        async def waits_here() -> str:
+            if not node.at.here:
+                return await read()
+            await pass_time(5.0)
+            node.at = Place(here=False, node=NODES[2])
+            raise NotLeader("it moved", node=2, url=NODES[2].url)
+
+        def comes_here() -> Relay:
+            node.at = HERE
+            return sends_to(3)
+
+        node.peers.answers += [lambda: sends_to(2), comes_here]
+        answer = await node.answer(waits_here, within_s=33.0, wait_s=30.0)
+        assert answer == "read from storage"
+        assert [url for url, _ in node.peers.asked] == [NODES[1].url, NODES[2].url]
+        assert len(node.locally) == 2
+
+    simulate(main)

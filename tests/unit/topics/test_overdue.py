@@ -1,0 +1,244 @@
+"""Requests that wait for their turn are refused when their deadline comes, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.errors import Fenced, Overloaded
+from broker.testing.bench import Bench, Gate, settle
+from broker.testing.clock import pass_time, within
+from broker.topics.overdue import LOOK_S, Overdue
+from broker.topics.settings import PublishOptions
+
+
+class Stalled:
+    """A topic whose storage takes batches and says nothing until it may."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.under_way: list[asyncio.Future[Any]] = []
+        self._gates: list[Gate] = []
+
+    async def begin(self) -> Stalled:
+        await self.bench.create()
+        await self.bench.publish(b"first")
+        for gate in self.stall():
+            self.under_way.append(self.publish(b"under way", within_s=math.inf))
+            await gate.reached.wait()
+        return self
+
+    def stall(self) -> list[Gate]:
+        """Let storage say nothing to the next batches."""
+        gates = [Gate() for _ in range(self.bench.store.pipeline_depth)]
+        self.bench.store.on("append", *(gate.before for gate in gates))
+        self._gates += gates
+        return gates
+
+    def publish(self, payload: bytes, within_s: float, **options: Any) -> asyncio.Future[Any]:
+        deadline = self.bench.clock.monotonic() + within_s
+        publishing = self.bench.publish(
+            payload, options=PublishOptions(deadline=deadline, **options)
+        )
+        return asyncio.ensure_future(publishing)
+
+    def open(self) -> None:
+        for gate in self._gates:
+            gate.open()
+
+    async def go_on(self, *waiting: asyncio.Future[Any]) -> list[bytes]:
+        """Let storage answer; return what it has beside what was under way."""
+        self.open()
+        await asyncio.gather(*self.under_way, *waiting)
+        payloads = await self.bench.payloads()
+        assert payloads[: 1 + len(self.under_way)] == [b"first"] + [b"under way"] * len(
+            self.under_way
+        )
+        assert self.bench.around.queue.bytes == 0
+        return payloads[1 + len(self.under_way) :]
+
+
+@pytest.fixture
+async def stalled(bench: Bench) -> AsyncIterator[Stalled]:
+    made = await Stalled(bench).begin()
+    yield made
+    made.open()
+
+
+async def refused(publishing: asyncio.Future[Any]) -> None:
+    with pytest.raises(Overloaded, match="deadline passed in the queue") as caught:
+        await within(100, publishing, lambda: "nobody was refused")
+    assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}, {"ttl_s": 5}])
+async def test_who_waits_is_refused_in_time_though_storage_says_nothing(
+    stalled: Stalled, options: dict[str, Any]
+) -> None:
+    clock = stalled.bench.clock
+    due = clock.monotonic() + 2.0
+    await refused(stalled.publish(b"late", within_s=2.0, **options))
+    assert clock.monotonic() == pytest.approx(due)
+    assert await stalled.go_on() == []
+
+
+async def test_a_store_that_waits_is_refused_in_time(bench: Bench) -> None:
+    await bench.create()
+    await bench.stored(7, b"first")
+    stalled, under_way = Stalled(bench), []
+    for gate in stalled.stall():
+        under_way.append(asyncio.ensure_future(bench.stored(7, b"under way")))
+        await gate.reached.wait()
+    try:
+        options = PublishOptions(deadline=bench.clock.monotonic() + 2.0)
+        await refused(asyncio.ensure_future(bench.stored(7, b"late", options=options)))
+    finally:
+        stalled.open()
+    await asyncio.gather(*under_way)
+    await bench.publish(pointer=7)
+    assert await bench.payloads() == [b"first"] + [b"under way"] * len(under_way)
+
+
+async def test_deadlines_need_not_come_in_the_order_of_the_queue(stalled: Stalled) -> None:
+    patience_s = {b"a": 5.0, b"b": 1.0, b"c": 3.0, b"d": 2.0, b"e": 60.0, b"f": math.inf}
+    waiting = {name: stalled.publish(name, s) for name, s in patience_s.items()}
+    for name in (b"b", b"d", b"c", b"a"):
+        await refused(waiting.pop(name))
+        assert not any(done.done() for done in waiting.values())
+    assert await stalled.go_on(*waiting.values()) == [b"e", b"f"]
+
+
+async def test_a_refusal_makes_room(stalled: Stalled) -> None:
+    queue = stalled.bench.around.queue
+    held = queue.bytes
+    queue.bytes_max = held + 100
+    late = stalled.publish(b"late", within_s=1.0)
+    gone = stalled.publish(bytes(100), within_s=30.0)
+    await settle()
+    gone.cancel()
+    with pytest.raises(Overloaded, match="Too many bytes"):
+        await stalled.publish(b"too many", within_s=30.0)
+    await refused(late)
+    assert queue.bytes == held
+    assert await stalled.go_on(stalled.publish(b"in time", within_s=30.0)) == [b"in time"]
+
+
+async def test_what_is_being_written_has_its_own_outcome(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    gate = Gate()
+    bench.store.on("append", gate.before)
+    options = PublishOptions(deadline=bench.clock.monotonic() + 1.0)
+    writing = asyncio.ensure_future(bench.publish(b"slow", options=options))
+    await gate.reached.wait()
+    await pass_time(5.0)
+    gate.open()
+    await writing
+    assert await bench.payloads() == [b"first", b"slow"]
+
+
+async def test_a_writer_that_waits_for_ids_is_quiet_once_nobody_waits_for_it(bench: Bench) -> None:
+    bench.restart(id_lead_ms_max=2)
+    bench.around.instance = 0  # 256 ids a millisecond.
+    await bench.create()
+    await bench.publish(*[b"x"] * 20_000)
+    options = PublishOptions(deadline=bench.clock.monotonic() + 0.01)
+    late = asyncio.ensure_future(bench.publish(b"late", options=options))
+    await settle()
+    writer = bench.leader().writer
+    assert writer._pause is not None
+    quiet = asyncio.ensure_future(writer.idle())
+    await refused(late)
+    async with asyncio.timeout(10):
+        await quiet
+    assert bench.around.queue.bytes == 0
+
+
+async def test_a_writer_whose_hold_is_done_refuses_in_time_what_it_did_not_send(
+    stalled: Stalled,
+) -> None:
+    late, in_time = stalled.publish(b"late", within_s=1.0), stalled.publish(b"in time", 60.0)
+    await settle()
+    stalled.bench.leader().end(Fenced("over"))
+    await refused(late)
+    assert await stalled.go_on(in_time) == [b"in time"]
+
+
+async def test_who_waits_again_at_the_next_leader_is_refused_in_time_there(bench: Bench) -> None:
+    bench.restart(batch_rows_max=1)
+    stalled = await Stalled(bench).begin()
+    try:
+        ahead = [stalled.publish(b"ahead", math.inf) for _ in stalled.under_way]
+        late = stalled.publish(b"late", within_s=2.0)
+        await settle()
+        bench.leader().end(Fenced("over"))
+        stalled.open()
+        again = stalled.stall()
+        for gate in again:
+            await gate.reached.wait()
+        await refused(late)
+        assert await stalled.go_on(*ahead) == [b"ahead"] * len(ahead)
+    finally:
+        stalled.open()
+
+
+async def test_one_timer_serves_a_queue_whose_deadlines_come_in_their_order(
+    stalled: Stalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_for: list[float] = []
+    watch = Overdue.watch
+    monkeypatch.setattr(Overdue, "watch", lambda self, due: (set_for.append(due), watch(self, due)))
+    waiting = []
+    began = stalled.bench.clock.monotonic()
+    for _ in range(100):
+        waiting.append(stalled.publish(b"m", within_s=30.0))
+        await pass_time(0.001)
+    assert set_for == [pytest.approx(began + 30.0)]
+    assert await stalled.go_on(*waiting) == [b"m"] * 100
+
+
+class Deadlines:
+    """What an Overdue looks at."""
+
+    def __init__(self, bench: Bench, *deadlines: float) -> None:
+        self.bench = bench
+        self.left = list(deadlines)
+        self.looked: list[float] = []
+        self.overdue = Overdue(bench.clock, self.look)
+
+    def look(self) -> float:
+        now = self.bench.clock.monotonic()
+        self.looked.append(round(now, 3))
+        self.left = [deadline for deadline in self.left if deadline > now]
+        return min(self.left, default=math.inf)
+
+
+async def test_it_looks_at_each_deadline_and_then_no_more(bench: Bench) -> None:
+    watched = Deadlines(bench, 3.0, 1.0, 2.0, math.inf)
+    for deadline in watched.left:
+        watched.overdue.watch(deadline)
+    assert watched.overdue.due == 1.0
+    await pass_time(10.0)
+    assert watched.looked == [1.0, 2.0, 3.0]
+    assert watched.overdue.due == math.inf
+
+
+async def test_however_many_deadlines_pass_it_does_not_look_all_the_time(bench: Bench) -> None:
+    watched = Deadlines(bench, *(1 + number / 1000 for number in range(1000)))
+    watched.overdue.watch(1.0)
+    await pass_time(10.0)
+    assert watched.left == []
+    assert len(watched.looked) <= 1 + 1 / LOOK_S
+
+
+async def test_a_deadline_that_has_passed_is_looked_at_at_once(bench: Bench) -> None:
+    await pass_time(5.0)
+    watched = Deadlines(bench, 3.0)
+    watched.overdue.watch(3.0)
+    await settle(3)
+    assert watched.looked == [5.0]
+    await bench.pass_ms(1)
