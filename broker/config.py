@@ -98,7 +98,9 @@ class ServerConfig:
     header_bytes_max: int = key(8_190, "Longest header, name and value.", least=512)
     headers_max: int = key(128, "Most headers of a request.", least=16)
     request_deadline_s: float = key(
-        30.0, "After this a request is answered, done or not.", least=0.1
+        30.0,
+        "How long a request waits for a leader, another node, its turn to be stored.",
+        least=0.1,
     )
     drain_s: float = key(10.0, "Longest wait for quiet after SIGTERM.", least=0)
 

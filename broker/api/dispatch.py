@@ -113,7 +113,6 @@ class Dispatch:
             body,
             names=found.names,
             deadline=deadline,
-            is_timed=deadline is not None,
             source=source,
             abandoned=never,
         )

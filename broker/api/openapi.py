@@ -101,7 +101,7 @@ _BROWSE_QUERY = [
 ]
 _TIMEOUT = _header(
     "Request-Timeout",
-    "Seconds after which the request is answered, done or not.",
+    "Seconds that it may wait for a leader, another node, or its turn to be stored.",
     {"type": "number", "exclusiveMinimum": 0, "maximum": REQUEST_TIMEOUT_S_MAX},
 )
 _LEADER = {

@@ -44,10 +44,10 @@ class Request:
     """One request.
 
     ``headers`` is case-insensitive. ``body`` is whole and inflated. ``deadline`` is in seconds of the
-    monotonic clock; ``is_timed`` says that the caller gave it. ``forwarded`` says that a node, not a
-    client, sent it, and ``repeat`` what makes it repeatable then. ``source`` is the connection by which
-    it came: the requests of one keep their order. ``abandoned`` gives a future that is done once the
-    caller is gone or this node drains; handlers that wait race against it.
+    monotonic clock. ``forwarded`` says that a node, not a client, sent it, and ``repeat`` what makes it
+    repeatable then. ``source`` is the connection by which it came: the requests of one keep their order.
+    ``abandoned`` gives a future that is done once the caller is gone or this node drains; handlers that
+    wait race against it.
     """
 
     __slots__ = (
@@ -58,7 +58,6 @@ class Request:
         "forwarded",
         "headers",
         "id",
-        "is_timed",
         "method",
         "names",
         "path",
@@ -80,7 +79,6 @@ class Request:
         names: Names = NO_NAMES,
         principal: str | None = None,
         deadline: float | None = None,
-        is_timed: bool = False,
         source: object | None = None,
         abandoned: Callable[[], asyncio.Future[None]] = never,
     ) -> None:
@@ -94,7 +92,6 @@ class Request:
         self.names = names
         self.principal = principal
         self.deadline = deadline
-        self.is_timed = is_timed
         self.source = source
         self.forwarded = False
         self.repeat: Repeat | None = None

@@ -212,7 +212,6 @@ class Shell:
             identifier=identifier,
             names=found.names,
             deadline=self._clock.monotonic() + timeout_s,
-            is_timed=timeout is not None,
             source=exchange.connection,
             abandoned=exchange.connection.abandoned,
         )
