@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 
 DEADLINE_S = 20.0
 SILENCE_S = 0.3
+ANSWER_S = 3.0
 LINK = Link("broker-1", "broker-2")
 
 
@@ -152,7 +153,8 @@ async def test_a_toxic_takes_the_place_of_its_like(links: Links) -> None:
 async def test_a_toxiproxy_that_says_nothing_is_started_anew(
     links: Links, server: ToxiproxyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toxiproxy, "TIMEOUT_S", SILENCE_S)
+    # It bounds the answers of the new one, too, so it must not be too short for a slow machine.
+    monkeypatch.setattr(toxiproxy, "TIMEOUT_S", ANSWER_S)
     await links.cut([LINK])
     server.suspend()
     assert await links.spoilt() == {}
