@@ -244,10 +244,10 @@ class Gateways:
             else:
                 answered.set_result(answer)  # type: ignore[arg-type]  # Answer may be None.
 
-        turns = itertools.count()
+        taken = itertools.count()
 
         def run() -> None:
-            if next(turns):
+            if next(taken):
                 return  # It was given up before a thread had it.
             answer, error = None, None
             try:
@@ -261,7 +261,7 @@ class Gateways:
             self._threads.submit(run)
         except RuntimeError as error:
             # The end, or no thread is to be had; what was put in the queue all the same is not to be done.
-            if not next(turns):
+            if not next(taken):
                 self._turns.give_back()
                 raise CellsRefused(f"no thread for a call to HBase: {error}") from error
         return await answered
