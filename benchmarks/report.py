@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -183,4 +183,8 @@ def main(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.report", description="Write the page of the benchmarks, and its plot."
+    )
+    parser.add_argument("file", type=Path, help="what `make bench ARGS='--json FILE'` wrote")
+    main(parser.parse_args().file)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,4 +71,11 @@ def main(source: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.cluster.report",
+        description="Write the page of a cluster's benchmarks.",
+    )
+    parser.add_argument(
+        "file", type=Path, help="what `make bench-cluster ARGS='--json FILE'` wrote"
+    )
+    main(parser.parse_args().file)
