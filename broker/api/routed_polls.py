@@ -108,9 +108,9 @@ class RoutedPolls:
                 return await self._here(request, asked, until)
             except NotLeader:
                 pass  # It moved away while the poll waited.
-        wait_s = self._left_s(until)
+        waits = self._left_s(until) > 0
         answering = self._routing.answer(
-            self._call(request, asked, until, wait_s),
+            self._call(request, asked, until),
             lambda repeat: self._local(repeat, request, asked, until),
         )
         answer = await unless_abandoned(answering, request.abandoned())
@@ -118,20 +118,20 @@ class RoutedPolls:
             return _Polled(answer_of(None, asked.kind), is_final=True)
         if isinstance(answer, Relayed):
             passed = self._routed.passed_back("poll", answer)
-            return _Polled(passed, is_final=wait_s <= 0 or not answer.has_moved)
+            return _Polled(passed, is_final=not waits or not answer.has_moved)
         return answer
 
     def _left_s(self, until: float) -> float:
         return max(until - self._routing.clock.monotonic(), 0.0)
 
-    def _call(self, request: Request, asked: Asked, until: float, wait_s: float) -> Call:
+    def _call(self, request: Request, asked: Asked, until: float) -> Call:
         call = self._routed.call("poll", Kind.POLL, request)
-        target = request.path + (f"?wait={wait_s:.3f}" if wait_s > 0 else "")
         deadline = call.deadline
         if asked.wait_s > 0:
             # Who asks to wait may do so past what is a publish's deadline.
             deadline = max(deadline, until + READING_S)
-        return call._replace(target=target, wait_s=wait_s, deadline=deadline)
+        # Without its query: how long to wait is said with each attempt.
+        return call._replace(target=request.path, waits_until=until, deadline=deadline)
 
     async def _local(
         self, _: Repeat | None, request: Request, asked: Asked, until: float

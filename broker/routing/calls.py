@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -23,7 +24,8 @@ class Call(NamedTuple):
     ``name`` is what it is counted as; ``target`` is its raw path and query; ``headers`` are those that
     go with it to another node. ``deadline`` is monotonic. ``source`` is the connection by which it
     came, if its order among others of that counts; it must be weakly referable. ``own_key``: the
-    client sent an idempotency key. ``wait_s`` is how long a poll may wait.
+    client sent an idempotency key. ``waits_until`` (monotonic) is how long a poll may wait; each node that
+    is asked is told what is left of that.
     """
 
     kind: Kind
@@ -36,7 +38,11 @@ class Call(NamedTuple):
     deadline: float
     source: object | None = None
     own_key: bool = False
-    wait_s: float = 0.0
+    waits_until: float = -math.inf
+
+    def wait_s(self, now: float) -> float:
+        """Return how long it may still wait, 0 if it does not."""
+        return max(self.waits_until - now, 0.0)
 
 
 class Relayed(NamedTuple):

@@ -151,12 +151,16 @@ class Forwarder:
             None if place is None else place[0].ticket(place[1]),
         )
         headers = {**call.headers, **told.format(self._secret)}
-        return _Ask(call.method, call.target, headers, call.body)
+        target = call.target
+        if wait_s := call.wait_s(now):
+            # Never longer than its client asked for, however late this attempt is.
+            target += f"?wait={wait_s:.3f}"
+        return _Ask(call.method, target, headers, call.body)
 
     async def _read(self, url: str, call: Call, ask: _Ask) -> Relayed:
         """Send a read; a long answer is passed on as it comes, all others are read to their end."""
-        left_s = call.deadline - self._clock.monotonic()
-        silence_s = min(call.wait_s + READING_S, left_s)
+        now = self._clock.monotonic()
+        silence_s = min(call.wait_s(now) + READING_S, call.deadline - now)
         relay = await self._peers.stream(url, ask, silence_s)
         streams = relay.status == 200 and MOVED.lower() not in relay.headers
         if call.kind is Kind.POLL and streams and not relay.ended:

@@ -8,7 +8,8 @@
     Broker-Deadline: 1790000000123    guarded wall clock of the sender, ms
     Broker-Epoch: 12                  the epoch in which the sender believes the leader to be
     Broker-Key: 77c0…                 the sender's idempotency key, if the client gave none
-    Broker-Attempt: 1                 from 2 on the key is looked up in storage
+    Broker-Attempt: 1                 1 and how many before may have been done; from 2 on the key is
+                                      looked up in storage
     Broker-Lane: 31;4;4               lane, number, lowest number not resolved yet (see ``lanes``)
 
 Protocol 0 is that of the release before clusters kept lanes: it has no ``Broker-Lane`` and no

@@ -123,16 +123,28 @@ class _Journey(Generic[Result]):
         self._call = call
         self._local = local
         self._key: str | None = None
-        self._attempts = 0
+        self._doubts = 0
+        """How many attempts may have been done."""
         self._elsewhere_read = 0
-        self._in_doubt = False
-        """Whether an earlier attempt may have been done."""
         self._was_here = False
         """Whether this node itself was asked last."""
         self._hint: Elsewhere | None = None
         self._place: tuple[SentLane, int] | None = None
         self._why = "none is known"
         self._sent_at: float | None = None
+
+    @property
+    def _in_doubt(self) -> bool:
+        return self._doubts > 0
+
+    def _repeat(self, protocol: int = PROTOCOL) -> Repeat:
+        """Return what makes the next attempt repeatable.
+
+        What was certainly not done is no attempt: no copy of it is on the way, and its key is as new as it
+        was. Were it counted, the leader would look in storage for the key of each request that was sent to
+        the wrong epoch.
+        """
+        return Repeat(self._key, self._doubts + 1, protocol=protocol)
 
     async def answer(self) -> Result | Relayed:
         """Try until there is an answer, or no time is left."""
@@ -260,9 +272,8 @@ class _Journey(Generic[Result]):
         self._was_here = True
         repeat = None
         if self._key is not None or self._in_doubt:
-            self._attempts += 1
             # Without an epoch the key is looked up, whatever is remembered.
-            repeat = Repeat(self._key, self._attempts)
+            repeat = self._repeat()
         try:
             return await self._local(repeat)
         except NotLeader as error:
@@ -289,7 +300,7 @@ class _Journey(Generic[Result]):
     def _next(self, step: Next) -> None:
         """Take note of a decision. Raises OutcomeUnknown if nothing more can be found out."""
         if step is Next.REPEAT:
-            self._in_doubt = True
+            self._doubts += 1
         elif step is Next.UNKNOWN:
             raise outcome_unknown(self._why, own_key=self._call.own_key)
 
@@ -311,9 +322,7 @@ class _Journey(Generic[Result]):
         return relayed
 
     async def _send_once(self, url: str, protocol: int) -> Relayed:
-        self._attempts += 1
-        repeat = Repeat(self._key, self._attempts, protocol=protocol)
-        sending = self._forwarder.send(url, self._call, repeat, self._place)
+        sending = self._forwarder.send(url, self._call, self._repeat(protocol), self._place)
         if not self._call.kind.is_repeatable:
             return await sending
         return await unless_moved(sending, self._placed_at)

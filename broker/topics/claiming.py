@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 
+from broker import guards
 from broker.errors import BrokerError, ClockSkew, NoLeader
 from broker.leading.claims import Claimed, claim
 from broker.model import RowId, Topic, TopicId, first_row_at
-from broker.storage.control import Deleted, StaleGeneration
+from broker.storage.control import Deleted, StaleGeneration, State
 from broker.storage.keys import LogId
 from broker.storage.ports import Hold
-from broker.topics.registry import TopicRegistry, not_found
+from broker.topics.registry import TopicRecord, TopicRegistry, not_found
 from broker.topics.surroundings import Surroundings
 
 STALE_RECORD_PAUSE_S = 0.02
@@ -98,6 +99,21 @@ class TopicClaims:
         if not self._around.is_clustered:
             return found
         return await self._registry.get(found.id)
+
+    async def finish_delete(self, topic: TopicId, record: TopicRecord) -> bool:
+        """Say in its record that a topic is deleted if its log says so; whether that was left to do."""
+        if record.deleted:
+            return False
+        control = await self._around.store.head(LogId(topic, record.generation))
+        if (
+            control is None
+            or control.generation != record.generation
+            or control.state is not State.DELETED
+            or not guards.holds("tombstone")
+        ):
+            return False
+        await self._registry.delete(topic, record.generation)
+        return True
 
     async def _compare_clocks(self, made: Claimed) -> None:
         """Let go of what was claimed if this clock is too far off. Raises ClockSkew."""

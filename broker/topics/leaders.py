@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
-from broker import guards, logs
+from broker import logs
 from broker.errors import (
     BrokerError,
     Fenced,
@@ -34,13 +34,11 @@ from broker.errors import (
 from broker.leading.claims import BACK_OFF_MAX_S, BACK_OFF_S
 from broker.leading.tenure import not_leader
 from broker.model import Topic, TopicId
-from broker.storage.control import State
-from broker.storage.keys import LogId
 from broker.storage.ports import Hold
 from broker.topics.claiming import TopicClaims
 from broker.topics.handing_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
-from broker.topics.registry import TopicRecord, TopicRegistry, not_found
+from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import PublishOptions
 from broker.topics.state import TopicState
 from broker.topics.surroundings import Surroundings
@@ -99,7 +97,7 @@ class Leaders:
         if record is None:
             raise not_found(topic)
         found = record.topic(topic)
-        if await self._finish_delete_of(topic, record):
+        if await self.claims.finish_delete(topic, record):
             raise not_found(topic)
         return found
 
@@ -109,21 +107,7 @@ class Leaders:
         The caller has the lock of the topic's state.
         """
         record = await self.registry.read(topic)
-        return record is not None and await self._finish_delete_of(topic, record)
-
-    async def _finish_delete_of(self, topic: TopicId, record: TopicRecord) -> bool:
-        if record.deleted:
-            return False
-        control = await self.around.store.head(LogId(topic, record.generation))
-        if (
-            control is None
-            or control.generation != record.generation
-            or control.state is not State.DELETED
-            or not guards.holds("tombstone")
-        ):
-            return False
-        await self.registry.delete(topic, record.generation)
-        return True
+        return record is not None and await self.claims.finish_delete(topic, record)
 
     def _forget_unknown(self, state: TopicState) -> None:
         """Keep nothing for names that are no topic's."""
@@ -177,17 +161,13 @@ class Leaders:
         if leader is not None:
             return leader
         self.must_be_here(topic)
-        with state.used():
-            async with self._claiming(state, deadline):
-                if state.leader is not None:
-                    return state.leader
-                try:
-                    return await self._succeed(state, deadline)
-                except BrokerError:
-                    if state.carried:
-                        # Their deadlines are not this request's.
-                        self._start(self._hand_on(state))
-                    raise
+        try:
+            with state.used():
+                async with self._claiming(state, deadline):
+                    return state.leader or await self._succeed_or_hand_on(state, deadline)
+        except TopicNotFound:
+            self._forget_unknown(state)
+            raise
 
     def must_be_here(self, topic: TopicId) -> None:
         """Raise NotLeader if neither this node leads a topic nor should."""
@@ -210,6 +190,15 @@ class Leaders:
             yield
         finally:
             state.claiming.release()
+
+    async def _succeed_or_hand_on(self, state: TopicState, deadline: float) -> TopicLeader:
+        try:
+            return await self._succeed(state, deadline)
+        except BrokerError:
+            if state.carried:
+                # Their deadlines are not this request's.
+                self._start(self._hand_on(state))
+            raise
 
     async def _succeed(self, state: TopicState, deadline: float) -> TopicLeader:
         """Claim a topic and begin with what its former leader did not store."""

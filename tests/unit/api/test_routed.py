@@ -8,12 +8,20 @@ from broker.api.replies import EMPTY, EMPTY_REPLAYED
 from broker.api.routed import KINDS
 from broker.api.routes import SHAPES, TOPIC
 from broker.errors import NoLeader, Overloaded
+from broker.model import PublishRequest, RollbackRange
 from broker.routing.deciding import Kind
 from broker.testing.ring import Ring, request_lost, ring_of
 from broker.testing.serving import topic_path
+from broker.wire import avro
 
 PUBLISH = topic_path("t", "publish")
 TEXT = {"Content-Type": "text/plain"}
+AVRO = {"Content-Type": "avro/binary"}
+BODIES = {
+    "publish": (b"a", TEXT),
+    "store": (avro.encode_publish_request(PublishRequest(1 << 62, [b"a"])), AVRO),
+    "rollback": (avro.encode_publish_response(RollbackRange(5, bytes(10), bytes(10))), AVRO),
+}
 
 
 @pytest.fixture
@@ -91,3 +99,42 @@ async def test_a_doubt_is_settled_here_if_the_topic_came_here(ring: Ring) -> Non
     assert (reply.status, reply.headers["Idempotency-Replayed"]) == (200, "true")
     page = await ring.nodes[1].http("GET", topic_path("t", "messages"))
     assert [message["payload"] for message in page.json["messages"]] == ["first", "a"]
+
+
+async def test_before_its_leader_is_claimed_a_topic_is_not_read_by_who_will_claim_it(
+    ring, monkeypatch
+) -> None:
+    topics, read = ring.nodes[0].topics, []
+
+    def noting(owner, name: str) -> None:
+        real = getattr(owner, name)
+
+        async def noted(*arguments):
+            read.append(name)
+            return await real(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(ring.records, "get")
+    noting(topics.around.store, "head")
+    assert (await ring.nodes[0].http("POST", PUBLISH, b"a", TEXT)).status == 200
+    # Which generation to claim, and what the leader before may have changed until then.
+    assert read == ["get", "get"]
+
+
+async def test_names_that_are_no_topics_leave_nothing_behind(ring: Ring) -> None:
+    known = set(ring.nodes[0].topics.leaders.states)
+    for number in range(20):
+        for operation in ("publish", "store", "rollback"):
+            reply = await ring.nodes[number % 2].http(
+                "POST", topic_path(f"no{number}", operation), *BODIES[operation]
+            )
+            assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
+    assert [set(node.topics.leaders.states) for node in ring.nodes] == [known, set()]
+
+
+@pytest.mark.parametrize("query", ["?ttl=0", "?ttl=604801"])
+async def test_what_no_leader_would_take_is_refused_by_the_first_one(ring: Ring, query) -> None:
+    for node in ring.nodes:
+        reply = await node.http("POST", PUBLISH + query, b"a", TEXT)
+        assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -26,17 +27,17 @@ TOPIC = TopicId("default", "t")
 NODES = [NodeInfo(n, f"life-{n}", f"http://node-{n}", "test", 1) for n in range(4)]
 
 
+REFUSED = {"broker-error": NotLeader.code, "broker-outcome": "refused"}
+
+
 class Whole:
     """An answer that has come."""
 
     ended = True
 
-    def __init__(self, status: int, told: object) -> None:
+    def __init__(self, status: int, told: object, headers: Mapping[str, str] = REFUSED) -> None:
         self.status = status
-        self.headers: Mapping[str, str] = {
-            "broker-error": NotLeader.code,
-            "broker-outcome": "refused",
-        }
+        self.headers = headers
         self._chunks = [b"", json.dumps(told).encode()]
 
     async def chunk(self, silence_s: float | None = None) -> bytes:
@@ -52,11 +53,12 @@ class Peers:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
+        self.paths: list[str] = []
         self.answers: list[Callable[[], Relay]] = []
 
     async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
-        del ask
         self.asked.append((url, timeout_s))
+        self.paths.append(ask.path)
         if self.answers:
             return self.answers.pop(0)()
         await pass_time(timeout_s)
@@ -105,8 +107,9 @@ class Node:
             self.locally.append(self.clock.monotonic())
             return await local()
 
-        deadline = self.clock.monotonic() + within_s
-        call = Call(kind, "poll", TOPIC, "POST", "/", {}, b"", deadline, wait_s=wait_s)
+        now = self.clock.monotonic()
+        until = now + wait_s
+        call = Call(kind, "poll", TOPIC, "POST", "/", {}, b"", now + within_s, waits_until=until)
         return await self.routing.answer(call, noted)
 
 
@@ -126,6 +129,23 @@ def test_a_poll_whose_leader_is_silent_to_the_end_is_read_from_storage(wait_s: f
         within_s = max(30.0, wait_s + READING_S)
         assert await node.answer(read, within_s=within_s, wait_s=wait_s) == "read from storage"
         assert node.peers.asked == [(NODES[1].url, wait_s + READING_S)]
+
+    simulate(main)
+
+
+def test_whoever_is_asked_next_is_told_what_is_left_of_the_wait() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = Node(loop)
+        waiting = asyncio.ensure_future(node.answer(read, within_s=63.0, wait_s=60.0))
+        await pass_time(20.0)
+        node.at = Place(here=False, node=NODES[2])
+        node.peers.answers.append(lambda: Whole(200, {}, {}))
+        await waiting
+        (first, _), (second, silence_s) = node.peers.asked
+        assert [first, second] == [NODES[1].url, NODES[2].url]
+        waits = [float(path.removeprefix("/?wait=")) for path in node.peers.paths]
+        assert waits == [60.0, pytest.approx(silence_s - READING_S, abs=0.001)]
+        assert 38.0 < waits[1] <= 40.0
 
     simulate(main)
 

@@ -83,9 +83,9 @@ async def test_what_goes_with_a_request(ring: Ring) -> None:
     reply = await publish(ring, 1, b"b", X_Request_Id="asked-2", Request_Timeout="7")
     assert reply.headers["X-Request-Id"] == "asked-2"
     (_, first), (_, again), (url, ask) = ring.nodes[1].peers.asked
-    # Without an epoch a write is only told the one of now, and comes again with it.
+    # Without an epoch a write is only told the one of now, and comes again with it, as new as it was.
     assert "Broker-Epoch" not in first.headers
-    assert (again.headers["Broker-Attempt"], again.headers["Broker-Epoch"]) == ("2", "1")
+    assert (again.headers["Broker-Attempt"], again.headers["Broker-Epoch"]) == ("1", "1")
     assert url == ring.infos[0].url
     assert ask.headers["X-Request-Id"] == "asked-2"
     assert ask.headers["Broker-From"] == "1/life-1"
@@ -145,8 +145,26 @@ async def test_a_publish_that_got_no_answer_is_sent_again_and_stored_once(ring, 
     ring.nodes[1].peers.hooks.append(lost)
     assert (await publish(ring, 1, b"a")).status == 200
     assert await payloads(ring) == ["first", "a"]
-    keys = {ask.headers["Broker-Key"] for _, ask in ring.nodes[1].peers.asked[2:]}
-    assert len(keys) == 1
+    asked = [ask.headers for _, ask in ring.nodes[1].peers.asked[2:]]
+    assert len({headers["Broker-Key"] for headers in asked}) == 1
+    assert [headers["Broker-Attempt"] for headers in asked] == ["1", "2"]
+
+
+async def test_a_key_is_looked_up_only_where_an_attempt_may_have_been_done(ring, monkeypatch):
+    store, looked_up = ring.nodes[0].topics.around.store, []
+
+    async def side(*asked):
+        looked_up.append(asked)
+        return await type(store).side(store, *asked)
+
+    monkeypatch.setattr(store, "side", side)
+    ring.nodes[1].tenure.belief = 2  # Where it is told who leads; who leads tells the epoch.
+    await publish(ring, 1, b"a")
+    assert (len(ring.nodes[1].peers.asked), looked_up) == (3, [])
+    ring.nodes[1].peers.hooks.append(request_lost)
+    await publish(ring, 1, b"b")
+    assert len(looked_up) == 1
+    assert await payloads(ring) == ["a", "b"]
 
 
 @pytest.mark.parametrize("lost", [answer_lost, request_lost])
