@@ -106,9 +106,10 @@ class Client:
         lanes = set(self._lanes.values())
         for lane in lanes:
             lane.close()
+        # First, for those of the lanes that wait for a connection.
+        await self._transport.close()
         for lane in lanes:
             await lane.finished()
-        await self._transport.close()
 
     # --- Topics -----------------------------------------------------------------------------------
 

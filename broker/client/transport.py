@@ -102,6 +102,7 @@ class HttpTransport:
         self._session: aiohttp.ClientSession | None = None
         self._answers: set[aiohttp.ClientResponse] = set()
         """Those that are being read."""
+        self._opening: set[asyncio.Future[Connection]] = set()
         self._closed = False
 
     async def connect(self, topic: TopicId | None) -> Connection:
@@ -112,15 +113,24 @@ class HttpTransport:
         self._check_open()
         headers = {**self._headers, **self._patience()}
         nodes, idle_s_max = self._nodes, self._settings.idle_s_max
-        try:
-            connection = await net.open_connection(
+        opening = asyncio.ensure_future(
+            net.open_connection(
                 net.Address.of(url),
                 lambda: Connection(url, headers, nodes, idle_s_max),
                 timeout_s,
                 self._tls,
             )
+        )
+        self._opening.add(opening)
+        try:
+            connection = await opening
         except net.NotSent as error:
             raise outcomes.never_sent(error) from error
+        except asyncio.CancelledError as error:
+            self._check_why_cancelled(error)
+            raise
+        finally:
+            self._opening.discard(opening)
         try:
             self._check_open()
         except Unavailable:
@@ -255,10 +265,13 @@ class HttpTransport:
                 allow_redirects=False,
             )
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if not self._closed or task is None or task.cancelling():
-                raise
-            # Nobody cancelled this call: so a close ends those who wait for one of its connections.
+            self._check_why_cancelled(error)
+            raise
+
+    def _check_why_cancelled(self, error: asyncio.CancelledError) -> None:
+        """Raise what a close means to those who wait for a connection, if it was a close."""
+        task = asyncio.current_task()
+        if self._closed and task is not None and not task.cancelling():
             raise outcomes.never_sent("the client was closed") from error
 
     async def _chunks(
@@ -294,6 +307,8 @@ class HttpTransport:
     async def close(self) -> None:
         """Close everything; requests under way end as unanswered, and none begins any more."""
         self._closed = True
+        for opening in self._opening:
+            opening.cancel()
         for connection in [*self._idle, *self._busy]:
             connection.close()
         self._idle.clear()

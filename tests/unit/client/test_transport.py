@@ -329,3 +329,41 @@ async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch,
         await transport.connect(None)
     assert tried == given
     await transport.close()
+
+
+@pytest.fixture
+def nobody_accepts(monkeypatch):
+    """Connecting takes for ever; what is returned is set once somebody tries."""
+    tried = asyncio.Event()
+
+    async def open_connection(*_):
+        tried.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(net, "open_connection", open_connection)
+    return tried
+
+
+async def test_closing_a_client_ends_those_who_wait_for_a_connection(nobody_accepts):
+    client = Client("http://127.0.0.1:9", deadline_s=60)
+    calls = [
+        asyncio.create_task(client.publish("ns1/t1", b"a")),
+        asyncio.create_task(client.create_topic("ns1/t2")),
+    ]
+    await nobody_accepts.wait()
+    async with asyncio.timeout(5):
+        await client.close()
+        for call in calls:
+            with pytest.raises(Unavailable, match="closed") as refused:
+                await call
+            assert refused.value.outcome == "refused"
+
+
+async def test_who_is_cancelled_while_it_waits_for_a_connection_is_told_so(nobody_accepts):
+    transport = HttpTransport(Settings(url="http://127.0.0.1:9"))
+    call = asyncio.create_task(transport.send(PUBLISH, 60))
+    await nobody_accepts.wait()
+    call.cancel()
+    await transport.close()
+    with pytest.raises(asyncio.CancelledError):
+        await call
