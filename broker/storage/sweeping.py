@@ -146,10 +146,10 @@ class LogSweeper:
         ranges.append((Table.PAYLOADS, *ranges[0][1:]))
         for table in Table:
             for kind in (IDEMPOTENCY, OLDER_RANGES, PRODUCER):
-                oldest = side_prefix(LogId(topic, 0), kind)
+                oldest = side_prefix(LogId(topic, 1), kind)
                 newest = side_prefix(LogId(topic, below), kind)
                 ranges.append((table, oldest, newest))
-        controls = payload_controls_prefix(topic, 0), payload_controls_prefix(topic, below)
+        controls = payload_controls_prefix(topic, 1), payload_controls_prefix(topic, below)
         ranges.append((Table.PAYLOADS, *controls))
         swept = 0
         for table, start, stop in ranges:

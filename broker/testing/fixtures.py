@@ -18,6 +18,7 @@ import pytest
 from broker.testing.servers import (
     HBaseServer,
     JavaClient,
+    ServerFailed,
     ServerMissing,
     TmsServer,
     ZooKeeperServer,
@@ -65,11 +66,23 @@ def java_client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaClient
 
 
 @pytest.fixture(scope="session")
-def hbase_server() -> Iterator[HBaseServer]:
-    """HBase with both Thrift gateways; every test takes tables of its own."""
+def shared_hbase() -> Iterator[HBaseServer]:
+    """What ``hbase_server`` gives, which looks after it."""
     require("hbase")
-    with HBaseServer() as server:
+    # Nobody waits for its sessions to end, and HBase ends itself where a slow machine has them end.
+    with HBaseServer(overrides={"zookeeper.session.timeout": "60000"}) as server:
         yield server
+
+
+@pytest.fixture
+def hbase_server(shared_hbase: HBaseServer) -> HBaseServer:
+    """HBase with both Thrift gateways; every test takes tables of its own."""
+    try:
+        shared_hbase.check()
+    except ServerFailed:
+        shared_hbase.start()  # One test tells of it, and the others go on.
+        raise
+    return shared_hbase
 
 
 @pytest.fixture(scope="session")

@@ -23,19 +23,21 @@ A reference without its mark (stored.py) is looked for before the rows behind th
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker import guards
 from broker.errors import BrokerError, ClockSkew, TopicNotFound
 from broker.leading.claims import ahead_ms
 from broker.model import (
     POINTERS_PER_MS,
+    ROW_ID_MAX,
     ROW_ID_MIN,
     RowId,
     Topic,
     TopicId,
     first_row_at,
-    row_before,
     timestamp_of,
 )
 from broker.storage.control import Control, State
@@ -88,6 +90,16 @@ def may_forget(
     return too_old and (referred < floor or not was_sealed)
 
 
+class _FirstRows(NamedTuple):
+    """What the first rows of a topic showed. They change with ``seen``: generation, floor and pointer."""
+
+    seen: tuple[int, RowId, RowId]
+    row: RowId
+    """The first of all."""
+    end_ms: float
+    """When the first of their own, shorter lives ends."""
+
+
 class Sweeper:
     """Sweeps topics that this node may lead."""
 
@@ -102,6 +114,8 @@ class Sweeper:
         """Whether this sweep has compared the clocks."""
         self._swept: dict[TopicId, tuple[int, RowId]] = {}
         """Generation and pointer of topics when they were last swept to the end, in this process."""
+        self._first: dict[TopicId, _FirstRows] = {}
+        """Of topics that nobody leads."""
 
     @property
     def _margin_ms(self) -> int:
@@ -118,7 +132,7 @@ class Sweeper:
                 report.rested = True
                 break
             if not self._around.tenure.place(topic).here:
-                self._swept.pop(topic, None)
+                self._forget(topic)
                 continue
             try:
                 await self.sweep_topic(topic, report)
@@ -140,13 +154,17 @@ class Sweeper:
         report.topics += 1
         rows_before = report.rows
         if record.deleted:
-            self._swept.pop(topic, None)
+            self._forget(topic)
         else:
             await self._sweep_live(record.topic(topic), report)
         below = record.generation + 1 if record.deleted else record.generation
         await self._sweep_generations(topic, below, report)
         if report.rows > rows_before:
             await self._around.store.compact(LogId(topic, record.generation))
+
+    def _forget(self, topic: TopicId) -> None:
+        self._swept.pop(topic, None)
+        self._first.pop(topic, None)
 
     async def _sweep_generations(self, topic: TopicId, below: int, report: SweepReport) -> None:
         more = True
@@ -182,6 +200,7 @@ class Sweeper:
         for payload_log, found in payload_logs:
             await self._sweep_payload_log(leader, payload_log, found, report)
         self._swept[topic.id] = (topic.generation, pointer)
+        self._first.pop(topic.id, None)
 
     async def _compare_clocks(self, leader: TopicLeader) -> None:
         """Compare this clock with the storage's, once a sweep: by one that is ahead too much would go.
@@ -218,28 +237,36 @@ class Sweeper:
         It is if its floor can rise; if a floor was raised before this process looked, so that a crash
         may have left rows behind it; or if a row among the first ones is at the end of its own life.
         """
-        if min(floor, control.pointer) > control.floor and await self._has_row_below(log, floor):
+        first = await self._first_rows(log, control)
+        if min(floor, control.pointer) > control.floor and first.row < floor:
             return True
         swept = self._swept.get(log.topic) == (log.generation, control.pointer)
         if not swept and control.floor > ROW_ID_MIN:
             return True
+        return first.end_ms < now_ms - self._margin_ms
+
+    async def _first_rows(self, log: LogId, control: Control) -> _FirstRows:
+        """Look at the first rows of a topic that nobody leads: once, as long as it stays as it is."""
+        seen = (log.generation, control.floor, control.pointer)
+        known = self._first.get(log.topic)
+        if known is not None and known.seen == seen:
+            return known
         page = await self._around.store.scan(
             log,
             ROW_ID_MIN,
-            row_before(control.pointer),
+            control.pointer,
             rows_max=self._rows_max,
             bytes_max=self._around.settings.page_bytes_max,
         )
-        before_ms = now_ms - self._margin_ms
-        return any(
-            row.lifetime_ms is not None and timestamp_of(row.id) + row.lifetime_ms < before_ms
+        # The row at the pointer is never removed.
+        ends_ms = (
+            timestamp_of(row.id) + row.lifetime_ms
             for row in page.rows
+            if row.lifetime_ms is not None and row.id < control.pointer
         )
-
-    async def _has_row_below(self, log: LogId, floor: RowId) -> bool:
-        through = row_before(floor)
-        page = await self._around.store.scan(log, ROW_ID_MIN, through, rows_max=1, bytes_max=1)
-        return bool(page.rows)
+        row = page.rows[0].id if page.rows else ROW_ID_MAX
+        first = self._first[log.topic] = _FirstRows(seen, row, min(ends_ms, default=math.inf))
+        return first
 
     async def _sweep_messages(self, leader: TopicLeader, now_ms: int, report: SweepReport) -> None:
         store = self._around.store

@@ -42,10 +42,14 @@ def schema() -> Schema:
 
 @asynccontextmanager
 async def cells_of(port: int, **options) -> AsyncIterator[tuple[HBaseCells, Gateways]]:
-    gateways = Gateways([Address(HOST, port)], **options)
     names = schema()
+    patient = Gateways([Address(HOST, port)], call_s=DEADLINE_S)
     try:
-        await HBaseAdmin(gateways, names).init(regions=2)
+        await HBaseAdmin(patient, names).init(regions=2)
+    finally:
+        await patient.close()
+    gateways = Gateways([Address(HOST, port)], **options)
+    try:
         yield HBaseCells(gateways, names), gateways
     finally:
         await gateways.close()

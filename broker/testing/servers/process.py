@@ -223,6 +223,15 @@ class Server(Child):
         self._await_answer(self._process, began + self.ready_timeout_s)
         self.start_s = time.monotonic() - began
 
+    def check(self) -> None:
+        """Look whether the process runs, as it should.
+
+        Raises:
+            ServerFailed: It has ended by itself; the message has the end of its log.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise self._failure(f"ended with code {self._process.returncode}")
+
     def stop(self) -> None:
         """End the process in good order; kill it if that takes too long. Idempotent."""
         self._end(self.stop_signal)

@@ -151,3 +151,22 @@ def test_what_goes_as_a_whole_goes_from_its_end():
         assert other.stale_answers == 1
 
     run(story)
+
+
+def test_a_topic_that_was_never_created_anew_has_no_older_generations_to_look_for():
+    async def story(cells, store, _):
+        hold = await store.claim(LOG, "a")
+        await store.append(hold, batch(10))
+        asked = []
+
+        async def keys(*question, **bounds):
+            asked.append((question, bounds))
+            return await type(cells).keys(cells, *question, **bounds)
+
+        cells.keys = keys
+        assert await store.sweep_generations(LOG.topic, 1, 100) == (0, False)
+        assert asked == []
+        await store.sweep_generations(LOG.topic, 2, 100)
+        assert asked
+
+    run(story)

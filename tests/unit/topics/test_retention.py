@@ -115,6 +115,36 @@ async def test_rows_with_a_shorter_life_go_also_where_nobody_leads(swept: Bench)
     assert await rows_of(swept) == 1
 
 
+async def test_the_rows_of_an_idle_topic_are_read_once(swept: Bench) -> None:
+    await swept.create(ttl_s=10_000)
+    for ttl_s in (20, 10):
+        await swept.publish(b"x", options=PublishOptions(ttl_s=ttl_s))
+    await swept.publish(b"last")
+    swept.restart()
+
+    async def reads_of_a_sweep() -> int:
+        before = swept.store.calls.count("scan")
+        await swept.sweeper.sweep()
+        return swept.store.calls.count("scan") - before
+
+    assert [await reads_of_a_sweep() for _ in range(3)] == [1, 0, 0]
+    await swept.pass_ms(10_000 + MARGIN_MS + 2)
+    await swept.sweeper.sweep()  # The first of the lives has ended.
+    assert (await rows_of(swept), swept.store.calls.count("claim")) == (2, 1)
+    for _ in range(2):
+        await swept.pass_ms(1)
+        await swept.topics.forget_idle()
+    assert [await reads_of_a_sweep() for _ in range(3)] == [1, 0, 0]
+    await swept.publish(b"more")
+    for _ in range(2):
+        await swept.pass_ms(1)
+        await swept.topics.forget_idle()
+    assert [await reads_of_a_sweep() for _ in range(3)] == [1, 0, 0]
+    await swept.pass_ms(10_000)
+    await swept.sweeper.sweep()
+    assert await rows_of(swept) == 2
+
+
 async def test_an_idle_topic_is_not_claimed_again_and_again(swept: Bench) -> None:
     await swept.create(ttl_s=TTL_S)
     await swept.publish(b"a")

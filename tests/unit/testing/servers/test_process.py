@@ -75,6 +75,15 @@ def test_what_a_server_said_before_it_ended_is_in_the_error(tmp_path: Path) -> N
         Shell("echo boom >&2; exit 3", tmp_path).start()
 
 
+def test_a_server_that_ended_by_itself_is_told_of(tmp_path: Path) -> None:
+    with Shell("echo I give up >&2; touch ready; exec sleep 1000", tmp_path) as server:
+        server.check()
+        os.kill(server.pid, signal.SIGKILL)
+        await_end(server.pid)
+        with pytest.raises(ServerFailed, match=r"(?s)shell ended with code -9; .*I give up"):
+            server.check()
+
+
 def test_a_server_that_does_not_answer_is_given_up_and_ended(tmp_path: Path) -> None:
     server = Hurried("exec sleep 1000", tmp_path)
     with pytest.raises(ServerFailed, match="did not answer"), server:
