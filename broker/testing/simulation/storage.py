@@ -72,7 +72,7 @@ class StorageWay:
         if self.is_cut_there:
             self.happened["storage_calls_lost"] += 1
         else:
-            serving = loop.create_task(self._serve(work(), answer), context=STORAGE)
+            serving = loop.create_task(self._serve(work, answer), context=STORAGE)
             self._serving[serving] = None
             serving.add_done_callback(self._serving.pop)
         try:
@@ -82,12 +82,12 @@ class StorageWay:
             raise CellsError("time-out") from None
 
     async def _serve(
-        self, work: Coroutine[Any, Any, Answer], answer: asyncio.Future[Answer]
+        self, work: Callable[[], Coroutine[Any, Any, Answer]], answer: asyncio.Future[Answer]
     ) -> None:
         error: Exception | None = None
         done: Answer | None = None
         try:
-            done = await work
+            done = await work()
         except (CellsError, Unavailable, OutcomeUnknown) as raised:
             error = raised
         if self.is_cut_back:

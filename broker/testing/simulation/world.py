@@ -50,8 +50,8 @@ def _lived(
     try:
         return loop.run_until_complete(main(loop, trace))
     finally:
-        _end(loop)
         with mock.patch.object(sys, "unraisablehook", _not_told):
+            _end(loop)
             _close(loop)
         loop.processes.clear()
 
