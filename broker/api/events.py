@@ -8,14 +8,16 @@
     data: {"id":"…","payload":"…"}     client that comes back with Last-Event-ID goes on exactly
                                        behind it
     : keep-alive                       a comment, when there was nothing for a while
+    : leader http://b:8082;node=2      a comment: from now on that node should lead the topic
 
 An id without an event shows nothing, and is sent back all the same: whoever follows from ``now`` on and
 loses the stream before its first event finds what was published meanwhile. For a topic that was empty it
 is an id below all others. It comes before everything else, also before the comment: a client that came
 to the wrong node takes it along to the right one, and need not wait for it where none is sent.
 
-In a cluster the head names the node that leads the topic (``Broker-Leader``): what another node serves is
-forwarded page by page, for as long as the stream lives.
+In a cluster the head names the node that leads the topic (``Broker-Leader``), and where that moves away a
+comment names the next: what another node serves is forwarded page by page, for as long as the stream lives.
+Whoever does not care where it comes from need not know.
 
 A stream reads as a consumer without a transaction does, page after page, each from the last id sent.
 It ends after a whole event: when the client goes, when the node drains, when the topic is deleted.
@@ -23,7 +25,6 @@ It ends after a whole event: when the client goes, when the node drains, when th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
@@ -84,19 +85,20 @@ class Events:
         """Answer a stream of events that goes on until somebody ends it."""
         await self._topics.get(request.topic)
         poll = await self._start(request)
-        chunks = self._chunks(request, poll, request.abandoned())
-        headers = (("Cache-Control", "no-store"), *self._leader(request.topic))
+        leader = self._leader(request.topic)
+        chunks = self._chunks(request, poll, leader)
+        told: Headers = () if leader is None else ((BROKER_LEADER, leader.format()),)
+        headers = (("Cache-Control", "no-store"), *told)
         return Stream(chunks, EVENTS, headers, compressible=False)
 
-    def _leader(self, topic: TopicId) -> Headers:
-        """Return the header that names who should lead; none if nobody may, or this node stands alone."""
+    def _leader(self, topic: TopicId) -> LeaderSeen | None:
+        """Return who should lead; None if nobody may, or this node stands alone."""
         place = self._topics.around.tenure.place(topic)
         if place.node is None:
-            return ()
+            return None
         # That of another node is not known; a log that is still here, to be handed over, is of an old one.
         epoch = epoch_of(self._topics, topic) if place.here else None
-        seen = LeaderSeen(place.node.url, place.node.instance, epoch)
-        return ((BROKER_LEADER, seen.format()),)
+        return LeaderSeen(place.node.url, place.node.instance, epoch)
 
     async def _start(self, request: Request) -> Poll:
         last = request.headers.get("Last-Event-ID")
@@ -116,8 +118,9 @@ class Events:
         return Poll(last, inclusive=False, limit=PAGE_MESSAGES)
 
     async def _chunks(
-        self, request: Request, poll: Poll, abandoned: asyncio.Future[None]
+        self, request: Request, poll: Poll, leader: LeaderSeen | None
     ) -> AsyncGenerator[bytes, None]:
+        abandoned = request.abandoned()
         yield _opening(request.topic, poll)
         while not abandoned.done():
             try:
@@ -134,14 +137,23 @@ class Events:
                         return
                 if messages:
                     poll = Poll(messages[-1].id, inclusive=False, limit=PAGE_MESSAGES)
-            if poll is before and not abandoned.done():
-                yield _KEEP_ALIVE
+            leader, before_leader = self._leader(request.topic) or leader, leader
+            comment = _moved(before_leader, leader) or (_KEEP_ALIVE if poll is before else b"")
+            if comment and not abandoned.done():
+                yield comment
 
 
 def _opening(topic: TopicId, poll: Poll) -> bytes:
     """Return what a stream begins with: the id behind which it does, if it is one, and a comment."""
     told = f"id: {poll.start.hex()}\n\n" if isinstance(poll.start, bytes) else ""
     return f"{told}: {topic}\n\n".encode("ascii")
+
+
+def _moved(former: LeaderSeen | None, leader: LeaderSeen | None) -> bytes:
+    """Return the comment that names the next leader, if it is another node."""
+    if leader is None or (former is not None and former.url == leader.url):
+        return b""
+    return f": leader {leader.format()}\n\n".encode()
 
 
 def _event_chunks(messages: list[Message]) -> list[bytes]:

@@ -41,6 +41,9 @@ NOW: Final = "now"
 SILENCE_S: Final = 30.0
 """How long a stream of events may be silent before it is given up; the broker sends comments."""
 
+_LEADER: Final = b": leader "
+"""Begins the comment that names who leads from now on."""
+
 ANSWER_S: Final = 15.0
 """How long the answer to a poll may be silent, beyond the wait that was asked for."""
 
@@ -155,7 +158,7 @@ async def events(source: Source, start: MessageId | str | None) -> AsyncGenerato
                 leaving = reply.forwarded and not leaving
                 if leaving and place != NOW:
                     continue
-                async for identifier, data in blocks:
+                async for identifier, data, leader in blocks:
                     if data:
                         message = Message(*protocol.event_message(data))
                         last, place = message.id.hex(), None
@@ -163,6 +166,7 @@ async def events(source: Source, start: MessageId | str | None) -> AsyncGenerato
                         yield message
                     elif identifier:
                         last, place = identifier, None
+                    leaving = leaving or (leader != "" and reply.moved(leader))
                     if leaving:
                         break  # Where this stream began is known now, if the broker tells it at all.
         except UnavailableError as error:
@@ -180,12 +184,12 @@ def _event_start(start: MessageId | str | None) -> str | None:
     return message_id_from_hex(start).hex()
 
 
-async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str]]:
-    """Give the id and the data of what stands before each empty line, of a comment neither.
+async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str, str]]:
+    """Give the id and the data of what stands before each empty line, and the leader that a comment names.
 
     What is incomplete at the end is left out.
     """
-    rest, identifier, data = b"", b"", b""
+    rest, identifier, data, leader = b"", b"", b"", b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
@@ -193,6 +197,8 @@ async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[st
                 data = line[5:].strip()
             elif line.startswith(b"id:"):
                 identifier = line[3:].strip()
+            elif line.startswith(_LEADER):
+                leader = line.removeprefix(_LEADER).strip()
             elif not line.strip():
-                yield identifier.decode(), data.decode()
-                identifier, data = b"", b""
+                yield identifier.decode(), data.decode(), leader.decode("ascii", "replace")
+                identifier, data, leader = b"", b"", b""

@@ -44,13 +44,16 @@ REQUEST_TIMEOUT_S_MAX: Final = 300.0
 class StreamedReply(NamedTuple):
     """An answer of which the body is still to come; ``chunks`` ends cleanly only at its end.
 
-    ``forwarded`` tells that another node leads the topic, so that a long answer takes a detour.
+    ``forwarded`` tells that another node leads the topic, so that a long answer takes a detour. ``moved``
+    is given what the answer itself says of who leads from now on (as ``Broker-Leader`` does) and tells
+    whether that node is to be asked instead.
     """
 
     status: int
     headers: dict[str, str]
     chunks: AsyncIterator[bytes]
     forwarded: bool = False
+    moved: Callable[[str], bool] = lambda _: False
 
     @property
     def closing(self) -> bool:
@@ -247,7 +250,15 @@ class HttpTransport:
             note_reply(self._nodes, url, request, response.status, headers)
             chunks = self._chunks(url, response, request)
             forwarded = self._nodes.place(request.topic, _now()) != url
-            yield StreamedReply(response.status, headers, chunks, forwarded)
+
+            def moved(leader: str) -> bool:
+                assert request.topic is not None, "led is a topic"
+                self._nodes.heard(request.topic, url, leader, _now())
+                known = self._nodes.leader(request.topic)
+                place = self._nodes.place(request.topic, _now())
+                return known is not None and known.url == place != url
+
+            yield StreamedReply(response.status, headers, chunks, forwarded, moved)
         finally:
             self._answers.discard(response)
             response.close()  # No effect on the connection of an answer that was read to its end.

@@ -15,7 +15,7 @@ from broker.coordination.ports import NodeInfo
 from broker.leading.tenure import HERE, Everything, Place
 from broker.model import TopicId
 from broker.testing.ring import TOPIC, ring_of
-from broker.testing.serving import Broker, eventually, topic_path
+from broker.testing.serving import Broker, RawHttp, eventually, topic_path
 
 EVENTS = topic_path("t", "events")
 TEXT = {"Content-Type": "text/plain"}
@@ -162,6 +162,52 @@ async def test_a_client_that_only_follows_events_comes_to_the_leader() -> None:
             async with asyncio.timeout(30):
                 assert (await waiting).payload == b"1"
             assert [answer.url.port for answer in transport._answers] == [leader.http.port]
+
+
+async def test_a_client_that_follows_events_moves_along_with_the_leader() -> None:
+    async with ring_of(3) as ring:
+        former, leader = ring.nodes[0], ring.nodes[1]
+        assert (await former.http("PUT", topic_path("t"))).status == 200
+        transport = HttpTransport(Settings(url=former.http.url))
+        client = Client(transport=transport)
+        async with client, aclosing(client.events(TOPIC, "now")) as stream:
+            got = [asyncio.ensure_future(anext(stream))]
+            await eventually(lambda: former.topics.waiting_polls, lambda: "nobody waits there")
+            await ring.move(1)
+            for number in range(8):
+                await leader.http("POST", topic_path("t", "publish"), b"%d" % number, TEXT)
+                async with asyncio.timeout(30):
+                    assert (await got[-1]).payload == b"%d" % number
+                got.append(asyncio.ensure_future(anext(stream)))
+            await eventually(lambda: leader.topics.waiting_polls, lambda: "nobody waits there")
+            assert [answer.url.port for answer in transport._answers] == [leader.http.port]
+            got[-1].cancel()
+            await asyncio.wait(got[-1:])
+        # The poll that was under way, and one that ended with the stream there.
+        assert former.forwarded() <= 2
+
+
+async def test_whoever_follows_events_is_told_of_each_leader_once() -> None:
+    async with ring_of(3) as ring:
+        former = ring.nodes[0]
+        assert (await former.http("PUT", topic_path("t"))).status == 200
+        async with RawHttp(former.shell.port) as http:
+            await http.send(f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            lines = [await http.line()]
+
+            async def until(end: bytes) -> None:
+                async with asyncio.timeout(30):
+                    while end not in lines[-1]:
+                        lines.append(await http.line())
+
+            await until(b": default:t\n")
+            for to in (1, 2):
+                await ring.move(to)
+                for payload in (b"first-%d" % to, b"second-%d" % to):
+                    await former.http("POST", topic_path("t", "publish"), payload, TEXT)
+                    await until(b'"' + payload + b'"')
+        told = [line for line in lines if line.startswith(b": leader")]
+        assert told == [f": leader {ring.infos[to].url};node={to}\n".encode() for to in (1, 2)]
 
 
 async def test_a_time_is_inclusive(broker: Broker) -> None:

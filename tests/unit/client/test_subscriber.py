@@ -194,6 +194,7 @@ class Detours:
 
     def __init__(self, *streams):
         self.requests = []
+        self.leaders = []
         self._streams = iter(streams)
 
     def events(self, start):
@@ -205,7 +206,11 @@ class Detours:
     async def _stream(self, request, timeout_s):
         self.requests.append(request)
         forwarded, chunks = next(self._streams)
-        yield StreamedReply(200, {}, chunks_of(chunks), forwarded)
+        yield StreamedReply(200, {}, chunks_of(chunks), forwarded, self._moved)
+
+    def _moved(self, leader):
+        self.leaders.append(leader)
+        return "elsewhere" in leader
 
 
 async def chunks_of(chunks):
@@ -236,3 +241,21 @@ async def test_an_event_that_came_by_a_detour_is_not_lost():
     detours = Detours((True, [event(7), event(8)]), (False, [event(8)]))
     assert await take(detours.events("now"), 2) == [message(7), message(8)]
     assert [asked_from(request) for request in detours.requests] == [("now", None), ("", BEGIN)]
+
+
+LEADER = b": leader http://elsewhere:8082;node=2\n\n"
+
+
+async def test_events_go_on_at_the_node_that_leads_from_now_on():
+    detours = Detours((False, [event(2) + LEADER + event(4), SILENCE]), (False, [event(4)]))
+    assert await take(detours.events(None), 2) == [message(2), message(4)]
+    assert detours.leaders == ["http://elsewhere:8082;node=2"]
+    assert [asked_from(request)[1] for request in detours.requests] == [None, message(2).id.hex()]
+
+
+async def test_events_go_on_where_they_are_if_that_node_is_not_to_be_had():
+    detours = Detours((False, [event(2), LEADER]), (True, [event(4), event(6)]))
+    assert await take(detours.events(None), 3) == [message(2), message(4), message(6)]
+    here = Detours((False, [LEADER.replace(b"elsewhere", b"here"), event(2), event(4)]))
+    assert await take(here.events(None), 2) == [message(2), message(4)]
+    assert here.leaders == ["http://here:8082;node=2"]

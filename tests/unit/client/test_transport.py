@@ -367,3 +367,17 @@ async def test_who_is_cancelled_while_it_waits_for_a_connection_is_told_so(nobod
     await transport.close()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+@pytest.mark.parametrize("follow", [True, False])
+async def test_an_answer_may_name_the_node_to_ask_from_now_on(raw_broker, follow):
+    raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
+    transport = HttpTransport(Settings(url=raw_broker.url, follow_leaders=follow))
+    async with transport.stream(POLL, 60) as reply:
+        assert not reply.moved(f"{raw_broker.url};node=1;epoch=7")
+        assert not reply.moved("not an address")
+        assert reply.moved("http://127.0.0.1:9;node=2") is follow
+        assert reply.moved("http://127.0.0.1:9;node=2") is follow
+        transport._nodes.lost("http://127.0.0.1:9", asyncio.get_running_loop().time())
+        assert not reply.moved("http://127.0.0.1:9;node=2")
+    await transport.close()
