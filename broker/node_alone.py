@@ -12,7 +12,7 @@ from broker.config import Compression, Config
 from broker.leading.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
 from broker.storage import leveldb_files
-from broker.storage.leveldb import Options
+from broker.storage.leveldb_database import Options
 from broker.storage.leveldb_store import LevelDBStore
 from broker.topics.service import Topics
 

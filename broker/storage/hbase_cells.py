@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Awaitable, Sequence
 
 from broker.storage.cells import Columns, RowCells, Scanned, Table
-from broker.storage.hbase import Gateways
+from broker.storage.hbase_gateways import Gateways
 from broker.storage.hbase_schema import Schema
 from broker.storage.hbase_table import HBaseTable
 

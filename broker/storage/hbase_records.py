@@ -19,7 +19,7 @@ from typing import NamedTuple
 from broker.clock import Clock
 from broker.errors import OutcomeUnknown, StorageCorrupt
 from broker.storage.cells import CONTROL_COLUMN, CellsError, Columns
-from broker.storage.hbase import Gateways
+from broker.storage.hbase_gateways import Gateways
 from broker.storage.hbase_schema import RECORDS, Schema
 from broker.storage.hbase_table import HBaseTable
 from broker.storage.keys import prefix_end

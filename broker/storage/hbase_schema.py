@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from broker.config import REGIONS_MAX, Durability
 from broker.storage.cells import Table
-from broker.storage.hbase import IDL, Gateways
+from broker.storage.hbase_gateways import IDL, Gateways
 from broker.storage.hbase_requests import FAMILY
 from broker.storage.hbase_table import DURABILITIES
 

@@ -22,7 +22,7 @@ from broker.storage import leveldb_files as files
 from broker.storage import leveldb_sweep as sweep
 from broker.storage.control import Control, State, adopted
 from broker.storage.keys import LogId
-from broker.storage.leveldb import Database, Options, open_directory
+from broker.storage.leveldb_database import Database, Options, open_directory
 from broker.storage.leveldb_holds import RECORDS, HeldLog, Holds, database_control_key
 from broker.storage.leveldb_read import Page, Reader
 from broker.storage.leveldb_round import version_bytes

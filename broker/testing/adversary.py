@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from broker.storage.cells import CellsError, CellsRefused, Columns, RowCells, Scanned, Table
-from broker.storage.memory import UNBOUNDED, MemoryTable
+from broker.storage.memory_cells import UNBOUNDED, MemoryTable
 
 _SIDE_ROW_MARK = b":\0\0\0\0"
 """Generation 0 in a key: what is not a message."""

@@ -26,7 +26,7 @@ from broker import guards
 from broker.errors import Fenced, StorageFull
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
 from broker.storage.keys import LogId
-from broker.storage.leveldb import Options
+from broker.storage.leveldb_database import Options
 from broker.storage.leveldb_store import LevelDBStore
 from broker.storage.ports import Batch, Hold, Segment
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from broker.model import Message, Poll, PublishRequest, Topic, TopicId
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.clock import VirtualClock, VirtualLoop
 from broker.topics.leader import TopicLeader

@@ -24,7 +24,7 @@ from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
 from broker.storage.control import Deleted, StaleGeneration
 from broker.storage.keys import IDEMPOTENCY, LogId
-from broker.storage.leveldb import Options
+from broker.storage.leveldb_database import Options
 from broker.storage.leveldb_store import LevelDBStore
 from broker.storage.ports import Batch, Hold, Segment, SideRow
 from broker.testing.drivers import Done, Gone, Refused, Seen, collapse, expand

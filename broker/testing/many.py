@@ -24,7 +24,7 @@ from broker.model import Message, Poll, PublishRequest, TopicId
 from broker.storage.cells import Columns, RowCells, Table
 from broker.storage.control import Control
 from broker.storage.keys import LogId
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.bench import LIFE_S, HookedStore
 from broker.testing.clock import VirtualClock, VirtualLoop

@@ -21,7 +21,7 @@ from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.config import Config
 from broker.errors import BrokerError
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.adversary import AdversaryCells
 from broker.testing.clock import VirtualClock
 from broker.testing.world import Node

@@ -40,7 +40,7 @@ from broker.model import (
     Snapshot,
     TopicId,
 )
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing import checkers
 from broker.testing.adversary import AdversaryCells, Bias
 from broker.testing.checkers import Verdict, Violation

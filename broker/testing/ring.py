@@ -36,7 +36,7 @@ from broker.routing.peers import HttpPeers, Peers, Relay
 from broker.routing.receiving import Receiving
 from broker.routing.secret import cluster_secret
 from broker.routing.service import Routing
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.serving import Http
 from broker.topics.service import Topics

@@ -30,7 +30,7 @@ from broker.clock import Clock, SystemClock
 from broker.config import Config
 from broker.metrics import Metrics
 from broker.node import topic_settings
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.ports import LogStore, RecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.openapi import Answered, Checker

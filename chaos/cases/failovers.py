@@ -13,7 +13,7 @@ from broker.client import BrokerError
 from broker.config import parse_address
 from broker.model import TopicId
 from broker.storage.cells import Table
-from broker.storage.hbase import Address, Gateways
+from broker.storage.hbase_gateways import Address, Gateways
 from broker.storage.hbase_cells import HBaseCells
 from broker.storage.hbase_schema import Schema
 from broker.storage.keys import LogId, log_prefix

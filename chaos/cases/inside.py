@@ -23,7 +23,7 @@ from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
 from broker.storage.cells import CellsError, Columns, RowCells, Scanned, Table
 from broker.storage.keys import LogId
-from broker.storage.memory import MemoryCells
+from broker.storage.memory_cells import MemoryCells
 from broker.storage.ports import Batch, Hold, Segment
 from broker.storage.tables import TableLogStore
 from chaos.cases.harness import WAIT_S, Scene

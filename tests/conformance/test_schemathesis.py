@@ -29,7 +29,7 @@ from broker.api import routes
 from broker.api.openapi import OPERATIONS, make_document
 from broker.clock import SystemClock
 from broker.config import Config, LimitsConfig
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.members import FewNodes
 from broker.testing.mutations import AVRO, mutants

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from broker.clock import SystemClock
 from broker.storage.cells import Columns, RowCells, Scanned, Table
-from broker.storage.hbase import IDL, Address, Gateways
+from broker.storage.hbase_gateways import IDL, Address, Gateways
 from broker.storage.hbase_cells import HBaseCells
 from broker.storage.hbase_records import HBaseRecordStore
 from broker.storage.hbase_schema import HBaseAdmin, Schema

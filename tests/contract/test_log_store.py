@@ -1,7 +1,7 @@
 import pytest
 
 from broker.clock import SystemClock
-from broker.storage.memory import MemoryCells
+from broker.storage.memory_cells import MemoryCells
 from broker.storage.tables import TableLogStore
 from broker.testing.contract.log_lifecycle import LogStoreContract
 

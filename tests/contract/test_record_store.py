@@ -1,6 +1,6 @@
 import pytest
 
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.contract.record_store import RecordStoreContract
 
 

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from broker.clock import SystemClock
 from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.hbase import Address, Gateways
+from broker.storage.hbase_gateways import Address, Gateways
 from broker.storage.hbase_cells import HBaseCells
 from broker.storage.hbase_schema import HBaseAdmin, Schema
 from broker.storage.keys import LogId

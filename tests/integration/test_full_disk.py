@@ -9,7 +9,7 @@ import pytest
 
 from broker.model import Poll
 from broker.storage import leveldb_files
-from broker.storage.leveldb import Options
+from broker.storage.leveldb_database import Options
 from broker.storage.leveldb_store import LevelDBStore
 from broker.testing.serving import Answered, Broker, Http, listening, topic_path
 from broker.wire import avro

@@ -18,7 +18,7 @@ from broker.config import HBaseConfig
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage import reading
 from broker.storage.cells import Cell, CellsError, RowCells, Scanned, Table
-from broker.storage.hbase import IDL, Address, Ended, Gateways
+from broker.storage.hbase_gateways import IDL, Address, Ended, Gateways
 from broker.storage.hbase_cells import HBaseCells
 from broker.storage.hbase_exchange import encode
 from broker.storage.hbase_schema import HBaseAdmin, Schema

@@ -16,7 +16,7 @@ from broker.clock import SystemClock
 from broker.config import Durability
 from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.hbase import Address, Gateways
+from broker.storage.hbase_gateways import Address, Gateways
 from broker.storage.hbase_cells import HBaseCells
 from broker.storage.hbase_schema import HBaseAdmin, Schema
 from broker.storage.keys import LogId

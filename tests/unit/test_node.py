@@ -30,7 +30,7 @@ from broker.leading.tenure import EVERYTHING
 from broker.metrics import Metrics
 from broker.node import Node
 from broker.storage.leveldb_store import LevelDBStore
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.ports import Hold
 from broker.storage.tables import TableLogStore
 from broker.testing.serving import Http, topic_path

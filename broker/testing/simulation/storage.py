@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.storage.cells import CellsError, Columns, RowCells, Scanned, Table
 from broker.storage.health import Ended
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.storage.ports import Record
 from broker.testing.adversary import AdversaryCells, Bias
 from broker.testing.simulation.layers import Layers

@@ -12,7 +12,7 @@ from broker.coordination.ports import Contact
 from broker.errors import Unavailable
 from broker.leading.placement import drain, pin
 from broker.model import TopicId
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.ports import Record
 from broker.storage.tables import TableLogStore
 from broker.testing.members import FewNodes

@@ -10,7 +10,7 @@ from broker.errors import Unavailable
 from broker.model import TopicId
 from broker.net import NoAnswer, NotSent, Reply
 from broker.storage.health import CallHealth
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.serving import Broker, topic_path
 
 ME = NodeInfo(3, "life", "http://me:1", "1.0", 1)

@@ -9,7 +9,7 @@ from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown
 from broker.leading.placement import DRAINED_PREFIX, drain, pin, read_placement
 from broker.model import TopicId
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.members import FewNodes
 from broker.testing.openapi import Answered

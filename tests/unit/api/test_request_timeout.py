@@ -6,7 +6,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.config import Config, ServerConfig, TopicsConfig
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.bench import Gate, HookedStore
 from broker.testing.serving import Broker, Http, eventually, listening, topic_path

@@ -22,7 +22,7 @@ from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.receiving import Receiving
 from broker.routing.service import Routing
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
 from broker.topics.service import Topics

@@ -16,7 +16,7 @@ from broker.clock import SystemClock
 from broker.coordination.ports import Contact
 from broker.leading.placement import drain, pin, read_placement
 from broker.model import TopicId
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.tables import TableLogStore
 from broker.testing.members import FewNodes
 from broker.testing.serving import Broker, topic_path

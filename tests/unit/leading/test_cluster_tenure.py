@@ -17,7 +17,7 @@ from broker.leading.placement import HINT
 from broker.model import TopicId
 from broker.storage.control import Control
 from broker.storage.keys import LogId
-from broker.storage.memory import MemoryCells, MemoryRecordStore
+from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
 from broker.storage.ports import Hold
 from broker.storage.tables import TableLogStore
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time

@@ -18,7 +18,7 @@ from broker.leading.instances import (
     record_key,
     until_superseded,
 )
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.clock import VirtualClock, pass_time, simulate, within
 
 

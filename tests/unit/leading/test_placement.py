@@ -14,7 +14,7 @@ from broker.leading.placement import (
     unpin,
 )
 from broker.model import TopicId
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.storage.ports import Record
 
 A, B = TopicId("ns", "a"), TopicId("ns", "b")

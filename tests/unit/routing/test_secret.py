@@ -3,7 +3,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.routing.secret import KEY, cluster_secret
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.clock import VirtualClock, VirtualLoop, simulate
 
 

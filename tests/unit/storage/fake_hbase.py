@@ -8,9 +8,9 @@ from thriftpy2.thrift import TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
 from broker.storage.cells import Cell, CellsError, RowCells, bytes_of
-from broker.storage.hbase import IDL
+from broker.storage.hbase_gateways import IDL
 from broker.storage.hbase_requests import FAMILY
-from broker.storage.memory import MemoryTable
+from broker.storage.memory_cells import MemoryTable
 
 
 class FakeClient:

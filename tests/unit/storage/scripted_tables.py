@@ -6,7 +6,7 @@ from collections.abc import Callable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage.cells import CellsError, CellsRefused
 from broker.storage.keys import LogId
-from broker.storage.memory import MemoryCells
+from broker.storage.memory_cells import MemoryCells
 from broker.storage.ports import Batch, Segment
 from broker.storage.tables import TableLogStore
 from broker.testing.clock import VirtualClock, simulate

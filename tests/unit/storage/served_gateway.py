@@ -11,7 +11,7 @@ from thriftpy2.protocol import TBinaryProtocol
 from thriftpy2.thrift import TProcessor
 from thriftpy2.transport import TBufferedTransport, TSocket
 
-from broker.storage.hbase import IDL, Address
+from broker.storage.hbase_gateways import IDL, Address
 
 DEADLINE_S = 20
 

@@ -12,7 +12,7 @@ from thriftpy2.thrift import TApplicationException, TMessageType
 from thriftpy2.transport import TMemoryBuffer
 
 from broker.storage.cells import CellsError, CellsRefused
-from broker.storage.hbase import IDL, Address, Gateways
+from broker.storage.hbase_gateways import IDL, Address, Gateways
 from broker.storage.hbase_exchange import AnswerCut, Line, decode, encode, is_whole
 from broker.testing.bench import settle
 from tests.unit.storage.served_gateway import DEADLINE_S, Served, serving

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.config import Durability
-from broker.storage.hbase import IDL, Gateways
+from broker.storage.hbase_gateways import IDL, Gateways
 from broker.storage.hbase_schema import HBaseAdmin, Schema
 from tests.unit.storage.served_gateway import Served, serving
 

@@ -8,7 +8,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.config import Durability, HBaseConfig
 from broker.errors import Unavailable
-from broker.storage.hbase import Ended
+from broker.storage.hbase_gateways import Ended
 from broker.storage.hbase_schema import Schema
 from broker.storage.hbase_store import init_hbase, open_hbase, schema_of
 from tests.unit.storage.served_gateway import Served, serving

@@ -11,7 +11,7 @@ from broker.storage.chain import Chain, Tokens
 from broker.storage.control import claimed
 from broker.storage.holds import TableHold
 from broker.storage.keys import LogId
-from broker.storage.memory import MemoryCells
+from broker.storage.memory_cells import MemoryCells
 from broker.storage.retrying import Retrying
 
 TOPIC = LogId(TopicId("default", "notes"), 1)

@@ -7,7 +7,7 @@ import pytest
 from broker.errors import StorageCorrupt, Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage.keys import IDEMPOTENCY, LogId
-from broker.storage.leveldb import Options
+from broker.storage.leveldb_database import Options
 from broker.storage.leveldb_check import check, repair
 from broker.storage.leveldb_store import LevelDBStore
 from broker.storage.ports import Batch, Segment, SideRow

@@ -6,7 +6,7 @@ import pytest
 
 from broker.config import Compression, Config, StorageConfig
 from broker.node_alone import open_store
-from broker.storage.leveldb import Database, Options
+from broker.storage.leveldb_database import Database, Options
 
 _ROWS, _TEXT = 4_000, b"the same words again and again, " * 8
 

@@ -9,7 +9,7 @@ from broker.errors import Fenced, StorageCorrupt, StorageFull, Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage.control import RANGES_MAX
 from broker.storage.keys import LogId
-from broker.storage.leveldb import Options
+from broker.storage.leveldb_database import Options
 from broker.storage.leveldb_changes import append
 from broker.storage.leveldb_store import LevelDBStore
 from broker.storage.ports import Batch, Hold, Rows, Segment

@@ -6,7 +6,7 @@ from broker.model import ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import leveldb_sweep as sweep
 from broker.storage.control import Control
 from broker.storage.keys import CONTROL, IDEMPOTENCY, OLDER_RANGES, LogId
-from broker.storage.leveldb import Options
+from broker.storage.leveldb_database import Options
 from broker.storage.leveldb_changes import expiry_prefix, side_row_prefix
 from broker.storage.leveldb_holds import HeldLog, database_control_key, database_prefix
 from broker.storage.leveldb_store import LevelDBStore

@@ -9,7 +9,7 @@ from broker.clock import SystemClock
 from broker.errors import BodyTooLarge
 from broker.model import row_id
 from broker.storage.cells import Cell, RowCells, Table
-from broker.storage.memory import MemoryCells
+from broker.storage.memory_cells import MemoryCells
 from broker.storage.ports import Batch, Segment
 from broker.storage.putting import RowWriter
 from broker.storage.retrying import Retrying

@@ -8,7 +8,7 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, row_id, timestamp_of
 from broker.storage import reading
 from broker.storage.cells import Scanned, Table, bytes_of
 from broker.storage.keys import control_key
-from broker.storage.memory import MemoryCells
+from broker.storage.memory_cells import MemoryCells
 from broker.storage.ports import Batch, Segment
 from broker.storage.tables import TableLogStore
 from broker.storage.visibility import rows_of

@@ -5,7 +5,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.model import TopicId, row_id
 from broker.storage.keys import LogId
-from broker.storage.memory import MemoryCells
+from broker.storage.memory_cells import MemoryCells
 from broker.storage.ports import Batch, Segment
 from broker.storage.tables import TableLogStore, random_nonce
 

@@ -6,7 +6,7 @@ from broker.storage import visibility
 from broker.storage.cells import Cell, RowCells
 from broker.storage.control import Control, EpochRange
 from broker.storage.keys import IDEMPOTENCY, LogId, row_key
-from broker.storage.memory import MemoryTable
+from broker.storage.memory_cells import MemoryTable
 from broker.storage.ports import Batch, Row, Segment, SideRow
 
 LOG = LogId(TopicId("default", "notes"), 1)

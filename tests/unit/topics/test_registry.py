@@ -17,7 +17,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import TopicId
-from broker.storage.memory import MemoryRecordStore
+from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.clock import VirtualLoop, simulate
 from broker.topics.registry import TopicRegistry, record_key
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.storage.cells import CONTROL_COLUMN, Cell, RowCells
-from broker.storage.memory import MemoryTable
+from broker.storage.memory_cells import MemoryTable
 
 keys = st.binary(max_size=2)
 puts = st.lists(st.tuples(keys, st.sampled_from([b"p", b"t"]), st.integers(0, 3), st.binary()))

@@ -5,7 +5,7 @@ import pytest
 
 from broker.errors import StorageCorrupt, Unavailable
 from broker.storage import leveldb_files as files
-from broker.storage.leveldb import Database, Options, open_directory
+from broker.storage.leveldb_database import Database, Options, open_directory
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.storage.cells import CellsError, CellsRefused
-from broker.storage.hbase import IDL, Address, Ended, Gateways
+from broker.storage.hbase_gateways import IDL, Address, Ended, Gateways
 from tests.unit.storage.served_gateway import DEADLINE_S, Served, serving
 
 
