@@ -23,8 +23,11 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from broker.model import RowId, TopicId
+from broker.model import ROW_ID_BYTES, RowId, TopicId
+from broker.storage.table import Space
 
+ROOT = b"r"
+MARK = b"k"
 CONTROL = b"c"
 IDEMPOTENCY = b"k"
 PRODUCER = b"q"
@@ -44,6 +47,44 @@ class LogId(NamedTuple):
     topic: TopicId
     generation: int
     number: int | None = None
+
+
+def space_of(log: LogId) -> Space:
+    """Return where a log's rows lie."""
+    return Space.MESSAGES if log.number is None else Space.PAYLOADS
+
+
+def page_key(log: LogId, page: RowId) -> bytes:
+    """Return the row key of a page."""
+    return log_prefix(log) + page
+
+
+def page_of(key: bytes) -> RowId:
+    """Return the id in a page's row key."""
+    return key[-ROW_ID_BYTES:]
+
+
+def root_key(log: LogId) -> bytes:
+    """Return the row key of a log's root: one for all generations of a topic."""
+    if log.number is None:
+        return topic_prefix(log.topic) + _INT32.pack(0) + ROOT
+    return side_prefix(log, ROOT)
+
+
+def payload_root_range(topic: TopicId, generation: int, last: int) -> tuple[bytes, bytes]:
+    """Return the least and the greatest key of roots of payload logs with numbers 0 to ``last``."""
+    return tuple(root_key(LogId(topic, generation, number)) for number in (0, last))  # type: ignore[return-value]
+
+
+def payload_log_of_root(topic: TopicId, key: bytes) -> LogId:
+    """Return the payload log whose root has this key. Raises struct.error if none can."""
+    generation, number = struct.unpack(">iq", key[len(topic_prefix(topic)) + 4 + len(ROOT) :])
+    return LogId(topic, generation, number)
+
+
+def mark_prefix(log: LogId) -> bytes:
+    """Return the prefix of a log's marks; kind, key and first id follow it."""
+    return side_prefix(log, MARK)
 
 
 def topic_prefix(topic: TopicId) -> bytes:

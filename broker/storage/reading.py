@@ -1,390 +1,293 @@
-"""Reading a log from tables: the control row first, then rows, judged by it.
+"""Reading a log from storage, without a hold: page by page, in either direction (rule 5).
 
-What answers may be old: a server that lost the region and does not know it yet. Old rows under a newer
-control row would be a hole, so an answer must prove itself. Batches are confirmed in order (holds.py), so a
-state of the table that holds a counting row holds all that count below it. Hence the rule:
+A reader shows a prefix of the log, and never another one. It finds the page at or before the wanted id by
+a reverse scan of heads, takes its entries in order, and goes on to the next page only from one that it read as
+sealed, up to that page's pointer::
 
-    **an answer is complete up to the last counting row in it, and no further.**
+    sealed, last entry below the pointer    an answer from before: read again
+    open, with entries                      the end
+    absent, gone, or open without entries   read the root again: if the floor is above, go on from there
 
-A scan therefore reads on until it meets a counting row at or above the end of what it was asked for, at
-the latest the row at the pointer, which is never removed. If it does not meet that, what answered is old:
-the control row is read again, and the rows. Backwards a scan begins at such a row.
-
-Two things an old answer hides without a trace, because no row above them need follow: the mark of a
-rollback (the row is there, as it was before) and a side row. Only a server that lost its region and still
-answers, after a rollback or a keyed request was acknowledged elsewhere, can show that; where it matters,
-operators keep the time that a region server may live without its session shorter than the failover.
+Which pages are sealed does not change, so what was read once needs no second scan.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import AsyncIterator
+from typing import Final
 
-from broker import guards
-from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import ROW_ID_BYTES, RowId, row_after
-from broker.storage.cells import Cells, CellsError, RowCells, Scanned, Table
-from broker.storage.chain import read_control
-from broker.storage.control import Control, EpochRange, State, is_older
-from broker.storage.controlvalue import decode_ranges
-from broker.storage.keys import (
-    OLDER_RANGES,
-    LogId,
-    control_key,
-    prefix_end,
-    row_key,
-    side_prefix,
-)
-from broker.storage.ports import Row, Rows, SideRow
-from broker.storage.retrying import Retrying
-from broker.storage.visibility import EPOCH, VALUE, judged, judged_side
+from broker.errors import Unavailable
+from broker.model import ROW_ID_MAX, RowId, row_after, row_before
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage import root as roots
+from broker.storage.entry import Entry
+from broker.storage.head import Head, PageState
+from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
+from broker.storage.resolve import Resolver
+from broker.storage.root import Root, RootState
+from broker.storage.table import Cells
 
-SCAN_ROWS_MAX = 1024
-SCAN_BYTES_MAX = 8 << 20
-"""What is asked for at once."""
-ROW_OVERHEAD_BYTES = 128
-"""About what a row weighs beside its payload."""
-SKIPPED_ROWS_MAX = (1 << 13, 1 << 18)
-"""How far a scan looks, first and at most, for the end of a stretch of rows that do not count."""
-NEWEST_MAX = 10_000
-
-
-def table_of(log: LogId) -> Table:
-    """Return the table of a log's rows, side rows and control row."""
-    return Table.MESSAGES if log.number is None else Table.PAYLOADS
-
-
-class Stale(CellsError):
-    """What answered shows an earlier state than the control row: read again."""
-
-
-class Newest:
-    """The newest control rows that this process has seen: what it reads never goes back.
-
-    An older one would only show a shorter log; but who leads a log, or has read it further, must not
-    take that for the whole. Only the logs used last are remembered.
-    """
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        self._controls: OrderedDict[tuple[Table, bytes], Control] = OrderedDict()
-
-    def note(self, table: Table, key: bytes, control: Control) -> None:
-        """Remember a control row, unless a newer one is known."""
-        place = (table, key)
-        known = self._controls.get(place)
-        if known is None or not is_older(control, known):
-            self._controls[place] = control
-        self._controls.move_to_end(place)
-        if len(self._controls) > NEWEST_MAX:
-            self._controls.popitem(last=False)
-
-    def is_old(self, table: Table, key: bytes, seen: Control | None) -> bool:
-        """Whether an answer is older than what was seen before.
-
-        The control row of a payload log may go, a message log's never.
-        """
-        known = self._controls.get((table, key))
-        if known is None:
-            return False
-        return table is Table.MESSAGES if seen is None else is_older(seen, known)
-
-
-class Limits(NamedTuple):
-    """The bounds of one page."""
-
-    rows_max: int
-    bytes_max: int
+CELLS_AT_ONCE: Final = 1024
 
 
 class LogReader:
-    """Reads logs; needs no hold."""
-
-    def __init__(self, cells: Cells, retrying: Retrying) -> None:
-        """Read from ``cells``."""
-        self._cells = cells
-        self._retrying = retrying
-        self.newest = Newest()
-        self.stale_answers = 0
-        """How many answers were refused as old."""
-
-    async def head(self, log: LogId) -> Control | None:
-        """Return the log's control row. Raises Unavailable, StorageCorrupt."""
-        return await self._retrying.read(lambda: self._head(log))
-
-    async def _head(self, log: LogId) -> Control | None:
-        table, key = table_of(log), control_key(log)
-        seen = await read_control(self._cells, table, key)
-        if self.newest.is_old(table, key, seen):
-            self.stale_answers += 1
-            raise Stale("storage answers with an earlier control row than before")
-        if seen is not None:
-            self.newest.note(table, key, seen)
-        return seen
-
-    async def whole(self, log: LogId, control: Control) -> Control:
-        """Return ``control`` with the entries of its side rows in front of its own."""
-        if not control.older:
-            return control
-        return await self._retrying.read(lambda: self._whole(log, control))
-
-    async def _whole(self, log: LogId, control: Control) -> Control:
-        entries: list[EpochRange] = []
-        for token in control.older:
-            key = side_prefix(log, OLDER_RANGES) + token
-            columns = await self._cells.get(table_of(log), key)
-            if columns is None:
-                self.stale_answers += 1
-                raise Stale("a side row that the control row names is not there")
-            entries.extend(decode_ranges(columns[VALUE].value))
-        return control._replace(ranges=(*entries, *control.ranges))
-
-    async def page(
-        self, log: LogId, after: RowId, through: RowId, limits: Limits, *, reverse: bool
-    ) -> Rows:
-        """Return a page, as LogStore.scan does."""
-        pauses = self._retrying.pauses(self._retrying.deadline())
-        while True:
-            try:
-                control = await self._head(log)
-                return await self.page_by(control, log, after, through, limits, reverse=reverse)
-            except CellsError as error:
-                try:
-                    await pauses.next(str(error))
-                except OutcomeUnknown as unknown:
-                    raise Unavailable(unknown.message) from error
-
-    async def page_by(
-        self,
-        control: Control | None,
-        log: LogId,
-        after: RowId,
-        through: RowId,
-        limits: Limits,
-        *,
-        reverse: bool = False,
-    ) -> Rows:
-        """Return a page as ``control`` tells it. Raises Stale, CellsError."""
-        if (
-            control is None
-            or control.generation != log.generation
-            or control.state in {State.DELETED, State.DROPPED}
-            or not control.has_committed()
-        ):
-            # Of what is dropped some rows may be gone already, so none is shown.
-            return Rows([], control, more=False, seen=after)
-        last = min(through, control.pointer) if guards.holds("commit-pointer") else through
-        first = max(row_after(after), control.floor)
-        if first > last or after >= last:
-            return Rows([], control, more=False, seen=max(after, min(through, control.pointer)))
-        scan = _Scan(self._cells, log, await self.whole(log, control), first, last)
-        try:
-            if reverse:
-                rows, seen = await scan.backward(limits)
-                return Rows(rows, control, more=seen > first, seen=seen)
-            rows, seen = await scan.forward(limits)
-            return Rows(rows, control, more=seen < last, seen=seen)
-        except Stale:
-            self.stale_answers += 1
-            raise
-
-    async def side(self, log: LogId, kind: bytes, key: bytes) -> list[SideRow]:
-        """Return the counting side rows of one kind and key."""
-        control = await self.head(log)
-        if control is None or control.generation != log.generation:
-            return []
-        whole = await self.whole(log, control)
-        prefix = side_prefix(log, kind) + key
-        found = await self._retrying.read(lambda: self._all(table_of(log), prefix))
-        judgements = (
-            judged_side(whole, log, kind, row)
-            for row in found
-            if len(row.key) == len(prefix) + ROW_ID_BYTES
-        )
-        return [side for side in judgements if side is not None]
-
-    async def _all(self, table: Table, prefix: bytes) -> list[RowCells]:
-        found: list[RowCells] = []
-        start, stop = prefix, prefix_end(prefix)
-        while True:
-            rows, more = await self._cells.scan(
-                table, start, stop, rows_max=SCAN_ROWS_MAX, bytes_max=SCAN_BYTES_MAX
-            )
-            found += rows
-            if not more:
-                return found
-            start = rows[-1].key + b"\0"
-
-    async def prefixed(self, table: Table, prefix: bytes) -> list[RowCells]:
-        """Return all rows whose key begins with ``prefix``. Raises Unavailable."""
-        return await self._retrying.read(lambda: self._all(table, prefix))
-
-
-class _Scan:
-    """One page of ids in ``first..last``, by a control row with all its ranges."""
+    """What lies in ``(after, through]`` of one log. ``ended`` once all of it was read."""
 
     def __init__(
-        self, cells: Cells, log: LogId, control: Control, first: RowId, last: RowId
+        self, resolver: Resolver, log: LogId, after: RowId, through: RowId | None = None
     ) -> None:
-        self._cells = cells
+        """Begin behind ``after``; ``through`` None reads to the end as it is when that is reached."""
+        self.after = after
+        self.ended = False
+        self.is_closed = False
+        """Whether the end was a closed page: nothing will ever come behind it."""
+        self.root: Root | None = None
+        """The root as it was read, if it was."""
+        self._resolver = resolver
         self._log = log
-        self._control = control
-        self._first = first
-        self._last = last
-        self._pointer_key = row_key(log, control.pointer)
-        self._start = row_key(log, first)
-        self._stop = row_key(log, max(last, control.pointer)) + b"\0"
+        self._space = space_of(log)
+        self._through = ROW_ID_MAX if through is None else through
+        self._page: RowId | None = None
+        self._head: Head | None = None
+        self._pauses = resolver.pauses()
 
-    async def forward(self, limits: Limits) -> tuple[list[Row], RowId]:
-        """Return rows in order, and the last id that was looked at."""
-        page = _Page(limits)
-        start = self._start
-        while True:
-            answer = await self._scan(start, self._stop, page)
-            counting = list(self._counting(answer.rows))
-            if not answer.more and start <= self._pointer_key:
-                self._demand(counting, self._control.pointer)
-            for row in counting:
-                if row.id > self._last:
-                    return page.rows, self._last
-                if not page.takes(row):
-                    return page.rows, page.rows[-1].id
-                page.add(row)
-            if not answer.more or (counting and counting[-1].id == self._last):
-                return page.rows, self._last
-            if page.is_full:
-                return page.rows, page.rows[-1].id
-            if counting:
-                start = row_key(self._log, counting[-1].id) + b"\0"
-            else:
-                start = await self._first_counting(start)
+    def go_on(self, through: RowId | None = None) -> None:
+        """Read further after an end: the log may have grown."""
+        self.ended = False
+        self._through = ROW_ID_MAX if through is None else through
+        self._head = None
+        self._pauses = self._resolver.pauses()
 
-    async def _first_counting(self, start: bytes) -> bytes:
-        """Return the key of the first counting row from ``start`` on, where many do not count."""
-        answer = await self._skip(start, self._stop)
-        for row in self._counting(answer.rows):
-            return row_key(self._log, row.id)
-        if start <= self._pointer_key:
-            self._demand([], self._control.pointer)
-        return self._stop
+    async def next(self, bytes_max: int) -> list[Entry]:
+        """Return the next entries with messages behind ``after``, of about ``bytes_max`` bytes.
 
-    async def backward(self, limits: Limits) -> tuple[list[Row], RowId]:
-        """Return rows in reverse order, and the least id that was looked at."""
-        page = _Page(limits)
-        witness = await self._witness()
-        while True:
-            stop = row_key(self._log, witness) + b"\0"
-            answer = await self._scan(self._start, stop, page, reverse=True)
-            counting = list(self._counting(answer.rows))
-            self._demand(counting[:1], witness)
-            for row in counting:
-                if row.id > self._last or (page.rows and row.id >= page.rows[-1].id):
-                    continue
-                if not page.takes(row):
-                    return page.rows, page.rows[-1].id
-                page.add(row)
-            if not answer.more:
-                return page.rows, self._first
-            if page.is_full:
-                return page.rows, page.rows[-1].id
-            below = counting[-1].id if len(counting) > 1 else await self._next_below(witness)
-            if below is None:
-                return page.rows, self._first
-            witness = below
+        None at all does not mean the end: see ``ended``.
 
-    async def _next_below(self, witness: RowId) -> RowId | None:
-        """Return the last counting row below ``witness``, None if there is none."""
-        stop = row_key(self._log, witness) + b"\0"
-        answer = await self._skip(self._start, stop, reverse=True)
-        counting = self._counting(answer.rows)
-        self._demand([row for row in (next(counting, None),) if row], witness)
-        found = next(counting, None)
-        return None if found is None else found.id
-
-    async def _witness(self) -> RowId:
-        """Return the first counting row at or above the end: with it an answer is complete."""
-        if self._last >= self._control.pointer:
-            return self._control.pointer
-        above = _Scan(self._cells, self._log, self._control, self._last, self._control.pointer)
-        rows, _ = await above.forward(Limits(1, 1))
-        return rows[0].id
-
-    async def _scan(
-        self, start: bytes, stop: bytes, page: _Page, *, reverse: bool = False
-    ) -> Scanned:
-        rows_max = min(page.rows_left + 2, SCAN_ROWS_MAX)
-        bytes_max = min(page.bytes_left + ROW_OVERHEAD_BYTES * rows_max, SCAN_BYTES_MAX)
-        return await self._cells.scan(
-            table_of(self._log),
-            start,
-            stop,
-            rows_max=rows_max,
-            bytes_max=bytes_max,
-            reverse=reverse,
-        )
-
-    async def _skip(self, start: bytes, stop: bytes, *, reverse: bool = False) -> Scanned:
-        """Scan what tells whether rows count, and no payloads, until another than the first does.
-
-        An answer is worth nothing without a counting row, so it must reach one, however far that is.
+        Raises:
+            Unavailable: storage does not answer, or only answers from before.
         """
-        wanted = 2 if reverse else 1
-        for rows_max in SKIPPED_ROWS_MAX:
-            answer = await self._cells.scan(
-                table_of(self._log),
-                start,
-                stop,
-                rows_max=rows_max,
-                bytes_max=ROW_OVERHEAD_BYTES * rows_max,
-                reverse=reverse,
-                columns=(EPOCH,),
+        if self.after >= self._through:
+            self.ended = True
+        if self.ended or (self._page is None and not await self._locate()):
+            return []
+        assert self._page is not None
+        if self._head is None:
+            self._head = await self._head_of(self._page)
+        if self._head is None or self._head.state is PageState.GONE or self._is_empty(self._head):
+            await self._look_at_root(self._page)
+            return []
+        return await self._entries(self._page, self._head, bytes_max)
+
+    @staticmethod
+    def _is_empty(head: Head) -> bool:
+        return head.is_open and not head.cells
+
+    async def _locate(self) -> bool:
+        """Find the page at or before the wanted id; False if there is nothing to read."""
+        self.root = await self._read_root()
+        if self.root is None:
+            self.ended = True
+            return False
+        wanted = max(row_after(self.after), self.root.floor)
+        found = await self._resolver.read(
+            lambda: self._resolver.table.scan(
+                self._space,
+                page_key(self._log, self._floor(self.root)),
+                page_key(self._log, wanted),
+                limit=1,
+                reverse=True,
             )
-            if not answer.more or len(list(islice(self._counting(answer.rows), wanted))) == wanted:
-                return answer
-        raise Unavailable(
-            f"More than {SKIPPED_ROWS_MAX[-1]} rows of {self._log.topic} in a row do not count."
         )
+        if found:
+            self._page, self._head = page_of(found[0][0]), heads.decode(found[0][1].value)
+        else:
+            self._page, self._head = self._floor(self.root), None
+        return True
 
-    def _counting(self, answer: list[RowCells]) -> Iterator[Row]:
-        for key, columns in answer:
-            row = judged(self._control, key[-ROW_ID_BYTES:], columns)
-            if row is not None:
-                yield row
+    async def _read_root(self) -> Root | None:
+        cell = await self._resolver.head(self._space, root_key(self._log))
+        root = None if cell is None else roots.decode(cell.value)
+        if root is None or root.generation != self._log.generation:
+            return None
+        return None if root.state is RootState.DELETED else root
 
-    def _demand(self, rows: list[Row], wanted: RowId) -> None:
-        if not any(row.id == wanted for row in rows):
-            raise Stale("storage answers from an earlier state: a committed row is not there")
+    @staticmethod
+    def _floor(root: Root | None) -> RowId:
+        assert root is not None
+        return root.floor
+
+    async def _head_of(self, page: RowId) -> Head | None:
+        cell = await self._resolver.head(self._space, page_key(self._log, page))
+        return None if cell is None else heads.decode(cell.value)
+
+    async def _entries(self, page: RowId, head: Head, bytes_max: int) -> list[Entry]:
+        """Take entries of a page that is there; what it says of its end is where this goes on."""
+        cells = await self._cells(page, self.after, self._through, bytes_max)
+        found = list(entries.entries_in(cells.cells))
+        if cells.more:
+            if found:
+                self.after = max(self.after, found[-1].last)
+            return found
+        reached = max(self.after, found[-1].last) if found else self.after
+        end = min(head.pointer, self._through)
+        if head.state is not PageState.OPEN and reached < end:
+            return await self._read_again(found)
+        self.after = reached
+        if head.is_sealed and reached < self._through:
+            self._page, self._head = head.next, None
+        else:
+            self.ended = True
+            self.is_closed = head.state is PageState.CLOSED
+        self._pauses = self._resolver.pauses()
+        return found
+
+    async def _read_again(self, found: list[Entry]) -> list[Entry]:
+        """Keep what an answer from before shows, and ask again for the rest."""
+        if found:
+            self.after = max(self.after, found[-1].last)
+        self._head = None
+        await self._pause()
+        return found
+
+    async def _pause(self) -> None:
+        if not await self._pauses.next():
+            raise Unavailable("Storage answers with what was before. Try again.")
+
+    async def _look_at_root(self, page: RowId) -> None:
+        """Go on from the floor if it is above a page that is not there; else this is the end."""
+        root = await self._read_root()
+        if root is None or root.floor <= page:
+            self.ended = True
+            return
+        self.root = root
+        self._page, self._head = root.floor, None
+        self.after = max(self.after, row_before(root.floor))
+
+    async def _cells(self, page: RowId, after: RowId, through: RowId, bytes_max: int) -> Cells:
+        """Return cells of a page; the last entry comes with its x cell, or not at all."""
+        row, table = page_key(self._log, page), self._resolver.table
+        first = entries.column_from(row_after(after))
+        # The entry that holds ``through`` may end behind it, so the range has no upper end.
+        found = await self._resolver.read(
+            lambda: table.cells(
+                self._space,
+                row,
+                first,
+                entries.ENTRIES_END,
+                cells_max=CELLS_AT_ONCE,
+                bytes_max=bytes_max,
+            )
+        )
+        return await self._with_last_x(row, _cut(found, through))
+
+    async def _with_last_x(self, row: bytes, found: Cells) -> Cells:
+        if not found.more or not found.cells:
+            return found
+        column = found.cells[-1][0]
+        if entries.is_rolled_column(column) or entries.pointer_of(column) is None:
+            return found
+        if len(found.cells) > 1:
+            return Cells(found.cells[:-1], more=True)
+        x = entries.rolled_column(column)
+        more = await self._resolver.read(lambda: self._resolver.table.get(self._space, row, (x,)))
+        return Cells([*found.cells, *((x, cell.value) for cell in more.values())], more=True)
+
+    # Backwards, and single pages.
+
+    async def before(self, cells_max: int, bytes_max: int) -> list[Entry]:
+        """Return the next entries from ``through`` downwards, the last one first.
+
+        Raises:
+            Unavailable: storage does not answer, or only answers from before.
+        """
+        if self._page is None:
+            after, self.after = self.after, row_before(self._through)
+            there = await self._locate()
+            self.after = after
+            if not there:
+                return []
+        assert self._page is not None
+        if self._head is None:
+            self._head = await self._head_of(self._page)
+        root = self.root
+        if self._head is None or self._head.state is PageState.GONE:
+            self.ended = True
+            return []
+        row, table = page_key(self._log, self._page), self._resolver.table
+        # An entry is found by its last id, so the one that holds ``through`` may lie behind it.
+        last = await self._column_at(row, self._through)
+        found = await self._resolver.read(
+            lambda: table.cells(
+                self._space,
+                row,
+                entries.column_from(row_after(self.after)),
+                last,
+                cells_max=cells_max,
+                bytes_max=bytes_max,
+                reverse=True,
+            )
+        )
+        cells = found.cells[::-1]
+        if cells and entries.is_rolled_column(cells[0][0]):
+            cells = cells[1:] if len(cells) > 1 else await self._with_entry(row, cells)
+        out = list(entries.entries_in(cells))[::-1]
+        if found.more and out:
+            self._through = row_before(out[-1].first)
+        elif self._page > max(self.after, root.floor if root else self._page):
+            self._through = row_before(self._page)
+            self._page, self._head = self._head.prev, None
+        else:
+            self.ended = True
+        return out
+
+    async def _column_at(self, row: bytes, through: RowId) -> bytes:
+        """Return the last column that can hold ids up to ``through``: that of the entry that has it."""
+        following = await self._resolver.read(
+            lambda: self._resolver.table.cells(
+                self._space,
+                row,
+                entries.column_from(through),
+                entries.ENTRIES_END,
+                cells_max=1,
+                bytes_max=1,
+            )
+        )
+        return following.cells[0][0] + b"\xff" if following.cells else entries.ENTRIES_END
+
+    async def _with_entry(
+        self, row: bytes, cells: list[tuple[bytes, bytes]]
+    ) -> list[tuple[bytes, bytes]]:
+        column = cells[0][0][:-1]
+        found = await self._resolver.read(
+            lambda: self._resolver.table.get(self._space, row, (column,))
+        )
+        return [*((column, cell.value) for cell in found.values()), *cells]
+
+    async def page_entries(self, page: RowId, head: Head) -> AsyncIterator[Entry]:
+        """Yield the entries of one page in ``(after, through]``, up to its pointer.
+
+        Raises:
+            Unavailable: storage does not answer, or only answers from before.
+        """
+        after, end = self.after, min(head.pointer, self._through)
+        pauses = self._resolver.pauses()
+        while after < end:
+            cells = await self._cells(page, after, end, 1 << 20)
+            for entry in entries.entries_in(cells.cells):
+                yield entry
+                after = max(after, entry.last)
+            if not cells.more and after < end and not await pauses.next():
+                raise Unavailable("Storage answers with what was before. Try again.")
 
 
-class _Page:
-    """Rows up to the limits, one at least."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.rows: list[Row] = []
-        self._limits = limits
-        self._bytes = 0
-
-    @property
-    def rows_left(self) -> int:
-        return self._limits.rows_max - len(self.rows)
-
-    @property
-    def bytes_left(self) -> int:
-        return max(self._limits.bytes_max - self._bytes, 0)
-
-    @property
-    def is_full(self) -> bool:
-        return bool(self.rows) and not (self.rows_left > 0 and self.bytes_left)
-
-    def takes(self, row: Row) -> bool:
-        if not self.rows:
-            return True
-        size = len(row.payload or b"")
-        return size <= self._limits.bytes_max - self._bytes and self.rows_left > 0
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self._bytes += len(row.payload or b"")
+def _cut(found: Cells, through: RowId) -> Cells:
+    """Leave out what lies behind the entry that holds ``through``."""
+    for place, (column, _) in enumerate(found.cells):
+        if not entries.is_rolled_column(column) and entries.last_of(column) >= through:
+            stop = place + 1
+            if stop < len(found.cells) and entries.is_rolled_column(found.cells[stop][0]):
+                stop += 1
+            has_x = stop > place + 1 or stop < len(found.cells) or not found.more
+            return Cells(found.cells[:stop], more=not has_x)
+    return found

@@ -21,7 +21,7 @@ from broker.storage.ports import Batch, Hold
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
-from broker.topics.shared import SharedRead
+from broker.storage.shared import SharedRead
 from broker.topics.stats import Rates
 from broker.topics.stored import StoredPayloads
 from broker.topics.surroundings import Surroundings

@@ -25,7 +25,7 @@ from broker.storage.control import Control, State
 from broker.storage.ports import Batch, Hold
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
-from broker.topics.shared import SharedRead
+from broker.storage.shared import SharedRead
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import KeyMark, LogWriter, Write, ends_hold, fail
 

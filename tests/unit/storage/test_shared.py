@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.testing.bench import settle
-from broker.topics.shared import AT_ONCE, SharedRead
+from broker.storage.shared import AT_ONCE, SharedRead
 
 
 class Source:

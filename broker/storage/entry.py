@@ -1,0 +1,491 @@
+"""An entry: consecutive messages of one append, stored as one cell, as the wire has them.
+
+::
+
+    format  flags  epoch    first id  last id  count    fixed, 34 bytes
+    write pointer  lifetime  payload log                8 bytes each, if the flags say so
+    number of marks | marks                             for later requests (keys)
+    offsets                                             where each item begins, 2 bytes each
+    items                                               Avro items of a poll's reply
+    CRC-32 of all before
+
+Its **column** tells what a reader must know before it takes the value::
+
+    e | last id | kind [| write pointer]                kind: the flags pointer, life, reference
+    e | last id | kind | write pointer | x              what was rolled back of that entry: ranges of ids
+
+So the first column at or above ``e`` + X holds the first message at or above X, and a rollback finds a
+transaction's entries without reading them. The cell ``x`` follows its entry at once, and comes with it.
+
+An entry has at most 16 KiB of items, or one message. Messages with a write pointer, a lifetime or a
+reference have entries of their own, so what must be judged is judged once for all messages of an entry.
+An entry never changes. When its lifetime has ended it is replaced by a **stub**, its header alone.
+
+Items of a payload log lack the reference's half of the id, which is not known yet; they are framed again
+when they are read. Reading copies slices of ``items``; nothing is decoded that is not judged.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, RowId
+from broker.wire.varint import SHORT_LONGS, encode_long, read_long
+
+FORMAT: Final = 1
+"""Raised with every change of the encoding; tests keep entries of each older one."""
+ENTRY_BYTES_MAX: Final = 16 * 1024
+"""The most bytes of items in an entry of more than one message."""
+
+POINTER, LIFE, REFERENCE, STORED, STUB = 1, 2, 4, 8, 16
+_JUDGED = POINTER | LIFE | REFERENCE
+_KINDS = {flags: bytes([0x30 + flags]) for flags in range(8)}
+
+_FIXED = struct.Struct(f">BBQ{ROW_ID_BYTES}s{ROW_ID_BYTES}sI")
+_NUMBER = struct.Struct(">q")
+_COUNT = struct.Struct(">H")
+_CRC = struct.Struct(">I")
+MARK_KEY_BYTES: Final = 16
+_MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s32s")
+_RANGE = struct.Struct(f">{ROW_ID_BYTES}s{ROW_ID_BYTES}s")
+
+_ENTRIES = b"e"
+ENTRIES_END: Final = _ENTRIES + b"\xff" * (ROW_ID_BYTES + 10)
+_ROLLED = b"x"
+_PLAIN_COLUMN_BYTES = 1 + ROW_ID_BYTES + 1
+_POINTER_COLUMN_BYTES = _PLAIN_COLUMN_BYTES + _NUMBER.size
+
+_MESSAGE_LEAD = encode_long(MESSAGE_ID_BYTES)
+_SHORT = len(SHORT_LONGS)
+_INLINE_TAILS = tuple(bytes(ROW_ID_BYTES) + length for length in SHORT_LONGS)
+_FLIPPED = sys.byteorder != "big"
+
+Range = tuple[RowId, RowId]
+"""Ids, both ends included."""
+
+
+class Mark(NamedTuple):
+    """What an entry carries for later requests: key ``key`` led to the ids ``first`` to ``last``."""
+
+    kind: int
+    key: bytes
+    first: RowId
+    last: RowId
+    body: bytes
+
+
+class Entry:
+    """Messages of one entry. ``rolled`` are the ranges of ids that were rolled back."""
+
+    __slots__ = (
+        "_id_at",
+        "_starts",
+        "count",
+        "epoch",
+        "first",
+        "flags",
+        "items",
+        "last",
+        "lifetime_ms",
+        "marks",
+        "number",
+        "pointer",
+        "rolled",
+    )
+
+    def __init__(  # noqa: PLR0913, PLR0917 - A value with these parts, made here alone.
+        self,
+        flags: int,
+        epoch: int,
+        first: RowId,
+        last: RowId,
+        count: int,
+        starts: Sequence[int],
+        items: bytes,
+        *,
+        pointer: int | None = None,
+        lifetime_ms: int | None = None,
+        number: int | None = None,
+        marks: Sequence[Mark] = (),
+    ) -> None:
+        """Keep the parts; ``starts`` has where each item begins in ``items``."""
+        self.flags = flags
+        self.epoch = epoch
+        self.first = first
+        self.last = last
+        self.count = count
+        self.items = items
+        self.pointer = pointer
+        self.lifetime_ms = lifetime_ms
+        self.number = number
+        self.marks = marks
+        self.rolled: tuple[Range, ...] = ()
+        self._starts = starts
+        self._id_at = 0 if flags & STORED else 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every consumer takes its messages, but for their age."""
+        return not self.flags & _JUDGED
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is a reference: its one message stands for those of payload log ``number``."""
+        return bool(self.flags & REFERENCE)
+
+    @property
+    def is_stub(self) -> bool:
+        """Whether its messages have gone with the end of their lifetime."""
+        return bool(self.flags & STUB)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in memory."""
+        return len(self.items) + 2 * self.count + 400
+
+    @property
+    def stored_bytes(self) -> int:
+        """About how many bytes its cell has."""
+        return len(self.items) + 2 * self.count + 64
+
+    def id(self, place: int) -> RowId:
+        """Return the id of one message."""
+        start = self._starts[place] + self._id_at
+        return self.items[start : start + ROW_ID_BYTES]
+
+    def ids(self) -> list[RowId]:
+        """Return the ids of all messages."""
+        items, at = self.items, self._id_at
+        return [items[start + at : start + at + ROW_ID_BYTES] for start in self._starts]
+
+    def payload(self, place: int) -> bytes:
+        """Return one message's payload."""
+        start = self._starts[place] + self._id_at
+        start += ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES
+        _, start = read_long(self.items, start)
+        return self.items[start : self._end(place)]
+
+    def payload_bytes(self) -> int:
+        """Return how many bytes the payloads have together."""
+        return sum(len(self.payload(place)) for place in range(self.count))
+
+    def place_at(self, row: RowId) -> int:
+        """Return the place of the first message with an id at or above ``row``."""
+        if row <= self.first:
+            return 0
+        if row > self.last or self.is_stub:
+            return self.count
+        return bisect_left(self._starts, row, key=self._id_of)
+
+    def place_after(self, row: RowId) -> int:
+        """Return the place of the first message with an id above ``row``."""
+        if row < self.first:
+            return 0
+        if row >= self.last or self.is_stub:
+            return self.count
+        return bisect_right(self._starts, row, key=self._id_of)
+
+    def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
+        """Return how far messages from ``first`` go in about ``bytes_max``; one goes in any case."""
+        if len(self.items) - self._starts[first] <= bytes_max:
+            return stop
+        fitting = bisect_right(self._starts, self._starts[first] + bytes_max) - 1
+        return min(max(fitting, first + 1), stop)
+
+    def run(self, first: int, stop: int) -> bytes:
+        """Return the items of the messages ``first`` to ``stop`` (exclusive), as they are stored."""
+        if first == 0 and stop == self.count:
+            return self.items
+        return self.items[self._starts[first] : self._end(stop - 1)]
+
+    def framed(self, reference: RowId, first: int, stop: int) -> bytes:
+        """Return items of a payload log as items of a reply, under the id of their reference."""
+        items, lead = self.items, _MESSAGE_LEAD + reference
+        starts = self._starts[first:stop]
+        ends = [*starts[1:], self._end(stop - 1)]
+        return b"".join([lead + items[start:end] for start, end in zip(starts, ends, strict=True)])
+
+    def is_rolled_back(self, row: RowId) -> bool:
+        """Whether a message was rolled back."""
+        return any(first <= row <= last for first, last in self.rolled)
+
+    def _id_of(self, start: int) -> RowId:
+        start += self._id_at
+        return self.items[start : start + ROW_ID_BYTES]
+
+    def _end(self, place: int) -> int:
+        return self._starts[place + 1] if place + 1 < self.count else len(self.items)
+
+    @property
+    def column(self) -> bytes:
+        """The column of its cell."""
+        return column_of(self.last, self.flags, self.pointer)
+
+
+def column_of(last: RowId, flags: int, pointer: int | None) -> bytes:
+    """Return the column of an entry."""
+    kind = _ENTRIES + last + _KINDS[flags & _JUDGED]
+    return kind if pointer is None else kind + _NUMBER.pack(pointer)
+
+
+def column_from(row: RowId) -> bytes:
+    """Return the first column that can hold a message at or above ``row``."""
+    return _ENTRIES + row
+
+
+def last_of(column: bytes) -> RowId:
+    """Return the last id of the entry with this column, or of the entry that an ``x`` belongs to."""
+    return column[1 : 1 + ROW_ID_BYTES]
+
+
+def pointer_of(column: bytes) -> int | None:
+    """Return the write pointer that an entry's column tells."""
+    if len(column) < _POINTER_COLUMN_BYTES:
+        return None
+    (pointer,) = _NUMBER.unpack_from(column, _PLAIN_COLUMN_BYTES)
+    return int(pointer)
+
+
+def has_life(column: bytes) -> bool:
+    """Whether an entry's column tells of a lifetime of its own."""
+    return not is_rolled_column(column) and bool((column[1 + ROW_ID_BYTES] - 0x30) & LIFE)
+
+
+def rolled_column(column: bytes) -> bytes:
+    """Return the column of the cell that tells what of an entry was rolled back."""
+    return column + _ROLLED
+
+
+def is_rolled_column(column: bytes) -> bool:
+    """Whether a column is that of an ``x`` cell."""
+    return len(column) == _POINTER_COLUMN_BYTES + 1
+
+
+def checked(body: bytes) -> bytes:
+    """Return a value with its checksum."""
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def unchecked(value: bytes, name: str) -> bytes:
+    """Return what ``checked`` was given. Raises StorageCorrupt."""
+    body = value[: -_CRC.size]
+    if len(value) < _CRC.size or value[-_CRC.size :] != _CRC.pack(zlib.crc32(body)):
+        raise StorageCorrupt(f"{name} fails its checksum")
+    return body
+
+
+def encode_rolled(ranges: Sequence[Range]) -> bytes:
+    """Encode the ranges of an ``x`` cell."""
+    return checked(b"".join(_RANGE.pack(*each) for each in ranges))
+
+
+def decode_rolled(value: bytes) -> tuple[Range, ...]:
+    """Decode an ``x`` cell. Raises StorageCorrupt."""
+    return tuple(_RANGE.iter_unpack(unchecked(value, "an x cell")))
+
+
+def merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
+    """Return the same ids in as few ranges as their overlaps allow."""
+    out: list[Range] = []
+    for first, last in sorted(ranges):
+        if out and first <= out[-1][1]:
+            out[-1] = (out[-1][0], max(last, out[-1][1]))
+        else:
+            out.append((first, last))
+    return tuple(out)
+
+
+class Shared(NamedTuple):
+    """What all messages of an entry share, beside their epoch."""
+
+    pointer: int | None = None
+    lifetime_ms: int | None = None
+    number: int | None = None
+    is_stored: bool = False
+    """Whether they lie in a payload log."""
+
+    @property
+    def flags(self) -> int:
+        """The flags of such an entry."""
+        return (
+            (POINTER if self.pointer is not None else 0)
+            | (LIFE if self.lifetime_ms is not None else 0)
+            | (REFERENCE if self.number is not None else 0)
+            | (STORED if self.is_stored else 0)
+        )
+
+
+PLAIN = Shared()
+
+
+def entries_of(
+    epoch: int, ids: Sequence[RowId], payloads: Sequence[bytes], shared: Shared = PLAIN
+) -> list[Entry]:
+    """Return messages as entries, in order; each has ENTRY_BYTES_MAX of items, or one message."""
+    lengths = [
+        SHORT_LONGS[size] if size < _SHORT else encode_long(size) for size in map(len, payloads)
+    ]
+    if shared.is_stored:
+        items = [b"".join(parts) for parts in zip(ids, lengths, payloads, strict=True)]
+    else:
+        tails = [
+            _INLINE_TAILS[size] if size < _SHORT else bytes(ROW_ID_BYTES) + encode_long(size)
+            for size in map(len, payloads)
+        ]
+        items = [
+            b"".join((_MESSAGE_LEAD, row, tail, payload))
+            for row, tail, payload in zip(ids, tails, payloads, strict=True)
+        ]
+    sizes = list(map(len, items))
+    out, first, flags = [], 0, shared.flags
+    while first < len(items):
+        stop, size = first + 1, sizes[first]
+        while stop < len(items) and size + sizes[stop] <= ENTRY_BYTES_MAX:
+            size += sizes[stop]
+            stop += 1
+        starts = list(accumulate(sizes[first : stop - 1], initial=0))
+        out.append(
+            Entry(
+                flags,
+                epoch,
+                ids[first],
+                ids[stop - 1],
+                stop - first,
+                starts,
+                items[first] if stop == first + 1 else b"".join(items[first:stop]),
+                pointer=shared.pointer,
+                lifetime_ms=shared.lifetime_ms,
+                number=shared.number,
+            )
+        )
+        first = stop
+    return out
+
+
+def joined(entries: Sequence[Entry]) -> Entry:
+    """Return plain entries that follow each other as one, for reading; it is never stored."""
+    starts: list[int] = []
+    at = 0
+    for entry in entries:
+        starts += [start + at for start in entry._starts] if at else entry._starts  # noqa: SLF001 - Its own class.
+        at += len(entry.items)
+    return Entry(
+        entries[0].flags,
+        entries[-1].epoch,
+        entries[0].first,
+        entries[-1].last,
+        len(starts),
+        starts,
+        b"".join([entry.items for entry in entries]),
+    )
+
+
+def stub_of(entry: Entry) -> Entry:
+    """Return an entry without its messages: what stays when their lifetime has ended."""
+    return Entry(
+        entry.flags | STUB,
+        entry.epoch,
+        entry.first,
+        entry.last,
+        entry.count,
+        (),
+        b"",
+        pointer=entry.pointer,
+        lifetime_ms=entry.lifetime_ms,
+        number=entry.number,
+        marks=entry.marks,
+    )
+
+
+def encode(entry: Entry) -> bytes:
+    """Encode an entry: the value of its cell."""
+    parts = [_FIXED.pack(FORMAT, entry.flags, entry.epoch, entry.first, entry.last, entry.count)]
+    parts += [
+        _NUMBER.pack(number)
+        for number in (entry.pointer, entry.lifetime_ms, entry.number)
+        if number is not None
+    ]
+    parts.append(_COUNT.pack(len(entry.marks)))
+    parts += [_MARK.pack(*mark) for mark in entry.marks]
+    if not entry.flags & STUB:
+        offsets = array("H", entry._starts)  # noqa: SLF001 - Its own class.
+        if _FLIPPED:
+            offsets.byteswap()
+        parts += [offsets.tobytes(), entry.items]
+    body = b"".join(parts)
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def decode(value: bytes) -> Entry:
+    """Decode an entry. Raises StorageCorrupt."""
+    body_end = len(value) - _CRC.size
+    if body_end < _FIXED.size + _COUNT.size:
+        raise StorageCorrupt("an entry is cut off")
+    if value[body_end:] != _CRC.pack(zlib.crc32(memoryview(value)[:body_end])):
+        raise StorageCorrupt("an entry fails its checksum")
+    form, flags, epoch, first, last, count = _FIXED.unpack_from(value)
+    if form != FORMAT:
+        raise StorageCorrupt(f"an entry has format {form}; this release reads {FORMAT}")
+    at = _FIXED.size
+    numbers: list[int | None] = [None, None, None]
+    if flags & _JUDGED:
+        for place, flag in enumerate((POINTER, LIFE, REFERENCE)):
+            if flags & flag:
+                numbers[place] = _NUMBER.unpack_from(value, at)[0]
+                at += _NUMBER.size
+    (mark_count,) = _COUNT.unpack_from(value, at)
+    at += _COUNT.size
+    marks: Sequence[Mark] = ()
+    if mark_count:
+        marks = tuple(
+            Mark(*_MARK.unpack_from(value, at + i * _MARK.size)) for i in range(mark_count)
+        )
+        at += mark_count * _MARK.size
+    starts = array("H")
+    if not flags & STUB:
+        starts.frombytes(value[at : at + 2 * count])
+        if _FLIPPED:
+            starts.byteswap()
+        at += 2 * count
+    return Entry(
+        flags,
+        epoch,
+        first,
+        last,
+        count,
+        starts,
+        value[at:body_end],
+        pointer=numbers[0],
+        lifetime_ms=numbers[1],
+        number=numbers[2],
+        marks=marks,
+    )
+
+
+def entries_in(cells: Sequence[tuple[bytes, bytes]]) -> Iterator[Entry]:
+    """Yield the entries of cells in the order of their columns, each with what its ``x`` cell says.
+
+    Raises:
+        StorageCorrupt: a cell is no entry, or not the one that its column tells.
+    """
+    waiting: Entry | None = None
+    for column, value in cells:
+        if is_rolled_column(column):
+            if waiting is not None and column.startswith(waiting.column):
+                waiting.rolled = decode_rolled(value)
+            continue
+        if waiting is not None:
+            yield waiting
+        waiting = decode(value)
+        if last_of(column) != waiting.last:
+            raise StorageCorrupt(f"the entry in column {column.hex()} is another one")
+    if waiting is not None:
+        yield waiting

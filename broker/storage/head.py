@@ -1,0 +1,196 @@
+"""The head of a page: the one cell that decides who writes it, and up to which id it counts.
+
+A **page** is a row: the next stretch of a log, with a head and entries. A log is the chain of its pages::
+
+    root ─────────────────────────────┐ page
+      │ floor                         ▼
+      ▼                          ┌─────────┐ sealed  ┌─────────┐ sealed  ┌─────────┐
+      first page that may be read│ head    │────────▶│ head    │────────▶│ head    │ open: the tail
+                                 │ entries │◀────────│ entries │◀────────│ entries │
+                                 └─────────┘   prev  └─────────┘   prev  └─────────┘
+
+    open      takes appends         sealed    the log goes on at the next page, pointer + 1
+    closed    the log ended here    gone      its entries were removed; the head stays, so that no late
+                                              make of the page can succeed
+
+A page's key holds an id at or below all ids in it. A leader's change expects exactly the head that it
+confirmed last, and each head has a fresh **token**; so a change that arrives late, or twice, fails.
+
+Counts go over the whole log: ``total`` messages and ``bytes`` of payloads up to ``pointer``, pages that are
+gone included. ``cells`` and ``size`` are of this page alone.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, row_after
+
+FORMAT: Final = 1
+"""Raised with every change of the encoding; tests keep heads of each older one."""
+TOKEN_BYTES: Final = 12
+"""A nonce of the hold (8), and the number of the change (4)."""
+
+_FIXED = struct.Struct(f">BBQ{TOKEN_BYTES}s{ROW_ID_BYTES}sQQQ{ROW_ID_BYTES}sq{ROW_ID_BYTES}sHI")
+_CRC = struct.Struct(">I")
+NO_END: Final = (1 << 63) - 1
+NO_TOKEN: Final = bytes(TOKEN_BYTES)
+
+
+class PageState(enum.IntEnum):
+    """What may happen to a page."""
+
+    OPEN = 1
+    SEALED = 2
+    CLOSED = 3
+    GONE = 4
+
+
+class Head(NamedTuple):
+    """A page's head.
+
+    ``owner`` names the node that writes, "" after a handoff. ``marked``: marks of ids up to there are on
+    disk. ``first_end_ms``: when the first lifetime of an entry in this page ends; NO_END if none does.
+    ``prev`` is the key of the page before, ROW_ID_MIN for a first page.
+    """
+
+    epoch: int
+    owner: str
+    token: bytes
+    pointer: RowId
+    state: PageState = PageState.OPEN
+    total: int = 0
+    bytes: int = 0
+    edits: int = 0
+    marked: RowId = ROW_ID_MIN
+    first_end_ms: int = NO_END
+    prev: RowId = ROW_ID_MIN
+    cells: int = 0
+    size: int = 0
+
+    @property
+    def next(self) -> RowId:
+        """The key of the next page, if this one is sealed. No clock decides it."""
+        return row_after(self.pointer)
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the log goes on at ``next``."""
+        return self.state is PageState.SEALED
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes appends."""
+        return self.state is PageState.OPEN
+
+
+def encode(head: Head) -> bytes:
+    """Encode a head. The bytes are compared: one head is always encoded in the same way."""
+    body = (
+        _FIXED.pack(
+            FORMAT,
+            head.state,
+            head.epoch,
+            head.token,
+            head.pointer,
+            head.total,
+            head.bytes,
+            head.edits,
+            head.marked,
+            head.first_end_ms,
+            head.prev,
+            head.cells,
+            head.size,
+        )
+        + head.owner.encode()
+    )
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def decode(value: bytes) -> Head:
+    """Decode a head. Raises StorageCorrupt."""
+    body = value[: -_CRC.size]
+    if len(body) < _FIXED.size or value[-_CRC.size :] != _CRC.pack(zlib.crc32(body)):
+        raise StorageCorrupt("the head of a page fails its checksum")
+    if body[0] != FORMAT:
+        raise StorageCorrupt(f"a page has format {body[0]}; this release reads {FORMAT}")
+    (_, state, epoch, token, pointer, total, size_all, edits, marked, end_ms, prev, cells, size) = (
+        _FIXED.unpack_from(body)
+    )
+    return Head(
+        epoch=epoch,
+        owner=body[_FIXED.size :].decode(),
+        token=token,
+        pointer=pointer,
+        state=PageState(state),
+        total=total,
+        bytes=size_all,
+        edits=edits,
+        marked=marked,
+        first_end_ms=end_ms,
+        prev=prev,
+        cells=cells,
+        size=size,
+    )
+
+
+def taken(head: Head, epoch: int, owner: str, token: bytes) -> Head:
+    """Return the head of an open page under its next writer (rule 3b)."""
+    return head._replace(epoch=epoch, owner=owner, token=token)
+
+
+def following(before: Head, key: RowId, epoch: int, owner: str, token: bytes) -> Head:
+    """Return the head of the page after a sealed one, whose key is ``key`` (rules 3c and 4)."""
+    return before._replace(
+        epoch=epoch,
+        owner=owner,
+        token=token,
+        state=PageState.OPEN,
+        first_end_ms=NO_END,
+        prev=key,
+        cells=0,
+        size=0,
+    )
+
+
+def first_page(pointer: RowId, epoch: int, owner: str, token: bytes) -> Head:
+    """Return the head of a log's first page (rule 3c)."""
+    return Head(epoch, owner, token, pointer, marked=pointer)
+
+
+class Verdict(enum.Enum):
+    """What became of a change of a page, as far as one reading tells (rule 2)."""
+
+    APPLIED = "applied"
+    LOST = "lost"
+    """Applied; but another leads by now."""
+    REPEAT = "repeat"
+    """Not applied yet: the same change may be made again, byte for byte."""
+    NEVER = "never"
+    UNKNOWN = "unknown"
+    STALE = "stale"
+    """An answer from before: read again."""
+
+
+def judged(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Verdict:
+    """Say what a reading of a page tells of the change from ``old`` to ``new``.
+
+    ``entry_epoch`` is the epoch of the change's last entry if it is there.
+    """
+    if seen is None:
+        return Verdict.STALE
+    if seen.state is PageState.GONE:
+        return Verdict.UNKNOWN
+    if seen.token == new.token:
+        return Verdict.APPLIED
+    if entry_epoch == old.epoch:
+        return Verdict.LOST
+    if seen.token == old.token:
+        return Verdict.REPEAT
+    if seen.epoch > old.epoch or seen.state is PageState.CLOSED:
+        return Verdict.NEVER
+    return Verdict.STALE

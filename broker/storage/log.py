@@ -1,0 +1,308 @@
+"""The logs of a store: claiming, creating, deleting. One protocol for every table.
+
+A log is a root and a chain of pages (head.py, root.py). **Claiming** it is one change of its tail's head,
+to the next epoch; from then on every change of the former leader fails, whatever it believes::
+
+    root ──▶ its page ──next──▶ … ──▶ tail      open: take it; absent: make it; then link it in the root
+
+Only after the link is the page the claimer's, for appends, proofs and stores: a root that could be changed
+was the root as it is now, and so was its floor. **Deleting** closes the tail, then says so in the root, then in
+the topic's record; whoever finds it half done brings it to its end.
+
+Which rules these are, and why each is needed: docs/internals/why-it-is-safe.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from broker.clock import Clock
+from broker.errors import Fenced, Unavailable
+from broker.model import ROW_ID_MIN, RowId, row_after, row_before
+from broker.storage import head as heads
+from broker.storage import root as roots
+from broker.storage.entry import Mark
+from broker.storage.head import Head, PageState
+from broker.storage.hold import Hold, PageBounds
+from broker.storage.keys import LogId, page_key, root_key, space_of
+from broker.storage.reading import LogReader
+from broker.storage.resolve import Pauses, Resolver, Tokens, random_nonce
+from broker.storage.root import Root, RootState
+from broker.storage.table import Cell, Table
+
+CLAIM_TRIES_MAX = 4
+
+
+class StaleGeneration(Exception):
+    """The root is of a later generation than the caller believes: read the record again."""
+
+
+class Deleted(Exception):
+    """The root, or the closed tail, says that this generation is deleted."""
+
+
+class Tail(NamedTuple):
+    """The last page of a log: ``value`` None is a page that is still to be made, after ``before``."""
+
+    page: RowId
+    value: Cell | None
+    head: Head | None
+    before: tuple[RowId, Head] | None
+
+
+class Ends(NamedTuple):
+    """A log as it is stored now: its root, and the head of its tail (None: there is no page yet)."""
+
+    root: Root
+    tail: Head | None
+
+
+class Logs:
+    """The logs of one table. ``entry_bytes_max`` is the largest payload that one message may have."""
+
+    def __init__(
+        self,
+        table: Table,
+        clock: Clock,
+        *,
+        bounds: PageBounds | None = None,
+        call_s: float = 20.0,
+        nonce: Callable[[], bytes] = random_nonce,
+    ) -> None:
+        """Keep logs in ``table``; each call has ``call_s`` seconds. ``nonce`` is for tests."""
+        self.table = table
+        self.resolver = Resolver(table, clock, call_s=call_s, nonce=nonce)
+        self.bounds = bounds or PageBounds()
+        self.entry_bytes_max = table.cell_bytes_max - 1024
+        self.append_bytes_max = table.change_bytes_max - 64 * 1024
+
+    def reader(self, log: LogId, after: RowId, through: RowId | None = None) -> LogReader:
+        """Return a reader of what lies behind ``after``, up to ``through`` or the end."""
+        return LogReader(self.resolver, log, after, through)
+
+    async def root(self, log: LogId) -> Root | None:
+        """Return a log's root as stored now. Raises Unavailable."""
+        return (await self._root(log))[0]
+
+    async def _root(self, log: LogId) -> tuple[Root | None, bytes | None]:
+        cell = await self.resolver.head(space_of(log), root_key(log))
+        return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
+
+    async def ends(self, log: LogId) -> Ends | None:
+        """Return a log's root and tail as stored now; None: nothing was ever claimed.
+
+        Raises:
+            Unavailable: storage does not answer, or only answers from before.
+        """
+        pauses = self.resolver.pauses()
+        while True:
+            root = await self.root(log)
+            if root is None or root.generation != log.generation:
+                return None
+            tail = await self.find_tail(log, root)
+            if tail is not None:
+                before = tail.before[1] if tail.before is not None else None
+                return Ends(root, tail.head or before)
+            await _again(pauses)
+
+    async def find_tail(self, log: LogId, root: Root | None) -> Tail | None:
+        """Follow ``next`` from the root's page to the last one; None: the root was an old one."""
+        page = root.page if root is not None else ROW_ID_MIN
+        before: tuple[RowId, Head] | None = None
+        while True:
+            cell = await self.resolver.head(space_of(log), page_key(log, page))
+            if cell is None:
+                first = ROW_ID_MIN if log.number is not None or root is None else root.floor
+                return Tail(page, None, None, before) if before or page == first else None
+            head = heads.decode(cell.value)
+            if head.state is PageState.GONE:
+                return None
+            if not head.is_sealed:
+                return Tail(page, cell, head, before)
+            before, page = (page, head), head.next
+
+    # Claiming.
+
+    async def claim(self, log: LogId, owner: str) -> Hold:
+        """Take a message log: epoch + 1, on disk on return.
+
+        Raises:
+            StaleGeneration, Deleted: claiming again does not help.
+            Fenced: another claim came between.
+            Unavailable: nothing was done.
+            OutcomeUnknown: claim again.
+        """
+        pauses = self.resolver.pauses()
+        while True:
+            root, value = await self._root(log)
+            if root is None or root.generation < log.generation:
+                await self._make_root(log, root, value)
+            elif root.generation > log.generation:
+                raise StaleGeneration
+            elif root.state is RootState.DELETED:
+                raise Deleted
+            else:
+                assert value is not None
+                tail = await self.find_tail(log, root)
+                if tail is not None and tail.head is not None and not tail.head.is_open:
+                    await self._end_root(log, root, value, tail.head)
+                    raise Deleted
+                if tail is not None:
+                    hold = await self.take(log, root, value, tail, owner)
+                    await self._index_marks(hold)
+                    return hold
+            await _again(pauses)
+
+    async def take(  # noqa: PLR0913, PLR0917 - What a claim has read.
+        self,
+        log: LogId,
+        root: Root | None,
+        value: bytes | None,
+        tail: Tail,
+        owner: str,
+        epoch: int | None = None,
+    ) -> Hold:
+        """Take or make the tail and link it; ``epoch`` is the topic leader's, of a payload log.
+
+        Raises:
+            Fenced: another came between, or has a higher epoch.
+            Unavailable, OutcomeUnknown: see claim.
+        """
+        tokens = self.resolver.tokens()
+        head = next_head(log, root, tail, owner, tokens, epoch)
+        space, row = space_of(log), page_key(log, tail.page)
+        expected = None if tail.value is None else tail.value.value
+        if not await self.resolver.swap(space, row, expected, heads.encode(head)):
+            raise Fenced(f"Another claims topic '{log.topic}'.")
+        before = root or Root(log.generation, RootState.OPEN)
+        linked = before._replace(page=tail.page, token=tokens.fresh(), epoch=head.epoch)
+        if not await self._link(log, value, linked):
+            raise Fenced(f"Another claims topic '{log.topic}'.")
+        hold = Hold(log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=linked)
+        if not self.table.is_alone and log.number is None:
+            written = await self.resolver.head(space, row)
+            hold.claimed_server_ms = None if written is None else written.server_ms
+            hold.before_server_ms = None if tail.value is None else tail.value.server_ms
+        return hold
+
+    async def _link(self, log: LogId, value: bytes | None, linked: Root) -> bool:
+        return await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
+
+    async def _index_marks(self, hold: Hold) -> None:
+        """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""
+        marked, pointer = hold.head.marked, hold.pointer
+        if marked >= pointer:
+            return
+        found: list[Mark] = []
+        for page, head in await hold.chain(row_after(marked), pointer):
+            async for entry in self.reader(hold.log, marked, pointer).page_entries(page, head):
+                found += entry.marks
+        hold.marks.take(found)
+        if not found:
+            hold.marks.marked = pointer
+
+    # Generations.
+
+    async def _make_root(self, log: LogId, root: Root | None, value: bytes | None) -> None:
+        """Begin a topic's generation, after its record said so (rule 11)."""
+        token = self.resolver.tokens().fresh()
+        if root is None:
+            new = Root(log.generation, RootState.LIVE, token=token)
+        elif root.state is RootState.DELETED:
+            new = Root(
+                log.generation,
+                RootState.LIVE,
+                epoch=root.epoch,
+                page=root.page,
+                floor=root.page,
+                gone=root.page,
+                token=token,
+            )
+        else:
+            return  # The former generation lives, by a root from before: read again.
+        await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
+
+    async def delete(self, log: LogId, owner: str) -> None:
+        """Close a topic's log and say in its root that it is deleted; done already is fine too.
+
+        Raises:
+            StaleGeneration: there is a later generation.
+            Unavailable, OutcomeUnknown: see claim.
+        """
+        pauses = self.resolver.pauses()
+        while True:
+            root, value = await self._root(log)
+            if root is None or root.generation < log.generation:
+                await self._make_root(log, root, value)
+            elif root.generation > log.generation:
+                raise StaleGeneration
+            elif root.state is RootState.DELETED:
+                return
+            else:
+                closed = await self.close_tail(log, root, owner)
+                if closed is not None and value is not None:
+                    await self._end_root(log, root, value, closed)
+            await _again(pauses)
+
+    async def close_tail(
+        self, log: LogId, root: Root | None, owner: str, epoch: int | None = None
+    ) -> Head | None:
+        """Take the tail and close it; absent, make it closed. None: read the root again.
+
+        Raises:
+            Fenced: the log has a higher epoch than ``epoch``, the topic leader's.
+        """
+        tail = await self.find_tail(log, root)
+        if tail is None:
+            return None
+        if tail.head is not None and tail.head.state is PageState.CLOSED:
+            return tail.head
+        head = next_head(log, root, tail, owner, self.resolver.tokens(), epoch)
+        head = head._replace(state=PageState.CLOSED, owner="")
+        expected = None if tail.value is None else tail.value.value
+        row = page_key(log, tail.page)
+        done = await self.resolver.swap(space_of(log), row, expected, heads.encode(head))
+        return head if done else None
+
+    async def _end_root(self, log: LogId, root: Root, value: bytes, closed: Head) -> bool:
+        """Say in the root that a topic is deleted; its next first page lies above all ids."""
+        new = root._replace(
+            state=RootState.DELETED,
+            page=row_after(closed.pointer),
+            epoch=closed.epoch,
+            token=self.resolver.tokens().fresh(),
+        )
+        return await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
+
+    async def close(self) -> None:
+        """Close the table."""
+        await self.table.close()
+
+
+def next_head(  # noqa: PLR0913, PLR0917 - What a claim has read.
+    log: LogId, root: Root | None, tail: Tail, owner: str, tokens: Tokens, epoch: int | None
+) -> Head:
+    """Return the head of a tail under its next writer, taken (3b) or made (3c).
+
+    Raises:
+        Fenced: a payload log has a higher epoch than the topic's leader.
+    """
+    held = tail.head or (tail.before[1] if tail.before is not None else None)
+    if epoch is None:
+        former = held.epoch if held is not None else (root.epoch if root is not None else 0)
+        epoch = former + 1
+    elif held is not None and held.epoch > epoch:
+        raise Fenced(f"Another leads topic '{log.topic}'.")
+    token = tokens.fresh()
+    if tail.head is not None:
+        return heads.taken(tail.head, epoch, owner, token)
+    if tail.before is not None:
+        page, before = tail.before
+        return heads.following(before, page, epoch, owner, token)
+    return heads.first_page(row_before(tail.page), epoch, owner, token)
+
+
+async def _again(pauses: Pauses) -> None:
+    if not await pauses.next():
+        raise Unavailable("Storage answers with what was before. Try again.")

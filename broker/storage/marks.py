@@ -1,0 +1,194 @@
+"""Marks: what entries carry for later requests, and the rows by which they are found (rule 9).
+
+A mark stands in its entry, so it commits with its messages; a row of its own is only an index::
+
+    append (entry with mark) ──confirmed──▶ pending here ──in bulk, behind──▶ row (kind, key, first id)
+                                                                                │
+                                           head.marked rises to there  ◀────────┘
+
+Until its row is put, a mark is found here. A claim reads the headers above ``marked`` and puts their rows
+itself before it raises ``marked``. A row that is there counts, whatever any clock did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from broker.errors import BrokerError
+from broker.model import ROW_ID_BYTES, RowId
+from broker.storage import entry as entries
+from broker.storage.entry import MARK_KEY_BYTES, Entry, Mark
+from broker.storage.keys import LogId, mark_prefix, prefix_end, space_of
+from broker.storage.resolve import Resolver
+from broker.storage.table import TableError
+
+PENDING_MAX: Final = 1000
+PENDING_BYTES_MAX: Final = 4 << 20
+"""How far the index may lag behind, in entries and their bytes: what a claim has to read."""
+PUT_AT: Final = 256
+PUT_AFTER_S: Final = 0.5
+ROWS_AT_ONCE: Final = 256
+
+
+class Marks:
+    """The marks of one log under one hold."""
+
+    def __init__(self, log: LogId, resolver: Resolver, marked: RowId) -> None:
+        """Begin with everything up to ``marked`` on disk."""
+        self.marked = marked
+        """Marks of ids up to there are on disk."""
+        self._log = log
+        self._resolver = resolver
+        self._pending: dict[tuple[int, bytes], Mark] = {}
+        self._order: list[Mark] = []
+        self._lag_entries = self._lag_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._putting: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def marked_with(self, pointer: RowId, added: Sequence[Entry]) -> RowId:
+        """Return ``marked`` for the head of an append that ends at ``pointer``."""
+        if self._order or any(entry.marks for entry in added):
+            return self.marked
+        return pointer
+
+    def confirmed(self, pointer: RowId, added: Sequence[Entry]) -> None:
+        """Take note of an append that is confirmed."""
+        marks = [mark for entry in added for mark in entry.marks]
+        if not marks and not self._order:
+            self.marked = pointer
+            return
+        self._lag_entries += len(added)
+        self._lag_bytes += sum(entry.size for entry in added)
+        self.take(marks)
+
+    def take(self, marks: Sequence[Mark]) -> None:
+        """Have rows put for marks that are in the log."""
+        for mark in marks:
+            self._pending[mark.kind, mark.key] = mark
+            self._order.append(mark)
+        if not self._order or self._closed:
+            return
+        if len(self._order) >= PUT_AT:
+            self._put_soon()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PUT_AFTER_S, self._put_soon)
+
+    def _put_soon(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._putting is None and not self._closed:
+            self._putting = asyncio.ensure_future(self._put())
+            self._putting.add_done_callback(self._put_ended)
+
+    def _put_ended(self, done: asyncio.Task[None]) -> None:
+        self._putting = None
+        if not done.cancelled():
+            done.exception()  # Looked at here: without rows the marks stay pending.
+        if self._order and not self._closed and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PUT_AFTER_S, self._put_soon)
+
+    async def kept_up(self) -> None:
+        """Wait until the index lags no further behind than it may. Raises Unavailable."""
+        lags = self._lag_entries >= PENDING_MAX or self._lag_bytes >= PENDING_BYTES_MAX
+        if self._order and lags:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Put the rows of all marks that are pending. Raises BrokerError, TableError."""
+        while self._order:
+            self._put_soon()
+            assert self._putting is not None
+            await asyncio.shield(self._putting)
+
+    async def _put(self) -> None:
+        order, through = self._order[:], None
+        for first in range(0, len(order), ROWS_AT_ONCE):
+            some = order[first : first + ROWS_AT_ONCE]
+            rows = {mark_key(self._log, mark): encode_mark(mark) for mark in some}
+            await self._resolver.read(
+                lambda rows=rows: self._resolver.table.put(space_of(self._log), rows)  # type: ignore[misc]
+            )
+            through = some[-1].last
+        del self._order[: len(order)]
+        for mark in order:
+            if self._pending.get((mark.kind, mark.key)) is mark:
+                del self._pending[mark.kind, mark.key]
+        self._lag_entries = self._lag_bytes = 0
+        if through is not None:
+            self.marked = max(self.marked, through)
+
+    async def find(self, kind: int, key: bytes) -> list[Mark]:
+        """Return the marks of a key, the oldest first. Raises Unavailable, StorageCorrupt."""
+        low = mark_prefix(self._log) + bytes([kind]) + key
+        pending = self._pending.get((kind, key))
+        found = await self._resolver.read(
+            lambda: self._resolver.table.scan(
+                space_of(self._log),
+                low,
+                low + b"\xff" * ROW_ID_BYTES,
+                limit=100,
+            )
+        )
+        marks = [decode_mark(row, cell.value) for row, cell in found]
+        if pending is not None and pending not in marks:
+            marks.append(pending)
+        return marks
+
+    def close(self) -> None:
+        """Put nothing more: the hold is done."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def mark_key(log: LogId, mark: Mark) -> bytes:
+    """Return the row key of a mark."""
+    return mark_prefix(log) + bytes([mark.kind]) + mark.key + mark.first
+
+
+def encode_mark(mark: Mark) -> bytes:
+    """Encode the value of a mark's row; kind, key and first id are its key."""
+    return entries.checked(mark.last + mark.body)
+
+
+def decode_mark(row: bytes, value: bytes) -> Mark:
+    """Decode a mark's row. Raises StorageCorrupt."""
+    body = entries.unchecked(value, "a mark")
+    tail = row[-(1 + MARK_KEY_BYTES + ROW_ID_BYTES) :]
+    return Mark(
+        tail[0],
+        tail[1 : 1 + MARK_KEY_BYTES],
+        tail[1 + MARK_KEY_BYTES :],
+        body[:ROW_ID_BYTES],
+        body[ROW_ID_BYTES:],
+    )
+
+
+async def sweep_marks(
+    resolver: Resolver, log: LogId, marked: RowId, before: RowId, after: bytes, limit: int
+) -> tuple[int, bytes | None]:
+    """Remove marks of ids below ``before`` and not above ``marked``, from row ``after`` on.
+
+    Returns how many went and the row from which the next slice goes on; None at the end.
+
+    Raises:
+        Unavailable: storage does not answer.
+    """
+    prefix = mark_prefix(log)
+    last = prefix_end(prefix)
+    found = await resolver.read(
+        lambda: resolver.table.scan(space_of(log), max(prefix, after), last, limit=limit)
+    )
+    old = [
+        row for row, _ in found if row[-ROW_ID_BYTES:] < before and row[-ROW_ID_BYTES:] <= marked
+    ]
+    if old:
+        try:
+            await resolver.table.delete(space_of(log), old)
+        except (TableError, BrokerError):
+            return 0, None
+    return len(old), found[-1][0] + b"\0" if len(found) == limit else None

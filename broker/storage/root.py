@@ -1,0 +1,103 @@
+"""The root of a log: the row that says where it begins, where its last page is, and whether it is there.
+
+A topic name has one root for all its generations, never removed; a payload log has one of its own::
+
+    of a topic         live ──delete──▶ deleted ──create──▶ live, generation + 1
+    of a payload log   open ──publish──▶ sealed(at) ──lazily──▶ published(reference) ──▶ dropped
+
+``page`` is a hint that a claim follows by ``next`` to the tail; it is written at every claim and roll, also
+because a root that can be changed is a root as it is now. ``floor`` is the key of a page: nothing below
+it may be read. ``gone`` is a key below which every page is known to be gone already.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId
+from broker.storage.head import NO_TOKEN, TOKEN_BYTES
+
+FORMAT: Final = 1
+"""Raised with every change of the encoding; tests keep roots of each older one."""
+
+_FIXED = struct.Struct(
+    f">BBiQ{TOKEN_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s"
+    f"{ROW_ID_BYTES}s{ROW_ID_BYTES}sq"
+)
+_CRC = struct.Struct(">I")
+
+
+class RootState(enum.IntEnum):
+    """What may happen to a log."""
+
+    LIVE = 1
+    DELETED = 2
+    OPEN = 3
+    SEALED = 4
+    PUBLISHED = 5
+    DROPPED = 6
+
+
+class Root(NamedTuple):
+    """The root of a topic, or of a payload log.
+
+    ``epoch``: at the last claim, or of the closed tail. ``at``: the topic's pointer when a payload log was
+    sealed. ``reference``: the id of its published reference. ``dropped_ms``: when it was dropped.
+    """
+
+    generation: int
+    state: RootState
+    epoch: int = 0
+    page: RowId = ROW_ID_MIN
+    floor: RowId = ROW_ID_MIN
+    gone: RowId = ROW_ID_MIN
+    token: bytes = NO_TOKEN
+    at: RowId = ROW_ID_MIN
+    reference: RowId = ROW_ID_MIN
+    dropped_ms: int = 0
+
+
+def encode(root: Root) -> bytes:
+    """Encode a root. The bytes are compared: one root is always encoded in the same way."""
+    body = _FIXED.pack(
+        FORMAT,
+        root.state,
+        root.generation,
+        root.epoch,
+        root.token,
+        root.page,
+        root.floor,
+        root.gone,
+        root.at,
+        root.reference,
+        root.dropped_ms,
+    )
+    return body + _CRC.pack(zlib.crc32(body))
+
+
+def decode(value: bytes) -> Root:
+    """Decode a root. Raises StorageCorrupt."""
+    body = value[: -_CRC.size]
+    if len(body) != _FIXED.size or value[-_CRC.size :] != _CRC.pack(zlib.crc32(body)):
+        raise StorageCorrupt("the root of a log fails its checksum")
+    form, state, generation, epoch, token, page, floor, gone, at, reference, dropped_ms = (
+        _FIXED.unpack(body)
+    )
+    if form != FORMAT:
+        raise StorageCorrupt(f"a root has format {form}; this release reads {FORMAT}")
+    return Root(
+        generation=generation,
+        state=RootState(state),
+        epoch=epoch,
+        page=page,
+        floor=floor,
+        gone=gone,
+        token=token,
+        at=at,
+        reference=reference,
+        dropped_ms=dropped_ms,
+    )
