@@ -1,7 +1,11 @@
+import asyncio
 import itertools
+import random
+from dataclasses import replace
 
 import pytest
 
+from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
 from broker.testing.contract.table import TableContract
 
@@ -34,3 +38,20 @@ class TestMemoryOfServers(TableContract):
             change_bytes_max=100_000,
         )
         return Harness(table)
+
+
+class AdversaryHarness:
+    def __init__(self, table: MemoryTable) -> None:
+        self.table = table
+
+    async def open(self) -> AdversaryTable:
+        self.table.reopen()
+        chance = random.Random(1)
+        calm = replace(CALM, delay_ms=0.0)
+        return AdversaryTable(asyncio.get_running_loop(), chance, calm, self.table)
+
+
+class TestAdversaryWithoutFaults(TableContract):
+    @pytest.fixture
+    def harness(self):
+        return AdversaryHarness(MemoryTable(is_alone=False, server_ms=itertools.count().__next__))
