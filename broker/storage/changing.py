@@ -13,9 +13,9 @@ from broker.storage.chain import Build, Lost, NotSent
 from broker.storage.control import Control, Resolution, State
 from broker.storage.holds import TableHold
 from broker.storage.keys import LogId, row_key
+from broker.storage.old_reading import Limits, LogReader, table_of
 from broker.storage.ports import Batch, Row
 from broker.storage.putting import Meanwhile, RowWriter
-from broker.storage.reading import Limits, LogReader, table_of
 from broker.storage.retrying import Retrying
 from broker.storage.visibility import negation_of, rows_of, side_rows_of
 

@@ -12,8 +12,8 @@ from broker.storage.chain import Chain, Lost, Tokens
 from broker.storage.control import Control, EpochRange, State
 from broker.storage.holds import TableHold
 from broker.storage.keys import OLDER_RANGES, LogId, control_key, side_prefix
+from broker.storage.old_reading import LogReader, table_of
 from broker.storage.putting import RowWriter
-from broker.storage.reading import LogReader, table_of
 from broker.storage.retrying import Retrying
 from broker.storage.visibility import VALUE, row_tag
 

@@ -10,8 +10,8 @@ from broker.clock import Clock
 from broker.config import HBaseConfig, parse_address
 from broker.errors import Unavailable
 from broker.storage.cells import CellsError
-from broker.storage.hbase_gateways import CALL_S, Address, Ended, Gateways
 from broker.storage.hbase_cells import HBaseCells
+from broker.storage.hbase_gateways import CALL_S, Address, Ended, Gateways
 from broker.storage.hbase_records import HBaseRecordStore
 from broker.storage.hbase_schema import HBaseAdmin, Made, Schema
 from broker.storage.ports import LogStore, RecordStore

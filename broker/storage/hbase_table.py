@@ -31,8 +31,8 @@ from broker.storage.cells import (
     Scanned,
     bounded,
 )
-from broker.storage.hbase_gateways import IDL, Gateways
 from broker.storage.hbase_exchange import encode
+from broker.storage.hbase_gateways import IDL, Gateways
 from broker.storage.hbase_requests import FAMILY
 from broker.storage.visibility import PAYLOAD
 

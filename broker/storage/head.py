@@ -176,7 +176,9 @@ class Verdict(enum.Enum):
     """An answer from before: read again."""
 
 
-def judged(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Verdict:
+def judged(  # noqa: PLR0911 - As many as there are verdicts.
+    seen: Head | None, entry_epoch: int | None, old: Head, new: Head
+) -> Verdict:
     """Say what a reading of a page tells of the change from ``old`` to ``new``.
 
     ``entry_epoch`` is the epoch of the change's last entry if it is there.

@@ -453,18 +453,22 @@ class Hold:
             await self._change_own_head({}, state=PageState.SEALED)
             await self._ending(self._roll())
 
-    async def end_lives(self, page: RowId, before_ms: int) -> None:
-        """Replace entries of a page by stubs whose lifetime ended before a time."""
+    async def end_lives(self, page: RowId, before_ms: int) -> int:
+        """Replace entries of a page by stubs whose lifetime ended before a time.
+
+        Returns when the next lifetime in it ends, ms since 1970; NO_END if none does.
+        """
         if page == self.page:
             async with self._turn:
                 self._must_go_on()
                 if page == self.page:
                     stubs, end_ms = await self._ended(page, before_ms)
                     await self._change_own_head(stubs, first_end_ms=end_ms)
-                    return
+                    return end_ms
         self._must_go_on()
         stubs, end_ms = await self._ended(page, before_ms)
         await self._ending(self.change_sealed(page, stubs, first_end_ms=end_ms))
+        return end_ms
 
     async def _ended(self, page: RowId, before_ms: int) -> tuple[dict[bytes, bytes], int]:
         """Return stubs for what ended before a time, and when the next lifetime of the page ends."""
@@ -514,8 +518,6 @@ class Hold:
         Raises:
             BrokerError: the next claim does without.
         """
-        if self.done:
-            return False
         await self._flush_marks()
         async with self._turn:
             if self.done:

@@ -71,9 +71,17 @@ def root_key(log: LogId) -> bytes:
     return side_prefix(log, ROOT)
 
 
-def payload_root_range(topic: TopicId, generation: int, last: int) -> tuple[bytes, bytes]:
-    """Return the least and the greatest key of roots of payload logs with numbers 0 to ``last``."""
-    return tuple(root_key(LogId(topic, generation, number)) for number in (0, last))  # type: ignore[return-value]
+def payload_root_range(
+    topic: TopicId, generation: int, first: int, last: int
+) -> tuple[bytes, bytes]:
+    """Return the least and the greatest key of roots of payload logs numbered ``first`` to ``last``."""
+    low = root_key(LogId(topic, generation, first))
+    return low, root_key(LogId(topic, generation, last))
+
+
+def generation_roots(topic: TopicId, generation: int) -> bytes:
+    """Return the prefix of the roots of one generation's payload logs."""
+    return topic_prefix(topic) + _INT32.pack(0) + ROOT + _INT32.pack(generation)
 
 
 def payload_log_of_root(topic: TopicId, key: bytes) -> LogId:

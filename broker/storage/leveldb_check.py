@@ -35,8 +35,8 @@ from broker.storage.control import (
 )
 from broker.storage.controlvalue import decode, decode_ranges, encode
 from broker.storage.keys import CONTROL, IDEMPOTENCY, OLDER_RANGES, PRODUCER, LogId
-from broker.storage.leveldb_database import Database, Options, repair_database, translated
 from broker.storage.leveldb_changes import EXPIRY
+from broker.storage.leveldb_database import Database, Options, repair_database, translated
 from broker.storage.leveldb_holds import MESSAGES, META, PAYLOADS, RECORDS, database_control_key
 from broker.storage.rowvalue import decode_checked, decode_head
 

@@ -154,7 +154,7 @@ class Logs:
                     return hold
             await _again(pauses)
 
-    async def take(  # noqa: PLR0913, PLR0917 - What a claim has read.
+    async def take(
         self,
         log: LogId,
         root: Root | None,
@@ -280,7 +280,7 @@ class Logs:
         await self.table.close()
 
 
-def next_head(  # noqa: PLR0913, PLR0917 - What a claim has read.
+def next_head(
     log: LogId, root: Root | None, tail: Tail, owner: str, tokens: Tokens, epoch: int | None
 ) -> Head:
     """Return the head of a tail under its next writer, taken (3b) or made (3c).

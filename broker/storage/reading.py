@@ -242,7 +242,7 @@ class LogReader:
         return out
 
     async def _column_at(self, row: bytes, through: RowId) -> bytes:
-        """Return the last column that can hold ids up to ``through``: that of the entry that has it."""
+        """Return a column behind all entries with ids up to ``through``, and before all others."""
         following = await self._resolver.read(
             lambda: self._resolver.table.cells(
                 self._space,
@@ -253,7 +253,12 @@ class LogReader:
                 bytes_max=1,
             )
         )
-        return following.cells[0][0] + b"\xff" if following.cells else entries.ENTRIES_END
+        if not following.cells:
+            return entries.ENTRIES_END
+        column, value = following.cells[0]
+        if entries.decode(value).first > through:
+            return entries.column_from(row_after(through))
+        return column + b"\xff"
 
     async def _with_entry(
         self, row: bytes, cells: list[tuple[bytes, bytes]]

@@ -108,7 +108,7 @@ class Resolver:
         found = await self.read(lambda: self.table.get(space, row, (HEAD,)))
         return found.get(HEAD)
 
-    async def swap(
+    async def swap(  # noqa: PLR0913 - As the port.
         self,
         space: Space,
         row: bytes,

@@ -1,200 +1,131 @@
-"""Removing rows from tables, in slices.
+"""Removing pages that may not be read any more: whole pages, on every store (rule 8).
 
-Only what no reader can be shown any more goes: rows strictly below a *confirmed* floor, rows below the
-pointer whose own life is over, what belongs to payload logs that were declared dropped, and to older
-generations. A slice that was answered from an old state finds less to remove, never something else.
-
-A deleted row stays in HBase's way until a compaction: a scan from the first key would pass all rows that
-went before, and a round over many rows would take time in the square of their number. So each slice
-begins where the one before ended. Above the floor only what is new is looked at, and what is due (lives.py).
+Below the floor, and in dead generations, a page's head turns to *gone* and its entries go with it in one
+change; the head stays, so that no late make of the page can succeed. Entries with a lifetime of their own
+are replaced by stubs, one change a page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from typing import Final
 
-from broker.model import ROW_ID_BYTES, RowId, TopicId, timestamp_of
-from broker.storage.cells import Cells, Scanned, Table
-from broker.storage.control import State
-from broker.storage.holds import TableHold
-from broker.storage.keys import (
-    IDEMPOTENCY,
-    OLDER_RANGES,
-    PRODUCER,
-    LogId,
-    control_key,
-    generation_prefix,
-    log_prefix,
-    payload_controls_prefix,
-    prefix_end,
-    row_key,
-    side_prefix,
-)
-from broker.storage.ports import Swept
-from broker.storage.reading import SCAN_BYTES_MAX, LogReader
-from broker.storage.retrying import Retrying
-from broker.storage.visibility import EPOCH, LIFETIME, judged
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
+from broker.storage import head as heads
+from broker.storage.head import NO_END, Head, PageState
+from broker.storage.hold import Hold
+from broker.storage.keys import LogId, page_key, page_of, space_of
+from broker.storage.resolve import Resolver
 
-SIDE_KEYS_MAX = 10_000
-"""Side rows that one slice looks at."""
+HEADS_AT_ONCE: Final = 256
 
 
-class LogSweeper:
-    """Removes what is over."""
+@dataclasses.dataclass(slots=True)
+class Ends:
+    """When the lifetimes in a topic's pages end, as far as they were looked at."""
 
-    def __init__(self, cells: Cells, retrying: Retrying, reader: LogReader) -> None:
-        """Remove from ``cells``."""
-        self._cells = cells
-        self._retrying = retrying
-        self._reader = reader
+    generation: int
+    looked_to: RowId = ROW_ID_MIN
+    """Pages below were sealed when they were looked at."""
+    pages: dict[RowId, int] = dataclasses.field(default_factory=dict)
+    """By page: when its first lifetime ends, ms since 1970."""
 
-    async def log(
-        self, hold: TableHold, expired_before_ms: int, rows_max: int, side_before: RowId
-    ) -> Swept:
-        """Remove a slice of a message log, as LogStore.sweep_log does."""
-        hold.check()
-        if not hold.lives.is_under_way:
-            floor = row_key(hold.log, hold.control.floor)
-            below = await self._range(Table.MESSAGES, log_prefix(hold.log), floor, rows_max)
-            if below.more or below.rows:
-                return below._replace(more=True)
-            hold.lives.begin()
-        swept, finished = await self._short_lived(hold, expired_before_ms, rows_max)
-        if not finished:
-            return Swept(swept, more=True)
-        sides = await self._side_rows(hold, rows_max - swept, side_before)
-        if not sides.more:
-            hold.lives.end()
-        return Swept(swept + sides.rows, sides.more)
 
-    async def _short_lived(
-        self, hold: TableHold, expired_before_ms: int, rows_max: int
-    ) -> tuple[int, bool]:
-        """Look at one stretch of the log; return how many went, and whether the end was reached."""
-        log, lives = hold.log, hold.lives
-        held = row_key(log, hold.control.floor), row_key(log, hold.control.pointer)
-        asked = lives.next(expired_before_ms, *held)
-        if asked is None:
-            return 0, True
-        control = await self._reader.whole(log, hold.control)
-        looked = await self._lives(*asked, max(rows_max, 1))
-        over: list[bytes] = []
-        ends_ms: list[int] = []
-        for key, columns in looked.rows:
-            row = judged(control, key[-ROW_ID_BYTES:], columns)
-            if row is None or row.lifetime_ms is None:
-                continue
-            end_ms = timestamp_of(row.id) + row.lifetime_ms
-            if end_ms < expired_before_ms:
-                over.append(key)
-            else:
-                ends_ms.append(end_ms)
-        await self._delete(Table.MESSAGES, over)
-        due_ms = min(ends_ms, default=None)
-        lives.looked(asked, [row.key for row in looked.rows], more=looked.more, due_ms=due_ms)
-        return len(over), lives.next(expired_before_ms, *held) is None
+async def raise_floor(hold: Hold, bound: RowId) -> None:
+    """Raise the floor to the page that has the first id at or above ``bound``.
 
-    async def _lives(self, start: bytes, stop: bytes, rows_max: int) -> Scanned:
-        """Scan what tells of rows whether they count and how long they live: no payloads."""
-        return await self._retrying.read(
-            lambda: self._cells.scan(
-                Table.MESSAGES,
-                start,
-                stop,
-                rows_max=rows_max,
-                bytes_max=SCAN_BYTES_MAX,
-                columns=(EPOCH, LIFETIME),
+    A tail that lies below ``bound`` as a whole is sealed first, and the next page is the floor.
+
+    Raises:
+        BrokerError: see Hold.raise_floor.
+    """
+    if bound <= hold.root.floor:
+        return
+    page, head = (await hold.chain(hold.root.floor, bound))[-1]
+    if head.pointer < bound and page == hold.page and head.cells:
+        await hold.roll_expired()
+        page = hold.page
+    await hold.raise_floor(page)
+
+
+async def clear_below_floor(resolver: Resolver, hold: Hold, pages_max: int) -> tuple[int, bool]:
+    """Turn some pages below the floor to gone; return how many messages went, and whether more wait."""
+    low, floor = hold.root.gone, hold.root.floor
+    if low >= floor:
+        return 0, False
+    went, last = await _clear(resolver, hold.log, low, floor, pages_max)
+    more = last is not None
+    await hold.note_gone(floor if last is None else row_after(last))
+    return went, more
+
+
+async def _clear(
+    resolver: Resolver, log: LogId, low: RowId, stop: RowId, pages_max: int
+) -> tuple[int, RowId | None]:
+    """Clear pages in ``[low, stop)``; return how many messages went, and the last page if more wait."""
+    space = space_of(log)
+    rows = await resolver.read(
+        lambda: resolver.table.scan(
+            space, page_key(log, low), page_key(log, stop), limit=pages_max + 1
+        )
+    )
+    went, total = 0, None
+    some = [(row, cell) for row, cell in rows if page_of(row) < stop]
+    for row, cell in some[:pages_max]:
+        head = heads.decode(cell.value)
+        if head.state is not PageState.GONE:
+            gone = heads.encode(
+                head._replace(state=PageState.GONE, token=resolver.tokens().fresh())
+            )
+            if await resolver.swap(space, row, cell.value, gone, clear=True):
+                went += head.cells if total is None else head.total - total
+        total = head.total
+    return went, page_of(some[pages_max - 1][0]) if len(some) > pages_max else None
+
+
+async def clear_generation(
+    resolver: Resolver, topic: TopicId, generation: int, after: RowId, pages_max: int
+) -> tuple[int, RowId | None]:
+    """Clear pages of a dead generation from ``after`` on; the last page is told if more wait."""
+    log = LogId(topic, generation)
+    return await _clear(resolver, log, after, ROW_ID_MAX, pages_max)
+
+
+async def look_for_ends(resolver: Resolver, hold: Hold, known: Ends) -> None:
+    """Look at pages that were not looked at since they were sealed, for lifetimes that end."""
+    low = max(known.looked_to, hold.root.floor)
+    for page in [page for page in known.pages if page < hold.root.floor]:
+        del known.pages[page]
+    while low <= hold.page:
+        rows = await resolver.read(
+            lambda low=low: resolver.table.scan(  # type: ignore[misc]
+                space_of(hold.log),
+                page_key(hold.log, low),
+                page_key(hold.log, hold.page),
+                limit=HEADS_AT_ONCE,
             )
         )
-
-    async def _side_rows(self, hold: TableHold, rows_max: int, before: RowId) -> Swept:
-        """Look at one stretch of the side rows, which lie in the order of their keys' hashes."""
-        before = min(before, hold.control.pointer)
-        prefix = side_prefix(hold.log, IDEMPOTENCY)
-        start, stop = max(hold.sides_swept_to, prefix), prefix_end(prefix)
-        keys = await self._keys(Table.MESSAGES, start, stop, SIDE_KEYS_MAX)
-        old = [key for key in keys if key[-ROW_ID_BYTES:] < before]
-        await self._delete(Table.MESSAGES, old[:rows_max])
-        if len(old) > rows_max:
-            hold.sides_swept_to = old[rows_max]
-        else:
-            hold.sides_swept_to = keys[-1] + b"\0" if len(keys) == SIDE_KEYS_MAX else b""
-        return Swept(len(old[:rows_max]), more=bool(hold.sides_swept_to))
-
-    async def payloads(self, topic_hold: TableHold, log: LogId, rows_max: int) -> Swept:
-        """Remove a slice of a dropped payload log, its side rows at the end."""
-        topic_hold.check()
-        control = await self._reader.head(log)
-        if control is None or control.state is not State.DROPPED:
-            return Swept(0, more=False)
-        prefixes = [log_prefix(log), side_prefix(log, IDEMPOTENCY)]
-        return await self._prefixes(Table.PAYLOADS, prefixes, rows_max)
-
-    async def forget(self, topic_hold: TableHold, log: LogId) -> None:
-        """Remove the control row of a dropped payload log without rows."""
-        topic_hold.check()
-        control = await self._reader.head(log)
-        if control is None or control.state is not State.DROPPED:
+        for row, cell in rows:
+            _note(known, page_of(row), heads.decode(cell.value))
+        if len(rows) < HEADS_AT_ONCE:
             return
-        prefix = log_prefix(log)
-        if not await self._keys(Table.PAYLOADS, prefix, prefix_end(prefix), 1):
-            await self._delete(Table.PAYLOADS, [control_key(log)])
+        low = row_after(page_of(rows[-1][0]))
 
-    async def generations(self, topic: TopicId, below: int, rows_max: int) -> Swept:
-        """Remove a slice of the generations 1 to ``below`` - 1, as LogStore.sweep_generations."""
-        ranges = [(Table.MESSAGES, generation_prefix(topic, 1), generation_prefix(topic, below))]
-        ranges.append((Table.PAYLOADS, *ranges[0][1:]))
-        for table in Table:
-            for kind in (IDEMPOTENCY, OLDER_RANGES, PRODUCER):
-                oldest = side_prefix(LogId(topic, 1), kind)
-                newest = side_prefix(LogId(topic, below), kind)
-                ranges.append((table, oldest, newest))
-        controls = payload_controls_prefix(topic, 1), payload_controls_prefix(topic, below)
-        ranges.append((Table.PAYLOADS, *controls))
-        swept = 0
-        for table, start, stop in ranges:
-            if start >= stop:
-                continue
-            piece = await self._range_from_end(table, start, stop, rows_max - swept)
-            swept += piece.rows
-            if piece.more or swept >= rows_max:
-                return Swept(swept, more=True)
-        return Swept(swept, more=False)
 
-    async def _prefixes(self, table: Table, prefixes: Sequence[bytes], rows_max: int) -> Swept:
-        swept = 0
-        for prefix in prefixes:
-            piece = await self._range_from_end(table, prefix, prefix_end(prefix), rows_max - swept)
-            swept += piece.rows
-            if piece.more or swept >= rows_max:
-                return Swept(swept, more=True)
-        return Swept(swept, more=False)
+def _note(known: Ends, page: RowId, head: Head) -> None:
+    known.pages.pop(page, None)
+    if head.first_end_ms != NO_END and head.state is not PageState.GONE:
+        known.pages[page] = head.first_end_ms
+    if head.is_sealed:
+        known.looked_to = max(known.looked_to, row_after(page))
 
-    async def _range(self, table: Table, start: bytes, stop: bytes, rows_max: int) -> Swept:
-        """Remove the first rows of a range."""
-        found = await self._keys(table, start, stop, rows_max + 1)
-        keys = found[:rows_max]
-        await self._delete(table, keys)
-        return Swept(len(keys), more=len(found) > rows_max)
 
-    async def _range_from_end(
-        self, table: Table, start: bytes, stop: bytes, rows_max: int
-    ) -> Swept:
-        """Remove the last rows of a range, the very last one before the others."""
-        found = await self._keys(table, start, stop, rows_max + 1, reverse=True)
-        keys = found[:rows_max]
-        await self._delete(table, keys[:1])
-        await self._delete(table, keys[1:])
-        return Swept(len(keys), more=len(found) > rows_max)
-
-    async def _keys(
-        self, table: Table, start: bytes, stop: bytes, rows_max: int, *, reverse: bool = False
-    ) -> list[bytes]:
-        return await self._retrying.read(
-            lambda: self._cells.keys(table, start, stop, rows_max=rows_max, reverse=reverse)
-        )
-
-    async def _delete(self, table: Table, keys: Sequence[bytes]) -> None:
-        # A delete that failed half-way is found again by the next slice, so repeating it is enough.
-        if keys:
-            await self._retrying.read(lambda: self._cells.delete(table, keys))
+async def end_lives(hold: Hold, known: Ends, before_ms: int) -> int:
+    """Replace entries by stubs in pages where a lifetime ended before a time; return in how many pages."""
+    due = sorted(page for page, end_ms in known.pages.items() if end_ms < before_ms)
+    for page in due:
+        known.pages.pop(page)
+        next_ms = await hold.end_lives(page, before_ms)
+        if next_ms != NO_END:
+            known.pages[page] = next_ms
+    return len(due)

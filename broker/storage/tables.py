@@ -40,11 +40,11 @@ from broker.storage.keys import (
     payload_log_of,
     prefix_end,
 )
+from broker.storage.old_reading import Limits, LogReader, table_of
+from broker.storage.old_sweeping import LogSweeper
 from broker.storage.ports import Batch, Estimate, Hold, Rows, SideRow, Swept
 from broker.storage.putting import RowWriter
-from broker.storage.reading import Limits, LogReader, table_of
 from broker.storage.retrying import Retrying
-from broker.storage.sweeping import LogSweeper
 
 CALL_S = 25.0
 """Under a request's deadline, and several times what a gateway lets one call of it take."""

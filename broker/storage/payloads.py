@@ -1,0 +1,220 @@
+"""Payload logs: what a transaction stores, to be shown by a reference in its topic (rule 12).
+
+A payload log is a chain of pages like a topic's, under the *topic leader's* epoch. Its root tells its life::
+
+    open ──close the tail──▶ sealed(at) ──append the reference──▶ published(reference) ──▶ dropped
+
+It is closed before the reference is appended, so that a reader of the reference sees a log to which nothing
+is added. ``at`` is the topic's pointer of then: a leader that finds *sealed* looks for the reference behind it.
+*Dropped* comes before the pages go; root and heads go after a margin, when nothing of the log is under way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.errors import Unavailable
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
+from broker.storage import head as heads
+from broker.storage import root as roots
+from broker.storage.head import Head, PageState
+from broker.storage.hold import Hold
+from broker.storage.keys import (
+    LogId,
+    generation_roots,
+    page_key,
+    payload_log_of_root,
+    payload_root_range,
+    root_key,
+    space_of,
+)
+from broker.storage.log import Logs
+from broker.storage.root import Root, RootState
+from broker.storage.table import Space
+
+ROOTS_AT_ONCE = 500
+
+
+class LogClosed(Exception):
+    """A payload log takes nothing more; ``root`` is its root as it was read."""
+
+    def __init__(self, root: Root) -> None:
+        """Keep the root."""
+        super().__init__("the payload log is closed")
+        self.root = root
+
+
+class Sealed(NamedTuple):
+    """A closed payload log. ``was_open``: this call closed it, so no reference to it exists."""
+
+    root: Root
+    tail: Head | None
+    was_open: bool
+
+
+class PayloadLogs:
+    """The payload logs of a store, led by the holders of their topics."""
+
+    def __init__(self, logs: Logs, owner: str) -> None:
+        """Lead them as ``owner``."""
+        self._logs = logs
+        self._resolver = logs.resolver
+        self._owner = owner
+
+    async def open(self, topic: Hold, number: int) -> Hold:
+        """Return a hold on a payload log under the topic's epoch.
+
+        Raises:
+            LogClosed: it is sealed, published or dropped.
+            Fenced: another leads the topic.
+            Unavailable, OutcomeUnknown: see Logs.claim.
+        """
+        log = _log_of(topic, number)
+        pauses = self._resolver.pauses()
+        while True:
+            root, value = await self._root(log)
+            if root is not None and root.state is not RootState.OPEN:
+                raise LogClosed(root)
+            tail = await self._logs.find_tail(log, root)
+            if tail is not None:
+                if tail.head is not None and not tail.head.is_open:
+                    closed = root or Root(log.generation, RootState.OPEN)
+                    raise LogClosed(closed._replace(state=RootState.SEALED))
+                return await self._logs.take(log, root, value, tail, self._owner, topic.epoch)
+            if not await pauses.next():
+                raise Unavailable("Storage answers with what was before. Try again.")
+
+    async def _root(self, log: LogId) -> tuple[Root | None, bytes | None]:
+        cell = await self._resolver.head(space_of(log), root_key(log))
+        return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
+
+    async def seal(self, topic: Hold, number: int) -> Sealed:
+        """Close a payload log, also one to which nothing was stored; say so in its root.
+
+        Raises:
+            Fenced: another leads the topic.
+            Unavailable, OutcomeUnknown: see Logs.claim.
+        """
+        log = _log_of(topic, number)
+        pauses = self._resolver.pauses()
+        while True:
+            root, value = await self._root(log)
+            if root is not None and root.state is not RootState.OPEN:
+                tail = await self._logs.find_tail(log, root)
+                return Sealed(root, None if tail is None else tail.head, was_open=False)
+            closed = await self._logs.close_tail(log, root, self._owner, topic.epoch)
+            if closed is not None:
+                new = (root or Root(log.generation, RootState.OPEN))._replace(
+                    state=RootState.SEALED,
+                    at=topic.pointer,
+                    epoch=closed.epoch,
+                    token=self._resolver.tokens().fresh(),
+                )
+                if await self._change_root(log, value, new):
+                    return Sealed(new, closed, was_open=True)
+            if not await pauses.next():
+                raise Unavailable("Storage answers with what was before. Try again.")
+
+    async def _change_root(self, log: LogId, value: bytes | None, new: Root) -> bool:
+        return await self._resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
+
+    async def mark_published(self, topic: Hold, number: int, reference: RowId) -> None:
+        """Note the id of the committed reference; without the note a publish looks for it."""
+        await self._replace_root(
+            _log_of(topic, number),
+            {RootState.SEALED},
+            state=RootState.PUBLISHED,
+            reference=reference,
+        )
+
+    async def drop(self, topic: Hold, number: int, now_ms: int) -> None:
+        """Declare that a payload log's pages may go."""
+        every = {RootState.OPEN, RootState.SEALED, RootState.PUBLISHED}
+        await self._replace_root(
+            _log_of(topic, number), every, state=RootState.DROPPED, dropped_ms=now_ms
+        )
+
+    async def _replace_root(self, log: LogId, states: set[RootState], **fields: object) -> None:
+        root, value = await self._root(log)
+        if root is None or root.state not in states:
+            return
+        new = root._replace(token=self._resolver.tokens().fresh(), **fields)  # type: ignore[arg-type]
+        await self._change_root(log, value, new)
+
+    # Looking.
+
+    async def root(self, log: LogId) -> Root | None:
+        """Return a payload log's root as stored now. Raises Unavailable."""
+        return (await self._root(log))[0]
+
+    async def tail(self, log: LogId, root: Root) -> Head | None:
+        """Return the head of a payload log's last page; None: it has none, or it has gone."""
+        found = await self._logs.find_tail(log, root)
+        return None if found is None else found.head
+
+    async def roots(
+        self, topic: TopicId, generation: int, through: int, after: int = -1
+    ) -> list[tuple[LogId, Root]]:
+        """Return payload logs with numbers in ``(after, through]`` with their roots, at most ROOTS_AT_ONCE."""
+        low, high = payload_root_range(topic, generation, after + 1, through)
+        if low > high:
+            return []
+        found = await self._resolver.read(
+            lambda: self._resolver.table.scan(Space.PAYLOADS, low, high, limit=ROOTS_AT_ONCE)
+        )
+        return [(payload_log_of_root(topic, row), roots.decode(cell.value)) for row, cell in found]
+
+    # Removing.
+
+    async def empty(self, log: LogId) -> int:
+        """Remove the entries of a dropped payload log; return how many messages went."""
+        went = 0
+        for page, head in await self._pages(log):
+            if head.state is not PageState.GONE:
+                row = page_key(log, page)
+                gone = head._replace(state=PageState.GONE, token=self._resolver.tokens().fresh())
+                before = heads.encode(head)
+                await self._resolver.swap(
+                    Space.PAYLOADS, row, before, heads.encode(gone), clear=True
+                )
+                went = max(went, head.total)
+        return went
+
+    async def forget(self, log: LogId) -> None:
+        """Remove every row of a payload log that was dropped a margin ago, or of a dead generation."""
+        rows = [page_key(log, page) for page, _ in await self._pages(log)]
+        # The root goes last: it is what says that pages may still be there.
+        for some in (rows, [root_key(log)]):
+            if some:
+                await self._resolver.read(
+                    lambda some=some: self._resolver.table.delete(Space.PAYLOADS, some)  # type: ignore[misc]
+                )
+
+    async def _pages(self, log: LogId) -> list[tuple[RowId, Head]]:
+        found: list[tuple[RowId, Head]] = []
+        low = ROW_ID_MIN
+        while True:
+            first, last = page_key(log, low), page_key(log, ROW_ID_MAX)
+            rows = await self._resolver.read(
+                lambda first=first, last=last: self._resolver.table.scan(  # type: ignore[misc]
+                    Space.PAYLOADS, first, last, limit=ROOTS_AT_ONCE
+                )
+            )
+            found += [(row[-len(low) :], heads.decode(cell.value)) for row, cell in rows]
+            if len(rows) < ROOTS_AT_ONCE:
+                return found
+            low = (int.from_bytes(found[-1][0], "big") + 1).to_bytes(len(low), "big")
+
+    async def of_generations(self, topic: TopicId, below: int) -> list[LogId]:
+        """Return payload logs of generations below one, at most ROOTS_AT_ONCE."""
+        low, high = generation_roots(topic, 1), generation_roots(topic, below)
+        if below <= 1:
+            return []
+        found = await self._resolver.read(
+            lambda: self._resolver.table.scan(Space.PAYLOADS, low, high, limit=ROOTS_AT_ONCE)
+        )
+        return [payload_log_of_root(topic, row) for row, _ in found]
+
+
+def _log_of(topic: Hold, number: int) -> LogId:
+    return LogId(topic.log.topic, topic.log.generation, number)

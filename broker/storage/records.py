@@ -1,0 +1,96 @@
+"""Records: topics, pins, claims, settings. Small and few, each changed by compare-and-set.
+
+A record's stored value is a nonce, the data and a checksum. The version that a compare-and-set names is the
+stored value itself, which no other write has: so a record that changed and changed back is another one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from broker.storage import entry as entries
+from broker.storage.keys import prefix_end
+from broker.storage.resolve import Resolver
+from broker.storage.table import Space
+
+NONCE_BYTES: Final = 8
+ROWS_AT_ONCE: Final = 1000
+
+
+class Record(NamedTuple):
+    """A record's value and the version that a compare-and-set names."""
+
+    value: bytes
+    version: bytes
+
+
+class RecordStore(Protocol):
+    """Records by key."""
+
+    async def get(self, key: bytes) -> Record | None:
+        """Return the record, or None."""
+
+    async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
+        """Put ``value`` if the record's version is ``expected`` (None: absent), durably.
+
+        Returns the new version, or None if the record is different from what was expected.
+
+        Raises:
+            OutcomeUnknown: it may have been put.
+        """
+
+    async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
+        """Return all records whose key begins with ``prefix``, in key order."""
+
+
+def random_nonce() -> bytes:
+    """Return what tells one write of a record from every other."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+class Records:
+    """The record store over a table."""
+
+    def __init__(self, resolver: Resolver, nonce: Callable[[], bytes] = random_nonce) -> None:
+        """Keep records in the resolver's table. ``nonce`` is for tests."""
+        self._resolver = resolver
+        self._nonce = nonce
+
+    async def get(self, key: bytes) -> Record | None:
+        """Return the record, or None. Raises Unavailable, StorageCorrupt."""
+        cell = await self._resolver.head(Space.RECORDS, key)
+        return None if cell is None else _record(cell.value)
+
+    async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
+        """Put ``value`` if the record's version is ``expected`` (None: absent), durably.
+
+        Returns the new version, or None if the record is different from what was expected.
+
+        Raises:
+            Unavailable: certainly not put.
+            OutcomeUnknown: it may have been put.
+        """
+        new = entries.checked(self._nonce() + value)
+        done = await self._resolver.swap(Space.RECORDS, key, expected, new)
+        return new if done else None
+
+    async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
+        """Return all records whose key begins with ``prefix``, in key order."""
+        found: list[tuple[bytes, Record]] = []
+        first, last = prefix, prefix_end(prefix) or b"\xff" * 512
+        while True:
+            rows = await self._resolver.read(
+                lambda first=first: self._resolver.table.scan(  # type: ignore[misc]
+                    Space.RECORDS, first, last, limit=ROWS_AT_ONCE
+                )
+            )
+            found += [(row, _record(cell.value)) for row, cell in rows if row.startswith(prefix)]
+            if len(rows) < ROWS_AT_ONCE:
+                return found
+            first = rows[-1][0] + b"\0"
+
+
+def _record(value: bytes) -> Record:
+    return Record(entries.unchecked(value, "a record")[NONCE_BYTES:], value)
