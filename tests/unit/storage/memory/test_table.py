@@ -1,12 +1,9 @@
 """What the table in memory does beyond the contract: it is strict, and its clock is given."""
 
-import random
-
 import pytest
 
-from broker.storage.memory.rows import Row
 from broker.storage.memory.table import MemoryTable, topic_of
-from broker.storage.table import HEAD, Cell, Space
+from broker.storage.table import HEAD, Space
 
 MESSAGES = Space.MESSAGES
 ROW = b"ns:t:\0\0\0\1page"
@@ -58,35 +55,3 @@ async def test_cells_have_the_servers_time_and_a_head_is_never_older_than_the_la
         shown.append((await table.get(MESSAGES, ROW, [HEAD, b"e" + head])).values())
         expected = head
     assert [[cell.server_ms for cell in cells] for cells in shown] == [[50] * 2, [70] * 2, [70] * 2]
-
-
-def test_undos_lead_back_through_every_state():
-    chance = random.Random(3)
-    table = MemoryTable()
-    rows = table.spaces[MESSAGES]
-    columns = [b"e%d" % n for n in range(6)]
-    states: list[dict[bytes, Cell]] = []
-    undos = []
-    for turn in range(200):
-        row = rows.get(ROW)
-        states.append(row.get([HEAD, *columns]))
-        head = None if row.head is None else row.head.value
-        chosen = chance.sample(columns, 3)
-        if chance.random() < 0.1:
-            undos.append(rows.delete(ROW))
-        elif chance.random() < 0.1:
-            undos.append(rows.change(ROW, head, {HEAD: b"%d" % turn}, [], None, clear=True))
-        else:
-            puts = {HEAD: b"%d" % turn, chosen[0]: b"%d" % turn}
-            undos.append(rows.change(ROW, head, puts, chosen[1:], None, clear=False))
-    for steps in range(1, 201):
-        older = rows.get(ROW).before(undos[::-1][:steps])
-        assert older.get([HEAD, *columns]) == states[-steps]
-        assert older.columns(b"", b"\xff") == sorted(set(states[-steps]) - {HEAD})
-
-
-def test_an_older_state_is_a_row_of_its_own():
-    row = Row()
-    row.set(b"e1", Cell(b"1"))
-    older = row.before([{b"e1": None}])
-    assert (older.columns(b"", b"\xff"), row.columns(b"", b"\xff")) == ([], [b"e1"])
