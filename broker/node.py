@@ -40,7 +40,8 @@ from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
 from broker.node_cluster import InCluster
 from broker.storage.leveldb_files import is_store
-from broker.storage.ports import LogStore, RecordStore
+from broker.storage.log import Logs
+from broker.storage.records import RecordStore
 from broker.topics.retention import Sweeper, SweepReport
 from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings

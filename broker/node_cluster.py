@@ -36,7 +36,8 @@ from broker.routing.receiving import Receiving
 from broker.routing.secret import cluster_secret
 from broker.routing.service import Routing
 from broker.storage.health import CallHealth, Ended
-from broker.storage.ports import LogStore, RecordStore
+from broker.storage.log import Logs
+from broker.storage.records import RecordStore
 from broker.topics.service import Topics
 
 INCARNATION_BYTES = 8

@@ -25,7 +25,7 @@ from broker.errors import BadRequest, BrokerError, NotFound
 from broker.leading.placement import Placement, read_placement
 from broker.model import TopicId, check_namespace, check_topic
 from broker.storage.health import StorageHealth
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 OWN_PATH: Final = "/v1/cluster/node"
 ANSWER_S_MAX: Final = 2.0

@@ -34,7 +34,7 @@ from broker.coordination.ports import (
     NodeInfo,
 )
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 PREFIX: Final = b"instance/"
 CHECK_EVERY_S: Final = 10.0

@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from broker.clock import Clock
 from broker.errors import Fenced, Unavailable
-from broker.model import ROW_ID_MIN, RowId, row_after, row_before
+from broker.model import ROW_ID_MIN, RowId, TopicId, row_after, row_before
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Mark
 from broker.storage.head import Head, PageState
 from broker.storage.hold import Hold, PageBounds
-from broker.storage.keys import LogId, page_key, root_key, space_of
+from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.reading import LogReader
 from broker.storage.resolve import Pauses, Resolver, Tokens, random_nonce
 from broker.storage.root import Root, RootState
@@ -121,6 +121,51 @@ class Logs:
             if not head.is_sealed:
                 return Tail(page, cell, head, before)
             before, page = (page, head), head.next
+
+    async def writer(self, topic: TopicId) -> Head | None:
+        """Return the head of a topic's tail, of its newest generation: it names who writes there.
+
+        Raises:
+            Unavailable: storage does not answer.
+        """
+        pauses = self.resolver.pauses()
+        while True:
+            root = await self.root(LogId(topic, 0))
+            if root is None or root.state is RootState.DELETED:
+                return None
+            tail = await self.find_tail(LogId(topic, root.generation), root)
+            if tail is not None:
+                return tail.head
+            await _again(pauses)
+
+    async def page_at(self, log: LogId, row: RowId, root: Root) -> tuple[RowId, Head] | None:
+        """Return the page at or before an id, not below the floor. Raises Unavailable."""
+        found = await self.resolver.read(
+            lambda: self.table.scan(
+                space_of(log),
+                page_key(log, root.floor),
+                page_key(log, max(row, root.floor)),
+                limit=1,
+                reverse=True,
+            )
+        )
+        if not found:
+            return None
+        return page_of(found[0][0]), heads.decode(found[0][1].value)
+
+    async def total_before(self, log: LogId, row: RowId) -> int:
+        """Return about how many messages were published up to an id: those before its page."""
+        root = await self.root(log)
+        if root is None:
+            return 0
+        page = await self.page_at(log, row, root)
+        if page is None or page[0] <= root.floor:
+            before = await self.page_at(
+                log, row_before(root.floor), root._replace(floor=ROW_ID_MIN)
+            )
+            return before[1].total if before is not None and root.floor > ROW_ID_MIN else 0
+        before = await self.page_at(log, row_before(page[0]), root)
+        return before[1].total if before is not None else 0
 
     # Claiming.
 

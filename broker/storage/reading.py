@@ -59,7 +59,16 @@ class LogReader:
         self._head = None
         self._pauses = self._resolver.pauses()
 
-    async def next(self, bytes_max: int) -> list[Entry]:
+    def back_to(self, after: RowId) -> None:
+        """Go on behind an id that was read already, if less was taken than read."""
+        if after == self.after:
+            return
+        self.after = after
+        self.ended = False
+        if self._page is not None and after < self._page:
+            self._page = self._head = None
+
+    async def next(self, bytes_max: int, cells_max: int = CELLS_AT_ONCE) -> list[Entry]:
         """Return the next entries with messages behind ``after``, of about ``bytes_max`` bytes.
 
         None at all does not mean the end: see ``ended``.
@@ -77,7 +86,7 @@ class LogReader:
         if self._head is None or self._head.state is PageState.GONE or self._is_empty(self._head):
             await self._look_at_root(self._page)
             return []
-        return await self._entries(self._page, self._head, bytes_max)
+        return await self._entries(self._page, self._head, cells_max, bytes_max)
 
     @staticmethod
     def _is_empty(head: Head) -> bool:
@@ -121,9 +130,11 @@ class LogReader:
         cell = await self._resolver.head(self._space, page_key(self._log, page))
         return None if cell is None else heads.decode(cell.value)
 
-    async def _entries(self, page: RowId, head: Head, bytes_max: int) -> list[Entry]:
+    async def _entries(
+        self, page: RowId, head: Head, cells_max: int, bytes_max: int
+    ) -> list[Entry]:
         """Take entries of a page that is there; what it says of its end is where this goes on."""
-        cells = await self._cells(page, self.after, self._through, bytes_max)
+        cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
         found = list(entries.entries_in(cells.cells))
         if cells.more:
             if found:
@@ -164,9 +175,12 @@ class LogReader:
         self._page, self._head = root.floor, None
         self.after = max(self.after, row_before(root.floor))
 
-    async def _cells(self, page: RowId, after: RowId, through: RowId, bytes_max: int) -> Cells:
+    async def _cells(
+        self, page: RowId, between: tuple[RowId, RowId], cells_max: int, bytes_max: int
+    ) -> Cells:
         """Return cells of a page; the last entry comes with its x cell, or not at all."""
         row, table = page_key(self._log, page), self._resolver.table
+        after, through = between
         first = entries.column_from(row_after(after))
         # The entry that holds ``through`` may end behind it, so the range has no upper end.
         found = await self._resolver.read(
@@ -175,7 +189,7 @@ class LogReader:
                 row,
                 first,
                 entries.ENTRIES_END,
-                cells_max=CELLS_AT_ONCE,
+                cells_max=cells_max,
                 bytes_max=bytes_max,
             )
         )
@@ -278,7 +292,7 @@ class LogReader:
         after, end = self.after, min(head.pointer, self._through)
         pauses = self._resolver.pauses()
         while after < end:
-            cells = await self._cells(page, after, end, 1 << 20)
+            cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
             for entry in entries.entries_in(cells.cells):
                 yield entry
                 after = max(after, entry.last)
