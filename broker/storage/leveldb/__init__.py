@@ -22,6 +22,8 @@ log have keys of one length, hence the cells of consecutive pages are one range 
     pending.py     calls that another thread answers, and their deadline
     database.py    the one door to plyvel
     files.py       the directory: lock, identity, the note of a clean close
+    readers.py     the threads that read
     tail.py        the end of LevelDB's log and manifest after a power cut
+    checksum.py    the checksum of both
     layout.py      the keys above
 """
