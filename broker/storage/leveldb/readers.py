@@ -40,13 +40,17 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
+    def check_open(self) -> None:
+        """Raise Unavailable after the close."""
+        if self._closed:
+            raise Unavailable("the table is closed")
+
     async def read(self, function: Callable[[], T]) -> T:
         """Call a function in a thread; return its result or raise its error.
 
         Raises Unavailable if the disk hangs, or after the close.
         """
-        if self._closed:
-            raise Unavailable("the table is closed")
+        self.check_open()
         future = self._pending.add()
         self._queue.put(_Read(function, future))
         result: T = await future

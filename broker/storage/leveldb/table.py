@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from broker.errors import BodyTooLarge
 from broker.storage.leveldb import files
 from broker.storage.leveldb.database import Database, Options, open_directory
 from broker.storage.leveldb.layout import cells_prefix, has_cells, head_key
@@ -21,8 +22,8 @@ from broker.storage.leveldb.round import Wish
 from broker.storage.leveldb.writer import Fault, Observe, Writer
 from broker.storage.table import HEAD, Cell, Cells, Space
 
-BYTES_MAX = 1 << 30
-"""LevelDB would take more: requests are bounded long before."""
+BYTES_MAX = 64 << 20
+"""LevelDB would take more. Requests are bounded before; a change is held in memory several times."""
 
 
 class LevelDBTable:
@@ -77,12 +78,13 @@ class LevelDBTable:
     ) -> bool:
         """Change cells of a row if its head is as expected. See the port.
 
-        Raises ValueError for a change that the port has no meaning for.
+        Raises ValueError for a change that the port has no meaning for, BodyTooLarge.
         """
         if HEAD not in puts or HEAD in deletes:
             raise ValueError("a change puts the head")
         if not has_cells(space) and (len(puts) > 1 or deletes):
             raise ValueError(f"a row in {space} has no cell but its head")
+        _bound(sum(map(len, puts.values())))
         if clear and has_cells(space):
             await self._warm(space, [row])
         wish = Wish(space, row, expected, puts, deletes, clear)
@@ -90,7 +92,8 @@ class LevelDBTable:
         return changed
 
     async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
-        """Put heads of rows, whatever they are now; on disk on return."""
+        """Put heads of rows, whatever they are now; on disk on return. Raises BodyTooLarge."""
+        _bound(max(map(len, heads.values()), default=0))
         await self._writer.submit(lambda round_: round_.put(space, heads))
 
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
@@ -106,6 +109,7 @@ class LevelDBTable:
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
         """Return those of the named cells that a row has, all of one moment."""
+        self._readers.check_open()
         if len(columns) == 1 and columns[0] == HEAD:
             key = head_key(space, row)
             head = self._writer.recent.get(key)
@@ -133,6 +137,7 @@ class LevelDBTable:
         reverse: bool = False,
     ) -> Cells:
         """Return cells with columns in ``[first, last]``, all of one moment. See the port."""
+        self._readers.check_open()
         if not has_cells(space) or first > last:
             return Cells([], more=False)
         prefix = cells_prefix(space, row)
@@ -150,6 +155,7 @@ class LevelDBTable:
 
     async def columns(self, space: Space, row: bytes, first: bytes, last: bytes) -> list[bytes]:
         """Return the columns in ``[first, last]`` that a row has, in order."""
+        self._readers.check_open()
         if not has_cells(space) or first > last:
             return []
         prefix = cells_prefix(space, row)
@@ -160,6 +166,7 @@ class LevelDBTable:
         self, space: Space, first: bytes, last: bytes, *, limit: int, reverse: bool = False
     ) -> list[tuple[bytes, Cell]]:
         """Return keys in ``[first, last]`` with their heads, in order. See the port."""
+        self._readers.check_open()
         if first > last:
             return []
         read = partial(
@@ -196,6 +203,11 @@ class LevelDBTable:
             with contextlib.suppress(OSError):
                 files.mark_closed(self.directory)
         self._lock.close()
+
+
+def _bound(size: int) -> None:
+    if size > BYTES_MAX:
+        raise BodyTooLarge(f"{size} bytes in one change; the store takes at most {BYTES_MAX}")
 
 
 async def open_table(
