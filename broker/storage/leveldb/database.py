@@ -13,6 +13,7 @@ one topic and of the next overlaps all that the next one has.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -170,10 +171,14 @@ class Database:
         """
         found: list[tuple[bytes, bytes]] = []
         size = 0
-        # plyvel's include_stop finds nothing in reverse where first and last are the same key.
-        stop = last + b"\x00"
+        # In reverse, plyvel finds nothing where the one key of a range is its start: it gets no start.
+        start = None if reverse else first
         arguments = {"reverse": reverse, "verify_checksums": True}
-        with self.reading() as db, db.iterator(start=first, stop=stop, **arguments) as pairs:
+        with (
+            self.reading() as db,
+            db.iterator(start=start, stop=last + b"\x00", **arguments) as iterator,
+        ):
+            pairs = itertools.takewhile(lambda pair: pair[0] >= first, iterator)
             for pair in pairs:
                 found.append(pair)
                 size += len(pair[1])
