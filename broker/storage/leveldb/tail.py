@@ -115,7 +115,7 @@ def _end_to_cut(path: Path, *, is_log: bool) -> int | None:
 
 def _check_log_of(manifest: Path, edits: bytes) -> None:
     number = log_number(edits)
-    if number and not (manifest.parent / f"{number:06d}.log").exists():
+    if number is None or (number and not (manifest.parent / f"{number:06d}.log").exists()):
         raise Damaged(f"{manifest.name} is damaged at byte {len(edits)}, and log {number} is gone")
 
 
@@ -246,17 +246,18 @@ def _contents(data: Bytes, write: Write) -> bytes:
     return b"".join(parts)
 
 
-def log_number(edits: Bytes) -> int:
-    """Return the number of the oldest log that a manifest still needs; 0: none yet."""
-    number = 0
+def log_number(edits: Bytes) -> int | None:
+    """Return the number of the oldest log that a manifest still needs; 0: none yet; None: not told."""
+    number = None
     for write in writes(edits):
-        number = _log_number_of(_contents(edits, write)) or number
+        found = _log_number_of(_contents(edits, write))
+        number = number if found is None else found
     return number
 
 
-def _log_number_of(edit: bytes) -> int:
+def _log_number_of(edit: bytes) -> int | None:
     """Walk the fields of one edit (version_edit.cc of LevelDB)."""
-    at, number = 0, 0
+    at, number = 0, None
     while at < len(edit):
         tag, at = _varint(edit, at)
         numbers, strings = _FIELDS[tag]
