@@ -20,6 +20,7 @@ log have keys of one length, hence the cells of consecutive pages are one range 
     writer.py      the one thread that writes, and its behaviour after a failed write
     round.py       one write batch: the changes of many callers, checked
     pending.py     calls that another thread answers, and their deadline
+    compaction.py  room on the disk, given back
     database.py    the one door to plyvel
     files.py       the directory: lock, identity, the note of a clean close
     readers.py     the threads that read

@@ -249,6 +249,8 @@ def open_directory(directory: Path, options: Options) -> tuple[files.DirectoryLo
     lock = files.DirectoryLock(directory)
     try:
         identity = files.prepare(directory)
+        if not identity.complete:
+            files.remove_beginnings(directory)
         was_clean = files.mark_open(directory)
         database = Database(
             directory / files.DATABASE,

@@ -87,7 +87,7 @@ def prepare(directory: Path) -> Identity:
     """Check what can be checked before opening, under the lock; give a new store its identity.
 
     Raises:
-        StorageCorrupt: something is missing or not as it was left, or a newer release wrote it.
+        StorageCorrupt: something is missing or not as it was left, or another release wrote it.
     """
     identity = examine(directory)
     if identity is None:
@@ -96,11 +96,20 @@ def prepare(directory: Path) -> Identity:
     return identity
 
 
+def remove_beginnings(directory: Path) -> None:
+    """Remove a database that was never completely made, and so never held anything.
+
+    LevelDB does not sync its first manifest before it names it, so a power cut may leave one that it
+    can't read.
+    """
+    shutil.rmtree(directory / DATABASE, ignore_errors=True)
+
+
 def examine(directory: Path) -> Identity | None:
     """Check what can be checked before opening, and change nothing; None: there is no store yet.
 
     Raises:
-        StorageCorrupt: something is missing or not as it was left, or a newer release wrote it.
+        StorageCorrupt: something is missing or not as it was left, or another release wrote it.
     """
     identity = _read_identity(directory)
     database = directory / DATABASE

@@ -134,21 +134,24 @@ class Round:
             self._heads[key] = head
             self.batch.put(key, head)
 
-    def delete(self, space: Space, rows: Sequence[bytes]) -> None:
-        """Remove rows wholly. Raises Postponed."""
-        if has_cells(space):
-            self._clear(*(cells_prefix(space, row) for row in rows))
+    def delete(self, space: Space, rows: Sequence[bytes]) -> list[bytes]:
+        """Remove rows wholly; return the prefixes of those that had other cells. Raises Postponed."""
+        prefixes = [cells_prefix(space, row) for row in rows] if has_cells(space) else []
+        had_cells = self._clear(*prefixes)
         for row in rows:
             key = head_key(space, row)
             self._heads[key] = None
             self.batch.delete(key)
+        return had_cells
 
-    def _clear(self, *prefixes: bytes) -> None:
+    def _clear(self, *prefixes: bytes) -> list[bytes]:
         if not self._touched.isdisjoint(prefixes):
             raise Postponed
-        found = [key for prefix in prefixes for key in self._database.keys_of(prefix)]
-        for key in found:
-            self.batch.delete(key)
+        found = {prefix: self._database.keys_of(prefix) for prefix in prefixes}
+        for keys in found.values():
+            for key in keys:
+                self.batch.delete(key)
+        return [prefix for prefix, keys in found.items() if keys]
 
     def _head(self, key: bytes) -> bytes | None:
         if key in self._heads:

