@@ -88,8 +88,6 @@ def test_a_kill_at_any_step_of_python_leaves_a_store_that_opens(tmp_path: Path) 
             if start == "store":
                 shutil.copytree(tmp_path / "store", directory)
             life = live(directory, "--only-open", "--die-at", str(step))
-            # A second death in the same place, and then none.
-            live(directory, "--only-open", "--die-at", str(step))
             assert stored(directory) == (made if start == "store" else {}), step
             if life.was_open:
                 break
