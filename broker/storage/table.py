@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 HEAD = b"h"
-"""The column of the cell that is compared. Every other column sorts in a space of its own."""
+"""The column of the cell that is compared; its value is never empty. Other columns sort apart from it."""
 
 
 class Space(enum.StrEnum):
@@ -88,7 +88,7 @@ class Table(Protocol):
     def change_bytes_max(self) -> int:
         """The most bytes of values that one change may put."""
 
-    async def change(  # noqa: PLR0913, PLR0917 - One primitive.
+    async def change(
         self,
         space: Space,
         row: bytes,
@@ -125,7 +125,7 @@ class Table(Protocol):
         """
 
     async def columns(self, space: Space, row: bytes, first: bytes, last: bytes) -> list[bytes]:
-        """Return the columns in ``[first, last]`` that a row has, in order, without their values."""
+        """Return the columns in ``[first, last]`` that a row has, in order, the head never among them."""
 
     async def scan(
         self, space: Space, first: bytes, last: bytes, *, limit: int, reverse: bool = False

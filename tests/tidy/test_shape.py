@@ -19,6 +19,7 @@ LONG = {
     "broker/storage/tables.py": "the log protocol over cells, one rule after the other",
     "broker/testing/contract/log_lifecycle.py": "one suite, read from top to bottom",
     "broker/testing/contract/log_store.py": "one suite, read from top to bottom",
+    "broker/testing/contract/table.py": "one suite, read from top to bottom",
 }
 
 SOURCES = tracked("broker/*.py", "scripts/*.py", "examples/*.py", "benchmarks/*.py", "chaos/*.py")

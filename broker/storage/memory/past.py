@@ -1,0 +1,70 @@
+"""The last states of rows, for servers that answer from before.
+
+Kept are the undos of the last changes of the rows that changed last. A state from before a rollback is
+not kept: nothing that is stored could tell a reader that the rollback is missing, and the protocol
+assumes that no reading shows it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from broker.storage.memory.rows import Row, Undo
+from broker.storage.table import HEAD, Space
+
+STATES_MAX: Final = 8
+ROWS_MAX: Final = 256
+
+
+class Past:
+    """Older states of rows: the last ``STATES_MAX`` of each of the last ``ROWS_MAX`` rows."""
+
+    __slots__ = ("_undos",)
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._undos = OrderedDict[tuple[Space, bytes], deque[Undo]]()
+
+    def note(self, space: Space, key: bytes, undo: Undo, columns: Iterable[bytes] = ()) -> None:
+        """Remember what a row was before a change that put ``columns``."""
+        if any(is_edit(column) for column in columns):
+            self._undos.pop((space, key), None)
+            return
+        undos = self._undos.pop((space, key), None)
+        if undos is None:
+            undos = deque(maxlen=STATES_MAX)
+        undos.appendleft(undo)
+        self._undos[space, key] = undos
+        if len(self._undos) > ROWS_MAX:
+            self._undos.popitem(last=False)
+
+    def knows(self, space: Space, key: bytes) -> bool:
+        """Whether an older state of the row is known."""
+        return (space, key) in self._undos
+
+    def keys(self, space: Space, first: bytes, last: bytes) -> set[bytes]:
+        """Return the keys in ``[first, last]`` of rows of which an older state is known."""
+        return {key for of, key in self._undos if of is space and first <= key <= last}
+
+    def older(self, space: Space, key: bytes, now: Row, chance: random.Random) -> Row | None:
+        """Return an older state of the row that is ``now``; None if none is known."""
+        undos = self._undos.get((space, key))
+        if not undos:
+            return None
+        steps = chance.randint(1, len(undos))
+        return now.before([undos[step] for step in range(steps)])
+
+    def heads(self, space: Space, key: bytes) -> Iterator[bytes | None]:
+        """Return the heads of the older states that differ from the state after them, latest first."""
+        for undo in self._undos.get((space, key), ()):
+            if HEAD in undo:
+                head = undo[HEAD]
+                yield None if head is None else head.value
+
+
+def is_edit(column: bytes) -> bool:
+    """Whether a column has what a rollback wrote: it begins or ends with an ``x``."""
+    return column.startswith(b"x") or column.endswith(b"x")
