@@ -31,8 +31,8 @@ from broker.storage.table import HEAD, Cell, Cells, NoAnswer, NotSent, Space, Ta
 
 CELL_BYTES_MAX = (10 << 20) - (64 << 10)
 """HBase's own bound, hbase.client.keyvalue.maxsize, is 10 MiB with key and column."""
-CHANGE_BYTES_MAX = 64 << 20
-"""A gateway takes 100 MB at once."""
+CHANGE_BYTES_MAX = 32 << 20
+"""A gateway and a region server hold some copies of it."""
 DELETES_MAX = 1000
 GUESSED_BYTES = 16 << 10
 """The size of an entry of many messages."""
@@ -75,7 +75,10 @@ class HBaseTable(Table):
         assert puts[HEAD], "no head is empty"
         assert expected != b"", "no head is empty"
         assert not clear or len(puts) == 1, "a cleared row has a head alone"
-        _check_sizes(puts)
+        _check_cells(puts)
+        size = sum(map(len, puts.values()))
+        if size > CHANGE_BYTES_MAX:
+            raise BodyTooLarge(f"{size} bytes in one change of HBase; at most {CHANGE_BYTES_MAX}.")
         name, key = self._names[space], _key(space, row)
         if expected is None or not (deletes or clear):
             request = requests.check_and_put(name, key, expected, puts, self._synced)
@@ -180,7 +183,7 @@ class HBaseTable(Table):
 
     @override
     async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
-        _check_sizes(heads)
+        _check_cells(heads)
         salted = {_key(space, row): head for row, head in heads.items()}
         await self._ask_all("put", requests.put_heads(self._names[space], salted, self._synced))
 
@@ -220,16 +223,10 @@ def _topic_of(space: Space, row: bytes) -> bytes:
     return b"" if space is Space.RECORDS else row[: row.index(b":", row.index(b":") + 1)]
 
 
-def _check_sizes(values: Mapping[bytes, bytes]) -> None:
-    sizes = [len(value) for value in values.values()]
-    if sizes and max(sizes) > CELL_BYTES_MAX:
-        raise BodyTooLarge(
-            f"A message of {max(sizes)} bytes is stored in one cell, of {CELL_BYTES_MAX} at most."
-        )
-    if sum(sizes) > CHANGE_BYTES_MAX:
-        raise BodyTooLarge(
-            f"A change of {sum(sizes)} bytes is over the {CHANGE_BYTES_MAX} of one change."
-        )
+def _check_cells(values: Mapping[bytes, bytes]) -> None:
+    size = max(map(len, values.values()), default=0)
+    if size > CELL_BYTES_MAX:
+        raise BodyTooLarge(f"{size} bytes in one cell of HBase; at most {CELL_BYTES_MAX}.")
 
 
 def _head(row: Any) -> Cell:
