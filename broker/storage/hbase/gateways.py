@@ -32,7 +32,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -81,47 +81,6 @@ class Gateway:
     ready: deque[Line] = field(default_factory=deque)
 
 
-class Turns:
-    """How many calls may be under way; a later one waits, and goes in the order of coming.
-
-    A semaphore whose free turn can be taken without a coroutine.
-    """
-
-    def __init__(self, count: int) -> None:
-        """Begin with all of them free."""
-        self._free = count
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    def take(self) -> bool:
-        """Take a turn that is free; False if there is none."""
-        if not self._free:
-            return False
-        self._free -= 1
-        return True
-
-    async def wait(self) -> None:
-        """Take a turn as soon as those who came before have theirs."""
-        if self.take():
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        try:
-            await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                self.give_back()  # It was given in the very moment in which the wait ended.
-            raise
-
-    def give_back(self) -> None:
-        """Give a turn to the call that waits longest, or let it be free."""
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 class Gateways:
     """Calls to the gateways of one HBase. Made and used in one event loop."""
 
@@ -144,51 +103,47 @@ class Gateways:
         self._gateways = [Gateway(address) for address in addresses]
         self._call_s, self._connect_s, self._idle_s = call_s, connect_s, idle_s
         self._observe = observe
-        self._turns = Turns(connections_max)
+        self._turns = asyncio.Semaphore(connections_max)
         self._turn = itertools.count()
         self._lines: set[Line] = set()
         self._under_way: set[asyncio.Future[Any]] = set()
         self._restoring: set[asyncio.Task[None]] = set()
         self._some_good = asyncio.Event()
         self._some_good.set()
-        self._why = "none was asked yet"
-        """Of the last that became suspect."""
+        self._why: str | None = None
+        """What was wrong with the last that became suspect."""
         self._is_closed = False
 
-    def ask(self, name: str, request: bytes) -> Awaitable[Any]:
-        """Send one call and return what will have its answer.
+    async def ask(self, name: str, request: bytes) -> Any:
+        """Make one call, called ``name`` where it is told of, and return its answer (thrift.answer).
 
-        At once if a line stands ready, else as soon as there is one. A caller that goes away before the
-        answer has sent the call all the same.
+        A caller that goes away before the answer has sent the call all the same.
 
         Raises:
-            NotSent, NoAnswer: once awaited.
+            NotSent, NoAnswer: see the table above.
         """
         begun = asyncio.get_running_loop().time()
-        if self._some_good.is_set() and not self._is_closed and self._turns.take():
-            gateway = self._best()
-            line = self._ready(gateway)
-            if line is not None:
-                return self._sent(gateway, line, name, begun, request)
-            self._turns.give_back()
-        return self._ask_later(name, begun, request)
-
-    async def _ask_later(self, name: str, begun: float, request: bytes) -> Any:
         try:
-            try:
-                async with asyncio.timeout(self._call_s):
-                    await self._turns.wait()
-            except TimeoutError as error:
-                raise NotSent("all connections to HBase's gateways are busy") from error
+            await self._take_turn()
             try:
                 gateway, line = await self._line()
             except BaseException:
-                self._turns.give_back()
+                self._turns.release()
                 raise
         except BaseException as error:
             self._tell(name, begun, error)
             raise
         return await self._sent(gateway, line, name, begun, request)
+
+    async def _take_turn(self) -> None:
+        if not self._turns.locked():
+            await self._turns.acquire()  # At once.
+            return
+        try:
+            async with asyncio.timeout(self._call_s):
+                await self._turns.acquire()
+        except TimeoutError as error:
+            raise NotSent("all connections to HBase's gateways are busy") from error
 
     def _sent(
         self, gateway: Gateway, line: Line, name: str, begun: float, request: bytes
@@ -202,7 +157,7 @@ class Gateways:
         def settle(told: Any, error: Exception | None) -> None:
             # Also when the caller was cancelled: the line is free now, not before.
             gateway.under_way -= 1
-            self._turns.give_back()
+            self._turns.release()
             self._under_way.discard(answered)
             failed = None if error is None else self._failed(gateway, line, error)
             if failed is None:
@@ -250,29 +205,28 @@ class Gateways:
     # Lines.
 
     async def _line(self) -> tuple[Gateway, Line]:
-        """Return a line to the gateway that looks best. Raises NotSent."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._connect_s
+        """Return a line to the gateway that looks best; at once if one is ready. Raises NotSent."""
+        deadline = asyncio.get_running_loop().time() + self._connect_s
         while True:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._some_good.wait()
-            except TimeoutError:
-                raise NotSent(f"no gateway of HBase answers: {self._why}") from None
+            if not self._some_good.is_set():
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._some_good.wait()
+                except TimeoutError:
+                    raise NotSent(f"no gateway of HBase answers: {self._why}") from None
             if self._is_closed:
                 raise NotSent("the connections to HBase are closed")
             gateway = self._best()
             line = self._ready(gateway)
-            if line is None:
-                gateway.under_way += 1
-                try:
-                    line = await self._connect(gateway)
-                except (OSError, thrift.Told) as error:
-                    self._suspect(gateway, error)
-                    continue
-                finally:
-                    gateway.under_way -= 1
-            return gateway, line
+            if line is not None:
+                return gateway, line
+            gateway.under_way += 1
+            try:
+                return gateway, await self._connect(gateway)
+            except (OSError, thrift.Told) as error:
+                self._suspect(gateway, error)
+            finally:
+                gateway.under_way -= 1
 
     def _best(self) -> Gateway:
         """Return the one to ask; one at least is good."""

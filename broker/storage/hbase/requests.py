@@ -170,7 +170,7 @@ def scan_heads(table: bytes, start: bytes, stop: bytes, limit: int, *, reverse: 
     fields = text(1, start) + text(2, stop) + thrift.records(3, [text(1, HEADS)])
     fields += thrift.i32(4, limit)
     if reverse:
-        fields += thrift.flag(11, value=True)
+        fields += begin(11, thrift.BOOL) + b"\1"
     fields += thrift.i32(15, limit)
     called = _begin("getScannerResults", table) + thrift.record(2, fields) + thrift.i32(3, limit)
     return called + STOP

@@ -18,7 +18,7 @@ cells from the name on at which the bounds are reached.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -115,7 +115,8 @@ class HBaseTable(Table):
         count = min(cells_max, bytes_max // self._sizes.get(topic, GUESSED_BYTES) + 1)
         while True:
             found = await self._range(space, row, first, last, count)
-            size = sum(map(_size, found))
+            sizes = [len(column) + len(value) for column, value in found]
+            size = sum(sizes)
             if len(found) < count or count == cells_max or 2 * size >= bytes_max:
                 break
             count = min(cells_max, count * min(GROWTH_MAX, bytes_max // (size or 1)))
@@ -123,20 +124,22 @@ class HBaseTable(Table):
             if len(self._sizes) >= _GUESSES_MAX:
                 self._sizes.clear()
             self._sizes[topic] = size // len(found) + 1
-        kept = _within(found, bytes_max)
+        kept = found[: _within(sizes, bytes_max)]
         return Cells(kept, more=len(kept) < len(found) or len(found) == count)
 
     async def _last_cells(
         self, space: Space, row: bytes, first: bytes, last: bytes, cells_max: int, bytes_max: int
     ) -> Cells:
         lengths = await self._range(space, row, first, last, None, lengths=True)
-        wanted = _within_lengths(lengths[::-1], bytes_max)[:cells_max]
+        sizes = [len(column) + int.from_bytes(length, "big") for column, length in lengths]
+        wanted = min(cells_max, _within(reversed(sizes), bytes_max), len(lengths))
         if not wanted:
             return Cells([], more=False)
-        found = await self._range(space, row, wanted[-1], last, None)
-        # More than was wanted: another call has put some meanwhile.
-        kept = _within(found[: -cells_max - 1 : -1], bytes_max)
-        return Cells(kept, more=len(kept) < len(found) or len(wanted) < len(lengths))
+        found = await self._range(space, row, lengths[-wanted][0], last, None)
+        # It has more than was wanted where a change came between, and the limits hold all the same.
+        found = found[::-1]
+        kept = found[: min(cells_max, _within((len(c) + len(v) for c, v in found), bytes_max))]
+        return Cells(kept, more=len(kept) < len(found) or wanted < len(lengths))
 
     async def _range(
         self,
@@ -234,29 +237,9 @@ def _head(row: Any) -> Cell:
     return Cell(cell[_VALUE], cell[_TIME])
 
 
-def _size(cell: tuple[bytes, bytes]) -> int:
-    return len(cell[0]) + len(cell[1])
-
-
-def _within(found: list[tuple[bytes, bytes]], bytes_max: int) -> list[tuple[bytes, bytes]]:
-    """Return the first cells, of ``bytes_max`` bytes at most, one at least."""
-    sums = itertools.accumulate(map(_size, found))
-    return [
-        cell
-        for number, (cell, size) in enumerate(zip(found, sums, strict=True))
-        if not number or size <= bytes_max
-    ]
-
-
-def _within_lengths(lengths: list[tuple[bytes, bytes]], bytes_max: int) -> list[bytes]:
-    sums = itertools.accumulate(
-        len(column) + int.from_bytes(length, "big") for column, length in lengths
-    )
-    return [
-        column
-        for number, ((column, _), size) in enumerate(zip(lengths, sums, strict=True))
-        if not number or size <= bytes_max
-    ]
+def _within(sizes: Iterable[int], bytes_max: int) -> int:
+    """Return how many of the first cells have ``bytes_max`` bytes at most; one at least."""
+    return max(1, sum(size <= bytes_max for size in itertools.accumulate(sizes)))
 
 
 def _just_below(key: bytes) -> bytes:

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from itertools import chain
+from typing import Any, Final
 
 BOOL, BYTE, DOUBLE, I16, I32, I64 = 2, 3, 4, 6, 8, 10
 STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
@@ -38,7 +39,7 @@ _field_i32 = struct.Struct(">bhi").pack
 _field_i64 = struct.Struct(">bhq").pack
 _i16 = struct.Struct(">h").unpack_from
 _i32 = struct.Struct(">i").unpack_from
-_i64 = struct.Struct(">q").unpack_from
+_i64_field = struct.Struct(">hq").unpack_from
 _FIXED: Final = {
     kind: struct.Struct(">" + code)
     for kind, code in zip((BOOL, BYTE, DOUBLE, I16, I32, I64), "?bdhiq", strict=True)
@@ -95,11 +96,6 @@ def i64(number: int, value: int) -> bytes:
     return _field_i64(I64, number, value)
 
 
-def flag(number: int, value: bool) -> bytes:
-    """Return a bool."""
-    return _field(BOOL, number) + bytes([value])
-
-
 def record(number: int, fields: bytes) -> bytes:
     """Return a struct."""
     return _field(STRUCT, number) + fields + STOP
@@ -116,27 +112,22 @@ def records_begin(number: int, count: int) -> bytes:
     return _field(LIST, number) + bytes([STRUCT]) + pack_size(count)
 
 
-def texts(number: int, values: Iterable[bytes]) -> bytes:
+def texts(number: int, values: Sequence[bytes]) -> bytes:
     """Return a list of strings."""
-    items = [pack_size(len(value)) + value for value in values]
-    return _field(LIST, number) + bytes([STRING]) + pack_size(len(items)) + b"".join(items)
+    return _field(LIST, number) + bytes([STRING]) + pack_size(len(values)) + _joined(values)
 
 
 def mapping(number: int, pairs: Mapping[bytes, bytes]) -> bytes:
     """Return a map of strings."""
-    items = [pack_size(len(each)) + each for pair in pairs.items() for each in pair]
     kinds = bytes([STRING, STRING])
-    return _field(MAP, number) + kinds + pack_size(len(pairs)) + b"".join(items)
+    return _field(MAP, number) + kinds + pack_size(len(pairs)) + _joined(chain(*pairs.items()))
+
+
+def _joined(values: Iterable[bytes]) -> bytes:
+    return b"".join(pack_size(len(value)) + value for value in values)
 
 
 # Reading.
-
-
-class Value(NamedTuple):
-    """A value, and where it ends."""
-
-    value: Any
-    end: int
 
 
 def answer(data: bytes) -> Any:
@@ -173,7 +164,7 @@ def _message(error: Any) -> str:
     return told.decode(errors="replace").partition("\n")[0] if told else "no message"
 
 
-def _struct(data: bytes, at: int) -> Value:
+def _struct(data: bytes, at: int) -> tuple[Any, int]:
     """Read a struct. Raises IndexError, struct.error, Short: it is not whole."""
     fields: dict[int, Any] = {}
     while kind := data[at]:
@@ -184,22 +175,25 @@ def _struct(data: bytes, at: int) -> Value:
             if not begin <= at <= len(data):
                 raise _short(length, at)
             fields[number] = data[begin:at]
+        elif kind == I64:
+            number, fields[number] = _i64_field(data, at + 1)
+            at += 11
         else:
             (number,) = _i16(data, at + 1)
             fields[number], at = _value(data, at + 3, kind)
-    return Value(fields, at + 1)
+    return fields, at + 1
 
 
-def _value(data: bytes, at: int, kind: int) -> Value:
+def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
     fixed = _FIXED.get(kind)
     if fixed is not None:
-        return Value(fixed.unpack_from(data, at)[0], at + fixed.size)
+        return fixed.unpack_from(data, at)[0], at + fixed.size
     if kind == STRING:
         (length,) = _i32(data, at)
         end = at + 4 + length
         if not at + 4 <= end <= len(data):
             raise _short(length, end)
-        return Value(data[at + 4 : end], end)
+        return data[at + 4 : end], end
     if kind == STRUCT:
         return _struct(data, at)
     if kind in {LIST, MAP, SET}:
@@ -207,7 +201,7 @@ def _value(data: bytes, at: int, kind: int) -> Value:
     raise NotThrift(f"a value of kind {kind} in an answer")
 
 
-def _many(data: bytes, at: int, kind: int) -> Value:
+def _many(data: bytes, at: int, kind: int) -> tuple[Any, int]:
     kinds = data[at : at + 2] if kind == MAP else data[at : at + 1]
     at += 2 if kind == MAP else 1
     (count,) = _i32(data, at)
@@ -218,8 +212,8 @@ def _many(data: bytes, at: int, kind: int) -> Value:
             value, at = _struct(data, at) if each == STRUCT else _value(data, at, each)
             found.append(value)
     if kind == MAP:
-        return Value(dict(zip(found[::2], found[1::2], strict=True)), at)
-    return Value(found, at)
+        return dict(zip(found[::2], found[1::2], strict=True)), at
+    return found, at
 
 
 def _short(length: int, end: int) -> Exception:
