@@ -46,7 +46,8 @@ struct TResult {
 
 struct TColumn {
   1: required binary family,
-  2: optional binary qualifier
+  2: optional binary qualifier,
+  3: optional i64 timestamp
 }
 
 struct TGet {

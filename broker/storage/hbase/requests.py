@@ -100,15 +100,11 @@ def check_and_mutate(
 
 def _delete(row: bytes, columns: Sequence[bytes] | None, durability: int) -> bytes:
     kind = _DELETE_FAMILY if columns is None else _DELETE_COLUMNS
-    cells = [b""] if columns is None else [text(2, column) for column in columns]
-    chosen = thrift.records(2, [text(1, ENTRIES) + cell for cell in cells])
-    return (
-        text(1, row)
-        + chosen
-        + thrift.i64(3, FOR_EVER)
-        + thrift.i32(4, kind)
-        + thrift.i32(7, durability)
-    )
+    names = [b""] if columns is None else [text(2, column) for column in columns]
+    # Each column's own time counts here; the delete's counts where it names no column.
+    chosen = [text(1, ENTRIES) + name + thrift.i64(3, FOR_EVER) for name in names]
+    ends = thrift.i32(4, kind) + thrift.i32(7, durability)
+    return text(1, row) + thrift.records(2, chosen) + ends
 
 
 def put_heads(table: bytes, heads: Mapping[bytes, bytes], durability: int) -> Iterator[bytes]:

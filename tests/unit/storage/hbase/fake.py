@@ -9,7 +9,7 @@ import socketserver
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ FOR_EVER = 1 << 62
 def encode(api: str, *arguments: Any, **by_name: Any) -> bytes:
     """Return a call as thriftpy2 writes it."""
     given = getattr(IDL.THBaseService, f"{api}_args")(*arguments, **by_name)
-    return _message(api, TMessageType.CALL, given)
+    return message(api, TMessageType.CALL, given)
 
 
 def reply(api: str, **fields: Any) -> bytes:
@@ -46,10 +46,11 @@ def reply(api: str, **fields: Any) -> bytes:
     result = getattr(IDL.THBaseService, f"{api}_result")()
     for name, value in fields.items():
         setattr(result, name, value)
-    return _message(api, TMessageType.REPLY, result)
+    return message(api, TMessageType.REPLY, result)
 
 
-def _message(api: str, kind: int, struct: Any) -> bytes:
+def message(api: str, kind: int, struct: Any) -> bytes:
+    """Return a message as thriftpy2 writes it."""
     buffer = TMemoryBuffer()
     protocol = TBinaryProtocol(buffer)
     protocol.write_message_begin(api, kind, 0)
@@ -150,8 +151,9 @@ class FakeHBase:
             puts[cell.qualifier] = cell.value
         columns, clear = (), False
         if delete is not None:
-            assert delete.timestamp == FOR_EVER
-            assert {column.family for column in delete.columns} == {b"e"}
+            assert {(column.family, column.timestamp) for column in delete.columns} == {
+                (b"e", FOR_EVER)
+            }
             clear = delete.deleteType == IDL.TDeleteType.DELETE_FAMILY
             if not clear:
                 assert delete.deleteType == IDL.TDeleteType.DELETE_COLUMNS
@@ -237,7 +239,6 @@ class Served(socketserver.ThreadingTCPServer):
     """Counts connections and can close them all."""
 
     allow_reuse_address = True
-    daemon_threads = True
 
     def __init__(self, port: int = 0) -> None:
         self.open: list[socket.socket] = []
@@ -251,7 +252,8 @@ class Served(socketserver.ThreadingTCPServer):
 
     def close_connections(self) -> None:
         for connection in self.open:
-            connection.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class Conversation(socketserver.BaseRequestHandler):
@@ -293,4 +295,5 @@ def serving(port: int = 0) -> Iterator[Served]:
         thread.start()
         yield server
         server.shutdown()
+        server.close_connections()
         thread.join(DEADLINE_S)
