@@ -150,9 +150,7 @@ class Run:
         self.disk = Disk(self.rows) if config == "disk" else None
         self.chances = Chances.drawn(self.rnd, self.disk is not None)
         nodes = [Node(i, clock) for i, clock in enumerate(clocks)]
-        self.processes = [
-            Process(n, program(n, s)) for n, s in zip(nodes, scripts, strict=True)
-        ]
+        self.processes = [Process(n, program(n, s)) for n, s in zip(nodes, scripts, strict=True)]
 
     def tell(self, actor: int | str, call: Call, answer: object, *more: str) -> None:
         self.story.append((actor, call, answer, *more))
@@ -196,7 +194,7 @@ class Run:
             self.advance(process, None)
             return
         if call[0] == "forget":
-            answer = self.forget(process, call)
+            answer: Any = self.forget(process, call)
         elif call[0] in WRITES:
             answer = self.faulty_disk(self.disk, call) if self.disk else self.faulty_write(call)
         else:

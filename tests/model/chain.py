@@ -11,7 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tests.model.rules import keep
-from tests.model.store import NONE, Entry, Head, Key, Log, Pair, Program, Root, Row, change, page_key
+from tests.model.store import (
+    NONE,
+    Entry,
+    Head,
+    Key,
+    Log,
+    Pair,
+    Program,
+    Root,
+    Row,
+    change,
+    page_key,
+)
 
 TRIES = 4
 PAGES_MAX = 60
@@ -132,6 +144,7 @@ def made_head(node: Node, root: Root | None, tail: Tail, epoch: int | None, stat
 
 def read_entries(key: Key, now: str) -> Program[tuple[Pair, ...]]:
     """Read a page's entries, each with its x cell, in two pieces, as a limited reading gives them."""
+    pairs: tuple[Pair, ...]
     pairs, more = yield ("cells" + now, key, -1, 1)
     if more:
         rest, _ = yield ("cells" + now, key, pairs[-1][0].id, None)

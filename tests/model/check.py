@@ -182,9 +182,8 @@ def judge_append(rows: Rows, ghost: Ghost, log: Log, entries: tuple[Entry, ...])
     if log[0] == "T":
         if log[1] < gen:
             bad("an append in a dead generation", entries)
-    elif log[1] == gen:
-        if any(link.entry.ref == log[2] for link in chain(rows, ghost, topic(gen))):
-            bad("stored after the publication", entries)
+    elif log[1] == gen and any(e.ref == log[2] for _, e, _, _ in chain(rows, ghost, topic(gen))):
+        bad("stored after the publication", entries)
 
 
 def buried(before: Rows, rows: Rows, ghost: Ghost) -> Ghost:

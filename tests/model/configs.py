@@ -132,6 +132,15 @@ def stores(rnd: Random) -> Plan:
     return [a, [("append", "b"), *b], [*c, ("references",)]], clocks(rnd, 3)
 
 
+def floored(rnd: Random) -> Plan:
+    """The floor rises above what is rolled back, while others are about to claim."""
+    tagged: Script = [("append", f"t{j}", None, "tx") for j in range(rnd.choice((2, 2, 4)))]
+    a: Script = [*tagged, ("floor", 0), ("rollback", "tx")]
+    late: Script = [("wait", ("t1",)), ("poll",)]
+    scripts = [a, *[late] * rnd.randrange(1, 3)]
+    return scripts, clocks(rnd, len(scripts))
+
+
 def maybe(rnd: Random, chance: float) -> bool:
     return rnd.random() < chance
 
@@ -143,6 +152,7 @@ RANDOM: dict[str, Callable[[Random], Plan]] = {
     "marks": lambda r: mixed(r, Mix(marks=True, polls=False, reads=False)),
     "marks-floor": lambda r: mixed(r, Mix(marks=True, floor=True, polls=False, reads=False)),
     "rollback": lambda r: mixed(r, Mix(tx=True, floor=maybe(r, 0.2))),
+    "floored": floored,
     "topic": lambda r: mixed(r, Mix(topic=True, floor=maybe(r, 0.3))),
     "churn": churn,
     "stores": stores,
@@ -198,6 +208,14 @@ SMALL: dict[str, Small] = {
         ],
         [0, 0],
         2,
+    ),
+    "rollback-floor": Small(
+        [
+            [TX, ("floor", 0), ("rollback", "tx")],
+            [("wait", ("a1",)), ("poll",)],
+        ],
+        [0, 0],
+        1,
     ),
     "topic": Small([appends("a1"), [("delete",), ("create",)]], [3, 0], 2),
     "topic-roll": Small([appends("a1"), [("delete",), ("create",), ("generations",)]], [3, 0], 1),

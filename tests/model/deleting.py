@@ -59,11 +59,9 @@ def delete_root(node: Node, root: Root) -> Program[bool]:
     """Close the tail, then say so in the root. False: read the root again."""
     end = close_tail if keep("close-at-delete") else tail_left_open
     head = yield from end(node, topic(root.gen), root)
-    if head is None:
+    if not isinstance(head, Head):
         return False
-    new = root._replace(
-        state="deleted", page=head.ptr + 1, epoch=head.epoch, token=node.token()
-    )
+    new = root._replace(state="deleted", page=head.ptr + 1, epoch=head.epoch, token=node.token())
     return (yield from swap(ROOT, root, new)) is True
 
 

@@ -16,7 +16,18 @@ from tests.model.chain import (
 )
 from tests.model.claiming import carries_mark, new_id
 from tests.model.rules import keep
-from tests.model.store import GONE, ROOT, Entry, Head, Program, Row, change, mark_key, page_key, root_key
+from tests.model.store import (
+    GONE,
+    ROOT,
+    Entry,
+    Head,
+    Program,
+    Row,
+    change,
+    mark_key,
+    page_key,
+    root_key,
+)
 
 OK = "ok"
 LOST = "lost"
@@ -52,7 +63,11 @@ def resolve(lead: Lead, new: Head, entries: tuple[Entry, ...]) -> Program[str]:
     if head == new:
         return OK
     for entry in row.entries:
-        if entry.id == new.ptr and entries and (entry.epoch == old.epoch or not keep("entry-epoch")):
+        if (
+            entry.id == new.ptr
+            and entries
+            and (entry.epoch == old.epoch or not keep("entry-epoch"))
+        ):
             return LOST
     if head == old:
         return AGAIN if keep("repeat-or-never") else NEVER
@@ -60,7 +75,9 @@ def resolve(lead: Lead, new: Head, entries: tuple[Entry, ...]) -> Program[str]:
     return NEVER if is_over or not keep("stale-is-not-never") else AGAIN
 
 
-def change_page(node: Node, lead: Lead, entries: tuple[Entry, ...], seal: bool = False) -> Program[str]:
+def change_page(
+    node: Node, lead: Lead, entries: tuple[Entry, ...], seal: bool = False
+) -> Program[str]:
     """Append to the leader's page (1, 2): OK, LOST, NEVER or UNKNOWN."""
     new = next_head(node, lead, entries, seal)
     outcome = AGAIN
@@ -217,7 +234,8 @@ def raise_floor(node: Node, lead: Lead, mine_too: int = 0) -> Program[Lead | Non
 
 def proof(lead: Lead) -> Program[bool]:
     """Tell whether a current reading of the leader's page shows its last confirmed head."""
-    return (yield from get_head(lead.key, "!")) == lead.head
+    head = yield from get_head(lead.key, "!")
+    return bool(head == lead.head)
 
 
 def poll(lead: Lead) -> Program[Lead | None]:
@@ -240,19 +258,17 @@ def hide_in_page(node: Node, lead: Lead, page: int, row: Row, tx: str) -> Progra
     """Set the x cells of one page. False: this node does not lead any more."""
     found: Row | str | None = row
     for _ in range(TRIES):
-        if found is None:
-            return True
-        if isinstance(found, str):
-            return False
+        if not isinstance(found, Row):
+            return found is None
         x = frozenset(e.id for e in found.entries if e.tx == tx and e.id not in found.x)
         if not x:
             return True
         if page == lead.page:
             return (yield from edit_own_head(node, lead, x))
         old = found.head
-        new = old._replace(token=node.token(), edits=old.edits + 1)
         if old.state != "sealed":
             return False
+        new = old._replace(token=node.token(), edits=old.edits + 1)
         if (yield from swap(page_key(lead.log, page), old, new, (), x)) is True:
             return True
         found = yield from read_page(lead.log, page, "!")

@@ -13,7 +13,6 @@ from tests.model.reading import reader, reference_reader
 from tests.model.store import RECORD, Program, payload
 
 Step = tuple[Any, ...]
-PAYLOAD_STEPS = ("store", "publish", "drop", "forget")
 
 
 def alone(node: Node, what: str, more: Sequence[Any]) -> Program[bool]:
@@ -69,7 +68,7 @@ def with_payloads(node: Node, lead: Lead, what: str, more: Sequence[Any]) -> Pro
             led = yield from payloads.publish(node, lead, *more)
         case "drop":
             led = yield from payloads.drop(node, lead, *more)
-        case "forget":
+        case _:
             yield ("forget", log)
     node.busy = None
     return led
@@ -92,8 +91,10 @@ def as_leader(node: Node, lead: Lead, what: str, more: Sequence[Any]) -> Program
         case "handoff":
             yield from leading.hand_off(node, lead)
             led = None
-        case _ if what in PAYLOAD_STEPS:
+        case "store" | "publish" | "drop" | "forget":
             led = yield from with_payloads(node, lead, what, more)
+        case _:
+            assert what == "take", what
     return led
 
 

@@ -75,7 +75,7 @@ def seal_log(node: Node, lead: Lead, log: Log) -> Program[Root | str | None]:
     """Return the root of a payload log as sealed, published or dropped; FENCED; None: tired."""
     for _ in range(TRIES):
         root = yield from get_head(root_key(log))
-        if root is not None and root.state != "open":
+        if isinstance(root, Root) and root.state != "open":
             return root
         sealed = yield from seal_once(node, lead, log, root)
         if sealed is not None:
@@ -92,16 +92,8 @@ def is_referred_to(lead: Lead, number: int) -> Program[bool | None]:
     return found and keep("look-for-the-reference")
 
 
-def publish(node: Node, lead: Lead, number: int, label: str) -> Program[Lead | None]:
-    log = payload(lead.gen, number)
-    lead.payloads.pop(number, None)
-    if (yield ("get!", too_old(log))):
-        return lead
-    root = yield from seal_log(node, lead, log)
-    if not isinstance(root, Root):
-        return None if root == FENCED else lead
-    if root.state != "sealed":
-        return lead
+def refer(node: Node, lead: Lead, root: Root, number: int, label: str) -> Program[Lead | None]:
+    """Append the reference to a sealed log, if it is not there, and say so in the log's root."""
     is_there = yield from is_referred_to(lead, number)
     if is_there is None:
         return None
@@ -112,8 +104,22 @@ def publish(node: Node, lead: Lead, number: int, label: str) -> Program[Lead | N
         led, ok = yield from append(node, lead, label, ("reference", number), ref=number)
         if not ok:
             return led
-    yield change(root_key(log), root, root._replace(state="published", token=node.token()))
+    published = root._replace(state="published", token=node.token())
+    yield change(root_key(payload(lead.gen, number)), root, published)
     return led
+
+
+def publish(node: Node, lead: Lead, number: int, label: str) -> Program[Lead | None]:
+    log = payload(lead.gen, number)
+    lead.payloads.pop(number, None)
+    if (yield ("get!", too_old(log))):
+        return lead
+    root = yield from seal_log(node, lead, log)
+    if not isinstance(root, Root):
+        return None if root == FENCED else lead
+    if root.state != "sealed":
+        return lead
+    return (yield from refer(node, lead, root, number, label))
 
 
 def drop(node: Node, lead: Lead, number: int) -> Program[Lead]:

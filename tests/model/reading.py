@@ -37,7 +37,9 @@ def reader(begin: int) -> Program[None]:
             return
         for entry in row.entries if row else ():
             if entry.id >= low:
-                shown.append((entry.id, entry.tx, row is not None and entry.id in row.x, entry.label))
+                shown.append(
+                    (entry.id, entry.tx, row is not None and entry.id in row.x, entry.label)
+                )
                 low = entry.id + 1
         page = yield from page_after(root, page, row)
         if page is None:

@@ -217,7 +217,9 @@ def _cells(rows: Rows, call: Call) -> tuple[tuple[Pair, ...], bool]:
 
 def _last(rows: Rows, call: Call) -> int | None:
     _, log, low, high = call
-    return max((k[2] for k in rows if is_page(k) and k[1] == log and low <= k[2] <= high), default=None)
+    return max(
+        (k[2] for k in rows if is_page(k) and k[1] == log and low <= k[2] <= high), default=None
+    )
 
 
 def _heads(rows: Rows, call: Call) -> tuple[tuple[int, Head], ...]:
