@@ -98,10 +98,13 @@ def mutants(chosen: argparse.Namespace) -> int:
     status = 0
     names = chosen.config.split(",") if chosen.config else list(MUTANTS)
     for clause in names:
-        does, configs, _ = MUTANTS[clause]
+        does, configs, _, small = MUTANTS[clause]
         begun = time.monotonic()
         with without(clause):
             found = search(configs, chosen.seed, seconds=chosen.seconds)
+            if small and not found.violation:
+                outcome = complete(small, 1, seconds=chosen.seconds)
+                found.config, found.violation = f"{small}, complete", outcome.violation
         spent = time.monotonic() - begun
         how = "found" if found.violation else "NOT FOUND"
         where = f"[{found.config} {found.seed}: {found.violation[:90]}]" if found.violation else ""

@@ -75,6 +75,7 @@ class Move(NamedTuple):
     pid: int
     late: int | None
     fault: int
+    waits: tuple[str, ...]
     step: Told
 
 
@@ -199,6 +200,7 @@ class Search:
             before.pid,
             None if late is None else self.calls.place(late),
             fault,
+            (),
             (before.pid, before.call, answer if say is None else say),
         )
 
@@ -208,7 +210,7 @@ class Search:
         if call is None:
             return []
         if call[0] == "wait":
-            return [self.move(rows, point, None)]
+            return [self.move(rows, point, None)._replace(waits=call[1])]
         if call[0] not in WRITES:
             return [self.move(rows, point, read(self.rows.values[rows], call))]
         return self.writes(rows, point, call)
@@ -262,7 +264,7 @@ class Search:
             return None
         self.move_count += 1
         step = ("late", late, True)
-        return Move(self.move_count, self.rows_place(after), -1, late, (), -1, None, 0, step)
+        return Move(self.move_count, self.rows_place(after), -1, late, (), -1, None, 0, (), step)
 
     # --- What follows ----------------------------------------------------------------------------
 
@@ -351,7 +353,7 @@ class Search:
             if moves is None:
                 moves = self._moves[rows, point] = self.moves(rows, point)
             for move in moves:
-                if move.fault > faults or self.waits(ghost, move):
+                if move.fault > faults or (move.waits and self.waits(ghost, move.waits)):
                     continue
                 after = (*points[:pid], move.point, *points[pid + 1 :])
                 under_way = late if move.late is None else self.late_and(late, move.late)
@@ -359,9 +361,8 @@ class Search:
             if stales:
                 self.expand_stale(state, pid, past)
 
-    def waits(self, ghost: int, move: Move) -> bool:
-        call = move.step[1]
-        return call[0] == "wait" and not self.ghosts.values[ghost].done.issuperset(call[1])
+    def waits(self, ghost: int, labels: tuple[str, ...]) -> bool:
+        return not self.ghosts.values[ghost].done.issuperset(labels)
 
     def expand_stale(self, state: State, pid: int, past: int) -> None:
         rows, late, _, _, _, _, points = state

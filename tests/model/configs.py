@@ -173,18 +173,48 @@ class Small(NamedTuple):
     page_entries: int
 
 
+def after(label: str, *steps: Step) -> Script:
+    """Begin when an append is done: so two nodes meet later, and in fewer orders."""
+    return [("wait", (label,)), *steps]
+
+
 TX: Step = ("append", "a1", None, "tx")
 SMALL: dict[str, Small] = {
     "two": Small([appends("a1"), appends("b1")], [0, 3], 2),
+    "two-late": Small([appends("a1", "a2"), after("a1", ("append", "b1"))], [0, 3], 2),
     "two-rolls": Small([appends("a1"), appends("b1")], [0, 3], 1),
     "roll": Small([appends("a1", "a2"), [("take",)]], [0, 3], 2),
     "three": Small([appends("a1"), appends("b1"), appends("c1")], [0, 5, 0], 2),
     "floor": Small([[*appends("a1"), ("floor", 1)], appends("b1")], [0, 0], 1),
+    "floor-late": Small([[*appends("a1"), ("floor", 1)], after("a1", ("append", "b1"))], [0, 0], 2),
     "zombie": Small([appends("a1"), [*appends("b1"), ("floor", 1)], [("take",)]], [0, 0, 0], 1),
+    "gone": Small(
+        [
+            [*appends("a1"), *after("b2", ("append", "a2"))],
+            after("a1", ("append", "b1"), ("floor", 0), ("append", "b2")),
+        ],
+        [0, 0],
+        1,
+    ),
     "read": Small([appends("a1", "a2"), [("read", 0)]], [0, 0], 1),
     "read-floor": Small([[*appends("a1"), ("floor", 1)], [("read", 0)]], [0, 0], 1),
     "poll": Small([[*appends("a1"), ("poll",)], appends("b1")], [0, 0], 2),
     "marks": Small([[("append", "a1", "k"), ("marks",)], [("append", "b1", "k")]], [0, 0], 2),
+    "marks-late": Small(
+        [
+            [
+                ("append", "a1", "k"),
+                ("marks", "gather"),
+                ("append", "a2", "l"),
+                ("marks", "put"),
+                ("marks", "raise"),
+                ("append", "a3"),
+            ],
+            after("a2", ("append", "b1", "l")),
+        ],
+        [0, 0],
+        4,
+    ),
     "marks-behind": Small(
         [
             [
@@ -196,7 +226,7 @@ SMALL: dict[str, Small] = {
                 ("marks", "raise"),
                 ("append", "a4"),
             ],
-            [("wait", ("a2",)), ("append", "b1", "l")],
+            after("a2", ("append", "b1", "l")),
         ],
         [0, 0],
         4,
@@ -218,8 +248,22 @@ SMALL: dict[str, Small] = {
         1,
     ),
     "topic": Small([appends("a1"), [("delete",), ("create",)]], [3, 0], 2),
+    "topic-gone": Small(
+        [appends("a1", "a2"), after("a1", ("delete",), ("create",), ("generations",))], [0, 0], 1
+    ),
+    "dead": Small(
+        [
+            [*appends("a1"), *after("b1", ("append", "a2"))],
+            after("a1", ("delete",), ("create",), ("generations",), ("append", "b1")),
+        ],
+        [0, 0],
+        1,
+    ),
     "topic-roll": Small([appends("a1"), [("delete",), ("create",), ("generations",)]], [3, 0], 1),
     "payloads": Small([[("store", 0, "s1")], [("publish", 0, "p1")]], [0, 0], 2),
+    "payloads-late": Small(
+        [[*appends("a1"), ("store", 0, "s1")], after("a1", ("publish", 0, "p1"))], [0, 0], 2
+    ),
     "stores": Small([[("store", 0, "s1"), ("store", 0, "s2")]], [0], 2),
     "payloads-topic": Small([[("store", 0, "s1")], [("delete",), ("create",)]], [0, 0], 2),
 }
