@@ -142,6 +142,8 @@ def at_random(chosen: argparse.Namespace) -> int:
             if found.violation:
                 shown = f"VIOLATION in {name}, seed {found.seed}: {found.violation}\n"
                 shown += f"  python -m tests.model --replay {found.seed} --config {name}"
+                shown += " --stale-rollbacks" if chosen.stale_rollbacks else ""
+                shown += f" --without {chosen.without}" if chosen.without else ""
                 print(shown, flush=True)
                 break
         seed += SEEDS_APART

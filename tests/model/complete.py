@@ -18,7 +18,6 @@ in four hundred thousand. A violation is found again with the way to every state
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from tests.model.adversary import Told, alone
 from tests.model.chain import Node
 from tests.model.check import EMPTY, Ghost, Violation, after_write, answered, stale_answer
 from tests.model.configs import SMALL
+from tests.model.interned import Interned
 from tests.model.node import program
 from tests.model.store import START, WRITES, Call, Program, Row, Rows, keys_of, read, write
 
@@ -34,22 +34,6 @@ ALONE_EVERY = 37
 
 Past = frozenset[tuple[Any, Row | None]]
 NO_PAST: Past = frozenset()
-
-
-class Interned:
-    """Values, each kept once and named by its place."""
-
-    def __init__(self) -> None:
-        self.values: list[Any] = []
-        self._places: dict[Hashable, int] = {}
-
-    def place(self, key: Hashable, value: Any = None) -> int:
-        """Return the place of what ``key`` identifies; ``value`` is kept there (None: the key)."""
-        place = self._places.get(key)
-        if place is None:
-            place = self._places[key] = len(self.values)
-            self.values.append(key if value is None else value)
-        return place
 
 
 Answers = tuple[Any, ...]
