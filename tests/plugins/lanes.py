@@ -4,7 +4,7 @@ The first mostly wait for their servers, and must not wait for each other's: the
 session. The second need nothing but a processor, so with ``pytest -n 2`` they get what the first leave over::
 
     worker 1   servers     chaos ── conformance ── contract ── docs ── integration
-    worker 2   computing   benchmarks ── simulation ── tidy ── unit
+    worker 2   computing   benchmarks ── model ── simulation ── tidy ── unit
 
 Without ``-n``, all is done one after the other.
 """
@@ -16,7 +16,7 @@ import os
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-COMPUTING = ("tests/benchmarks/", "tests/simulation/", "tests/tidy/", "tests/unit/")
+COMPUTING = ("tests/benchmarks/", "tests/model/", "tests/simulation/", "tests/tidy/", "tests/unit/")
 NICENESS = 10
 """Of the computing lane: a server's deadline shall not pass because something else is computed."""
 
