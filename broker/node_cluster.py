@@ -52,7 +52,7 @@ log = logs.get_logger()
 class Stores(NamedTuple):
     """The stores of one cluster. ``close`` ends both, after what is under way."""
 
-    logs: LogStore
+    logs: Logs
     records: RecordStore
     close: Callable[[], Awaitable[None]]
 
@@ -138,8 +138,8 @@ class InCluster:
         return self._opened
 
     @property
-    def logs(self) -> LogStore:
-        """The log store."""
+    def logs(self) -> Logs:
+        """The logs."""
         return self._all.stores.logs
 
     @property

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from broker import guards
 from broker.api.replies import Answer, json_reply
 from broker.api.request import Request
 from broker.api.times import rfc3339
@@ -139,7 +138,6 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
             "last_failure": _moment(storage.last_failure_ms),
             "last_error": storage.last_error,
         },
-        "guards_off": sorted(guards.switched_off()),
         "uptime_s": round(view.clock.monotonic() - view.started_at, 3),
         "clock_skew_ms": view.clock_skew_ms(),
     }
