@@ -302,7 +302,11 @@ class PayloadReader:
 
     async def _is_whole(self) -> bool:
         reader = self._reader
-        if reader.is_closed or (self._through is not None and reader.after >= self._through) or (reader.root is not None and reader.root.state is RootState.DROPPED):
+        if (
+            reader.is_closed
+            or (self._through is not None and reader.after >= self._through)
+            or (reader.root is not None and reader.root.state is RootState.DROPPED)
+        ):
             self.ended = True
         return self.ended
 
