@@ -8,6 +8,7 @@ import pytest
 from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
 from broker.testing.contract.table import TableContract
+from broker.testing.simulation.tableway import LinkedTable, StorageWay
 
 
 class Harness:
@@ -55,3 +56,17 @@ class TestAdversaryWithoutFaults(TableContract):
     @pytest.fixture
     def harness(self):
         return AdversaryHarness(MemoryTable(is_alone=False, server_ms=itertools.count().__next__))
+
+
+class LinkedHarness:
+    def __init__(self, behind: AdversaryHarness) -> None:
+        self._behind = behind
+
+    async def open(self) -> LinkedTable:
+        return LinkedTable(await self._behind.open(), StorageWay(), lambda _: None)
+
+
+class TestLinked(TableContract):
+    @pytest.fixture
+    def harness(self):
+        return LinkedHarness(AdversaryHarness(MemoryTable(is_alone=False)))

@@ -19,6 +19,7 @@ MACHINE = re.compile(
 TESTED_ELSEWHERE = {
     "broker/storage/ports.py": "declares ports; every implementation runs tests/contract",
     "broker/storage/cells.py": "declares a port; every implementation runs tests/contract",
+    "broker/storage/table.py": "declares a port; every implementation runs tests/contract",
     "broker/coordination/ports.py": "declares ports; every implementation runs tests/contract",
     "broker/coordination/coordinator.py": "tests/contract/test_coordinator.py, over every tree",
     "broker/coordination/locks.py": "tests/contract/test_coordinator.py, over every tree",

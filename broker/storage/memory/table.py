@@ -23,7 +23,7 @@ class MemoryTable:
 
     Attributes:
         is_alone: as the port has it.
-        spaces: what is stored, for those who stand in for a store's servers.
+        spaces: what is stored, for code that stands in for a store's servers.
     """
 
     def __init__(
