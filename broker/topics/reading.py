@@ -11,7 +11,7 @@ never skipped: the read is repeated, and refused if it stays so.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Final, Protocol
 
 from broker.errors import Unavailable
@@ -289,7 +289,7 @@ class PayloadReader:
             await self.read_again()
         return found
 
-    async def backwards(self, cells_max: int, bytes_max: int) -> AsyncIterator[Entry]:
+    async def backwards(self, cells_max: int, bytes_max: int) -> AsyncGenerator[Entry, None]:
         """Yield all entries, the last one first. Raises Unavailable, as ``next`` does."""
         root = await self._around.payload_logs.root(self._log)
         while root is None or root.state is RootState.OPEN:
