@@ -76,6 +76,7 @@ FOLDERS_TESTED_ELSEWHERE = {
     "broker/testing/served.py": "tests/conformance",
     "broker/testing/serving.py": "what tests/unit/api stands on",
     "broker/testing/simulation/": "tests/simulation/test_cluster_seeds.py, beside own test modules",
+    "broker/testing/table_appender.py": "tests/integration/test_leveldb_table.py",
     "broker/testing/workload.py": "tests/simulation/test_exploration.py",
     "broker/testing/workload_readers.py": "tests/simulation/test_exploration.py",
     "broker/testing/workloads/": "each workload by its own test module, on a simulated cluster",
