@@ -290,6 +290,8 @@ class LogReader:
         """
         after, end = self.after, min(head.pointer, self._through)
         found: list[Entry] = []
+        if not head.cells:
+            return found
         pauses = self._resolver.pauses()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
