@@ -19,13 +19,13 @@ from typing import NamedTuple
 
 from broker.clock import Clock
 from broker.errors import Fenced, Unavailable
-from broker.model import ROW_ID_MIN, RowId, row_after, row_before
+from broker.model import ROW_ID_MIN, RowId, TopicId, row_after, row_before
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Mark
 from broker.storage.head import Head, PageState
 from broker.storage.hold import Hold, PageBounds
-from broker.storage.keys import LogId, page_key, root_key, space_of
+from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.reading import LogReader
 from broker.storage.resolve import Pauses, Resolver, Tokens, random_nonce
 from broker.storage.root import Root, RootState
@@ -50,9 +50,17 @@ class Tail(NamedTuple):
     head: Head | None
     before: tuple[RowId, Head] | None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log ended here."""
+        return self.head is not None and self.head.state is PageState.CLOSED
+
 
 class Ends(NamedTuple):
-    """A log as it is stored now: its root, and the head of its tail (None: there is no page yet)."""
+    """A log as it is stored now: its root, and the head of its tail.
+
+    None: there is no page yet, or the topic was deleted.
+    """
 
     root: Root
     tail: Head | None
@@ -100,6 +108,8 @@ class Logs:
             root = await self.root(log)
             if root is None or root.generation != log.generation:
                 return None
+            if root.state is RootState.DELETED:
+                return Ends(root, None)
             tail = await self.find_tail(log, root)
             if tail is not None:
                 before = tail.before[1] if tail.before is not None else None
@@ -121,6 +131,51 @@ class Logs:
             if not head.is_sealed:
                 return Tail(page, cell, head, before)
             before, page = (page, head), head.next
+
+    async def writer(self, topic: TopicId) -> Head | None:
+        """Return the head of a topic's tail, of its newest generation: it names who writes there.
+
+        Raises:
+            Unavailable: storage does not answer.
+        """
+        pauses = self.resolver.pauses()
+        while True:
+            root = await self.root(LogId(topic, 0))
+            if root is None or root.state is RootState.DELETED:
+                return None
+            tail = await self.find_tail(LogId(topic, root.generation), root)
+            if tail is not None:
+                return tail.head
+            await _again(pauses)
+
+    async def page_at(self, log: LogId, row: RowId, root: Root) -> tuple[RowId, Head] | None:
+        """Return the page at or before an id, not below the floor. Raises Unavailable."""
+        found = await self.resolver.read(
+            lambda: self.table.scan(
+                space_of(log),
+                page_key(log, root.floor),
+                page_key(log, max(row, root.floor)),
+                limit=1,
+                reverse=True,
+            )
+        )
+        if not found:
+            return None
+        return page_of(found[0][0]), heads.decode(found[0][1].value)
+
+    async def total_before(self, log: LogId, row: RowId) -> int:
+        """Return about how many messages were published up to an id: those before its page."""
+        root = await self.root(log)
+        if root is None:
+            return 0
+        page = await self.page_at(log, row, root)
+        if page is None or page[0] <= root.floor:
+            before = await self.page_at(
+                log, row_before(root.floor), root._replace(floor=ROW_ID_MIN)
+            )
+            return before[1].total if before is not None and root.floor > ROW_ID_MIN else 0
+        before = await self.page_at(log, row_before(page[0]), root)
+        return before[1].total if before is not None else 0
 
     # Claiming.
 
@@ -145,14 +200,17 @@ class Logs:
             else:
                 assert value is not None
                 tail = await self.find_tail(log, root)
-                if tail is not None and tail.head is not None and not tail.head.is_open:
-                    await self._end_root(log, root, value, tail.head)
-                    raise Deleted
-                if tail is not None:
-                    hold = await self.take(log, root, value, tail, owner)
-                    await self._index_marks(hold)
-                    return hold
+                if tail is not None and tail.is_closed:
+                    if await self._finish_deletion(log, root, value, tail):
+                        raise Deleted
+                elif tail is not None:
+                    return await self.take(log, root, value, tail, owner)
             await _again(pauses)
+
+    async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
+        """Do what a deleter left undone that closed the tail; False if the root changed meanwhile."""
+        assert tail.head is not None
+        return await self._end_root(log, root, value, tail.head)
 
     async def take(
         self,
@@ -176,7 +234,7 @@ class Logs:
         if not await self.resolver.swap(space, row, expected, heads.encode(head)):
             raise Fenced(f"Another claims topic '{log.topic}'.")
         before = root or Root(log.generation, RootState.OPEN)
-        linked = before._replace(page=tail.page, token=tokens.fresh(), epoch=head.epoch)
+        linked = roots.linked(before, tail.page, head.epoch)._replace(token=tokens.fresh())
         if not await self._link(log, value, linked):
             raise Fenced(f"Another claims topic '{log.topic}'.")
         hold = Hold(log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=linked)
@@ -184,9 +242,11 @@ class Logs:
             written = await self.resolver.head(space, row)
             hold.claimed_server_ms = None if written is None else written.server_ms
             hold.before_server_ms = None if tail.value is None else tail.value.server_ms
+        await self._index_marks(hold)
         return hold
 
     async def _link(self, log: LogId, value: bytes | None, linked: Root) -> bool:
+        """Name the page in the root, at every claim: only then is the root as read the present one."""
         return await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
 
     async def _index_marks(self, hold: Hold) -> None:
@@ -256,7 +316,7 @@ class Logs:
         tail = await self.find_tail(log, root)
         if tail is None:
             return None
-        if tail.head is not None and tail.head.state is PageState.CLOSED:
+        if tail.is_closed:
             return tail.head
         head = next_head(log, root, tail, owner, self.resolver.tokens(), epoch)
         head = head._replace(state=PageState.CLOSED, owner="")
