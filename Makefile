@@ -20,7 +20,7 @@ chaos: MINUTES ?= 20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo serve cluster test test-all test-servers bench bench-cluster sim chaos lint \
+.PHONY: help setup setup-dev demo serve cluster check test test-all test-servers bench bench-cluster sim chaos lint \
   format docs clean
 
 help: ## Show this list.
@@ -38,11 +38,17 @@ cluster: $(VENV)/.cluster ## Run a cluster on this machine until Ctrl-C: three n
 	@$(BIN)/python -m broker.testing.servers fetch hbase
 	@exec $(BIN)/broker cluster up $(ARGS)
 
+check: lint ## Check format, style and types, and run the unit tests, within a minute.
+	@$(BIN)/python -m pytest -n 2 -p no:schemathesis -m "not slow and not nightly" tests/unit tests/tidy $(ARGS)
+
 test: setup-dev test-servers lint ## Set up all that tests need, and run all that fit the time budget.
 	@$(BIN)/python -m pytest -n 2 -m "not nightly" $(ARGS)
 
 test-all: setup-dev test-servers lint ## Run every test, also those of an hour.
 	@$(BIN)/python -m pytest --timeout=3600 $(ARGS)
+
+# What is compiled is kept: else every worker and every process that a test starts compiles all of it anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Which servers a target needs; none named means all. The peers of the benchmarks take a minute more.
 # docker-compose, which reads the compose file, takes minutes to build: where it must not be missing.

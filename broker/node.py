@@ -24,7 +24,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
-from broker import __version__, guards, logs
+from broker import __version__, logs
 from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
@@ -39,8 +39,9 @@ from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
 from broker.node_cluster import InCluster
-from broker.storage.leveldb_files import is_store
-from broker.storage.ports import LogStore, RecordStore
+from broker.storage.leveldb.files import is_store
+from broker.storage.log import Logs
+from broker.storage.records import Records, RecordStore
 from broker.topics.retention import Sweeper, SweepReport
 from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
@@ -79,8 +80,8 @@ class Ground(Protocol):
     """What a node stands on. ``open`` it first; all else is of use only then."""
 
     @property
-    def logs(self) -> LogStore:
-        """The log store."""
+    def logs(self) -> Logs:
+        """The logs."""
 
     @property
     def records(self) -> RecordStore:
@@ -287,8 +288,6 @@ class Node:
                 "whoever reaches this port may do everything",
                 host=self.config.server.host,
             )
-        if guards.switched_off():
-            log.warning("guards switched off", guards=sorted(guards.switched_off()))
 
     def _watch(self, topics: Topics, around: Surroundings, shell: Shell) -> None:
         watch = self.metrics.watch
@@ -328,7 +327,7 @@ def _told(report: SweepReport) -> dict[str, int | str]:
 def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
     """Return what a node stands on by its configuration. Raises Unavailable."""
     if not config.cluster.is_on:
-        return Alone(config, metrics)
+        return Alone(config, metrics, clock)
     try:
         from broker.node_servers import ConfiguredServers  # noqa: PLC0415 - See there.
     except ModuleNotFoundError as error:
@@ -347,11 +346,13 @@ async def sweep_store(config: Config) -> SweepReport:
     if not is_store(config.storage.data_dir):
         raise FileNotFoundError(f"there is no store in {config.storage.data_dir}")
     store = await open_store(config)
+    clock = SystemClock()
+    logs_of_store = Logs(store, clock)
     try:
         owner, metrics = secrets.token_hex(8), Metrics(STANDALONE)
         settings = topic_settings(config)
-        around = Surroundings(store, SystemClock(), settings, owner=owner, metrics=metrics)
-        topics = Topics(around, store)
+        around = Surroundings(logs_of_store, clock, settings, owner=owner, metrics=metrics)
+        topics = Topics(around, Records(logs_of_store.resolver))
         try:
             return await Sweeper(topics.leaders).sweep()
         finally:

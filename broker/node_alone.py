@@ -1,4 +1,4 @@
-"""What a standalone node stands on: a LevelDB store, and nobody beside it."""
+"""What a standalone node stands on: a LevelDB table, and no other node beside it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from broker import logs
 from broker.config import Compression, Config
 from broker.leading.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
-from broker.storage import leveldb_files
-from broker.storage.leveldb_database import Options
-from broker.storage.leveldb_store import LevelDBStore
+from broker.clock import Clock
+from broker.storage.leveldb import files
+from broker.storage.leveldb.database import Options
+from broker.storage.leveldb.table import LevelDBTable, open_table
+from broker.storage.log import Logs
+from broker.storage.records import Records
 from broker.topics.service import Topics
 
 OPENING_TOLD_EVERY_S = 5.0
@@ -27,29 +30,32 @@ class Alone:
     instance = None
     tenure: Tenure = EVERYTHING
 
-    def __init__(self, config: Config, metrics: Metrics) -> None:
+    def __init__(self, config: Config, metrics: Metrics, clock: Clock) -> None:
         """Keep the configuration; nothing is opened before ``open``."""
         self.owner = secrets.token_hex(8)
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._config = config
         self._metrics = metrics
-        self._store: LevelDBStore | None = None
+        self._clock = clock
+        self._table: LevelDBTable | None = None
+        self._logs: Logs | None = None
 
     async def open(self, url: str) -> None:
         """Open the store. Raises as ``open_store`` does."""
         del url
-        self._store = await open_store(self._config, self._metrics.synced)
+        self._table = await open_store(self._config, self._metrics.synced)
+        self._logs = Logs(self._table, self._clock)
 
     @property
-    def logs(self) -> LevelDBStore:
-        """The one store, for logs."""
-        assert self._store is not None, "not opened"
-        return self._store
+    def logs(self) -> Logs:
+        """The logs of the one table."""
+        assert self._logs is not None, "not opened"
+        return self._logs
 
     @property
-    def records(self) -> LevelDBStore:
-        """The one store, for records."""
-        return self.logs
+    def records(self) -> Records:
+        """The records of the one table."""
+        return Records(self.logs.resolver)
 
     def serve(self, topics: Topics) -> None:
         """Return None: there is no cluster."""
@@ -59,9 +65,9 @@ class Alone:
 
     def failure(self) -> str | None:
         """Return why the store takes no writes, if it takes none."""
-        if self._store is None or self._store.failure is None:
+        if self._table is None or self._table.failure is None:
             return None
-        return f"storage does not take writes: {self._store.failure}"
+        return f"storage does not take writes: {self._table.failure}"
 
     def skewed(self, skew_ms: int) -> None:
         """Do nothing: there is no other clock to compare with."""
@@ -71,13 +77,13 @@ class Alone:
 
     async def close(self) -> None:
         """Close the store."""
-        if self._store is not None:
-            await self._store.close()
+        if self._table is not None:
+            await self._table.close()
 
 
 async def open_store(
     config: Config, observe: Callable[[float], None] | None = None
-) -> LevelDBStore:
+) -> LevelDBTable:
     """Open the configured store; ``observe`` is told the seconds of each synced write.
 
     After a crash LevelDB reads its log back first, at most about twice the write buffer; a disk that is
@@ -98,9 +104,9 @@ async def open_store(
             observe(seconds)
 
     began = asyncio.get_running_loop().time()
-    told = {"data_dir": str(directory), "log_bytes": leveldb_files.recovery_bytes(directory)}
+    told = {"data_dir": str(directory), "log_bytes": files.recovery_bytes(directory)}
     log.info("opening store", **told)
-    opening = asyncio.ensure_future(LevelDBStore.open(directory, options, observe=synced))
+    opening = asyncio.ensure_future(open_table(directory, options, observe=synced))
     while not (await asyncio.wait((opening,), timeout=OPENING_TOLD_EVERY_S))[0]:
         seconds = round(asyncio.get_running_loop().time() - began)
         log.warning("store is still being opened", **told, seconds=seconds)

@@ -36,7 +36,8 @@ from broker.routing.receiving import Receiving
 from broker.routing.secret import cluster_secret
 from broker.routing.service import Routing
 from broker.storage.health import CallHealth, Ended
-from broker.storage.ports import LogStore, RecordStore
+from broker.storage.log import Logs
+from broker.storage.records import RecordStore
 from broker.topics.service import Topics
 
 INCARNATION_BYTES = 8
@@ -51,7 +52,7 @@ log = logs.get_logger()
 class Stores(NamedTuple):
     """The stores of one cluster. ``close`` ends both, after what is under way."""
 
-    logs: LogStore
+    logs: Logs
     records: RecordStore
     close: Callable[[], Awaitable[None]]
 
@@ -137,8 +138,8 @@ class InCluster:
         return self._opened
 
     @property
-    def logs(self) -> LogStore:
-        """The log store."""
+    def logs(self) -> Logs:
+        """The logs."""
         return self._all.stores.logs
 
     @property

@@ -14,8 +14,10 @@ from broker.coordination import zookeeper
 from broker.coordination.coordinator import TreeCoordinator
 from broker.node_cluster import Stores
 from broker.routing.nodeheaders import PROTOCOL
-from broker.storage.hbase_store import open_hbase
+from broker.storage.hbase.store import open_hbase
 from broker.storage.health import Ended
+from broker.storage.log import Logs
+from broker.storage.records import Records
 
 
 class ConfiguredServers:
@@ -34,8 +36,10 @@ class ConfiguredServers:
         Raises:
             Unavailable: no gateway answers, or the tables are not there.
         """
-        hbase = await open_hbase(self._config.hbase, self._clock, told)
-        return Stores(hbase.logs, hbase.records, hbase.close)
+        hbase = self._config.hbase
+        table = await open_hbase(hbase, self._clock, told)
+        logs = Logs(table, self._clock, call_s=hbase.hbase_call_s)
+        return Stores(logs, Records(logs.resolver), table.close)
 
     async def coordinator(self) -> TreeCoordinator:
         """Connect to ZooKeeper. Raises Unavailable."""

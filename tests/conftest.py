@@ -10,6 +10,7 @@ pytest_plugins = [
     "broker.testing.fixtures",
     "tests.plugins.expected_skips",
     "tests.plugins.lanes",
+    "tests.plugins.seeds",
     "pytester",
 ]
 

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from broker import guards
 from broker.api.replies import Answer, json_reply
 from broker.api.request import Request
 from broker.api.times import rfc3339
@@ -25,7 +24,7 @@ from broker.errors import BadRequest, BrokerError, NotFound
 from broker.leading.placement import Placement, read_placement
 from broker.model import TopicId, check_namespace, check_topic
 from broker.storage.health import StorageHealth
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 OWN_PATH: Final = "/v1/cluster/node"
 ANSWER_S_MAX: Final = 2.0
@@ -139,7 +138,6 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
             "last_failure": _moment(storage.last_failure_ms),
             "last_error": storage.last_error,
         },
-        "guards_off": sorted(guards.switched_off()),
         "uptime_s": round(view.clock.monotonic() - view.started_at, 3),
         "clock_skew_ms": view.clock_skew_ms(),
     }

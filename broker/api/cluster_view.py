@@ -25,7 +25,7 @@ from broker.coordination.ports import Coordinator, Membership
 from broker.errors import Unavailable
 from broker.net import Ask, NoAnswer, NotSent, Reply
 from broker.storage.health import CallHealth
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 from broker.topics.leaders import Leaders
 
 Exchange = Callable[[str, Ask, float], Awaitable[Reply]]

@@ -220,6 +220,12 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "responses": {"200": _ok("Figures; estimates say so.", (JSON, of("Stats")))},
         "errors": ("404",),
     },
+    "lag": {
+        "summary": "Count the messages that were published behind an id.",
+        "parameters": [_query("after", "The id of a message, 40 hex digits.", STRING)],
+        "responses": {"200": _ok("How many.", (JSON, of("Lag")))},
+        "errors": ("400", "404"),
+    },
     "events": {
         "summary": "Follow a topic as server-sent events.",
         "parameters": [

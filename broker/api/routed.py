@@ -54,6 +54,7 @@ KINDS: Final = {
     "browse": Kind.READING,
     "browse_as": Kind.READING,
     "stats": Kind.READING,
+    "lag": Kind.READING,
     "leader": Kind.READING,
 }
 """The routes that the topic's leader answers, beside polls (see ``routed_polls``)."""

@@ -51,6 +51,7 @@ SHAPES = (
     Shape("browse", "GET", _MESSAGES, Action.BROWSE),
     Shape("browse_as", "POST", _MESSAGES, Action.BROWSE),
     Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
+    Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE),
     Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
     # The cluster.
@@ -129,6 +130,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "browse": browsing.browse,
         "browse_as": browsing.browse_with_snapshot,
         "stats": Stats(topics).stats,
+        "lag": Stats(topics).lag,
         "events": Events(topics, poll=poll_next).stream,
         "leader": leader,
     }

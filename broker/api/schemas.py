@@ -108,7 +108,6 @@ _NODE_VIEW = record(
         last_failure=nullable(MOMENT),
         last_error=nullable(STRING),
     ),
-    guards_off=array(STRING),
     uptime_s=NUMBER,
     clock_skew_ms=nullable(INTEGER),
 )
@@ -216,6 +215,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         namespace=STRING,
         topic=STRING,
         generation=INTEGER,
+        published=INTEGER,
         messages=_COUNT,
         bytes=_COUNT,
         first=_END,
@@ -224,6 +224,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         open_payload_logs=INTEGER,
         ids_ahead_ms=INTEGER,
     ),
+    "Lag": record(after=MESSAGE_ID, messages=INTEGER),
     "Event": record(
         id=MESSAGE_ID,
         timestamp_ms=INTEGER,
@@ -259,7 +260,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
     "Pinned": record(
         topic=TOPIC_NAME, node=nullable(_INSTANCE), url=nullable(STRING), changed=BOOLEAN
     ),
-    "Health": record(status={"const": "ok"}, version=STRING, guards_off=array(STRING)),
+    "Health": record(status={"const": "ok"}, version=STRING),
     "Ready": record(status={"const": "ready"}),
     "ServiceStatus": record(status={"const": "OK"}),
 }

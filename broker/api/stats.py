@@ -5,7 +5,8 @@ from __future__ import annotations
 from broker.api.replies import Answer, json_reply
 from broker.api.request import Request
 from broker.api.times import rfc3339
-from broker.model import MessageId, timestamp_of
+from broker.errors import BadRequest
+from broker.model import MessageId, message_id_from_hex, timestamp_of
 from broker.topics.service import Topics
 
 
@@ -24,6 +25,7 @@ class Stats:
                 "namespace": stats.topic.namespace,
                 "topic": stats.topic.topic,
                 "generation": stats.generation,
+                "published": stats.published,
                 "messages": {"value": stats.messages, "estimate": not stats.messages_exact},
                 "bytes": {"value": stats.bytes, "estimate": not stats.bytes_exact},
                 "first": _end(stats.first),
@@ -36,6 +38,14 @@ class Stats:
                 "ids_ahead_ms": stats.ids_ahead_ms,
             }
         )
+
+    async def lag(self, request: Request) -> Answer:
+        """Answer how many messages were published behind an id."""
+        after = request.query.get("after")
+        if after is None:
+            raise BadRequest("after: name the id behind which messages are counted.")
+        count = await self._topics.lag(request.topic, message_id_from_hex(after))
+        return json_reply({"after": after.lower(), "messages": count})
 
 
 def _end(identifier: MessageId | None) -> dict[str, str] | None:

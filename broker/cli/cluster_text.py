@@ -111,8 +111,6 @@ def _remarks_on(node: int, view: Json) -> Iterator[str]:
     error = view["storage"]["last_error"]
     if error is not None:
         yield f"node {node}, last error of storage at {view['storage']['last_failure']}: {error}"
-    if view["guards_off"]:
-        yield f"node {node} runs without guards: {', '.join(view['guards_off'])}"
 
 
 class Progress:

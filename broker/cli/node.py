@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import click
 
-from broker import guards
 from broker import settings as resolution
 from broker.cli.options import NotNow, json_option
 from broker.cli.output import write_json, write_table
@@ -74,10 +73,6 @@ def serve(file: Path | None, **flags: str | None) -> None:
     broker serve --config broker.toml
     """  # noqa: D301
     config = resolved(file, flags).config
-    try:
-        guards.switch_off_named(os.environ)
-    except (RuntimeError, ValueError) as error:
-        raise click.ClickException(f"{guards.VARIABLE}: {error}") from error
     try:
         from broker.cli import serving  # noqa: PLC0415 - Only this command needs the server.
     except ModuleNotFoundError as error:

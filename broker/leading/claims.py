@@ -13,9 +13,9 @@ from typing import NamedTuple
 from broker.clock import Clock
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
 from broker.leading.tenure import EVERYTHING, Tenure
-from broker.model import RowId
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
-from broker.storage.ports import Hold, LogStore
+from broker.storage.log import Logs
 
 BACK_OFF_S = 0.02
 BACK_OFF_MAX_S = 1.0
@@ -46,12 +46,11 @@ def ahead_ms(server_ms: int, sent_ms: int, answered_ms: int) -> int:
 
 
 async def claim(  # noqa: PLR0913 - Each is named by its callers.
-    store: LogStore,
+    logs: Logs,
     log: LogId,
     *,
     owner: str,
     clock: Clock,
-    keep_after: RowId,
     deadline: float,
     jitter: random.Random,
     tenure: Tenure = EVERYTHING,
@@ -61,7 +60,7 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
     Raises:
         NoLeader: the deadline (monotonic seconds) passed.
         NotLeader: another node should lead; nothing was done.
-        StaleGeneration, Deleted: see LogStore.claim; claiming again would not help.
+        StaleGeneration, Deleted: see Logs.claim; claiming again would not help.
         StorageFull: likewise; what the claim was for is certainly not done.
         StorageCorrupt: likewise.
     """
@@ -70,7 +69,7 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
         try:
             await tenure.permit(log.topic, deadline)
             sent_ms = clock.now_ms()
-            hold = await store.claim(log, owner, keep_after=keep_after)
+            hold = await logs.claim(log, owner)
             return Claimed(hold, skew_ms(hold, sent_ms, clock.now_ms()))
         except (Fenced, OutcomeUnknown, Unavailable) as error:
             if isinstance(error, Fenced):

@@ -50,9 +50,9 @@ from broker.leading.leases import Leases
 from broker.leading.placement import HINT, Placement, read_placement
 from broker.leading.tenure import Place, not_leader
 from broker.model import TopicId
-from broker.storage.control import Control
-from broker.storage.keys import LogId
-from broker.storage.ports import LogStore, RecordStore
+from broker.storage.head import Head
+from broker.storage.log import Logs
+from broker.storage.records import RecordStore
 
 PLACEMENT_READ_S: Final = 10.0
 PLACEMENT_READ_AGAIN_S: Final = 1.0
@@ -86,7 +86,7 @@ class ClusterTenure:
         coordinator: Coordinator,
         membership: Membership,
         records: RecordStore,
-        store: LogStore,
+        store: Logs,
         clock: Clock,
         jitter: random.Random,
     ) -> None:
@@ -235,12 +235,12 @@ class ClusterTenure:
                     raise NoLeader("This node is stopping.")
                 await self._wait(changed, deadline, topic)
                 continue
-            control = await self._store.head(LogId(topic, _ANY_GENERATION))
-            if control is not None and control.owner == self._owner:
+            written = await self._store.writer(topic)
+            if written is not None and written.owner == self._owner:
                 break
-            if changed.done() or not await self._has_lease(topic, control, changed, deadline):
+            if changed.done() or not await self._has_lease(topic, written, changed, deadline):
                 continue
-            if self._live_owner(control) is None:
+            if self._live_owner(written) is None:
                 break
             if patient_until is None:
                 patient_until = min(self._clock.monotonic() + RELEASE_WAIT_S, deadline)
@@ -253,7 +253,7 @@ class ClusterTenure:
     async def _has_lease(
         self,
         topic: TopicId,
-        control: Control | None,
+        written: Head | None,
         changed: asyncio.Future[None],
         deadline: float,
     ) -> bool:
@@ -261,7 +261,7 @@ class ClusterTenure:
         resource = self.assignment.resource_of(topic)
         suspended = self._coordinator.contact is not Contact.CONNECTED
         if suspended:
-            self._must_not_be_elsewhere(topic, control)
+            self._must_not_be_elsewhere(topic, written)
         if not self._leases.holds(resource):
             taking = self._leases.taking(resource)
             await self._wait(changed, deadline, topic, taking)
@@ -297,21 +297,21 @@ class ClusterTenure:
         if not done:
             raise NoLeader(f"Nobody leads topic '{topic}' just now: its lease was not to be had.")
 
-    def _live_owner(self, control: Control | None) -> NodeInfo | None:
-        """Return the other node that a control row names, if it lives as far as is known."""
-        if control is None or not control.owner:
+    def _live_owner(self, written: Head | None) -> NodeInfo | None:
+        """Return the other node that a page's head names, if it lives as far as is known."""
+        if written is None or not written.owner:
             return None
         for node in self._nodes.values():
-            if node.incarnation == control.owner and node.instance != self._me:
+            if node.incarnation == written.owner and node.instance != self._me:
                 return node
         return None
 
-    def _must_not_be_elsewhere(self, topic: TopicId, control: Control | None) -> None:
-        """Without contact believe the control row. Raises NotLeader."""
-        owner = self._live_owner(control)
+    def _must_not_be_elsewhere(self, topic: TopicId, written: Head | None) -> None:
+        """Without contact believe the log's head. Raises NotLeader."""
+        owner = self._live_owner(written)
         if owner is not None:
             self._elsewhere[topic] = owner
-            raise not_leader(topic, self.place(topic), control.epoch if control else None)
+            raise not_leader(topic, self.place(topic), written.epoch if written else None)
 
     # Passing on.
 

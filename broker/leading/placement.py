@@ -21,7 +21,7 @@ from broker.coordination.ports import INSTANCES_MAX
 from broker.errors import OutcomeUnknown, StorageCorrupt, UnavailableError
 from broker.model import TopicId
 from broker.storage.keys import topic_prefix
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 HINT: Final = "placement"
 PIN_PREFIX: Final = b"pin/"

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from broker import guards
 from broker.errors import BadRequest, Overloaded
 
 REQUEST_TIMEOUT: Final = "Request-Timeout"
@@ -50,7 +49,7 @@ def from_the_wire(deadline_ms: int, monotonic: float, now_ms: int) -> float:
         Overloaded: it has passed.
     """
     left_s = min((deadline_ms - now_ms) / 1000, REQUEST_TIMEOUT_S_MAX)
-    if left_s <= 0 and guards.holds("deadline"):
+    if left_s <= 0:
         raise Overloaded(
             "The request's deadline passed before it came to the leader, by the leader's clock."
         )

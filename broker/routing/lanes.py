@@ -22,7 +22,6 @@ import enum
 from collections import OrderedDict
 from typing import Final
 
-from broker import guards
 from broker.routing.nodeheaders import Sender, Ticket
 
 LANES_MAX: Final = 100_000
@@ -102,8 +101,6 @@ class ReceivedLanes:
         After TAKE, ``answered`` must follow once its outcome is final. After WAIT ask again whenever
         anything of the lane was answered or has arrived.
         """
-        if not guards.holds("lane-order"):
-            return Turn.TAKE
         lane = self._lane((sender, ticket.lane), now)
         if lane is None or ticket.number - ticket.lowest > LANE_SPAN_MAX:
             return Turn.FULL

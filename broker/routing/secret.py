@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.clock import Clock
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 KEY: Final = b"cluster/secret"
 SECRET_BYTES: Final = 32

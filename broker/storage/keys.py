@@ -2,20 +2,18 @@
 
 ::
 
-    topic prefix   "ns:topic:"                                  (no valid name contains a colon)
-    message row    prefix | generation int32 | publish ts int64 | seq uint16
-    payload row    prefix | generation int32 | log number int64 | write ts int64 | seq uint16
+    topic prefix   "ns:topic:"                              (no valid name contains a colon)
+    page           prefix | generation int32 | id                               messages
+    page           prefix | generation int32 | log number int64 | id            payloads
     generation 0   prefix | int32 0 | kind | rest               what is not a message:
 
-        c                                 control row of the message log, one per topic name
-        c | generation int32 | number     control row of a payload log            (payload table)
-        k | [number] | generation | sha256 of the key [16] | first id    idempotency
-        q | rest                          producer epochs
-        o | [generation | number] | token older epoch ranges
+        r                                    root of the topic, for all generations   (messages)
+        r | generation int32 | number int64  root of a payload log                    (payloads)
+        k | generation | [number] | kind | key [16] | first id       a mark of the log
 
-All integers are big-endian two's complement. Log numbers are signed: negative ones (stages) sort after
-positive ones, which nothing depends on. A message and a payload row key of one topic can be equal in
-length and bytes only if they lie in different tables, which they do.
+An id is a publish (or write) ts int64 and a seq uint16. All integers are big-endian two's complement. Log
+numbers are signed: negative ones (stages) sort after positive ones, which nothing depends on. A page of either
+table can have the same key as one of the other, which lies elsewhere.
 """
 
 from __future__ import annotations
@@ -28,10 +26,6 @@ from broker.storage.table import Space
 
 ROOT = b"r"
 MARK = b"k"
-CONTROL = b"c"
-IDEMPOTENCY = b"k"
-PRODUCER = b"q"
-OLDER_RANGES = b"o"
 
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
@@ -41,7 +35,7 @@ GENERATION_MAX = (1 << 31) - 1
 class LogId(NamedTuple):
     """One log. ``number`` None is the topic's message log, else a payload log.
 
-    The message logs of all generations of a name share one control row; rows never share.
+    The message logs of all generations of a name share one root; pages never share.
     """
 
     topic: TopicId
@@ -69,6 +63,12 @@ def root_key(log: LogId) -> bytes:
     if log.number is None:
         return topic_prefix(log.topic) + _INT32.pack(0) + ROOT
     return side_prefix(log, ROOT)
+
+
+def is_root(row: bytes) -> bool:
+    """Whether a row of messages or payloads is a root."""
+    rest = row.split(b":", 2)[-1]
+    return rest.startswith(_INT32.pack(0) + ROOT)
 
 
 def payload_root_range(
@@ -106,42 +106,12 @@ def log_prefix(log: LogId) -> bytes:
     return prefix if log.number is None else prefix + _INT64.pack(log.number)
 
 
-def row_key(log: LogId, row: RowId) -> bytes:
-    """Return the key of one row."""
-    return log_prefix(log) + row
-
-
 def side_prefix(log: LogId, kind: bytes) -> bytes:
     """Return the prefix of a log's side rows of one kind; the side key follows it."""
     prefix = topic_prefix(log.topic) + _INT32.pack(0) + kind
     if log.number is not None:
         return prefix + _INT32.pack(log.generation) + _INT64.pack(log.number)
     return prefix + _INT32.pack(log.generation)
-
-
-def control_key(log: LogId) -> bytes:
-    """Return the key of a log's control row."""
-    if log.number is None:
-        return topic_prefix(log.topic) + _INT32.pack(0) + CONTROL
-    return side_prefix(log, CONTROL)
-
-
-def payload_controls_prefix(topic: TopicId, generation: int | None = None) -> bytes:
-    """Return the prefix of the control rows of a topic's payload logs, of one generation or all."""
-    prefix = topic_prefix(topic) + _INT32.pack(0) + CONTROL
-    return prefix if generation is None else prefix + _INT32.pack(generation)
-
-
-def payload_log_of(topic: TopicId, key: bytes) -> LogId:
-    """Return the payload log whose control row has this key. Raises struct.error if none can."""
-    rest = key[len(payload_controls_prefix(topic)) :]
-    generation, number = struct.unpack(">iq", rest)
-    return LogId(topic, generation, number)
-
-
-def generation_prefix(topic: TopicId, generation: int) -> bytes:
-    """Return the prefix of all rows of one generation, of either table."""
-    return topic_prefix(topic) + _INT32.pack(generation)
 
 
 def prefix_end(prefix: bytes) -> bytes:

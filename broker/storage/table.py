@@ -100,8 +100,9 @@ class Table(Protocol):
     ) -> bool:
         """Change cells of a row together if its head is ``expected`` (None: the row has no head).
 
-        ``puts`` has values by column, the new head among them. ``deletes`` are columns that go.
-        ``clear``: every cell but the head goes, for good; what is put there later may stay hidden.
+        ``puts`` has values by column, the new head among them. ``deletes`` are columns that go;
+        ``clear``: every cell but the head goes. They go for good: what is put there later may stay
+        hidden.
         """
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:

@@ -13,7 +13,7 @@ from broker.clock import Clock
 from broker.coordination.ports import Contact, Members, NodeInfo
 from broker.model import TopicId
 from broker.storage.health import CallHealth
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 
 class FewNodes:

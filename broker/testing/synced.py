@@ -3,7 +3,8 @@
 A kill loses nothing that was written, synced or not; a power cut loses what was not synced. It is imitated
 from a trace (strace) of the process: of each file only the bytes that lay in it when its last completed
 sync began are kept. Names are taken to be durable at once, as a journalling file system keeps them in
-order; that LevelDB syncs its directory is not examined here::
+order; that LevelDB syncs its directory is not examined here. File systems write pages back in any order,
+so ``scramble_copy`` leaves anything behind the last synced byte::
 
     openat(…, O_CREAT) = 7</db/000007.log>
     write(7</db/000007.log>, …) = 312            written[000007.log] += 312
@@ -13,6 +14,7 @@ order; that LevelDB syncs its directory is not examined here::
 
 from __future__ import annotations
 
+import random
 import re
 import shutil
 from collections.abc import Iterable
@@ -25,6 +27,7 @@ _CALL = re.compile(r"^(?P<name>\w+)\((?P<arguments>.*)$")
 _RESULT = re.compile(r"\) += (?P<result>-?\d+)")
 _FILE = re.compile(r"^\d+<(?P<path>[^>]*)>")
 _NAME = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_PAGE = 4096
 _SYNCS = frozenset({"fsync", "fdatasync"})
 
 
@@ -103,3 +106,44 @@ def cut_copy(directory: Path, disk: Disk, target: Path) -> None:
         if path.is_file() and traced_path in disk.written:
             with path.open("r+b") as file:
                 file.truncate(disk.synced.get(traced_path, 0))
+
+
+def scramble_copy(directory: Path, disk: Disk, target: Path, chance: random.Random) -> int:
+    """Copy a directory with anything in the pages that the trace wrote to and did not sync.
+
+    Returns how many files have changed.
+    """
+    shutil.copytree(directory, target)
+    changed = 0
+    for path in sorted(target.rglob("*")):
+        traced_path = str(directory / path.relative_to(target))
+        if path.is_file() and traced_path in disk.written:
+            before = path.read_bytes()
+            after = scrambled(before, disk.synced.get(traced_path, 0), chance)
+            path.write_bytes(after)
+            changed += before != after
+    return changed
+
+
+def scrambled(data: bytes, synced: int, chance: random.Random) -> bytes:
+    """Return a file after a power cut: behind ``synced``, each page written, not written, or garbage.
+
+    Its length was written or not, too, and pages that were not written are zeros.
+    """
+    kept = bytearray(data[:synced])
+    if chance.random() < 0.2:
+        return bytes(kept)
+    end = len(data) if chance.random() < 0.7 else chance.randint(synced, len(data))
+    fates = chance.choice(
+        ["zero", "random", "zero random", "zero kept", "zero random kept", "kept"]
+    )
+    at = synced
+    while at < end:
+        stop = min(end, at - at % _PAGE + _PAGE)
+        fate = chance.choice(fates.split())
+        if fate == "kept":
+            kept += data[at:stop]
+        else:
+            kept += bytes(stop - at) if fate == "zero" else chance.randbytes(stop - at)
+        at = stop
+    return bytes(kept)

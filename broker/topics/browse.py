@@ -8,7 +8,7 @@ reference (whose second half is zero) before its payloads.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -23,12 +23,14 @@ from broker.model import (
     Snapshot,
     Topic,
     first_row_at,
+    row_after,
     row_before,
 )
+from broker.storage.entry import Entry
 from broker.storage.keys import LogId
-from broker.storage.ports import PlainRows, Row
+from broker.storage.reading import LogReader
 from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_held, oldest_live
-from broker.topics.reading import scan_payloads, shorter
+from broker.topics.reading import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
 PAGE_BYTES_MAX = 32 * 1024 * 1024
@@ -148,80 +150,73 @@ class _Browser:
         if self._low >= self._high:
             return
         first, last = self._low[:ROW_ID_BYTES], min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
-        pages = self._pages(
-            row_before(first), last, self._query.limit + 1, reverse=self._query.descending
-        )
-        async with aclosing(pages):
-            async for rows in pages:
-                for row in rows:
-                    async with aclosing(self._expand(row)) as expanded:
-                        async for entry in expanded:
-                            if self._low <= entry.id < self._high:
-                                yield entry
+        log = LogId(self._topic.id, self._topic.generation)
+        reader = self._around.logs.reader(log, row_before(first), last)
+        async for stored in self._entries_of(reader):
+            for place in self._places(stored, first, last):
+                async with aclosing(self._expand(stored, place)) as expanded:
+                    async for entry in expanded:
+                        if self._low <= entry.id < self._high:
+                            yield entry
 
-    async def _pages(
-        self, after: RowId, through: RowId, rows_max: int, *, reverse: bool
-    ) -> AsyncGenerator[Sequence[Row], None]:
+    async def _entries_of(self, reader: LogReader) -> AsyncGenerator[Entry, None]:
         settings = self._around.settings
-        while True:
-            page = await self._around.store.scan(
-                LogId(self._topic.id, self._topic.generation),
-                after,
-                through,
-                rows_max=min(settings.page_rows_max, rows_max),
-                bytes_max=settings.page_bytes_max,
-                reverse=reverse,
+        cells_max = min(self._query.limit + 1, settings.page_rows_max)
+        while not reader.ended:
+            found = (
+                await reader.before(cells_max, settings.page_bytes_max)
+                if self._query.descending
+                else await reader.next(settings.page_bytes_max, cells_max)
             )
-            yield page.rows
-            if not page.more:
-                return
-            if reverse:
-                through = row_before(page.seen)
-            else:
-                after = page.seen
+            for entry in found:
+                yield entry
 
-    async def _expand(self, row: Row) -> AsyncGenerator[BrowseEntry, None]:
-        """Yield the entries of one row: itself, and what it refers to."""
-        own = self._entry(row, ROW_ID_MIN, row.payload, row.lifetime_ms)
+    def _places(self, entry: Entry, first: RowId, last: RowId) -> range:
+        """Return the places of an entry's messages in ``[first, last]``, in the order asked for."""
+        places = range(entry.place_at(first), entry.place_after(last))
+        return places[::-1] if self._query.descending else places
+
+    async def _expand(self, stored: Entry, place: int) -> AsyncGenerator[BrowseEntry, None]:
+        """Yield what is to be seen of one message: itself, and what it refers to."""
+        row = stored.id(place)
+        payload = None if stored.is_reference else stored.payload(place)
+        own = self._entry(stored, row, ROW_ID_MIN, payload, stored.lifetime_ms)
         if own is None:
             return  # With its life ends that of all that it shows.
-        if row.payload is not None:
+        if payload is not None:
             yield own
             return
         if not self._query.descending:
             yield own
-        async with aclosing(self._stored(row)) as stored:
-            async for entry in stored:
+        async with aclosing(self._stored(stored, row)) as payloads:
+            async for entry in payloads:
                 yield entry
         if self._query.descending:
             yield own
 
-    async def _stored(self, reference: Row) -> AsyncGenerator[BrowseEntry, None]:
-        number = reference.payload_log
-        assert number is not None
-        after, through = self._payload_bounds(reference.id)
-        reverse = self._query.descending
-        while True:
-            page = await scan_payloads(
-                self._around,
-                self._topic,
-                number,
-                after,
-                self._query.limit + 1,
-                through=through,
-                reverse=reverse,
-            )
-            for row in page.rows:
-                life_ms = shorter(reference.lifetime_ms, row.lifetime_ms)
-                entry = self._entry(reference, row.id, row.payload, life_ms)
-                if entry is not None:
-                    yield entry
-            if not page.more:
-                return
-            if reverse:
-                through = row_before(page.seen)
-            else:
-                after = page.seen
+    async def _stored(self, reference: Entry, row: RowId) -> AsyncGenerator[BrowseEntry, None]:
+        assert reference.number is not None
+        after, through = self._payload_bounds(row)
+        reader = PayloadReader(self._around, self._topic, reference.number, after, through)
+        async with aclosing(self._payload_entries(reader)) as entries:
+            async for stored in entries:
+                life_ms = shorter(reference.lifetime_ms, stored.lifetime_ms)
+                for place in self._places(stored, row_after(after), through):
+                    entry = self._entry(
+                        reference, row, stored.id(place), stored.payload(place), life_ms
+                    )
+                    if entry is not None:
+                        yield entry
+
+    async def _payload_entries(self, reader: PayloadReader) -> AsyncGenerator[Entry, None]:
+        settings = self._around.settings
+        if self._query.descending:
+            async for entry in reader.backwards(self._query.limit + 1, settings.page_bytes_max):
+                yield entry
+            return
+        while not reader.ended:
+            for entry in await reader.next(settings.page_bytes_max, self._query.limit + 1):
+                yield entry
 
     def _payload_bounds(self, row: RowId) -> tuple[RowId, RowId]:
         after, through = ROW_ID_MIN, ROW_ID_MAX
@@ -232,29 +227,35 @@ class _Browser:
         return after, through
 
     def _entry(
-        self, row: Row, payload_row: RowId, payload: bytes | None, lifetime_ms: int | None
+        self,
+        stored: Entry,
+        row: RowId,
+        payload_row: RowId,
+        payload: bytes | None,
+        lifetime_ms: int | None,
     ) -> BrowseEntry | None:
         ttl_ms = self._topic.ttl_ms
-        if not lives(row.id, lifetime_ms, self._around.clock.now_ms(), ttl_ms):
+        if not lives(row, lifetime_ms, self._around.clock.now_ms(), ttl_ms):
             return None
+        is_rolled_back = stored.is_rolled_back(row)
         return BrowseEntry(
-            row.id + payload_row,
+            row + payload_row,
             payload,
             _kind(payload_row, payload),
-            _transaction_state(row.pointer),
-            None if row.pointer is None else abs(row.pointer),
-            expires_at_ms(row.id, lifetime_ms, ttl_ms),
-            self._consumable(row),
+            _transaction_state(stored.pointer, is_rolled_back),
+            stored.pointer,
+            expires_at_ms(row, lifetime_ms, ttl_ms),
+            self._consumable(stored.pointer, is_rolled_back),
         )
 
-    def _consumable(self, row: Row) -> bool | None:
+    def _consumable(self, pointer: int | None, is_rolled_back: bool) -> bool | None:
         snapshot = self._query.snapshot
         if snapshot is None:
             return None
-        return judge(row.pointer, snapshot) is Verdict.TAKE
+        return not is_rolled_back and judge(pointer, snapshot) is Verdict.TAKE
 
     async def first_held(self, snapshot: Snapshot, after: RowId, through: RowId) -> RowId | None:
-        """Return the row in ``(after, through]`` at which a consumer with this snapshot is held.
+        """Return the message in ``(after, through]`` at which a consumer with this snapshot is held.
 
         A consumer is held by the first open transaction from its own beginning on, wherever the page
         lies. What a transaction publishes comes after its begin, and that is in its pointer.
@@ -262,12 +263,15 @@ class _Browser:
         begun_ms = oldest_held(snapshot) // POINTERS_PER_MS
         first = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
         after = max(after, row_before(first))
-        rows_max = self._around.settings.page_rows_max
-        async with aclosing(self._pages(after, through, rows_max, reverse=False)) as pages:
-            async for rows in pages:
-                for row in () if isinstance(rows, PlainRows) else rows:
-                    if judge(row.pointer, snapshot) is Verdict.HOLD:
-                        return row.id
+        log = LogId(self._topic.id, self._topic.generation)
+        reader = self._around.logs.reader(log, after, through)
+        while not reader.ended:
+            for entry in await reader.next(self._around.settings.page_bytes_max):
+                if judge(entry.pointer, snapshot) is not Verdict.HOLD:
+                    continue
+                for row in entry.ids()[entry.place_after(after) :]:
+                    if not entry.is_rolled_back(row):
+                        return row
         return None
 
 
@@ -277,7 +281,7 @@ def _kind(payload_row: RowId, payload: bytes | None) -> Kind:
     return Kind.INLINE if payload_row == ROW_ID_MIN else Kind.STORED
 
 
-def _transaction_state(pointer: int | None) -> TransactionState:
+def _transaction_state(pointer: int | None, is_rolled_back: bool) -> TransactionState:
     if pointer is None:
         return TransactionState.NONE
-    return TransactionState.PUBLISHED if pointer >= 0 else TransactionState.ROLLED_BACK
+    return TransactionState.ROLLED_BACK if is_rolled_back else TransactionState.PUBLISHED

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import random
 
-from broker import guards
 from broker.errors import BrokerError, ClockSkew, NoLeader
 from broker.leading.claims import Claimed, claim
-from broker.model import RowId, Topic, TopicId, first_row_at
-from broker.storage.control import Deleted, StaleGeneration, State
+from broker.model import Topic, TopicId
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
-from broker.storage.ports import Hold
+from broker.storage.log import Deleted, StaleGeneration
+from broker.storage.root import RootState
 from broker.topics.registry import TopicRecord, TopicRegistry, not_found
 from broker.topics.surroundings import Surroundings
 
@@ -45,7 +45,7 @@ class TopicClaims:
             NotLeader: another node should lead it.
             NoLeader: the deadline (monotonic seconds) passed, or the node stops.
             ClockSkew: this node's clock is too far off to lead anything.
-            StorageFull, StorageCorrupt, Unavailable: see LogStore.claim; nothing was done.
+            StorageFull, StorageCorrupt, Unavailable: see Logs.claim; nothing was done.
         """
         clock = self._around.clock
         while True:
@@ -75,19 +75,14 @@ class TopicClaims:
 
     async def _claim(self, log: LogId, deadline: float) -> Claimed:
         return await claim(
-            self._around.store,
+            self._around.logs,
             log,
             owner=self._around.owner,
             clock=self._around.clock,
-            keep_after=self._window_start(),
             deadline=deadline,
             jitter=self._jitter,
             tenure=self._around.tenure,
         )
-
-    def _window_start(self) -> RowId:
-        window_ms = self._around.settings.idempotency_window_ms
-        return first_row_at(self._around.clock.now_ms() - window_ms)
 
     async def _is_newer(self, found: Topic) -> bool:
         """Whether the record has a higher generation by now."""
@@ -104,13 +99,9 @@ class TopicClaims:
         """Say in its record that a topic is deleted if its log says so; whether that was left to do."""
         if record.deleted:
             return False
-        control = await self._around.store.head(LogId(topic, record.generation))
-        if (
-            control is None
-            or control.generation != record.generation
-            or control.state is not State.DELETED
-            or not guards.holds("tombstone")
-        ):
+        root = await self._around.logs.root(LogId(topic, record.generation))
+        is_deleted = root is not None and root.state is RootState.DELETED
+        if root is None or root.generation != record.generation or not is_deleted:
             return False
         await self._registry.delete(topic, record.generation)
         return True
@@ -123,7 +114,7 @@ class TopicClaims:
             self.judge_clock(made.skew_ms)
         except ClockSkew:
             try:
-                await self._around.store.release(made.hold)
+                await made.hold.hand_off()
             except BrokerError:
                 self._around.metrics.happened("release_failed")
             raise

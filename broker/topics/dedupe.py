@@ -1,7 +1,7 @@
 """Idempotency keys: one answer per key, for a window of time.
 
-A keyed request leaves a side row in the very write that stores its messages, so what storage says of a
-key is the truth. In front of it stands this memory: keys under way, so that a repetition joins instead
+A keyed request leaves a mark in the entry that stores its messages, so what storage says of a key is the
+truth. In front of it stands this memory: keys under way, so that a repetition joins instead
 of running beside, and keys answered since the claim. A key that it does not know is looked up in
 storage until a whole window has passed since the claim, and longer if the bound on memory made it
 forget a key that is younger than the window: the bound is on memory, never on the window.
@@ -12,16 +12,13 @@ Pure but for the futures that joiners wait on; time is an argument.
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from broker.errors import IdempotencyKeyReused
-from broker.model import ROW_ID_BYTES, RowId
+from broker.model import RowId
 
 KEY_HASH_BYTES = 16
-_VALUE = struct.Struct(f">B{ROW_ID_BYTES}s32s")
-_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +33,6 @@ class Answer:
 def key_hash(key: str) -> bytes:
     """Return what stands for a client's key in row keys: of a fixed length, whatever it holds."""
     return hashlib.sha256(key.encode()).digest()[:KEY_HASH_BYTES]
-
-
-def encode_answer(answer: Answer) -> bytes:
-    """Return the value of a key's side row; the row's own id is the first row."""
-    return _VALUE.pack(_FORMAT, answer.last, answer.body_hash)
-
-
-def decode_answer(first: RowId, value: bytes) -> Answer:
-    """Read what encode_answer wrote. Raises struct.error if it was cut."""
-    _, last, body_hash = _VALUE.unpack(value)
-    return Answer(first, last, body_hash)
 
 
 def check_same_body(answer: Answer, body_hash: bytes) -> Answer:

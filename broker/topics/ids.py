@@ -18,7 +18,6 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from broker import guards
 from broker.model import RowId
 
 _TIMESTAMP = struct.Struct(">q")
@@ -91,8 +90,6 @@ class RowIds:
         return self._runs(start, end_counter)
 
     def _start(self, now_ms: int) -> Position:
-        if not guards.holds("ids-rise"):
-            return Position(now_ms, 0)
         return Position(now_ms, 0) if now_ms > self._next.timestamp_ms else self._next
 
     def _follow(self, now_ms: int, monotonic_ms: float) -> float:
@@ -126,6 +123,4 @@ class RowIds:
 
 def first_timestamp_ms(now_ms: int, pointer_ms: int) -> int:
     """Return the first millisecond of a new epoch: above the clock and above the log's pointer."""
-    if not guards.holds("ids-rise"):
-        return now_ms
     return max(now_ms, pointer_ms) + 1

@@ -16,12 +16,12 @@ from typing import TypeVar
 
 from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
-from broker.storage.control import Control
-from broker.storage.ports import Batch, Hold
+from broker.storage import sweeping
+from broker.storage.hold import Hold
+from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
-from broker.storage.shared import SharedRead
 from broker.topics.stats import Rates
 from broker.topics.stored import StoredPayloads
 from broker.topics.surroundings import Surroundings
@@ -54,20 +54,17 @@ class TopicLeader:
         self._notify = committed
         self._lost = lost
         # Before a generation's first commit there is nothing that the cache would lack.
-        committed_before = hold.control.has_committed()
-        self._claimed_at = hold.control.pointer
-        self.cache = TopicCache(
-            around.cache, hold.control.pointer if committed_before else ROW_ID_MIN
-        )
+        is_new = not hold.head.total and not hold.head.cells
+        self._claimed_at = hold.pointer
+        self.cache = TopicCache(around.cache, ROW_ID_MIN if is_new else hold.pointer)
+        self.cache.pointer = hold.pointer
+        self.cache.floor = hold.root.floor
         self.writer = LogWriter(
             around, hold, committed=self._committed, lost=lambda _, error: self.end(error)
         )
         self.messages = KeyedLog(around, self.writer)
         self.payloads = StoredPayloads(around, self.messages, self.end)
-        self._changing: set[asyncio.Task[int]] = set()
-        self._edits = hold.control.edits
-        """How many rollbacks the cache shows."""
-        self._read_control = SharedRead(lambda: around.store.head(hold.log))
+        self._changing: set[asyncio.Task[None]] = set()
 
     @property
     def epoch(self) -> int:
@@ -82,7 +79,7 @@ class TopicLeader:
     @property
     def has_committed(self) -> bool:
         """Whether anything was committed under this hold."""
-        return self.hold.control.pointer > self._claimed_at
+        return self.hold.pointer > self._claimed_at
 
     def claims_in_vain(self, before: int) -> int:
         """Return how many claims in a row were in vain by the end of this one, ``before`` of them before.
@@ -131,12 +128,12 @@ class TopicLeader:
         assert number is not None, "a publish without messages is a transaction's"
         publish = self.payloads.publish_reference
         if options.key is None:
-            return await publish(number, lifetime_ms)
+            return await publish(number, lifetime_ms, deadline=options.deadline)
         return await self.messages.once(
             options,
             request_hash(request, options),
             number,
-            lambda mark: publish(number, lifetime_ms, mark),
+            lambda mark: publish(number, lifetime_ms, mark, deadline=options.deadline),
         )
 
     async def publish_reference(self, number: int, lifetime_ms: int | None) -> Published:
@@ -150,65 +147,47 @@ class TopicLeader:
         """
         return await self.payloads.store(request, options)
 
-    async def rollback(self, rollback: RollbackRange) -> int:
-        """Mark a transaction's rows in a range as rolled back; return how many.
+    async def rollback(self, rollback: RollbackRange) -> None:
+        """Mark a transaction's messages in a range as rolled back.
 
         It is brought to its end if the caller is cancelled: storage and cache must agree.
         """
         task = asyncio.ensure_future(self._rollback(*rollback))
         self._changing.add(task)
         task.add_done_callback(self._changed)
-        return await asyncio.shield(task)
+        await asyncio.shield(task)
 
-    def _changed(self, task: asyncio.Task[int]) -> None:
+    def _changed(self, task: asyncio.Task[None]) -> None:
         self._changing.discard(task)
         if not task.cancelled():
             task.exception()  # Looked at here, since its caller may be gone.
 
-    async def _rollback(self, pointer: int, first: RowId, last: RowId) -> int:
-        count = await self.guarded(self._around.store.negate(self.hold, first, last, pointer))
+    async def _rollback(self, pointer: int, first: RowId, last: RowId) -> None:
+        await self.guarded(self.hold.rollback(pointer, first, last))
         self.cache.negate(first, last, pointer)
-        if len(self._changing) == 1:
-            # While another is under way, which the control row may show already, nobody can say.
-            self._edits = self.hold.control.edits
         self._notify()
-        return count
 
-    # Polls.
+    # What is answered from memory.
 
-    async def is_shown(self, *, with_edits: bool) -> bool:
-        """Whether the control row, read after this call, shows this hold; a later one ends this leader.
+    async def is_proven(self) -> bool:
+        """Whether storage, read after this call began, shows that no other leader came before.
 
-        ``with_edits``: and no rollback that the cache does not show.
+        A later one ends this leader.
         """
         try:
-            seen = await self._read_control()
+            shown = await self.hold.proof()
         except Unavailable:
             return False
-        if seen is None or self.ended is not None:
-            return False
-        if seen.epoch > self.epoch:
-            self.end(Fenced(f"Another leads topic '{self.topic.id}', in epoch {seen.epoch}."))
-            return False
-        if seen.epoch != self.epoch or seen.generation != self.hold.log.generation:
-            return False
-        return not with_edits or seen.edits == self._edits
+        if not shown and self.hold.done:
+            self.end(Fenced(f"Another leads topic '{self.topic.id}'."))
+        return shown and self.ended is None
 
     # Retention.
 
-    async def raise_floor(self, floor: RowId) -> None:
-        """Raise the floor, which never passes the pointer."""
-        if min(floor, self.hold.control.pointer) > self.hold.control.floor:
-            await self.guarded(self._around.store.raise_floor(self.hold, floor))
-            self.cache.floor = self.hold.control.floor
-
-    async def drop_payloads(self, number: int, may_drop: Callable[[Control], bool]) -> bool:
-        """Declare that a payload log's rows may go; False if that may not be, looked at now."""
-        return await self.payloads.drop(number, may_drop)
-
-    async def forget_payloads(self, number: int) -> None:
-        """Remove the control row of a dropped payload log whose rows are gone."""
-        await self.payloads.forget(number)
+    async def raise_floor(self, bound: RowId) -> None:
+        """Raise the floor to the page that holds the first id at or above ``bound``."""
+        await self.guarded(sweeping.raise_floor(self.hold, bound))
+        self.cache.floor = self.hold.root.floor
 
     async def guarded(self, change: Awaitable[Result]) -> Result:
         """Make a change under this hold; one that ends the hold ends this leader."""
@@ -230,6 +209,7 @@ class TopicLeader:
         self.writer.close(error)
         self.payloads.close(error)
         self.cache.close()
+        self.hold.end()
         self._lost(self)
 
     async def quiet(self) -> None:
@@ -270,8 +250,7 @@ class TopicLeader:
                 await asyncio.wait(set(self._changing))
 
     def _committed(self, batch: Batch) -> None:
-        self.cache.add(batch)
+        self.cache.add(batch.entries)
         if self.rates is not None:
-            rows = sum([len(segment.ids) for segment in batch.segments])
-            self.loop.call_soon(self.rates.published, rows)
+            self.loop.call_soon(self.rates.published, len(batch.ids))
         self._notify()

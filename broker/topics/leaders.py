@@ -34,7 +34,7 @@ from broker.errors import (
 from broker.leading.claims import BACK_OFF_MAX_S, BACK_OFF_S
 from broker.leading.tenure import not_leader
 from broker.model import Topic, TopicId
-from broker.storage.ports import Hold
+from broker.storage.hold import Hold
 from broker.topics.claiming import TopicClaims
 from broker.topics.handing_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
@@ -352,9 +352,9 @@ class Leaders:
 
     async def _released(self, leader: TopicLeader) -> None:
         try:
-            await self.around.store.release(leader.hold)
+            await leader.hold.hand_off()
         except BrokerError:
-            # The next claim does without: it adds a range instead of extending the last.
+            # The next claim does without.
             self.around.metrics.happened("release_failed")
 
     # Handing over.

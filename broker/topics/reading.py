@@ -1,53 +1,49 @@
 """Reading a topic as a consumer: pages of a poll's reply, from the cache or from storage.
 
-One Reading is one poll. It goes through the message log row by row, and into the payload log of each
-reference that its consumer may see, until its limit, the pointer at its beginning, or a row that holds
-it. Where the cache covers what comes next, whole slices of it are taken as they are, ready for the
-wire; a row is looked at one by one only where something must be decided.
+One Reading is one poll. It goes through the message log entry by entry, and into the payload log of each
+reference that its consumer may see, until its limit, the end at its beginning, or an entry that holds it.
+Entries are stored as the wire has them, so what is taken is copied; an entry is looked into only where its
+edges, its transaction or its lifetime must be judged, once for all its messages.
 
-A committed reference whose payload log shows no seal is impossible in a store that answers truly. So
-it is never skipped: the read is repeated, and refused if it stays so.
+A committed reference whose payload log is not closed is impossible in a store that answers truly. So it is
+never skipped: the read is repeated, and refused if it stays so.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Iterator
+from typing import Final, Protocol
 
-from broker import guards
 from broker.errors import Unavailable
 from broker.model import (
-    MESSAGE_ID_BYTES,
-    ROW_ID_MAX,
     ROW_ID_MIN,
     Message,
-    MessageId,
     Poll,
     RowId,
     Topic,
 )
-from broker.storage.control import State
+from broker.storage.entry import Entry
 from broker.storage.keys import LogId
-from broker.storage.ports import PlainRows, Row, Rows
-from broker.topics.cache import PlainEntry, TopicCache
+from broker.storage.reading import LogReader
+from broker.storage.root import RootState
+from broker.topics.cache import TopicCache
 from broker.topics.fetch import Verdict, judge, lives, oldest_live, start_of
 from broker.topics.surroundings import Surroundings
-from broker.wire.blocks import PollDecoder, encode_block, encode_inline_block
+from broker.wire.blocks import PollDecoder
+from broker.wire.varint import encode_long
 
-STALE_READS_MAX = 5
-STALE_READ_PAUSE_S = 0.02
-NO_LIMIT = 1 << 62
-_SEALED = frozenset({State.SEALED, State.PUBLISHED, State.DROPPED})
+STALE_READS_MAX: Final = 5
+STALE_READ_PAUSE_S: Final = 0.02
+NO_LIMIT: Final = 1 << 62
 
 
-class _Reference(NamedTuple):
-    """A reference that is being read: the next payloads lie above ``after``."""
+class _Reference:
+    """A reference that is being read, and how far."""
 
-    row: RowId
-    number: int
-    lifetime_ms: int | None
-    after: RowId
+    def __init__(self, entry: Entry, payloads: PayloadReader) -> None:
+        self.row = entry.first
+        self.lifetime_ms = entry.lifetime_ms
+        self.payloads = payloads
 
 
 class Reading:
@@ -70,9 +66,9 @@ class Reading:
         self._left = min(limit for limit in limits if limit is not None)
         self.ended = self._left <= 0
         self._reference: _Reference | None = None
-        self._ids: list[MessageId] = []
-        self._payloads: list[bytes] = []
-        self._blocks: list[bytes | memoryview] = []
+        self._reader: LogReader | None = None
+        self._items: list[bytes] = []
+        self._taken = 0
         self._bytes = 0
 
     @property
@@ -92,6 +88,7 @@ class Reading:
         """
         self.blocked_by = None
         self._through = None
+        self._reader = None
         self.ended = self._left <= 0
 
     async def page(self, cache: TopicCache | None, bytes_max: int) -> bytes:
@@ -110,200 +107,150 @@ class Reading:
             elif cache is not None and cache.covers(self._after, self._through):
                 await self._read_cache(cache, bytes_max)
             else:
-                await self._read_storage(bytes_max)
+                await self._read_storage(cache, bytes_max)
             if self._left <= 0:
                 self.ended = True
-        self._flush()
-        blocks, self._blocks = self._blocks, []
-        return b"".join(blocks)
+        items, taken = self._items, self._taken
+        self._items, self._taken = [], 0
+        return b"".join((encode_long(taken), *items)) if taken else b""
 
     # The message log.
 
     async def _read_cache(self, cache: TopicCache, bytes_max: int) -> None:
         self._around.metrics.cache_read(hit=True)
+        self._reader = None
         if self._through is None:
             self._through = cache.pointer
-        through = self._through
-        for entry, first, stop in cache.runs(self._after, through):
-            if isinstance(entry, PlainEntry):
-                whole = self._take_run(entry, first, stop, bytes_max)
-                if not whole or self._left <= 0 or self._bytes >= bytes_max:
-                    return
-            else:
-                # Judging may wait for storage, during which entries may go: begin again after it.
-                end = entry.stop_within(first, stop, bytes_max - self._bytes)
-                await self._take_rows(entry.rows(first, end), bytes_max)
+        for entry in cache.entries(self._after, self._through):
+            if not self._take(entry, bytes_max):
+                if self._reference is not None:
+                    # Entries may go while storage is asked: begin again after it.
+                    await self._read_payloads(self._reference, bytes_max)
                 return
-        self._after = max(self._after, through)
+        self._after = max(self._after, self._through)
         self.ended = True
 
-    def _take_run(self, entry: PlainEntry, first: int, stop: int, bytes_max: int) -> bool:
-        """Take rows as they are; False if the page is full before the last of them."""
-        ids = entry.ids
-        bound = oldest_live(self._around.clock.now_ms(), self._topic.ttl_ms)
-        if ids[first] == self._start.row and not self._start.inline:
-            first += 1
-        first = max(first, bisect_left(ids, bound, 0, stop) if ids[0] < bound else first)
-        self._after = ids[stop - 1]
-        if first >= stop:
-            return True
-        last = stop
-        stop = entry.stop_within(first, min(stop, first + self._left), bytes_max - self._bytes)
-        self._flush()
-        parts = entry.parts(first, stop)
-        self._blocks += parts
-        self._bytes += sum(map(len, parts))
-        self._count(stop - first)
-        self._after = ids[stop - 1]
-        return stop == last
-
-    async def _read_storage(self, bytes_max: int) -> None:
+    async def _read_storage(self, cache: TopicCache | None, bytes_max: int) -> None:
         settings = self._around.settings
         self._around.metrics.cache_read(hit=False)
-        page = await self._around.store.scan(
-            self._log,
-            self._after,
-            ROW_ID_MAX if self._through is None else self._through,
-            rows_max=min(settings.page_rows_max, max(self._left, 16)),
-            bytes_max=min(settings.page_bytes_max, bytes_max),
+        if self._through is None and cache is not None:
+            self._through = cache.pointer
+        reader = self._reader
+        if reader is None:
+            reader = self._around.logs.reader(self._log, self._after, self._through)
+            self._reader = reader
+        reader.back_to(self._after)
+        found = await reader.next(
+            min(settings.page_bytes_max, bytes_max - self._bytes), max(min(self._left, 4096), 1)
         )
-        if self._through is None:
-            self._through = page.control.pointer if page.control is not None else ROW_ID_MIN
-        if await self._take_rows(page.rows, bytes_max):
-            self._after = max(self._after, page.seen)
-            self.ended = self.ended or not page.more
-
-    async def _take_rows(self, rows: Sequence[Row], bytes_max: int) -> bool:
-        """Take rows in order; False if it stopped before the last of them."""
-        now_ms = self._around.clock.now_ms()
-        if isinstance(rows, PlainRows):
-            return self._take_plain(rows.ids, rows.payloads, now_ms)
-        first = 0
-        for judged in _to_judge(rows, transactional=self._snapshot is not None):
-            if not self._take_unjudged(rows[first:judged], now_ms):
-                return False
-            first = judged + 1
-            if not await self._take_row(rows[judged], now_ms, bytes_max):
-                return False
-        return self._take_unjudged(rows[first:], now_ms)
-
-    def _take_unjudged(self, rows: Sequence[Row], now_ms: int) -> bool:
-        ids = [row[0] for row in rows]
-        return self._take_plain(ids, [row[1] or b"" for row in rows], now_ms)
-
-    def _take_plain(self, ids: Sequence[RowId], payloads: Sequence[bytes], now_ms: int) -> bool:
-        """Take rows that need no judgement but by their age; False if the limit came before."""
-        if not ids:
-            return True
-        self._after = ids[-1]
-        bound = oldest_live(now_ms, self._topic.ttl_ms)
-        first = bisect_left(ids, bound) if ids[0] < bound else 0
-        if first < len(ids) and ids[first] == self._start.row and not self._start.inline:
-            first += 1
-        stop = min(len(ids), first + self._left)
-        if first < stop:
-            self._flush()
-            block = encode_inline_block(ids[first:stop], payloads[first:stop])
-            self._blocks.append(block)
-            self._bytes += len(block)
-            self._count(stop - first)
-        return self._left > 0
-
-    async def _take_row(self, row: Row, now_ms: int, bytes_max: int) -> bool:
-        """Judge one row and take what it shows; False if reading stops there."""
-        if row.id == self._start.row and row.payload is not None and not self._start.inline:
-            # Whoever begins after this message has it: it may be open and yet holds nothing up.
-            self._after = row.id
-            return True
-        verdict = judge(row.pointer, self._snapshot)
-        if verdict is Verdict.HOLD:
-            self.blocked_by = row.pointer
+        for entry in found:
+            if not self._take(entry, bytes_max):
+                return
+        self._after = max(self._after, reader.after)
+        if reader.ended:
             self.ended = True
-            return False
-        self._after = row.id
-        if verdict is Verdict.SKIP or not lives(
-            row.id, row.lifetime_ms, now_ms, self._topic.ttl_ms
-        ):
+
+    def _take(self, entry: Entry, bytes_max: int) -> bool:
+        """Take what a consumer gets of an entry; False if reading stops before its end."""
+        first = entry.place_after(self._after)
+        if first < entry.count and not self._start.inline and not entry.is_reference:
+            # The consumer that begins after this message has it: it may be open and yet holds nothing up.
+            first += entry.id(first) == self._start.row
+        if first >= entry.count or entry.is_stub:
+            self._after = max(self._after, entry.last)
             return True
-        if row.payload is None:
-            await self._enter(row, bytes_max)
-        else:
-            self._emit(row.id + ROW_ID_MIN, row.payload)
-        return self._left > 0 and self._reference is None and self._bytes < bytes_max
+        if entry.is_plain:
+            return self._take_run(entry, first, entry.count, bytes_max)
+        return self._take_judged(entry, first, bytes_max)
+
+    def _take_judged(self, entry: Entry, first: int, bytes_max: int) -> bool:
+        """Judge an entry whose messages share a transaction, a lifetime or a reference."""
+        rolled = bool(entry.rolled) and self._snapshot is not None
+        for start, stop in _not_rolled_back(entry, first) if rolled else [(first, entry.count)]:
+            verdict = judge(entry.pointer, self._snapshot)
+            if verdict is Verdict.HOLD:
+                self.blocked_by = entry.pointer
+                self.ended = True
+                return False
+            if verdict is Verdict.SKIP:
+                continue
+            if entry.is_reference:
+                self._after = entry.last
+                return self._enter(entry)
+            if not self._take_run(entry, start, stop, bytes_max):
+                return False
+        self._after = max(self._after, entry.last)
+        return True
+
+    def _take_run(self, entry: Entry, first: int, stop: int, bytes_max: int) -> bool:
+        """Take messages as they are, but for their age; False if the page is full before the last."""
+        life_ms = _life_ms(entry.lifetime_ms, self._topic.ttl_ms)
+        bound = oldest_live(self._around.clock.now_ms(), life_ms)
+        if entry.first < bound:
+            first = max(first, entry.place_at(bound))
+            if first >= stop:
+                self._after = max(self._after, entry.id(stop - 1))
+                return True
+        end = min(stop, first + self._left)
+        end = entry.stop_within(first, end, max(bytes_max - self._bytes, 1))
+        self._emit(entry.run(first, end), end - first)
+        self._after = entry.last if end == entry.count else entry.id(end - 1)
+        return end == stop and self._left > 0 and self._bytes < bytes_max
 
     # Payload logs.
 
-    async def _enter(self, row: Row, bytes_max: int) -> None:
-        number = row.payload_log
-        assert number is not None
-        after = self._start.payload_after if row.id == self._start.row else ROW_ID_MIN
-        reference = _Reference(row.id, number, row.lifetime_ms, after)
-        await self._read_payloads(reference, bytes_max)
+    def _enter(self, entry: Entry) -> bool:
+        now_ms = self._around.clock.now_ms()
+        if not lives(entry.first, entry.lifetime_ms, now_ms, self._topic.ttl_ms):
+            return True
+        assert entry.number is not None
+        after = self._start.payload_after if entry.first == self._start.row else ROW_ID_MIN
+        payloads = PayloadReader(self._around, self._topic, entry.number, after)
+        self._reference = _Reference(entry, payloads)
+        return False
 
     async def _read_payloads(self, reference: _Reference, bytes_max: int) -> None:
-        """Read what fits of a reference's payloads; what is left is ``self._reference``."""
-        self._reference = reference
+        """Read what fits of a reference's payloads; then ``self._reference`` is None, or what is left."""
+        payloads = reference.payloads
         while self._left > 0 and self._bytes < bytes_max:
-            page = await scan_payloads(
-                self._around,
-                self._topic,
-                reference.number,
-                reference.after,
-                self._left,
-                bytes_max=bytes_max - self._bytes,
-            )
-            self._take_payloads(reference, page.rows)
-            reference = reference._replace(after=page.seen)
-            if not page.more:
+            for entry in await payloads.next(bytes_max - self._bytes, min(self._left, 4096)):
+                now_ms = self._around.clock.now_ms()
+                life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
+                first = entry.place_after(payloads.taken)
+                if lives(reference.row, life_ms, now_ms, self._topic.ttl_ms):
+                    stop = min(entry.count, first + self._left)
+                    if first < stop:
+                        self._emit(entry.framed(reference.row, first, stop), stop - first)
+                    if stop < entry.count:
+                        return
+                payloads.taken = entry.last
+            if payloads.ended:
                 self._reference = None
                 return
-            self._reference = reference
-
-    def _take_payloads(self, reference: _Reference, rows: Sequence[Row]) -> None:
-        now_ms = self._around.clock.now_ms()
-        if isinstance(rows, PlainRows):
-            if lives(reference.row, reference.lifetime_ms, now_ms, self._topic.ttl_ms):
-                self._ids += [reference.row + row for row in rows.ids]
-                self._payloads += rows.payloads
-                self._bytes += sum(map(len, rows.payloads)) + MESSAGE_ID_BYTES * len(rows)
-                self._count(len(rows))
-            return
-        for row in rows:
-            life_ms = shorter(reference.lifetime_ms, row.lifetime_ms)
-            if lives(reference.row, life_ms, now_ms, self._topic.ttl_ms):
-                self._emit(reference.row + row.id, row.payload or b"")
 
     # What goes out.
 
-    def _emit(self, identifier: MessageId, payload: bytes) -> None:
-        self._ids.append(identifier)
-        self._payloads.append(payload)
-        self._bytes += len(payload) + len(identifier)
-        self._count(1)
-
-    def _count(self, count: int) -> None:
+    def _emit(self, items: bytes, count: int) -> None:
+        self._items.append(items)
+        self._bytes += len(items)
+        self._taken += count
         self._left -= count
         self.messages += count
 
-    def _flush(self) -> None:
-        if self._ids:
-            self._blocks.append(encode_block(self._ids, self._payloads))
-            self._ids, self._payloads = [], []
+
+def _not_rolled_back(entry: Entry, first: int) -> Iterator[tuple[int, int]]:
+    """Yield the places (first, stop) of an entry's messages that were not rolled back."""
+    for low, high in entry.rolled:
+        stop = max(entry.place_at(low), first)
+        if first < stop:
+            yield first, stop
+        first = max(first, entry.place_after(high))
+    if first < entry.count:
+        yield first, entry.count
 
 
-def _to_judge(rows: Sequence[Row], *, transactional: bool) -> list[int]:
-    """Return the places of the rows that are not simply taken by every consumer of this kind."""
-    if transactional:
-        return [
-            place
-            for place, (_, payload, pointer, _, lifetime_ms) in enumerate(rows)
-            if pointer is not None or payload is None or lifetime_ms is not None
-        ]
-    return [
-        place
-        for place, (_, payload, _, _, lifetime_ms) in enumerate(rows)
-        if payload is None or lifetime_ms is not None
-    ]
+def _life_ms(lifetime_ms: int | None, ttl_ms: int) -> int:
+    return ttl_ms if lifetime_ms is None else min(lifetime_ms, ttl_ms)
 
 
 def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
@@ -313,37 +260,65 @@ def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
     return min(one_ms, other_ms)
 
 
-async def scan_payloads(  # noqa: PLR0913 - Each is named by its callers.
-    around: Surroundings,
-    topic: Topic,
-    number: int,
-    after: RowId,
-    rows_max: int,
-    *,
-    through: RowId = ROW_ID_MAX,
-    reverse: bool = False,
-    bytes_max: int | None = None,
-) -> Rows:
-    """Return a page of a payload log whose reference is committed.
+class PayloadReader:
+    """Reads a payload log whose reference is committed, to its closed end or until it was dropped."""
 
-    Raises:
-        Unavailable: the log shows no seal, so what answered is stale, and stayed so.
-    """
-    settings = around.settings
-    for _ in range(STALE_READS_MAX):
-        page = await around.store.scan(
-            LogId(topic.id, topic.generation, number),
-            after,
-            through,
-            rows_max=min(settings.page_rows_max, rows_max),
-            bytes_max=min(settings.page_bytes_max, bytes_max or settings.page_bytes_max),
-            reverse=reverse,
-        )
-        sealed = page.control is not None and page.control.state in _SEALED
-        if sealed or not guards.holds("seal-first"):
-            return page
-        await around.clock.sleep(STALE_READ_PAUSE_S)
-    raise Unavailable(f"The payloads of transaction {number} can't be read just now. Try again.")
+    def __init__(
+        self,
+        around: Surroundings,
+        topic: Topic,
+        number: int,
+        after: RowId = ROW_ID_MIN,
+        through: RowId | None = None,
+    ) -> None:
+        """Begin behind ``after``."""
+        self.taken = after
+        """How far the caller has taken messages; the entry that holds it may come once more."""
+        self.ended = False
+        self._around = around
+        self._number = number
+        self._log = LogId(topic.id, topic.generation, number)
+        self._through = through
+        self._reader = around.logs.reader(self._log, after, through)
+        self._tries = STALE_READS_MAX
+
+    async def next(self, bytes_max: int, cells_max: int = 4096) -> list[Entry]:
+        """Return the next entries. Raises Unavailable: the log shows no end, and it stayed so."""
+        found = await self._reader.next(bytes_max, cells_max)
+        if self._reader.ended and not await self._is_whole():
+            await self.read_again()
+        return found
+
+    async def backwards(self, cells_max: int, bytes_max: int) -> AsyncIterator[Entry]:
+        """Yield all entries, the last one first. Raises Unavailable, as ``next`` does."""
+        root = await self._around.payload_logs.root(self._log)
+        while root is None or root.state is RootState.OPEN:
+            await self.read_again()
+            root = await self._around.payload_logs.root(self._log)
+        reader = self._reader
+        while not reader.ended:
+            for entry in await reader.before(cells_max, bytes_max):
+                yield entry
+
+    async def _is_whole(self) -> bool:
+        reader = self._reader
+        if (
+            reader.is_closed
+            or (self._through is not None and reader.after >= self._through)
+            or (reader.root is not None and reader.root.state is RootState.DROPPED)
+        ):
+            self.ended = True
+        return self.ended
+
+    async def read_again(self) -> None:
+        """Wait, and begin again behind what was read. Raises Unavailable after some times."""
+        self._tries -= 1
+        if not self._tries:
+            raise Unavailable(
+                f"The payloads of transaction {self._number} can't be read just now. Try again."
+            )
+        await self._around.clock.sleep(STALE_READ_PAUSE_S)
+        self._reader = self._around.logs.reader(self._log, self._reader.after, self._through)
 
 
 class PollStream:

@@ -27,7 +27,7 @@ from broker.errors import (
 )
 from broker.model import Topic, TopicId, TransactionUse
 from broker.storage.keys import GENERATION_MAX, topic_prefix
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 RECORD_PREFIX = b"topic/"
 PUT_TRIES_MAX = 8

@@ -1,38 +1,34 @@
-"""Removing what nobody may read any more. Reads never wait for it: they apply expiry themselves.
+"""Removing what may not be read any more. Reads never wait for it: they apply expiry themselves.
 
 One sweep goes over all records, of deleted topics too, and over each topic in this order::
 
-    floor            raised to the oldest row that may still be read, on disk before anything goes
-    message rows     below the floor; above it those whose own, shorter life is over
-    payload logs     dropped once no reference to them can be alive, then emptied, then forgotten
-    generations      all older ones, and a deleted topic's own
+    floor          raised to the page that holds the oldest message that may still be read
+    pages          below the floor: their entries go with one change a page; their heads stay
+    lifetimes      entries whose own, shorter life is over become stubs, one change a page
+    marks          whose window has passed
+    payload logs   dropped once no reference to them can be alive, emptied, and a margin later forgotten
+    generations    all older ones, and a deleted topic's own
 
-A margin stands between what has expired and what is removed, so that a reader that judged a row alive
+A margin stands between what has expired and what is removed, so that a reader that judged a message alive
 a moment ago still finds it, and a record is read again just before it is acted upon: a stale view
 removes nothing. Everything goes in slices, between which other work has its turn. After a start, and
 after a jump of the clock, the sweeper rests: a wrong clock is harmless until something is removed. In a
 cluster each node sweeps the topics that it should lead, what is left of deleted ones included.
 
-A payload log may go when its transaction can publish nothing more and what it published has expired:
-longest life of a transaction + ttl + margin after its last store or, if nothing was ever stored, its seal.
-Its control row stays until no row of the topic can refer to it: the row at the pointer is never removed,
-and a ttl that is raised shows it again.
-
-A reference without its mark (stored.py) is looked for before the rows behind the floor go.
+A payload log may go when its transaction can publish nothing more and what it published has expired: longest
+life of a transaction + ttl + margin after its last store. Its number tells when its transaction began, so
+those that can't be due yet are not read at all.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from broker import guards
 from broker.errors import BrokerError, ClockSkew, TopicNotFound
 from broker.leading.claims import ahead_ms
 from broker.model import (
+    POINTER_MAX,
     POINTERS_PER_MS,
-    ROW_ID_MAX,
     ROW_ID_MIN,
     RowId,
     Topic,
@@ -40,8 +36,12 @@ from broker.model import (
     first_row_at,
     timestamp_of,
 )
-from broker.storage.control import Control, State
+from broker.storage import sweeping
+from broker.storage.head import NO_END, Head
 from broker.storage.keys import LogId
+from broker.storage.marks import sweep_marks
+from broker.storage.root import Root, RootState
+from broker.storage.sweeping import Ends
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 
@@ -54,6 +54,7 @@ class SweepReport:
 
     topics: int = 0
     rows: int = 0
+    """Messages that were removed, and marks."""
     payload_logs: int = 0
     skipped: int = 0
     """Topics that could not be swept just now; the next sweep finds them again."""
@@ -64,40 +65,43 @@ class SweepReport:
 
 
 def floor_of(now_ms: int, ttl_ms: int, margin_ms: int) -> RowId:
-    """Return the least row that may still be read, a margin aside."""
+    """Return the least id that may still be read, a margin aside."""
     return first_row_at(now_ms - ttl_ms - margin_ms)
 
 
+def due_through(topic: Topic, *, now_ms: int, life_max_ms: int, margin_ms: int) -> int:
+    """Return the greatest number of a payload log that may be due: by when its transaction began."""
+    began_ms = now_ms - life_max_ms - topic.ttl_ms - margin_ms
+    return min(max(began_ms, -1) * POINTERS_PER_MS, POINTER_MAX)
+
+
 def may_drop(
-    control: Control, topic: Topic, *, now_ms: int, life_max_ms: int, margin_ms: int
+    root: Root,
+    tail: Head | None,
+    topic: Topic,
+    *,
+    now_ms: int,
+    life_max_ms: int,
+    margin_ms: int,
 ) -> bool:
-    """Whether nothing can ever show a payload log's rows again."""
-    last_ms = timestamp_of(max(control.pointer, control.sealed_at, control.published))
+    """Whether nothing can ever show a payload log's messages again."""
+    stored = tail.pointer if tail is not None else ROW_ID_MIN
+    last_ms = timestamp_of(max(stored, root.at, root.reference))
     return now_ms > last_ms + life_max_ms + topic.ttl_ms + margin_ms
 
 
 def may_forget(
-    control: Control, number: int, *, floor: RowId, now_ms: int, life_max_ms: int, margin_ms: int
+    root: Root, number: int, *, floor: RowId, now_ms: int, life_max_ms: int, margin_ms: int
 ) -> bool:
-    """Whether nobody can ask for a dropped payload log any more.
+    """Whether no request can ask for a dropped payload log any more, and nothing of it is under way.
 
-    Its number can't come again, since a store of it would be too old, and no row from ``floor`` on,
-    the floor of the topic, can be its reference.
+    Its number can't come again, since a store of it would be too old, and no message from ``floor`` on, the
+    floor of the topic, can be its reference.
     """
     too_old = number >= 0 and now_ms > number // POINTERS_PER_MS + life_max_ms + margin_ms
-    referred = control.published if control.published > ROW_ID_MIN else control.sealed_at
-    was_sealed = control.published > ROW_ID_MIN or control.sealed_at > ROW_ID_MIN
-    return too_old and (referred < floor or not was_sealed)
-
-
-class _FirstRows(NamedTuple):
-    """What the first rows of a topic showed. They change with ``seen``: generation, floor and pointer."""
-
-    seen: tuple[int, RowId, RowId]
-    row: RowId
-    """The first of all."""
-    end_ms: float
-    """When the first of their own, shorter lives ends."""
+    referred = max(root.reference, root.at)
+    quiet = now_ms > root.dropped_ms + margin_ms
+    return too_old and quiet and (referred < floor or referred == ROW_ID_MIN)
 
 
 class Sweeper:
@@ -109,17 +113,19 @@ class Sweeper:
         self._around = leaders.around
         settings = leaders.around.settings
         self._rows_max = settings.sweep_rows_max
+        self._pages_max = max(settings.sweep_rows_max // 100, 1)
         self._life_max_ms = settings.transaction_life_max_s * 1000
         self._has_compared = False
         """Whether this sweep has compared the clocks."""
-        self._swept: dict[TopicId, tuple[int, RowId]] = {}
-        """Generation and pointer of topics when they were last swept to the end, in this process."""
-        self._first: dict[TopicId, _FirstRows] = {}
-        """Of topics that nobody leads."""
+        self._ends: dict[TopicId, Ends] = {}
+        self._cleared: dict[TopicId, int] = {}
+        """Of topics: the generation below which everything was found removed, in this process."""
+        self._marks_until_ms: dict[TopicId, int] = {}
+        """When the marks of a topic are looked at again."""
 
     @property
     def _margin_ms(self) -> int:
-        return self._around.settings.sweep_margin_ms if guards.holds("sweep-margin") else 0
+        return self._around.settings.sweep_margin_ms
 
     async def sweep(self) -> SweepReport:
         """Sweep every topic that this node should lead; stop at one's end if the clock jumps."""
@@ -128,7 +134,7 @@ class Sweeper:
         steady_ms = self._around.clock.steady_ms()
         for topic, _ in await self._leaders.registry.all():
             steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
-            if steady_ms < steady_before_ms and guards.holds("sweep-margin"):
+            if self._must_rest(steady_before_ms, steady_ms):
                 report.rested = True
                 break
             if not self._around.tenure.place(topic).here:
@@ -146,61 +152,79 @@ class Sweeper:
                     break
         return report
 
+    @staticmethod
+    def _must_rest(steady_before_ms: float, steady_ms: float) -> bool:
+        """Whether the clock jumped since the topic before: what it says now may be wrong."""
+        return steady_ms < steady_before_ms
+
     async def sweep_topic(self, topic: TopicId, report: SweepReport) -> None:
         """Sweep one topic. Raises BrokerError if that can't be done just now."""
         record = await self._leaders.registry.read(topic)
         if record is None:
             return
         report.topics += 1
-        rows_before = report.rows
         if record.deleted:
             self._forget(topic)
         else:
             await self._sweep_live(record.topic(topic), report)
         below = record.generation + 1 if record.deleted else record.generation
         await self._sweep_generations(topic, below, report)
-        if report.rows > rows_before:
-            await self._around.store.compact(LogId(topic, record.generation))
 
     def _forget(self, topic: TopicId) -> None:
-        self._swept.pop(topic, None)
-        self._first.pop(topic, None)
+        self._ends.pop(topic, None)
+        self._marks_until_ms.pop(topic, None)
 
-    async def _sweep_generations(self, topic: TopicId, below: int, report: SweepReport) -> None:
-        more = True
-        while more:
-            swept = await self._around.store.sweep_generations(topic, below, self._rows_max)
-            report.rows += swept.rows
-            more = swept.more
+    # A live topic.
 
     async def _sweep_live(self, topic: Topic, report: SweepReport) -> None:
-        log = LogId(topic.id, topic.generation)
-        control = await self._around.store.head(log)
-        if control is None or control.generation != topic.generation:
-            return
         now_ms = self._around.clock.now_ms()
-        floor = floor_of(now_ms, topic.ttl_ms, self._margin_ms)
-        payload_logs = await self._around.store.payload_logs(topic.id, topic.generation)
-        state = self._leaders.states.get(topic.id)
-        leader = state.leader if state is not None else None
-        if leader is None:
-            due = any(self._is_due(found, topic, now_ms) for _, found in payload_logs)
-            if not due and not await self._has_work(log, control, floor, now_ms):
-                return
-            deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S
-            leader = await self._leaders.lead(topic.id, deadline)
-        if leader.topic.generation != topic.generation:
+        due = await self._due_payload_logs(topic, now_ms)
+        leader = await self._leader_of(topic, now_ms, has_due=bool(due))
+        if leader is None or leader.topic.generation != topic.generation:
             return
         await self._compare_clocks(leader)
-        for payload_log, found in payload_logs:
-            if found.state is State.SEALED and payload_log.number is not None:
-                await leader.payloads.mark_published(payload_log.number)
-        pointer = leader.hold.control.pointer
-        await self._sweep_messages(leader, now_ms, report)
-        for payload_log, found in payload_logs:
-            await self._sweep_payload_log(leader, payload_log, found, report)
-        self._swept[topic.id] = (topic.generation, pointer)
-        self._first.pop(topic.id, None)
+        # The ttl may have been raised since the record was read: the leader is told of changes.
+        await leader.raise_floor(floor_of(now_ms, leader.topic.ttl_ms, self._margin_ms))
+        more = True
+        while more:
+            went, more = await leader.guarded(
+                sweeping.clear_below_floor(self._around.logs.resolver, leader.hold, self._pages_max)
+            )
+            report.rows += went
+        await self._end_lives(leader, now_ms)
+        await self._sweep_marks(leader, now_ms, report)
+        for log, root in due:
+            await self._sweep_payload_log(leader, log, root, report)
+
+    async def _leader_of(self, topic: Topic, now_ms: int, *, has_due: bool) -> TopicLeader | None:
+        """Return the leader here; a topic that nobody leads is claimed if there is work."""
+        state = self._leaders.states.get(topic.id)
+        leader = state.leader if state is not None else None
+        if leader is not None or not (has_due or await self._has_work(topic, now_ms)):
+            return leader
+        deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S
+        return await self._leaders.lead(topic.id, deadline)
+
+    async def _has_work(self, topic: Topic, now_ms: int) -> bool:
+        """Whether a topic that nobody leads is worth a claim: something in its pages is to be removed."""
+        log = LogId(topic.id, topic.generation)
+        ends = await self._around.logs.ends(log)
+        if ends is None or ends.tail is None:
+            return False
+        if ends.root.gone < ends.root.floor:
+            return True
+        first = await self._around.logs.page_at(log, ends.root.floor, ends.root)
+        if first is None:
+            return False
+        _, head = first
+        bound = floor_of(now_ms, topic.ttl_ms, self._margin_ms)
+        if head.pointer < bound and (head.is_sealed or head.cells):
+            return True
+        end_ms = min(head.first_end_ms, ends.tail.first_end_ms)
+        known = self._ends.get(topic.id)
+        if known is not None and known.pages and known.generation == topic.generation:
+            end_ms = min(end_ms, *known.pages.values())
+        return end_ms != NO_END and end_ms < now_ms - self._margin_ms
 
     async def _compare_clocks(self, leader: TopicLeader) -> None:
         """Compare this clock with the storage's, once a sweep: by one that is ahead too much would go.
@@ -211,106 +235,123 @@ class Sweeper:
             return
         clock = self._around.clock
         sent_ms = clock.now_ms()
-        server_ms = await leader.guarded(self._around.store.server_ms(leader.hold))
+        server_ms = await leader.guarded(leader.hold.server_ms())
         if server_ms is not None:
             self._has_compared = True
             self._leaders.claims.judge_clock(ahead_ms(server_ms, sent_ms, clock.now_ms()))
 
-    def _is_over(self, control: Control, topic: Topic, now_ms: int) -> bool:
+    async def _end_lives(self, leader: TopicLeader, now_ms: int) -> None:
+        topic = leader.topic
+        known = self._ends.get(topic.id)
+        if known is None or known.generation != topic.generation:
+            known = self._ends[topic.id] = Ends(topic.generation)
+        resolver = self._around.logs.resolver
+        await leader.guarded(sweeping.look_for_ends(resolver, leader.hold, known))
+        await leader.guarded(sweeping.end_lives(leader.hold, known, now_ms - self._margin_ms))
+
+    async def _sweep_marks(self, leader: TopicLeader, now_ms: int, report: SweepReport) -> None:
+        """Remove marks whose window has passed: all are looked at, so not at every sweep."""
+        topic = leader.topic.id
+        if now_ms < self._marks_until_ms.get(topic, 0):
+            return
+        window_ms = self._around.settings.idempotency_window_ms
+        before = first_row_at(now_ms - window_ms - self._margin_ms)
+        after: bytes | None = b""
+        while after is not None:
+            went, after = await sweep_marks(
+                self._around.logs.resolver,
+                leader.hold.log,
+                leader.hold.marks.marked,
+                before,
+                after,
+                self._rows_max,
+            )
+            report.rows += went
+        self._marks_until_ms[topic] = now_ms + window_ms // 2
+
+    # Payload logs.
+
+    async def _due_payload_logs(self, topic: Topic, now_ms: int) -> list[tuple[LogId, Root]]:
+        """Return payload logs that may go; those that began too late for it are not read."""
+        through = due_through(
+            topic, now_ms=now_ms, life_max_ms=self._life_max_ms, margin_ms=self._margin_ms
+        )
+        due: list[tuple[LogId, Root]] = []
+        after = -1
+        while True:
+            found = await self._around.payload_logs.roots(
+                topic.id, topic.generation, through, after
+            )
+            if not found:
+                return due
+            for log, root in found:
+                if await self._is_over(log, root, topic, now_ms):
+                    due.append((log, root))
+            after = found[-1][0].number or 0
+
+    async def _is_over(self, log: LogId, root: Root, topic: Topic, now_ms: int) -> bool:
+        if root.state is RootState.DROPPED:
+            return True
+        tail = await self._around.payload_logs.tail(log, root)
         return may_drop(
-            control,
+            root,
+            tail,
             topic,
             now_ms=now_ms,
             life_max_ms=self._life_max_ms,
             margin_ms=self._margin_ms,
         )
 
-    def _is_due(self, control: Control, topic: Topic, now_ms: int) -> bool:
-        """Whether there is something to do about a payload log."""
-        return control.state in {State.SEALED, State.DROPPED} or self._is_over(
-            control, topic, now_ms
-        )
-
-    async def _has_work(self, log: LogId, control: Control, floor: RowId, now_ms: int) -> bool:
-        """Whether a topic that nobody leads is worth a claim.
-
-        It is if its floor can rise; if a floor was raised before this process looked, so that a crash
-        may have left rows behind it; or if a row among the first ones is at the end of its own life.
-        """
-        first = await self._first_rows(log, control)
-        if min(floor, control.pointer) > control.floor and first.row < floor:
-            return True
-        swept = self._swept.get(log.topic) == (log.generation, control.pointer)
-        if not swept and control.floor > ROW_ID_MIN:
-            return True
-        return first.end_ms < now_ms - self._margin_ms
-
-    async def _first_rows(self, log: LogId, control: Control) -> _FirstRows:
-        """Look at the first rows of a topic that nobody leads: once, as long as it stays as it is."""
-        seen = (log.generation, control.floor, control.pointer)
-        known = self._first.get(log.topic)
-        if known is not None and known.seen == seen:
-            return known
-        page = await self._around.store.scan(
-            log,
-            ROW_ID_MIN,
-            control.pointer,
-            rows_max=self._rows_max,
-            bytes_max=self._around.settings.page_bytes_max,
-        )
-        # The row at the pointer is never removed.
-        ends_ms = (
-            timestamp_of(row.id) + row.lifetime_ms
-            for row in page.rows
-            if row.lifetime_ms is not None and row.id < control.pointer
-        )
-        row = page.rows[0].id if page.rows else ROW_ID_MAX
-        first = self._first[log.topic] = _FirstRows(seen, row, min(ends_ms, default=math.inf))
-        return first
-
-    async def _sweep_messages(self, leader: TopicLeader, now_ms: int, report: SweepReport) -> None:
-        store = self._around.store
-        # The ttl may have been raised since the record was read: whoever changes it tells the leader.
-        ttl_ms = leader.topic.ttl_ms
-        await leader.raise_floor(floor_of(now_ms, ttl_ms, self._margin_ms))
-        window_ms = self._around.settings.idempotency_window_ms + self._margin_ms
-        more = True
-        while more:
-            swept = await store.sweep_log(
-                leader.hold,
-                now_ms - self._margin_ms,
-                self._rows_max,
-                side_before=first_row_at(now_ms - window_ms),
-            )
-            report.rows += swept.rows
-            more = swept.more
-
     async def _sweep_payload_log(
-        self, leader: TopicLeader, log: LogId, control: Control, report: SweepReport
+        self, leader: TopicLeader, log: LogId, root: Root, report: SweepReport
     ) -> None:
-        store, number, topic = self._around.store, log.number, leader.topic
-        assert number is not None
         now_ms = self._around.clock.now_ms()
+        number = log.number
+        assert number is not None
+        if root.state is not RootState.DROPPED:
+            tail = await self._around.payload_logs.tail(log, root)
 
-        def is_over(control: Control) -> bool:
-            return self._is_over(control, topic, now_ms)
+            def is_over(now: Root) -> bool:
+                return now.state is not RootState.DROPPED and may_drop(
+                    now,
+                    tail,
+                    leader.topic,
+                    now_ms=now_ms,
+                    life_max_ms=self._life_max_ms,
+                    margin_ms=self._margin_ms,
+                )
 
-        if control.state is not State.DROPPED:
-            if not is_over(control) or not await leader.drop_payloads(number, is_over):
+            if not await leader.payloads.drop(number, is_over):
                 return
             report.payload_logs += 1
-        more = True
-        while more:
-            swept = await store.sweep_payloads(leader.hold, number, self._rows_max)
-            report.rows += swept.rows
-            more = swept.more
-        seen = await store.head(log)
-        if seen is not None and may_forget(
-            seen,
+            report.rows += await self._around.payload_logs.empty(log)
+            return
+        report.rows += await self._around.payload_logs.empty(log)
+        if may_forget(
+            root,
             number,
-            floor=leader.hold.control.floor,
+            floor=leader.hold.root.floor,
             now_ms=now_ms,
             life_max_ms=self._life_max_ms,
             margin_ms=self._margin_ms,
         ):
-            await leader.forget_payloads(number)
+            await leader.payloads.forget(number)
+
+    # Dead generations.
+
+    async def _sweep_generations(self, topic: TopicId, below: int, report: SweepReport) -> None:
+        if self._cleared.get(topic, 1) >= below:
+            return
+        resolver = self._around.logs.resolver
+        for generation in range(self._cleared.get(topic, 1), below):
+            after: RowId | None = ROW_ID_MIN
+            while after is not None:
+                went, after = await sweeping.clear_generation(
+                    resolver, topic, generation, after, self._pages_max
+                )
+                report.rows += went
+        while found := await self._around.payload_logs.of_generations(topic, below):
+            for log in found:
+                report.rows += await self._around.payload_logs.empty(log)
+                await self._around.payload_logs.forget(log)
+        self._cleared[topic] = below

@@ -21,6 +21,7 @@ from broker.errors import (
 )
 from broker.model import (
     POINTERS_PER_MS,
+    MessageId,
     Poll,
     PublishRequest,
     RollbackRange,
@@ -28,9 +29,9 @@ from broker.model import (
     TopicId,
     TransactionUse,
 )
-from broker.storage.control import StaleGeneration
 from broker.storage.keys import LogId
-from broker.storage.ports import RecordStore
+from broker.storage.log import StaleGeneration
+from broker.storage.records import RecordStore
 from broker.topics.browse import BrowsePage, BrowseQuery, browse
 from broker.topics.finishing import to_its_end
 from broker.topics.leader import TopicLeader
@@ -38,7 +39,7 @@ from broker.topics.leaders import Leaders
 from broker.topics.reading import PollStream, Reading
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
-from broker.topics.stats import TopicStats, topic_stats
+from broker.topics.stats import TopicStats, messages_after, topic_stats
 from broker.topics.surroundings import Surroundings
 from broker.topics.waiting import Wait, WaitingPolls
 from broker.topics.writer import Write
@@ -119,7 +120,7 @@ class Topics:
                 changed = await self.registry.update(topic, properties)
                 state.adopt(leader, changed)
             try:
-                while not await leader.is_shown(with_edits=False):
+                while not await leader.is_proven():
                     if self.around.clock.monotonic() >= deadline:
                         raise NoLeader("nobody could be asked in time")
                     leader = await self.leaders.lead(topic, deadline)
@@ -136,10 +137,23 @@ class Topics:
 
     async def get(self, topic: TopicId) -> Topic:
         """Return a topic. Raises TopicNotFound."""
+        return (await self._look_up(topic))[0]
+
+    async def _look_up(self, topic: TopicId) -> tuple[Topic, TopicLeader | None]:
+        """Return a topic, and the leader here that was shown to lead it since this call began.
+
+        In a cluster only its leader can tell what a topic is without reading its record; and only after one
+        reading of its page's head, which all calls of the moment share.
+        """
         state = self._states.get(topic)
-        if state is not None and (known := state.known) is not None:
-            return known
-        return await self.leaders.learn(topic)
+        if state is None:
+            return await self.leaders.learn(topic), None
+        if not self.around.is_clustered:
+            return state.topic or await self.leaders.learn(topic), state.leader
+        leader = state.leader
+        if leader is not None and await leader.is_proven() and state.leader is leader:
+            return leader.topic, leader
+        return await self.leaders.learn(topic), None
 
     async def list(self, namespace: str) -> list[str]:
         """Return the names of a namespace's topics, in the order of their keys."""
@@ -163,7 +177,7 @@ class Topics:
                 found = await self.registry.get(topic)
                 log = LogId(topic, found.generation)
                 try:
-                    await self.around.store.tombstone(log, self.around.owner)
+                    await self.around.logs.delete(log, self.around.owner)
                 except StaleGeneration:
                     raise not_found(topic) from None
                 finally:
@@ -250,15 +264,14 @@ class Topics:
 
     async def rollback(
         self, topic: TopicId, rollback: RollbackRange, options: PublishOptions = NO_OPTIONS
-    ) -> int:
-        """Mark a transaction's rows as rolled back; return how many there were."""
+    ) -> None:
+        """Mark a transaction's messages as rolled back."""
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
             await self.get(topic)
         if rollback.pointer < 0:
-            # Negating a negative pointer would show again what was rolled back.
-            raise BadRequest(f"{rollback.pointer} is no transaction's write pointer.")
-        return await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
+            raise TransactionTooOld(f"{rollback.pointer} is no transaction's write pointer.")
+        await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
 
     async def _check_before_leading(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions
@@ -281,8 +294,6 @@ class Topics:
                 f"not {options.ttl_s}."
             )
         if request.pointer is not None:
-            if request.pointer < 0:
-                raise BadRequest(f"{request.pointer} is no transaction's write pointer.")
             self._check_age(request.pointer)
 
     def _check_age(self, pointer: int) -> None:
@@ -310,10 +321,11 @@ class Topics:
         """
         if wait_s > 0 and not anywhere:
             self.leaders.must_be_here(topic)
-        found = await self.get(topic)
+        found, leader = await self._look_up(topic)
         state = self.leaders.state(topic)
         with state.used():
             reading = Reading(self.around, found, poll)
+            reading.proven = leader
             seen = state.changes
             first = await state.next_page(reading)
             if not first and wait_s > 0:
@@ -336,6 +348,10 @@ class Topics:
         state = self.leaders.state(topic)
         ahead_ms = state.leader.ahead_ms() if state.leader is not None else 0
         return await topic_stats(self.around, found, state.rates, ahead_ms)
+
+    async def lag(self, topic: TopicId, after: MessageId) -> int:
+        """Return how many messages were published behind an id."""
+        return await messages_after(self.around, await self.get(topic), after)
 
     # Ends.
 

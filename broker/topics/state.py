@@ -78,13 +78,6 @@ class TopicState:
         return self.leader.cache if self.leader is not None else None
 
     @property
-    def known(self) -> Topic | None:
-        """The topic, if what is known of it here holds: in a cluster only its leader can tell."""
-        if self.leader is None and self.around.is_clustered:
-            return None
-        return self.topic
-
-    @property
     def idle(self) -> bool:
         """Whether nobody uses it, waits on it, or has something under way."""
         return not (
@@ -159,7 +152,7 @@ class TopicState:
             reading.follow(await self.recorded())
 
     async def _proven_cache(self, reading: Reading) -> TopicCache | None:
-        """Return the cache if the control row, read since the reading began, shows that it is whole.
+        """Return the cache if storage, read since the reading began, shows that it is whole.
 
         All of a reading's pages end where its first one found the pointer, so one proof is enough.
         """
@@ -167,7 +160,7 @@ class TopicState:
         if leader is None:
             return None
         if reading.proven is not leader:
-            if not await leader.is_shown(with_edits=reading.has_snapshot):
+            if not await leader.is_proven():
                 return None
             reading.proven = leader
         return leader.cache if self.leader is leader else None

@@ -5,13 +5,25 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.clock import Clock
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, MessageId, RowId, Topic, TopicId, row_before
-from broker.storage.control import State
+from broker.model import (
+    POINTER_MAX,
+    ROW_ID_BYTES,
+    ROW_ID_MIN,
+    MessageId,
+    RowId,
+    Topic,
+    TopicId,
+    row_before,
+)
+from broker.storage.entry import Entry
 from broker.storage.keys import LogId
+from broker.storage.root import RootState
+from broker.topics.batches import messages_of
 from broker.topics.fetch import lives, oldest_live
 from broker.topics.surroundings import Surroundings
 
 RATE_WINDOW_S = 60.0
+PAYLOAD_PAGES_MAX = 20
 
 
 class Rate:
@@ -79,11 +91,13 @@ class Rates:
 class TopicStats(NamedTuple):
     """A topic in numbers; ``first`` and ``last`` are rows of the message log, as message ids.
 
-    What has expired is none of them. ``bytes`` are those of payloads.
+    ``published`` is how many messages were ever published to this generation, exactly. The other numbers are
+    of what has not expired; ``bytes`` are those of payloads.
     """
 
     topic: TopicId
     generation: int
+    published: int
     messages: int
     messages_exact: bool
     bytes: int
@@ -101,65 +115,110 @@ async def topic_stats(
 ) -> TopicStats:
     """Collect a topic's numbers.
 
-    A page of rows is counted; more than that is estimated, as if all payloads were like those of the page.
-    So is what references refer to, for it is not looked at.
+    What one page of storage shows is counted. More than that is estimated from the totals that pages keep,
+    as if all payloads were like those that were counted.
     """
     log = LogId(topic.id, topic.generation)
     now_ms = around.clock.now_ms()
+    ends = await around.logs.ends(log)
+    tail = ends.tail if ends is not None else None
+    published = tail.total if tail is not None else 0
     bound = row_before(oldest_live(now_ms, topic.ttl_ms))
-    page_rows = around.settings.page_rows_max
-    page = await around.store.scan(
-        log, bound, ROW_ID_MAX, rows_max=page_rows, bytes_max=around.settings.page_bytes_max
-    )
-    rows = [row for row in page.rows if lives(row.id, row.lifetime_ms, now_ms, topic.ttl_ms)]
-    whole = not page.more
-    exact = whole and all(row.payload is not None for row in rows)
-    estimate = await around.store.estimate(log)
-    counted = sum(len(row.payload or b"") for row in rows)
-    messages = len(rows) if whole else max(estimate.rows, len(rows))
-    payload_logs = await around.store.payload_logs(topic.id, topic.generation)
-    first = rows[0].id if rows else None
-    last = rows[-1].id if rows else None
-    if not whole:
-        first = first or await _end(around, topic, page.seen, now_ms, reverse=False)
-        last = await _end(around, topic, bound, now_ms, reverse=True)
+    reader = around.logs.reader(log, bound)
+    counts = _Counts(now_ms, topic.ttl_ms)
+    while not reader.ended and counts.bytes < around.settings.page_bytes_max:
+        counts.add(await reader.next(around.settings.page_bytes_max))
+    whole = reader.ended
+    messages, size, last = counts.messages, counts.bytes, counts.last
+    if not whole and tail is not None:
+        before = await around.logs.total_before(log, bound)
+        messages = max(published - before, counts.messages)
+        size = messages * counts.bytes // max(counts.messages, 1)
+        last = await _last(around, topic, bound, now_ms)
+    exact = whole and not counts.references
     return TopicStats(
         topic.id,
         topic.generation,
+        published,
         messages,
+        whole,
+        size,
         exact,
-        counted if whole or not rows else messages * counted // len(rows),
-        exact,
-        None if first is None else first + ROW_ID_MIN,
+        None if counts.first is None else counts.first + ROW_ID_MIN,
         None if last is None else last + ROW_ID_MIN,
         rates.published_per_s,
         rates.polled_per_s,
-        sum(control.state is State.OPEN for _, control in payload_logs),
+        await _open_payload_logs(around, topic),
         ahead_ms,
     )
 
 
-async def _end(
-    around: Surroundings, topic: Topic, after: RowId, now_ms: int, *, reverse: bool
-) -> RowId | None:
-    """Return the first row behind ``after`` that lives; with ``reverse`` the last one."""
-    log, through, rows_max = LogId(topic.id, topic.generation), ROW_ID_MAX, 1
-    while True:
-        page = await around.store.scan(
-            log,
-            after,
-            through,
-            rows_max=rows_max,
-            bytes_max=around.settings.page_bytes_max,
-            reverse=reverse,
-        )
-        for row in page.rows:
-            if lives(row.id, row.lifetime_ms, now_ms, topic.ttl_ms):
-                return row.id
-        if not page.more:
-            return None
-        if reverse:
-            through = row_before(page.seen)
+class _Counts:
+    """What lives among entries that are looked at one after the other."""
+
+    def __init__(self, now_ms: int, ttl_ms: int) -> None:
+        self._now_ms = now_ms
+        self._ttl_ms = ttl_ms
+        self.messages = self.bytes = self.references = 0
+        self.first: RowId | None = None
+        self.last: RowId | None = None
+
+    def add(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            life_ms = self._ttl_ms
+            if entry.lifetime_ms is not None:
+                life_ms = min(life_ms, entry.lifetime_ms)
+            first = entry.place_at(oldest_live(self._now_ms, life_ms))
+            if first >= entry.count:
+                continue
+            self.first = self.first or entry.id(first)
+            self.last = entry.last
+            if entry.is_reference:
+                self.references += 1
+                self.messages += messages_of(entry)
+            else:
+                self.messages += entry.count - first
+                self.bytes += sum(len(entry.payload(place)) for place in range(first, entry.count))
+
+
+async def _last(around: Surroundings, topic: Topic, after: RowId, now_ms: int) -> RowId | None:
+    """Return the last message that lives."""
+    reader = around.logs.reader(LogId(topic.id, topic.generation), after)
+    while not reader.ended:
+        for entry in await reader.before(16, around.settings.page_bytes_max):
+            if not entry.is_stub and lives(entry.last, entry.lifetime_ms, now_ms, topic.ttl_ms):
+                return entry.last
+    return None
+
+
+async def _open_payload_logs(around: Surroundings, topic: Topic) -> int:
+    """Return how many payload logs are open, of the first thousands of them."""
+    count, after = 0, -1
+    for _ in range(PAYLOAD_PAGES_MAX):
+        found = await around.payload_logs.roots(topic.id, topic.generation, POINTER_MAX, after)
+        count += sum(root.state is RootState.OPEN for _, root in found)
+        if not found:
+            break
+        after = found[-1][0].number or 0
+    return count
+
+
+async def messages_after(around: Surroundings, topic: Topic, identifier: MessageId) -> int:
+    """Return how many messages were published behind an id: to know how far a consumer is behind."""
+    log = LogId(topic.id, topic.generation)
+    row = identifier[:ROW_ID_BYTES]
+    ends = await around.logs.ends(log)
+    if ends is None or ends.tail is None or row >= ends.tail.pointer:
+        return 0
+    page = await around.logs.page_at(log, row, ends.root)
+    if page is None or page[1].pointer <= row:
+        return ends.tail.total - (page[1].total if page is not None else 0)
+    key, head = page
+    behind = 0
+    reader = around.logs.reader(log, row, head.pointer)
+    async for entry in reader.page_entries(key, head):
+        if entry.is_reference:
+            behind += messages_of(entry)
         else:
-            after = page.seen
-        rows_max = around.settings.page_rows_max  # Lives of their own may have ended together.
+            behind += entry.count - entry.place_after(row)
+    return ends.tail.total - head.total + behind

@@ -4,10 +4,12 @@
 
     open ──seal──▶ sealed(at) ──append the reference──▶ (committed) ──▶ published(row id), lazily
 
-The seal comes first, so that whoever sees the reference sees a log to which nothing is added. A second
+The log is closed first, so that a reader of the reference sees a log to which nothing is added. A second
 publish of the same number finds *published* and answers as the first; it finds *sealed* after a crash
-between, and looks in the topic behind ``at`` for the reference before it appends one. That search must
-find what is there, so the sweeper sets the mark before it removes what a search would look at.
+between, and looks in the topic behind ``at`` for the reference before it appends one.
+
+A payload log whose change has an unknown outcome is claimed again, under the same epoch: what was sent
+expects a head that is no more.
 """
 
 from __future__ import annotations
@@ -16,16 +18,23 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
-from broker import guards
-from broker.errors import BrokerError, Fenced, OutcomeUnknown, PayloadsSealed, TransactionTooOld
-from broker.model import PublishRequest, RowId
-from broker.storage.control import Control, State
-from broker.storage.ports import Batch, Hold
+from broker.errors import (
+    BrokerError,
+    Fenced,
+    OutcomeUnknown,
+    Overloaded,
+    PayloadsSealed,
+    TransactionTooOld,
+    Unavailable,
+)
+from broker.model import PublishRequest, RowId, row_after
+from broker.storage.payloads import LogClosed, Sealed
+from broker.storage.root import Root, RootState
+from broker.topics.batches import Batch
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
-from broker.storage.shared import SharedRead
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import KeyMark, LogWriter, Write, ends_hold, fail
 
@@ -48,30 +57,43 @@ class StoredPayloads:
         self._ended = ended
         self._logs: OrderedDict[int, KeyedLog] = OrderedDict()
         self._users: Counter[int] = Counter()
+        self._closed = False
+        self._opening: dict[int, asyncio.Task[KeyedLog]] = {}
         self._references: dict[int, asyncio.Task[Published]] = {}
         self._marking: set[asyncio.Task[None]] = set()
-        self._read_control = SharedRead(lambda: around.store.head(self._hold.log))
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
         return bool(
-            self._references or self._marking or any(log.busy for log in self._logs.values())
+            self._references
+            or self._opening
+            or self._marking
+            or any(log.busy for log in self._logs.values())
         )
 
     # Publishing references.
 
     async def publish_reference(
-        self, number: int, lifetime_ms: int | None, key: KeyMark | None = None
+        self,
+        number: int,
+        lifetime_ms: int | None,
+        key: KeyMark | None = None,
+        *,
+        deadline: float | None = None,
     ) -> Published:
         """Make a transaction's stored payloads part of the topic; repeated, answer as before.
 
+        ``deadline``: monotonic seconds after which the reference is not appended any more.
+
         Raises:
             TransactionTooOld: the payloads were dropped already.
+            Overloaded: the deadline passed before.
         """
         task = self._references.get(number)
         if task is None:
-            task = asyncio.ensure_future(self._publish_reference(number, lifetime_ms, key))
+            work = self._publish_reference(number, lifetime_ms, key, deadline)
+            task = asyncio.ensure_future(work)
             self._references[number] = task
             task.add_done_callback(lambda done: self._reference_done(number, done))
         return await asyncio.shield(task)
@@ -82,85 +104,71 @@ class StoredPayloads:
             done.exception()  # Looked at here, since its callers may all be gone.
 
     async def _publish_reference(
-        self, number: int, lifetime_ms: int | None, key: KeyMark | None
+        self, number: int, lifetime_ms: int | None, key: KeyMark | None, deadline: float | None
     ) -> Published:
-        async with self._opened(number) as payloads:
-            hold = payloads.writer.hold
-            await payloads.writer.idle()
-            before = await self._sealed_before(hold, number)
-            if before is not None:
-                return before
-            future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-            write = Write(future, None, number, lifetime_ms=lifetime_ms, key=key)
-            published = await self._messages.write(write)
-            self._mark_later(hold, published.first)
-            return published
+        known = self._logs.pop(number, None)
+        if known is not None:
+            # What is being stored comes to its end; a store that comes now opens the log anew, and waits.
+            await known.idle()
+            known.writer.retire()
+        if deadline is not None and deadline <= self._around.clock.monotonic():
+            raise Overloaded("The deadline passed in the queue.")
+        sealed = await self._guarded(self._around.payload_logs.seal(self._hold, number))
+        before = await self._published_before(number, sealed)
+        if before is not None:
+            return before
+        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        write = Write(
+            future, None, number, number=number, lifetime_ms=lifetime_ms, key=key, deadline=deadline
+        )
+        write.messages = sealed.tail.total if sealed.tail is not None else 0
+        published = await self._messages.write(write)
+        self._mark_later(number, published.first)
+        return published
 
-    async def _sealed_before(self, hold: Hold, number: int) -> Published | None:
-        """Seal a payload log; return the answer if its reference was published before.
-
-        What was known of the log may be old, so what decides is its control row as the seal left it.
-        """
-        control = hold.control
-        if control.state is State.OPEN:
-            if not guards.holds("seal-first"):
-                return None
-            at = self._hold.control.pointer
-            await self._guarded(self._around.store.seal(hold, at))
-            control = hold.control
-            if control.state is State.SEALED and control.sealed_at == at:
-                return None
-        if control.state is State.PUBLISHED:
-            return Published(control.published, control.published, number, replayed=True)
-        if control.state is State.DROPPED:
+    async def _published_before(self, number: int, sealed: Sealed) -> Published | None:
+        """Return the answer if the reference of a closed payload log was published before."""
+        root = sealed.root
+        if sealed.was_open:
+            return None
+        if root.state is RootState.PUBLISHED:
+            return Published(root.reference, root.reference, number, replayed=True)
+        if root.state is RootState.DROPPED:
             raise TransactionTooOld(f"The payloads of transaction {number} have expired.")
-        found = await self._find_reference(number, control.sealed_at)
+        found = await self._find_reference(number, root.at)
         if found is None:
             return None
-        self._mark_later(hold, found)
+        self._mark_later(number, found)
         return Published(found, found, number, replayed=True)
 
     async def _find_reference(self, number: int, at: RowId) -> RowId | None:
-        """Look behind ``at`` for a reference that a crash left without its mark."""
-        after, through = at, self._hold.control.pointer
-        while True:
-            page = await self._around.store.scan(
-                self._hold.log,
-                after,
-                through,
-                rows_max=self._around.settings.page_rows_max,
-                bytes_max=self._around.settings.page_bytes_max,
-            )
-            for row in page.rows:
-                if row.payload_log == number:
-                    return row.id
-            if not page.more:
-                return None
-            after = page.seen
+        """Look behind ``at`` for a reference that a crash left without its note in the root.
 
-    def _mark_later(self, hold: Hold, reference: RowId) -> None:
-        # The mark only saves a search: without it a publish finds the reference by looking.
-        if not guards.holds("seal-first"):
-            return
-        task = asyncio.ensure_future(self._mark(hold, reference))
+        Raises:
+            OutcomeUnknown: it may have expired meanwhile, so that it can't be known any more.
+        """
+        hold = self._hold
+        through = hold.pointer
+        if hold.root.floor > row_after(at):
+            raise OutcomeUnknown("Whether the payloads were published before can't be known.")
+        for page, head in await hold.chain(row_after(at), through):
+            reader = self._around.logs.reader(hold.log, at, through)
+            async for entry in reader.page_entries(page, head):
+                if entry.is_reference and entry.number == number:
+                    return entry.first
+        return None
+
+    def _mark_later(self, number: int, reference: RowId) -> None:
+        # The note only saves a search: without it a publish finds the reference by looking.
+        task = asyncio.ensure_future(self._mark(number, reference))
         self._marking.add(task)
         task.add_done_callback(self._marking.discard)
 
-    async def _mark(self, hold: Hold, reference: RowId) -> None:
+    async def _mark(self, number: int, reference: RowId) -> None:
         try:
-            await self._around.store.mark_published(hold, reference)
-        except BrokerError as error:
-            self._ended(error)
-
-    async def mark_published(self, number: int) -> None:
-        """Set the mark that a crash may have left out, if the reference is there."""
-        async with self._opened(number) as payloads:
-            hold = payloads.writer.hold
-            if hold.control.state is not State.SEALED or number in self._references:
-                return
-            found = await self._find_reference(number, hold.control.sealed_at)
-            if found is not None:
-                await self._guarded(self._around.store.mark_published(hold, found))
+            await self._around.payload_logs.mark_published(self._hold, number, reference)
+        except BrokerError:
+            self._around.metrics.happened("reference_note_failed")
 
     # Storing.
 
@@ -173,15 +181,24 @@ class StoredPayloads:
         """
         assert request.pointer is not None
         number = request.pointer
-        async with self._opened(number) as payloads:
-            if options.key is None:
-                return await self._store(payloads, number, request, options, None)
-            return await payloads.once(
-                options,
-                request_hash(request, options),
-                number,
-                lambda mark: self._store(payloads, number, request, options, mark),
-            )
+        while True:
+            async with self._opened(number) as payloads:
+                try:
+                    return await self._store_into(payloads, number, request, options)
+                except _Retired:
+                    continue
+
+    async def _store_into(
+        self, payloads: KeyedLog, number: int, request: PublishRequest, options: PublishOptions
+    ) -> Published:
+        if options.key is None:
+            return await self._store(payloads, number, request, options, None)
+        return await payloads.once(
+            options,
+            request_hash(request, options),
+            number,
+            lambda mark: self._store(payloads, number, request, options, mark),
+        )
 
     async def _store(
         self,
@@ -192,9 +209,9 @@ class StoredPayloads:
         key: KeyMark | None,
     ) -> Published:
         while (reference := self._references.get(number)) is not None:
-            # Whether it seals the log is known when it is done.
             await asyncio.wait((reference,))
-        _check_open(number, payloads.writer.hold.control.state)
+        if payloads.writer.closed and not self._closed:
+            raise _Retired
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         lifetime_ms = None if options.ttl_s is None else options.ttl_s * 1000
         write = Write(
@@ -218,26 +235,53 @@ class StoredPayloads:
                 del self._users[number]
 
     async def _open(self, number: int) -> KeyedLog:
+        while (reference := self._references.get(number)) is not None:
+            # Whether it closes the log is known when it is done.
+            await asyncio.wait((reference,))
         known = self._logs.get(number)
-        if known is not None:
+        if known is not None and not known.writer.closed:
             self._logs.move_to_end(number)
             return known
-        hold = await self._guarded(self._around.store.open_payloads(self._hold, number))
-        again = self._logs.get(number)
-        if again is not None:
-            return again
+        opening = self._opening.get(number)
+        if opening is None:
+            opening = asyncio.ensure_future(self._open_anew(number))
+            self._opening[number] = opening
+            opening.add_done_callback(lambda done: self._opened_anew(number, done))
+        return await asyncio.shield(opening)
+
+    def _opened_anew(self, number: int, done: asyncio.Task[KeyedLog]) -> None:
+        del self._opening[number]
+        if not done.cancelled():
+            done.exception()  # Looked at here, since its callers may all be gone.
+
+    async def _open_anew(self, number: int) -> KeyedLog:
+        try:
+            hold = await self._guarded(self._around.payload_logs.open(self._hold, number))
+        except LogClosed as closed:
+            _refuse_closed(number, closed.root)
         if self._messages.writer.closed:
             raise Fenced(f"Nobody leads topic '{self._hold.log.topic}' just now.")
         writer = LogWriter(
             self._around,
             hold,
             committed=_nothing,
-            lost=lambda _, error: self._ended(error),
+            lost=lambda lost, error: self._lost(number, lost, error),
             confirm=self._confirm,
         )
         opened = self._logs[number] = KeyedLog(self._around, writer)
         self._forget_idle()
         return opened
+
+    def _lost(self, number: int, writer: LogWriter, error: BrokerError) -> None:
+        """Forget a log whose hold is done; the next store claims it again."""
+        if self._closed:
+            return
+        known = self._logs.get(number)
+        if known is not None and known.writer is writer:
+            del self._logs[number]
+        task = asyncio.ensure_future(_give_back(writer, error))
+        self._marking.add(task)
+        task.add_done_callback(self._marking.discard)
 
     def _forget_idle(self) -> None:
         surplus = len(self._logs) - self._around.settings.payload_logs_open_max
@@ -246,34 +290,32 @@ class StoredPayloads:
                 del self._logs[number]
 
     async def _confirm(self) -> None:
-        """Make sure, by a look at the control row begun after the call, that this leader leads yet."""
-        seen = await self._read_control()
-        if (
-            seen is None
-            or seen.epoch != self._hold.epoch
-            or seen.generation != self._hold.log.generation
-            or seen.state is State.DELETED
-        ):
+        """Make sure, by a reading begun after the call, that this leader leads yet."""
+        if not await self._hold.proof():
             raise OutcomeUnknown("The topic changed hands while the payloads were stored.")
 
     # Dropping, and ends.
 
-    async def drop(self, number: int, may_drop: Callable[[Control], bool]) -> bool:
-        """Declare that a payload log's rows may go; False if that may not be, looked at now."""
-        async with self._opened(number) as payloads:
-            hold = payloads.writer.hold
-            if payloads.busy or number in self._references or not may_drop(hold.control):
-                return False
-            await self._guarded(self._around.store.drop(hold))
-            return True
+    async def drop(self, number: int, may_drop: Callable[[Root], bool]) -> bool:
+        """Declare that a payload log's pages may go; False if that may not be, looked at now."""
+        known = self._logs.get(number)
+        if number in self._references or (known is not None and known.busy):
+            return False
+        log = self._hold.log._replace(number=number)
+        root = await self._around.payload_logs.root(log)
+        if root is None or not may_drop(root):
+            return False
+        if known is not None:
+            del self._logs[number]
+            known.writer.retire()
+        now_ms = self._around.clock.now_ms()
+        await self._guarded(self._around.payload_logs.drop(self._hold, number, now_ms))
+        return True
 
     async def forget(self, number: int) -> None:
-        """Remove the control row of a dropped payload log whose rows are gone."""
-        known = self._logs.get(number)
-        if number in self._users or (known is not None and known.busy):
-            return
-        self._logs.pop(number, None)
-        await self._guarded(self._around.store.forget_payloads(self._hold, number))
+        """Remove what is left of a payload log that was dropped a margin ago."""
+        if number not in self._logs and number not in self._opening:
+            await self._around.payload_logs.forget(self._hold.log._replace(number=number))
 
     async def _guarded(self, change: Awaitable[Result]) -> Result:
         try:
@@ -285,6 +327,7 @@ class StoredPayloads:
 
     def close(self, error: BrokerError) -> None:
         """Stop: the topic's hold is done."""
+        self._closed = True
         for log in list(self._logs.values()):
             log.writer.close(error)
 
@@ -303,19 +346,28 @@ class StoredPayloads:
         while self.busy:
             for log in list(self._logs.values()):
                 await log.idle()
-            tasks = {*self._references.values(), *self._marking}
+            tasks = {*self._references.values(), *self._opening.values(), *self._marking}
             if tasks:
                 await asyncio.wait(tasks)
 
 
-def _check_open(number: int, state: State) -> None:
-    if state is State.DROPPED:
+class _Retired(Exception):
+    """The writer of a payload log was retired meanwhile: its log is opened anew, or closed."""
+
+
+async def _give_back(writer: LogWriter, error: BrokerError) -> None:
+    """Answer what a writer certainly did not store."""
+    again = Fenced if isinstance(error, Fenced) else Unavailable
+    fail(await writer.settled(), again("Not stored: the payload log is being claimed again."))
+
+
+def _refuse_closed(number: int, root: Root) -> NoReturn:
+    if root.state is RootState.DROPPED:
         raise TransactionTooOld(f"The payloads of transaction {number} have expired.")
-    if state is not State.OPEN:
-        raise PayloadsSealed(
-            f"The payloads of transaction {number} were published: nothing can be added. "
-            "Store before you publish, or publish the rest as messages of the transaction."
-        )
+    raise PayloadsSealed(
+        f"The payloads of transaction {number} were published: nothing can be added. "
+        "Store before you publish, or publish the rest as messages of the transaction."
+    )
 
 
 def _nothing(_: Batch) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from broker.clock import Clock
 from broker.leading.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
-from broker.storage.ports import LogStore
+from broker.storage.log import Logs
+from broker.storage.payloads import PayloadLogs
 from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys
 from broker.topics.ids import RowIds, first_timestamp_ms
@@ -33,18 +34,19 @@ class Surroundings:
         "clock",
         "instance",
         "is_clustered",
+        "logs",
         "metrics",
         "owner",
+        "payload_logs",
         "queue",
         "settings",
         "skewed",
-        "store",
         "tenure",
     )
 
     def __init__(  # noqa: PLR0913 - Each is named by its callers.
         self,
-        store: LogStore,
+        logs: Logs,
         clock: Clock,
         settings: TopicSettings,
         *,
@@ -59,7 +61,8 @@ class Surroundings:
         ``tenure`` says which topics it may claim. ``skewed`` is told, at each claim that finds this
         clock too far off, by how many ms it is ahead of the storage's (negative: behind).
         """
-        self.store = store
+        self.logs = logs
+        self.payload_logs = PayloadLogs(logs, owner)
         self.clock = clock
         self.settings = settings
         self.owner = owner

@@ -7,7 +7,7 @@ next batch. So the batch grows with the load by itself, and a lone request waits
     commit  [ a ] [  b c  ] [ d e f g h ]
 
 A request is one unit: its rows are consecutive and become visible together. Ids are taken when a batch
-is formed, in the order of arrival. How many batches may be under way is the store's to say.
+is formed, in the order of arrival. One batch is under way at a time.
 
 A writer lives as long as its hold. When an append ends badly the hold is done: requests of that batch
 get its outcome, and requests that were certainly not stored go to whoever takes the log next, in the
@@ -21,7 +21,6 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from broker import guards
 from broker.errors import (
     BodyTooLarge,
     BrokerError,
@@ -32,8 +31,8 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import timestamp_of
-from broker.storage.ports import Batch, Hold
-from broker.topics.batches import answer, batch_of
+from broker.storage.hold import Hold
+from broker.topics.batches import Batch, answer, batch_of
 from broker.topics.ids import LeadExceeded
 from broker.topics.overdue import Overdue
 from broker.topics.settings import Published
@@ -47,8 +46,8 @@ KeyMark = tuple[bytes, bytes]
 class Write:
     """One request on its way into a log.
 
-    ``payloads`` None is a reference row. ``key`` is there if it came with an idempotency key.
-    ``rows`` is how many ids it takes, ``size`` what it counts for in queues.
+    ``payloads`` None is a reference, which stands for ``messages``. ``key`` is there if it came with an
+    idempotency key. ``rows`` is how many ids it takes, ``size`` what it counts for in queues.
     """
 
     __slots__ = (
@@ -56,7 +55,9 @@ class Write:
         "future",
         "key",
         "lifetime_ms",
+        "messages",
         "number",
+        "payload_bytes",
         "payloads",
         "pointer",
         "rows",
@@ -82,15 +83,15 @@ class Write:
         self.lifetime_ms = lifetime_ms
         self.key = key
         self.deadline = math.inf if deadline is None else deadline
-        self.rows = 1 if payloads is None else len(payloads)
-        self.size = sum(map(len, payloads or ())) + ROW_OVERHEAD_BYTES * self.rows
+        self.rows = self.messages = 1 if payloads is None else len(payloads)
+        self.payload_bytes = sum(map(len, payloads or ()))
+        self.size = self.payload_bytes + ROW_OVERHEAD_BYTES * self.rows
 
     @property
     def is_plain(self) -> bool:
-        """Whether its rows may share a segment with those of other plain requests."""
+        """Whether its messages may share entries with those of other plain requests."""
         return (
             self.pointer is None
-            and self.key is None
             and self.lifetime_ms is None
             and self.number is None
             and self.payloads is not None
@@ -117,17 +118,18 @@ class LogWriter:
         ``confirm``, if given, must succeed after each append before its requests are answered.
         """
         self.hold = hold
-        self.ids = around.row_ids(timestamp_of(hold.control.pointer))
+        self.ids = around.row_ids(timestamp_of(hold.pointer))
         self.closed = False
         self._rows_max = min(around.settings.batch_rows_max, self.ids.at_once_max)
         self._around = around
-        self._store = around.store
-        self._row_bytes_max = around.store.row_bytes_max
+        self._message_bytes_max = around.logs.entry_bytes_max
+        self._request_bytes_max = around.logs.append_bytes_max
         self._clock = around.clock
         self._settings = around.settings
         self._budget = around.queue
         self._topic_label = "/".join(hold.log.topic)
-        self._kind = "publish" if hold.log.number is None else "store"
+        self._is_stored = hold.log.number is not None
+        self._kind = "store" if self._is_stored else "publish"
         self._committed = committed
         self._lost = lost
         self._confirm = confirm
@@ -158,7 +160,7 @@ class LogWriter:
         """
         if self.closed:
             raise Fenced(f"Nobody leads topic '{self.hold.log.topic}' just now.")
-        if write.size > self._row_bytes_max:
+        if write.size > self._message_bytes_max or write.size > self._request_bytes_max:
             self._check_sizes(write)
         queue, budget = self._queue, self._budget
         if len(queue) >= self._settings.queued_requests_max:
@@ -174,10 +176,16 @@ class LogWriter:
         return write.future
 
     def _check_sizes(self, write: Write) -> None:
-        if any(len(payload) > self._row_bytes_max for payload in write.payloads or ()):
+        """Refuse what the store can't hold, before it is given ids."""
+        if any(len(payload) > self._message_bytes_max for payload in write.payloads or ()):
             raise BodyTooLarge(
-                f"A message of more than {self._row_bytes_max} bytes can't be stored. "
+                f"A message of more than {self._message_bytes_max} bytes can't be stored. "
                 "Send it in parts."
+            )
+        if write.size > self._request_bytes_max:
+            raise BodyTooLarge(
+                f"Messages of more than {self._request_bytes_max} bytes can't be stored together. "
+                "Send them in several requests."
             )
 
     def take_over(self, writes: Sequence[Write]) -> None:
@@ -204,6 +212,11 @@ class LogWriter:
         self._lost(self, error)
         self._tell_if_quiet()
 
+    def retire(self) -> None:
+        """Take nothing more, without telling of it; nothing waits or is under way."""
+        self.closed = True
+        self.hold.end()
+
     async def settled(self) -> list[Write]:
         """Return the requests that were certainly not stored, in their order, of a closed writer."""
         assert self.closed
@@ -224,7 +237,7 @@ class LogWriter:
             and not self._forming
             and not self.closed
             and self._pause is None
-            and len(self._under_way) < self._store.pipeline_depth
+            and not self._under_way
         ):
             self._forming = True
             task = self._loop.create_task(self._send())
@@ -246,8 +259,8 @@ class LogWriter:
             self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
             return
         self._batches += 1
-        self._form()
-        await self._commit(self._batches, batch_of(writes, ids), writes, size)
+        batch = batch_of(writes, ids, self.hold.epoch, is_stored=self._is_stored)
+        await self._commit(self._batches, batch, writes, size)
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
@@ -301,7 +314,9 @@ class LogWriter:
 
     async def _commit(self, number: int, batch: Batch, writes: list[Write], size: int) -> None:
         try:
-            await self._store.append(self.hold, batch)
+            await self.hold.append(
+                batch.entries, messages=batch.messages, payload_bytes=batch.payload_bytes
+            )
             if self._confirm is not None:
                 await self._confirmed(self._confirm)
         except RequestError as error:
@@ -346,8 +361,6 @@ class LogWriter:
 
 def _refused(write: Write) -> bool:
     """Refuse a request whose deadline passed before it was sent."""
-    if not guards.holds("deadline"):
-        return False
     write.future.set_exception(Overloaded("The deadline passed in the queue."))
     return True
 

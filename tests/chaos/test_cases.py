@@ -16,9 +16,11 @@ from chaos.cluster import ChaosCluster
 
 OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "same_instance_id", "time_poisoned"}
 """Violations that no checker of histories finds."""
-UNGUARDED_IN_SHORT = ("zombie-leader", "split-brain")
-IN_SHORT = (*UNGUARDED_IN_SHORT, "stale-lock", "late-rollback", "consumer-skip")
-"""Of the cases that are played on a cluster, those that every run of the tests plays: all would take too long."""
+IN_SHORT = ("zombie-leader", "late-rollback")
+"""Of the cases that are played on a cluster, those that every run of the tests plays: all would take too long.
+
+Without their guards, cases are played by the nightly run alone.
+"""
 
 quick = pytest.mark.timeout(120)
 on_a_cluster = [
@@ -31,11 +33,10 @@ on_a_cluster = [
 
 def some(*where: Where, guarded: bool = False) -> list[ParameterSet]:
     chosen = []
-    in_short = UNGUARDED_IN_SHORT if guarded else IN_SHORT
     for case in CASES.values():
         if case.where in where and (case.guard is not None or not guarded):
-            is_nightly = case.where is Where.CLUSTER and case.name not in in_short
-            marks = [pytest.mark.nightly] if is_nightly else []
+            is_short = not guarded and (case.where is not Where.CLUSTER or case.name in IN_SHORT)
+            marks = [] if is_short else [pytest.mark.nightly]
             chosen.append(pytest.param(case, id=case.name, marks=marks))
     return chosen
 

@@ -17,7 +17,7 @@ from broker.testing.cluster import pids
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.server("hbase"),
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(400),
 ]
 

@@ -96,6 +96,7 @@ async def test_a_target_does_what_it_says_it_can(fresh: ChaosCluster) -> None:
     assert await fresh.links.spoilt() == {}
 
 
+@pytest.mark.nightly
 async def test_a_broker_whose_power_fails_loses_nothing(tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")

@@ -14,6 +14,7 @@ from broker.testing.serving import Answered, Broker, Http, listening, topic_path
 from broker.wire import avro
 
 MUTANTS = 100_000
+MUTANTS_DRAWN = 8_000
 MUTANTS_OVER_HTTP = 2_000
 MUTANTS_A_TOPIC = 250
 """A topic is read in whole after each refusal, so it is not let grow."""
@@ -90,6 +91,13 @@ async def run(trial: Trial, seed: int, count: int) -> None:
     assert trial.statuses["refused"] >= 0.2 * count, trial.statuses
 
 
+async def test_mutants_of_today_in_the_process(drawn_seed: int) -> None:
+    broker = Broker()
+    await run(Trial(broker), drawn_seed, MUTANTS_DRAWN)
+    await broker.close()
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 async def test_mutants_in_the_process() -> None:
     broker = Broker()

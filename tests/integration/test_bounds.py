@@ -21,6 +21,8 @@ IDLE = 10_000
 SLOW_READERS = 1_000
 BOMBS = 20
 ENDLESS_HEADS = 500
+IN_SHORT = 0.2
+"""The share of all these that every run of the tests takes."""
 PEAK_BYTES_MAX = 832 * 1024 * 1024
 """What a node may need at most in all of this; the documentation says the same."""
 FILES_NEEDED = IDLE + SLOW_READERS + ENDLESS_HEADS + 500
@@ -66,8 +68,9 @@ async def broker(many_files: None, tmp_path: Path) -> AsyncIterator[BrokerProces
 class Publisher:
     """Publishes one message after the other, and remembers how long each took."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, publishes_min: int) -> None:
         self._port = port
+        self._publishes_min = publishes_min
         self.times_ms: list[float] = []
         self.progress = asyncio.Event()
 
@@ -88,7 +91,7 @@ class Publisher:
         before = len(self.times_ms)
         done = await what
         async with asyncio.timeout(DEADLINE_S):
-            while len(self.times_ms) < before + PUBLISHES_MIN:
+            while len(self.times_ms) < before + self._publishes_min:
                 self.progress.clear()
                 await self.progress.wait()
         times = self.times_ms[before:]
@@ -97,8 +100,8 @@ class Publisher:
 
 
 @asynccontextmanager
-async def publishing(port: int) -> AsyncIterator[Publisher]:
-    publisher = Publisher(port)
+async def publishing(port: int, publishes_min: int) -> AsyncIterator[Publisher]:
+    publisher = Publisher(port, publishes_min)
     task = asyncio.create_task(publisher.run())
     try:
         yield publisher
@@ -153,8 +156,11 @@ async def endless_head(stack: AsyncExitStack, port: int) -> bool:
     return await raw.line() in (b"", b"HTTP/1.1 400 Bad Request\r\n")
 
 
+@pytest.mark.parametrize("share", [IN_SHORT, pytest.param(1.0, marks=pytest.mark.nightly)])
 async def test_everything_at_once(
-    broker: BrokerProcess, record_testsuite_property: Callable[[str, object], None]
+    broker: BrokerProcess,
+    record_testsuite_property: Callable[[str, object], None],
+    share: float,
 ) -> None:
     port = broker.port
     told: dict[str, str] = {}
@@ -164,17 +170,18 @@ async def test_everything_at_once(
         told[what] = f"{resident} MiB; publishing {times}"
         record_testsuite_property(what, told[what])
 
-    packed = gzip.compress(bytes(512 << 20))
-    async with publishing(port) as publisher, AsyncExitStack() as stack:
+    packed = gzip.compress(bytes(512 << 20), 1)
+    async with publishing(port, int(PUBLISHES_MIN * share)) as publisher, AsyncExitStack() as stack:
         for what, count, act, group in (
-            ("nothing else", 0, lambda: idle(stack, port), 1),
+            ("nothing else", 0.0, lambda: idle(stack, port), 1),
             ("idle connections", IDLE, lambda: idle(stack, port), 200),
             ("slow readers", SLOW_READERS, lambda: slow_reader(stack, port), 200),
             ("gzip bombs", BOMBS, lambda: bomb(port, packed), 5),
             ("endless heads", ENDLESS_HEADS, lambda: endless_head(stack, port), 100),
         ):
-            done, times = await publisher.during(in_groups(count, act, group))
-            tell(f"{count} {what}" if count else what, times)
+            number = int(count * share)
+            done, times = await publisher.during(in_groups(number, act, group))
+            tell(f"{number} {what}" if number else what, times)
             if what == "gzip bombs":
                 # Several together may use up what all bodies may hold before one is over its own bound.
                 assert 413 in {reply.status for reply in done} <= {413, 503}

@@ -14,32 +14,36 @@ from broker.testing.kills import Extent, run_kills
 from broker.testing.process import BrokerProcess
 
 KILLS = int(os.environ.get("BROKER_KILLS", "50"))
-MESSAGES = 400 * KILLS
+KILLS_IN_SHORT = 12
+MESSAGES_A_KILL = 400
 LIFE_MAX_S = 10**10
 
 
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
-    seed = random.SystemRandom().getrandbits(32)
+@pytest.mark.parametrize("kills", [KILLS_IN_SHORT, pytest.param(KILLS, marks=pytest.mark.nightly)])
+async def test_kills_lose_nothing_that_was_acknowledged(
+    tmp_path: Path, drawn_seed: int, kills: int
+) -> None:
+    messages = kills * MESSAGES_A_KILL
     history = History(time.monotonic_ns)
     broker = BrokerProcess(tmp_path / "data", ["--transaction-life-max", str(LIFE_MAX_S)])
     driver = BrokerDriver(broker)
     try:
-        extent = Extent(KILLS, MESSAGES, calls_max=300)
-        counts = await run_kills(driver, history, random.Random(seed), extent)
+        extent = Extent(kills, messages, calls_max=300)
+        counts = await run_kills(driver, history, random.Random(drawn_seed), extent)
         await driver.client.close()
         assert broker.stop() == 0
     finally:
         broker.kill()
-    print(f"{counts}, seed {seed}")  # noqa: T201  The totals are asked for.
+    print(f"{counts}, seed {drawn_seed}")  # noqa: T201  The totals are asked for.
     calls = calls_of(located(history.events))
     verdict = check(calls)
-    assert verdict.violations == (), f"{counts}, seed {seed}"
+    assert verdict.violations == (), f"{counts}, seed {drawn_seed}"
     assert verdict.is_known
-    assert counts.kills >= KILLS
-    assert counts.acknowledged >= MESSAGES
+    assert counts.kills >= kills
+    assert counts.acknowledged >= messages
     assert counts.unknown > 0
     for op in ("rollback", "reference", "delete", "create"):
         assert any(call.is_ok for call in of(calls, op)), f"no {op} was ever acknowledged"

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.cluster import LocalCluster, Member, Sizes
+from broker.testing.cluster import LocalCluster, Member
 from broker.testing.servers import HBaseServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
@@ -30,24 +30,17 @@ TOPICS = [f"admin/topic-{number}" for number in range(12)]
 
 
 @pytest.fixture(scope="module")
-def hbase() -> Iterator[HBaseServer]:
-    with HBaseServer() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def cluster(hbase: HBaseServer) -> Iterator[LocalCluster]:
-    with LocalCluster(Sizes(nodes=3), hbase=hbase) as cluster:
-        # Who leads what is settled once every node has heard of all others.
-        eventually(
-            lambda: all(len(rows(node)) == 3 for node in cluster.nodes),
-            lambda: [asked(node, "status") for node in cluster.nodes],
-        )
-        with SyncClient(cluster.nodes[0].url) as client:
-            for topic in TOPICS:
-                client.create_topic(topic)
-                client.publish(topic, b"first")
-        yield cluster
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    """The nodes that all share; who leads what is settled once every node has heard of all others."""
+    eventually(
+        lambda: all(len(rows(node)) == 3 for node in shared_cluster.nodes),
+        lambda: [asked(node, "status") for node in shared_cluster.nodes],
+    )
+    with SyncClient(shared_cluster.nodes[0].url) as client:
+        for topic in TOPICS:
+            client.create_topic(topic)
+            client.publish(topic, b"first")
+    return shared_cluster
 
 
 def broker(node: Member, *words: str, code: int = 0) -> str:
@@ -254,6 +247,7 @@ def test_what_does_not_exist_is_told(cluster: LocalCluster) -> None:
     assert "broker topics create" in broker(here, "cluster", "leaders", "admin/none", code=1)
 
 
+@pytest.mark.nightly
 def test_a_node_that_is_killed_is_silent_until_it_is_gone_and_another_leads(
     cluster: LocalCluster,
 ) -> None:
@@ -272,8 +266,9 @@ def test_a_node_that_is_killed_is_silent_until_it_is_gone_and_another_leads(
     )
 
 
+@pytest.mark.nightly
 def test_the_status_is_told_while_zookeeper_and_storage_are_away(
-    hbase: HBaseServer, cluster: LocalCluster
+    hbase_server: HBaseServer, cluster: LocalCluster
 ) -> None:
     here = cluster.nodes[0]
 
@@ -281,7 +276,7 @@ def test_the_status_is_told_while_zookeeper_and_storage_are_away(
         return {row["view"]["zookeeper"]["contact"] for row in rows(here).values() if row["view"]}
 
     cluster.zookeepers[0].pause()
-    hbase.kill()
+    hbase_server.kill()
     try:
         eventually(
             lambda: "connected" not in contacts(),
@@ -297,7 +292,7 @@ def test_the_status_is_told_while_zookeeper_and_storage_are_away(
         assert "pins and drained nodes are not known" in shown
     finally:
         cluster.zookeepers[0].resume()
-        hbase.start()
+        hbase_server.start()
     eventually(
         lambda: contacts() == {"connected"} and asked(here, "status")["problem"] is None,
         lambda: asked(here, "status"),
@@ -309,11 +304,11 @@ def test_the_status_is_told_while_zookeeper_and_storage_are_away(
 
 @pytest.mark.nightly
 def test_a_node_stops_in_the_time_that_a_container_gets_though_nobody_answers_it(
-    hbase: HBaseServer, cluster: LocalCluster
+    hbase_server: HBaseServer, cluster: LocalCluster
 ) -> None:
     one = cluster.nodes[1]
     cluster.zookeepers[0].pause()
-    hbase.suspend()
+    hbase_server.suspend()
     publishing = [
         threading.Thread(target=publish_once, args=(f"{one.url}", topic)) for topic in TOPICS
     ]
@@ -325,8 +320,8 @@ def test_a_node_stops_in_the_time_that_a_container_gets_though_nobody_answers_it
     finally:
         cluster.zookeepers[0].resume()
         # Silent for so long, its region server gives itself up.
-        hbase.kill()
-        hbase.start()
+        hbase_server.kill()
+        hbase_server.start()
     for thread in publishing:
         thread.join()
     one.start()

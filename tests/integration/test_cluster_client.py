@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import aiohttp
 import pytest
 
 from broker.client import Client, admin
 from broker.model import TopicId
-from broker.testing.cluster import LocalCluster, Sizes
-from broker.testing.servers import HBaseServer
+from broker.testing.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.integration,
@@ -21,17 +19,12 @@ pytestmark = [
 ]
 
 DEADLINE_S = 60.0
-SETTINGS = {"cluster.session_timeout_ms": 2000}
 PUBLISHERS = 4
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with (
-        HBaseServer() as hbase,
-        LocalCluster(Sizes(nodes=3), hbase=hbase, settings=SETTINGS) as one,
-    ):
-        yield one
+@pytest.fixture
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    return shared_cluster
 
 
 def urls(cluster: LocalCluster) -> list[str]:

@@ -19,10 +19,9 @@ import pytest
 
 from broker.client import Client, Leader, Snapshot, admin
 from broker.model import TopicId
-from broker.testing.cluster import LocalCluster, Member, Sizes
+from broker.testing.cluster import LocalCluster, Member
 from broker.testing.cluster.keepalive import KeepAlive
 from broker.testing.cluster.load import READING, ClusterLoad
-from broker.testing.servers import HBaseServer
 
 pytestmark = [
     pytest.mark.integration,
@@ -33,20 +32,15 @@ pytestmark = [
 
 SESSION_S = 2.0
 DEADLINE_S = 60.0
-MOVES, MOVE_EVERY_S = 12, 1.0
+MOVES, MOVES_IN_SHORT, MOVE_EVERY_S = 12, 4, 1.0
 CLIENTS, TOPICS, PUBLISHERS = 64, 3, 9
 PLAIN = CLIENTS - TOPICS * (PUBLISHERS + len(READING))
 """Of a rolling restart's clients those that know nothing of brokers."""
-SETTINGS = {"cluster.session_timeout_ms": int(SESSION_S * 1000)}
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with (
-        HBaseServer() as hbase,
-        LocalCluster(Sizes(nodes=3), hbase=hbase, settings=SETTINGS) as one,
-    ):
-        yield one
+@pytest.fixture
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    return shared_cluster
 
 
 def urls(cluster: LocalCluster) -> list[str]:
@@ -190,11 +184,15 @@ async def test_a_zookeeper_without_its_data_rewinds_nothing(cluster: LocalCluste
         assert (led.epoch or 0) >= (before.epoch or 0) > 0
 
 
-async def test_a_topic_that_is_moved_every_second_stays_one_log(cluster: LocalCluster) -> None:
-    topic, identifier = "faults/bounced-0", TopicId("faults", "bounced-0")
-    async with load(cluster, "bounced", topics=1) as work, Client(urls(cluster)) as client:
+@pytest.mark.parametrize("moves", [MOVES_IN_SHORT, pytest.param(MOVES, marks=pytest.mark.nightly)])
+async def test_a_topic_that_is_moved_every_second_stays_one_log(
+    cluster: LocalCluster, moves: int
+) -> None:
+    name = f"bounced-{moves}"
+    topic, identifier = f"faults/{name}-0", TopicId("faults", f"{name}-0")
+    async with load(cluster, name, topics=1) as work, Client(urls(cluster)) as client:
         epochs = set()
-        for turn in range(MOVES):
+        for turn in range(moves):
             # The next move begins a second after this one did, or when this one is over, if later.
             due = event_in(MOVE_EVERY_S)
             await client.ask(admin.pin(identifier, str(turn % 2)))
@@ -203,7 +201,7 @@ async def test_a_topic_that_is_moved_every_second_stays_one_log(cluster: LocalCl
             epochs.add((await client.leader(topic)).epoch)
             await due.wait()
         await client.ask(admin.unpin(identifier))
-        assert len(epochs) == MOVES
+        assert len(epochs) == moves
     # Planned moves are no reason to fail.
     assert work.counts["fail"] == work.counts["unknown"] == 0, work.errors
 

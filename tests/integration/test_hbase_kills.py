@@ -66,6 +66,7 @@ def gateways_of(cluster: LocalCluster) -> list[Address]:
     return [Address(each.place.host, each.place.port) for each in cluster.gateways]
 
 
+@pytest.mark.nightly
 async def test_the_region_server_is_killed_and_comes_back() -> None:
     async with hbase() as cluster, judged(gateways_of(cluster), topics=2) as load:
         server = cluster.region_servers[0]

@@ -229,7 +229,7 @@ def test_the_same_folder_goes_on_with_its_data(tmp_path: Path) -> None:
     assert read == [b"1", b"2"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nodes_of_a_test_are_killed_frozen_and_started_again(hbase_server: HBaseServer) -> None:
     topic = "demo/t"
     with LocalCluster(

@@ -58,6 +58,7 @@ def test_the_original_server_answers_the_vectors_of_its_wire(tms_server: TmsServ
     assert first < second
 
 
+@pytest.mark.nightly
 @pytest.mark.server("tms")
 def test_the_original_server_keeps_its_data_through_a_kill(tmp_path: Path) -> None:
     with TmsServer(folder=tmp_path, overrides={"messaging.topic.default.ttl.seconds": "77"}) as tms:

@@ -1,12 +1,14 @@
-"""Two lanes of tests, side by side: those that start servers, and those that only compute.
+"""Lanes of tests, side by side: what shares servers stays in one lane, and the others fill the gaps.
 
-The first mostly wait for their servers, and must not wait for each other's: there is one of each for a whole
-session. The second need nothing but a processor, so with ``pytest -n 2`` they get what the first leave over::
+There is one HBase, one ZooKeeper and one set of nodes for a whole session, so all that share them are one
+lane, which one worker takes. Tests that share the original's server are another. Each file of all the others
+is a lane of its own; a worker that is free takes the next. So with ``pytest -n 2`` both workers end at about
+the same time::
 
-    worker 1   servers     chaos ── conformance ── contract ── docs ── integration
-    worker 2   computing   benchmarks ── simulation ── tidy ── unit
+    worker 1   cluster ──────────────────────────────────────────────────── unit ...
+    worker 2   original ── docs ── integration ── ... ── simulation ── tidy ── unit ...
 
-Without ``-n``, all is done one after the other.
+Without ``-n``, all is done one after the other, in the same order.
 """
 
 from __future__ import annotations
@@ -16,18 +18,60 @@ import os
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-COMPUTING = ("tests/benchmarks/", "tests/simulation/", "tests/tidy/", "tests/unit/")
-NICENESS = 10
-"""Of the computing lane: a server's deadline shall not pass because something else is computed."""
+CLUSTER = (
+    "tests/contract/test_hbase_",
+    "tests/contract/test_zookeeper_",
+    "tests/integration/test_cluster_",
+    "tests/integration/test_compose",
+    "tests/integration/test_hbase_",
+    "tests/integration/test_local_cluster",
+    "tests/chaos/test_cases.py::TestOnACluster::",
+    "tests/chaos/test_hooks",
+    "tests/chaos/test_run",
+)
+"""The tests that share HBase, ZooKeeper or nodes, in this order: one cluster ends before the next is needed."""
+ORIGINAL = ("tests/conformance/", "tests/integration/test_servers")
+COMPUTING = ("tests/model/", "tests/simulation/", "tests/tidy/", "tests/unit/")
+SHARED = {
+    "cluster": {"hbase_server", "shared_cluster", "shared_hbase", "zookeeper_server"},
+    "original": {"java_client", "tms_server"},
+}
+"""The fixtures of servers that tests share, and the lane in which they are."""
+NICENESS = 5
+NICENESS_OF_COMPUTING = 10
+"""A deadline of a cluster shall not pass because something else runs."""
 
 
 def lane_of(nodeid: str) -> str:
     """Return the lane of a test."""
-    return "computing" if nodeid.startswith(COMPUTING) else "servers"
+    if nodeid.startswith(CLUSTER):
+        return "cluster"
+    return "original" if nodeid.startswith(ORIGINAL) else nodeid.partition("::")[0]
+
+
+def place_of(nodeid: str) -> tuple[int, int]:
+    """Return where a test stands in the order of all: what takes longest comes first, what computes last."""
+    if lane_of(nodeid) == "cluster":
+        return 0, next(place for place, start in enumerate(CLUSTER) if nodeid.startswith(start))
+    if lane_of(nodeid) == "original":
+        return 1, 0
+    return (3, 0) if nodeid.startswith(COMPUTING) else (2, 0)
+
+
+def niceness_of(nodeid: str) -> int:
+    """Return how far a test stands back for others."""
+    if lane_of(nodeid) == "cluster":
+        return 0
+    return NICENESS_OF_COMPUTING if nodeid.startswith(COMPUTING) else NICENESS
 
 
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # It has no types.
-    """Gives each lane to one worker."""
+    """Gives each lane to one worker, in the order in which tests were collected."""
+
+    def __init__(self, config: pytest.Config, log: object) -> None:
+        """Keep the order."""
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
         return lane_of(nodeid)
@@ -41,6 +85,17 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ.pop(name, None)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the lanes in order. Raises UsageError for a test that would start a shared server twice."""
+    for item in items:
+        lane, fixtures = lane_of(item.nodeid), set(getattr(item, "fixturenames", ()))
+        for other, shared in SHARED.items():
+            if lane != other and fixtures & shared:
+                raise pytest.UsageError(f"{item.nodeid} belongs into the lane {other!r} (lanes.py)")
+    items.sort(key=lambda item: place_of(item.nodeid))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
     """Distribute tests by lane, whatever ``--dist`` says."""
     return Lanes(config, log)
@@ -48,7 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Lanes:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> None:
-    """Let a worker of its own that computes stand back."""
+    """Let a worker of several stand back for those that run a cluster. It never comes forward again."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if workers > 1 and lane_of(item.nodeid) == "computing" and not os.nice(0):
-        os.nice(NICENESS)
+    if workers > 1 and (more := niceness_of(item.nodeid) - os.nice(0)) > 0:
+        os.nice(more)

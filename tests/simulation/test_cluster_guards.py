@@ -63,6 +63,7 @@ def test_the_page_tells_after_how_many_seeds(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.simulation
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", COMMON)
 def test_what_is_common_is_met_in_random_seeds(name: str) -> None:
@@ -78,6 +79,7 @@ def test_a_guard_that_no_random_seed_of_a_cluster_can_miss_is_told_so(
 
 
 @pytest.mark.simulation
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", FILE["guard"], ids=lambda row: row["name"])
 def test_its_absence_is_found_by_name(row: dict[str, Any]) -> None:

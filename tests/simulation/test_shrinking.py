@@ -29,6 +29,7 @@ def names(plan: Plan) -> set[str]:
 
 
 @pytest.mark.simulation
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_schedule_without_a_guard_is_shortened_and_still_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -1,6 +1,7 @@
-"""The files that the rules are about: what git tracks."""
+"""The files that the rules are about, which are what git tracks, and what breaks a rule in them."""
 
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,3 +18,8 @@ def tracked(*patterns: str) -> list[str]:
 
 def text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+def offenders(names: Iterable[str], rule: Callable[[str], Iterable[object]]) -> list[str]:
+    """Return what a rule finds in each of some files, so that one test lists all of it."""
+    return [f"{name}: {found}" for name in names for found in rule(text(name))]

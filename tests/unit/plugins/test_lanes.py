@@ -3,46 +3,72 @@ from pathlib import Path
 
 import pytest
 
-from tests.plugins.lanes import NICENESS, lane_of
+from tests.plugins.lanes import lane_of, niceness_of, place_of
 
 PLUGIN = "tests.plugins.lanes"
 TELLING = """
 import os
 
 def test_where():
-    print("worker", os.environ["PYTEST_XDIST_WORKER"], "nice", os.nice(0))
+    print("told", __name__, os.environ["PYTEST_XDIST_WORKER"], os.nice(0))
     assert "COLUMNS" not in os.environ
     assert False
 """
+FILES = (
+    "tests/docs/test_in_docs.py",
+    "tests/integration/test_cluster_one.py",
+    "tests/integration/test_hbase_other.py",
+    "tests/tidy/test_in_tidy.py",
+    "tests/unit/test_in_unit.py",
+)
+FLAGS = ("--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", PLUGIN)
 
 
 @pytest.mark.parametrize(
     ("nodeid", "lane"),
     [
-        ("tests/unit/test_clock.py::test_it[a]", "computing"),
-        ("tests/simulation/test_seeds.py::TestIt::test_it", "computing"),
-        ("tests/integration/test_unit.py::test_it", "servers"),
-        ("tests/docs/test_commands.py::test_it[make demo]", "servers"),
+        ("tests/unit/test_clock.py::test_it[a]", "tests/unit/test_clock.py"),
+        ("tests/chaos/test_cases.py::TestOnACluster::test_it", "cluster"),
+        ("tests/chaos/test_cases.py::test_it", "tests/chaos/test_cases.py"),
+        ("tests/integration/test_cluster_faults.py::test_it", "cluster"),
+        ("tests/integration/test_stop.py::test_it", "tests/integration/test_stop.py"),
+        ("tests/conformance/test_mutations.py::test_it", "original"),
     ],
 )
-def test_what_starts_servers_is_in_a_lane_of_its_own(nodeid: str, lane: str) -> None:
+def test_what_shares_servers_is_in_one_lane(nodeid: str, lane: str) -> None:
     assert lane_of(nodeid) == lane
 
 
-def test_lanes_run_side_by_side_and_the_computing_one_stands_back(
-    pytester: pytest.Pytester,
-) -> None:
-    for folder in ("unit", "tidy", "chaos", "contract"):
-        path = Path("tests", folder)
-        path.mkdir(parents=True)
-        (path / f"test_in_{folder}.py").write_text(TELLING)
-    flags = ("--import-mode=importlib", "-n2", "-p", "no:cacheprovider", "-p", "no:asyncio")
-    result = pytester.runpytest_subprocess("-p", PLUGIN, *flags)
-    told = sorted(line for line in result.outlines if line.startswith("worker"))
-    by_worker = [told[0], told[0], told[2], told[2]]
-    assert told == by_worker
-    niceness = sorted(line.split()[-1] for line in (told[0], told[2]))
-    assert niceness == sorted(
-        [str(os.nice(0)), str(NICENESS)]
-    )  # This test may be in a lane itself.
-    result.assert_outcomes(failed=4)
+def test_what_takes_longest_comes_first_and_what_computes_last() -> None:
+    nodeids = [f"{file}::test_where" for file in FILES]
+    assert sorted(nodeids, key=place_of) == [nodeids[place] for place in (1, 2, 0, 3, 4)]
+
+
+def test_lanes_run_side_by_side_and_stand_back_for_a_cluster(pytester: pytest.Pytester) -> None:
+    for name in FILES:
+        file = Path(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(TELLING)
+    result = pytester.runpytest_subprocess("-n2", *FLAGS)
+    result.assert_outcomes(failed=len(FILES))
+    told = {line.split()[1]: line.split()[2:] for line in result.outlines if "told " in line[:5]}
+    assert len(told) == len(FILES)
+    by_file = {file: told[file.removesuffix(".py").replace("/", ".")] for file in FILES}
+    assert by_file[FILES[1]][0] == by_file[FILES[2]][0], "the cluster's tests have one worker"
+    assert len({worker for worker, _ in by_file.values()}) == 2
+    # This test may be in a lane itself.
+    assert {file: int(nice) for file, (_, nice) in by_file.items()} == {
+        file: max(os.nice(0), niceness_of(file)) for file in FILES
+    }
+
+
+def test_a_test_that_would_start_a_second_hbase_is_refused(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
+        "import pytest\n@pytest.fixture(scope='session')\ndef shared_hbase():\n    pass\n"
+    )
+    file = Path("tests/integration/test_stray.py")
+    file.parent.mkdir(parents=True)
+    file.write_text("def test_it(shared_hbase):\n    pass\n")
+    result = pytester.runpytest_subprocess(*FLAGS)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*test_stray.py::test_it belongs into the lane 'cluster'*"])

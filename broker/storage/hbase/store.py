@@ -1,0 +1,75 @@
+"""HBase as a node uses it: opening the table by the configuration, and making what it needs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from broker.clock import Clock
+from broker.config import HBaseConfig, parse_address
+from broker.errors import Unavailable
+from broker.storage.hbase.gateways import CALL_S, Address, Gateways
+from broker.storage.hbase.schema import HBaseAdmin, Made, Schema
+from broker.storage.hbase.table import HBaseTable
+from broker.storage.health import Ended
+from broker.storage.table import TableError
+
+Observe = Callable[[Ended], None]
+PAUSE_S = 0.25
+
+
+async def open_hbase(
+    config: HBaseConfig, clock: Clock, observe: Observe | None = None
+) -> HBaseTable:
+    """Open the table of all spaces; ``observe`` is told of each call to a gateway as it ends.
+
+    Raises:
+        Unavailable: no gateway answers within ``hbase_call_s``, or a table of HBase is missing.
+        StorageCorrupt: what is there has another format.
+    """
+    gateways = _gateways(config, observe)
+    schema = schema_of(config)
+    deadline = clock.monotonic() + config.hbase_call_s
+    try:
+        while True:
+            try:
+                await HBaseAdmin(gateways, schema).check()
+                return HBaseTable(gateways, schema)
+            except TableError as error:
+                if clock.monotonic() >= deadline:
+                    raise Unavailable(f"HBase does not answer: {error}.") from error
+                await clock.sleep(PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311  Spread only.
+    except BaseException:
+        await gateways.close()
+        raise
+
+
+async def init_hbase(config: HBaseConfig) -> list[Made]:
+    """Make the namespace and the tables that are not there; say of each what was done.
+
+    Raises:
+        Unavailable: HBase does not do it; asking again is safe.
+    """
+    gateways = _gateways(config, None)
+    try:
+        return await HBaseAdmin(gateways, schema_of(config)).init(config.hbase_regions)
+    except TableError as error:
+        raise Unavailable(f"HBase did not make the tables: {error}.") from error
+    finally:
+        await gateways.close()
+
+
+def schema_of(config: HBaseConfig) -> Schema:
+    """Return which tables a configuration means."""
+    return Schema(config.hbase_namespace, config.hbase_table_prefix, config.durability)
+
+
+def _gateways(config: HBaseConfig, observe: Observe | None) -> Gateways:
+    return Gateways(
+        [Address(*parse_address(each)) for each in config.hbase_gateways],
+        connections_max=config.hbase_connections_max,
+        call_s=min(CALL_S, config.hbase_call_s),
+        connect_s=config.hbase_connect_s,
+        idle_s=config.hbase_idle_s,
+        observe=observe,
+    )

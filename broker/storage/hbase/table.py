@@ -1,0 +1,249 @@
+"""The port to a store over HBase: each method is one call of a gateway, but for what is said here.
+
+**A change** is a ``checkAndPut`` of the row's head: one row mutation of HBase, with one sync. With deletes it is
+a ``checkAndMutate``. True is certain. False is not: the gateway's client repeats a call of which it lost the
+answer, and the repetition finds the new head. HBase does not tell an absent cell from an empty one: no head
+is empty. A row without a head has no cells that could be deleted.
+
+**Cells that are too large** are refused before they are sent: what HBase says of them is "Internal error".
+
+**A range of cells** is one Get, so all of one moment. A Get has no bound in bytes, only in cells. This
+module guesses how many cells will do, by the size of those that the topic had last; it asks again if they
+were far too few. Backwards there is no Get: it reads the names and sizes of the range, and then the last
+cells from the name on at which the bounds are reached.
+
+**A delete** has a time that no clock reaches. So what was deleted once stays hidden, whatever is put there.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from broker.errors import BodyTooLarge
+from broker.storage.hbase import requests
+from broker.storage.hbase.gateways import Gateways
+from broker.storage.hbase.schema import DURABILITIES, Schema, salt_of
+from broker.storage.table import HEAD, Cell, Cells, NoAnswer, NotSent, Space, Table
+
+CELL_BYTES_MAX = (10 << 20) - (64 << 10)
+"""HBase's own bound, hbase.client.keyvalue.maxsize, is 10 MiB with key and column."""
+CHANGE_BYTES_MAX = 32 << 20
+"""A gateway and a region server hold some copies of it."""
+DELETES_MAX = 1000
+GUESSED_BYTES = 16 << 10
+"""The size of an entry of many messages."""
+GROWTH_MAX = 16
+_GUESSES_MAX = 4096
+_ABOVE_ANY_REST = b"\xff" * 64
+"""Follows the predecessor of a key's last byte: hardly a key lies between that and the key itself."""
+
+# A TResult and a TColumnValue.
+_ROW, _CELLS = 1, 2
+_COLUMN, _VALUE, _TIME = 2, 3, 4
+
+
+class HBaseTable(Table):
+    """All three spaces, in three tables of HBase."""
+
+    is_alone = False
+    cell_bytes_max = CELL_BYTES_MAX
+    change_bytes_max = CHANGE_BYTES_MAX
+
+    def __init__(self, gateways: Gateways, schema: Schema) -> None:
+        """Use the tables that ``schema`` names. ``close`` closes the gateways."""
+        self._gateways = gateways
+        self._names = {space: schema.name_of(space).encode() for space in Space}
+        self._synced = DURABILITIES[schema.durability]
+        self._sizes: dict[tuple[Space, bytes], int] = {}
+        """How many bytes a cell of a topic had, when cells of it were read last."""
+
+    @override
+    async def change(
+        self,
+        space: Space,
+        row: bytes,
+        expected: bytes | None,
+        puts: Mapping[bytes, bytes],
+        deletes: Sequence[bytes] = (),
+        *,
+        clear: bool = False,
+    ) -> bool:
+        assert puts[HEAD], "no head is empty"
+        assert expected != b"", "no head is empty"
+        assert not clear or len(puts) == 1, "a cleared row has a head alone"
+        _check_cells(puts)
+        size = sum(map(len, puts.values()))
+        if size > CHANGE_BYTES_MAX:
+            raise BodyTooLarge(f"{size} bytes in one change of HBase; at most {CHANGE_BYTES_MAX}.")
+        name, key = self._names[space], _key(space, row)
+        if expected is None or not (deletes or clear):
+            request = requests.check_and_put(name, key, expected, puts, self._synced)
+        else:
+            gone = None if clear else deletes
+            request = requests.check_and_mutate(name, key, expected, puts, gone, self._synced)
+        return bool(await self._gateways.ask("change", request))
+
+    @override
+    async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
+        if not columns:
+            return {}
+        request = requests.get(self._names[space], _key(space, row), columns)
+        found = await self._gateways.ask("get", request)
+        return {cell[_COLUMN]: Cell(cell[_VALUE], cell[_TIME]) for cell in found[_CELLS]}
+
+    @override
+    async def cells(
+        self,
+        space: Space,
+        row: bytes,
+        first: bytes,
+        last: bytes,
+        *,
+        cells_max: int,
+        bytes_max: int,
+        reverse: bool = False,
+    ) -> Cells:
+        if first > last:
+            return Cells([], more=False)
+        if reverse:
+            return await self._last_cells(space, row, first, last, cells_max, bytes_max)
+        topic = space, _topic_of(space, row)
+        count = min(cells_max, bytes_max // self._sizes.get(topic, GUESSED_BYTES) + 1)
+        while True:
+            found = await self._range(space, row, first, last, count)
+            sizes = [len(column) + len(value) for column, value in found]
+            size = sum(sizes)
+            if len(found) < count or count == cells_max or 2 * size >= bytes_max:
+                break
+            count = min(cells_max, count * min(GROWTH_MAX, bytes_max // (size or 1)))
+        if found:
+            if len(self._sizes) >= _GUESSES_MAX:
+                self._sizes.clear()
+            self._sizes[topic] = size // len(found) + 1
+        kept = found[: _within(sizes, bytes_max)]
+        return Cells(kept, more=len(kept) < len(found) or len(found) == count)
+
+    async def _last_cells(
+        self, space: Space, row: bytes, first: bytes, last: bytes, cells_max: int, bytes_max: int
+    ) -> Cells:
+        lengths = await self._range(space, row, first, last, None, lengths=True)
+        sizes = [len(column) + int.from_bytes(length, "big") for column, length in lengths]
+        wanted = min(cells_max, _within(reversed(sizes), bytes_max), len(lengths))
+        if not wanted:
+            return Cells([], more=False)
+        found = await self._range(space, row, lengths[-wanted][0], last, None)
+        # It has more than was wanted where a change came between, and the limits hold all the same.
+        found = found[::-1]
+        kept = found[: min(cells_max, _within((len(c) + len(v) for c, v in found), bytes_max))]
+        return Cells(kept, more=len(kept) < len(found) or wanted < len(lengths))
+
+    async def _range(
+        self,
+        space: Space,
+        row: bytes,
+        first: bytes,
+        last: bytes,
+        limit: int | None,
+        *,
+        lengths: bool = False,
+    ) -> list[tuple[bytes, bytes]]:
+        request = requests.get_range(
+            self._names[space], _key(space, row), first, last, limit, lengths=lengths
+        )
+        found = await self._gateways.ask("cells", request)
+        return [(cell[_COLUMN], cell[_VALUE]) for cell in found[_CELLS]]
+
+    @override
+    async def columns(self, space: Space, row: bytes, first: bytes, last: bytes) -> list[bytes]:
+        if first > last:
+            return []
+        found = await self._range(space, row, first, last, None, lengths=True)
+        return [column for column, _ in found]
+
+    @override
+    async def scan(
+        self, space: Space, first: bytes, last: bytes, *, limit: int, reverse: bool = False
+    ) -> list[tuple[bytes, Cell]]:
+        if first > last or limit < 1:
+            return []
+        # HBase begins with its start and ends before its stop, in both directions.
+        salt = b"" if space is Space.RECORDS else salt_of(first)
+        start, stop = (
+            (salt + last, _just_below(salt + first))
+            if reverse
+            else (salt + first, salt + last + b"\0")
+        )
+        request = requests.scan_heads(self._names[space], start, stop, limit, reverse=reverse)
+        heads = [
+            (row[_ROW][len(salt) :], _head(row))
+            for row in await self._gateways.ask("scan", request)
+        ]
+        return [(key, head) for key, head in heads if key >= first]
+
+    @override
+    async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
+        _check_cells(heads)
+        salted = {_key(space, row): head for row, head in heads.items()}
+        await self._ask_all("put", requests.put_heads(self._names[space], salted, self._synced))
+
+    @override
+    async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
+        keys = [_key(space, row) for row in rows]
+        await self._ask_all(
+            "delete",
+            [
+                requests.delete_rows(self._names[space], keys[at : at + DELETES_MAX])
+                for at in range(0, len(keys), DELETES_MAX)
+            ],
+        )
+
+    async def _ask_all(self, name: str, calls: Any) -> None:
+        """Make the calls of one write, one after the other: not sent is only the whole of it."""
+        for number, request in enumerate(calls):
+            try:
+                failed = await self._gateways.ask(name, request)
+            except NotSent as error:
+                if number:
+                    raise NoAnswer(f"the rest of it was not sent: {error}") from error
+                raise
+            if failed:
+                raise NoAnswer(f"{len(failed)} rows were not deleted")
+
+    @override
+    async def close(self) -> None:
+        await self._gateways.close()
+
+
+def _key(space: Space, row: bytes) -> bytes:
+    return row if space is Space.RECORDS else salt_of(row) + row
+
+
+def _topic_of(space: Space, row: bytes) -> bytes:
+    return b"" if space is Space.RECORDS else row[: row.index(b":", row.index(b":") + 1)]
+
+
+def _check_cells(values: Mapping[bytes, bytes]) -> None:
+    size = max(map(len, values.values()), default=0)
+    if size > CELL_BYTES_MAX:
+        raise BodyTooLarge(f"{size} bytes in one cell of HBase; at most {CELL_BYTES_MAX}.")
+
+
+def _head(row: Any) -> Cell:
+    (cell,) = row[_CELLS]
+    return Cell(cell[_VALUE], cell[_TIME])
+
+
+def _within(sizes: Iterable[int], bytes_max: int) -> int:
+    """Return how many of the first cells have ``bytes_max`` bytes at most; one at least."""
+    return max(1, sum(size <= bytes_max for size in itertools.accumulate(sizes)))
+
+
+def _just_below(key: bytes) -> bytes:
+    """Return a key below ``key`` and above nearly all other keys below it."""
+    if not key or key.endswith(b"\0"):
+        return key[:-1]
+    return key[:-1] + bytes([key[-1] - 1]) + _ABOVE_ANY_REST

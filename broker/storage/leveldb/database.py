@@ -1,0 +1,284 @@
+"""The one door to plyvel: a LevelDB database in a store's directory.
+
+LevelDB is opened with paranoid checks, and every read of values verifies checksums: what does not fit is
+StorageCorrupt, and nothing is mended in passing but the end of a log that was never synced (tail.py).
+
+LevelDB merges files on one thread, and stops writes while twelve new ones wait to be merged.
+Each topic appends at its own place, so that every new file overlaps all others and must be merged;
+how fast that goes decides how much can be published for hours, and how long a stop takes.
+Blocks are therefore not compressed (Snappy took 40 % of a busy node's processor time), tables in memory
+are small, so that a stop ends within seconds, and files are small, because a file that holds the end of
+one topic and of the next overlaps all that the next one has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plyvel
+
+from broker.errors import Unavailable
+from broker.storage.leveldb import files, tail
+from broker.storage.leveldb.layout import FORMAT_KEY
+
+_PROBE_BYTES_MIN = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a database is opened.
+
+    Attributes:
+        write_buffer_bytes: how much is kept in memory, and read back from the log at a start.
+        compression: what LevelDB calls a compression, or None. Old blocks stay as they were written.
+        cache_bytes: LevelDB's cache of uncompressed blocks.
+        file_bytes_max: the size of a table file.
+        open_files_max: how many table files are kept open.
+        probe_interval_s: how often to look whether the disk takes writes again after an error.
+        deadline_s: how long the disk may hang; then calls end without an answer.
+    """
+
+    write_buffer_bytes: int = 16 << 20
+    compression: str | None = None
+    cache_bytes: int = 64 << 20
+    file_bytes_max: int = 4 << 20
+    open_files_max: int = 1000
+    probe_interval_s: float = 1.0
+    deadline_s: float = 30.0
+
+
+class Database:
+    """A LevelDB database, opened, closed and opened anew; errors in the words of the ports."""
+
+    def __init__(self, path: Path, options: Options, *, create: bool, was_clean: bool) -> None:
+        """Open. ``was_clean``: the last process closed it, so its log must be whole.
+
+        Raises StorageCorrupt or Unavailable.
+        """
+        self._path = path
+        self._options = options
+        self._readers = 0
+        self._closing = False
+        self._gate = threading.Condition()
+        self._db: Any = None
+        self._open(create=create, may_cut=not was_clean)
+
+    def _open(self, *, create: bool, may_cut: bool) -> None:
+        try:
+            tail.mend(self._path, may_cut=may_cut)
+        except tail.Damaged as error:
+            raise files.corrupt(self._path.parent, str(error)) from error
+        with translated(self._path):
+            self._db = plyvel.DB(
+                str(self._path),
+                create_if_missing=create,
+                paranoid_checks=True,
+                compression=self._options.compression,
+                write_buffer_size=self._options.write_buffer_bytes,
+                lru_cache_size=self._options.cache_bytes,
+                max_file_size=self._options.file_bytes_max,
+                max_open_files=self._options.open_files_max,
+            )
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """Keep the database open for the time of a read."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._closing)
+            if self._db is None:
+                raise Unavailable(f"the database in {self._path} is not open")
+            self._readers += 1
+        try:
+            with translated(self._path):
+                yield self._db
+        finally:
+            with self._gate:
+                self._readers -= 1
+                if self._closing:
+                    self._gate.notify_all()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let reads under way end, and keep new ones waiting."""
+        with self._gate:
+            self._closing = True
+            try:
+                self._gate.wait_for(lambda: self._readers == 0)
+                yield
+            finally:
+                self._closing = False
+                self._gate.notify_all()
+
+    def close(self) -> None:
+        """Close as soon as the last read has ended."""
+        with self._alone():
+            self._close()
+
+    def _close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+        self._db = None
+
+    def reopen(self) -> None:
+        """Close and open anew if the disk takes a probe.
+
+        The probe is as large as what opening may have to write. Until it succeeds the old database
+        object stays, for reads.
+
+        Raises:
+            OSError: the disk takes no writes yet.
+            StorageCorrupt, Unavailable: LevelDB does not open it.
+        """
+        directory = self._path.parent
+        files.probe(directory, _PROBE_BYTES_MIN + files.recovery_bytes(directory) * 9 // 8)
+        with self._alone():
+            self._close()
+            self._open(create=False, may_cut=True)
+
+    def batch(self) -> Any:
+        """Return an empty write batch. Its write is synced."""
+        return self._db.write_batch(sync=True)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a value."""
+        with self.reading() as db:
+            found: bytes | None = db.get(key, verify_checksums=True)
+            return found
+
+    def get_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of several keys at one moment."""
+        with self.reading() as db, db.snapshot() as snapshot:
+            return [snapshot.get(key, verify_checksums=True) for key in keys]
+
+    def pairs(
+        self,
+        first: bytes,
+        last: bytes,
+        *,
+        pairs_max: int,
+        bytes_max: int | None = None,
+        reverse: bool = False,
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Return keys in ``[first, last]`` with values, and whether there are more of them.
+
+        The value that reaches ``bytes_max`` is the last.
+        """
+        found: list[tuple[bytes, bytes]] = []
+        size = 0
+        # In reverse, plyvel finds nothing where the one key of a range is its start: it gets no start.
+        start = None if reverse else first
+        arguments = {"reverse": reverse, "verify_checksums": True}
+        with (
+            self.reading() as db,
+            db.iterator(start=start, stop=last + b"\x00", **arguments) as iterator,
+        ):
+            pairs = itertools.takewhile(lambda pair: pair[0] >= first, iterator)
+            for pair in pairs:
+                found.append(pair)
+                size += len(pair[1])
+                if len(found) >= pairs_max or (bytes_max is not None and size >= bytes_max):
+                    return found, next(pairs, None) is not None
+        return found, False
+
+    def keys(self, first: bytes, last: bytes) -> list[bytes]:
+        """Return the keys in ``[first, last]``. The blocks that hold them are not kept in the cache."""
+        stop = last + b"\x00"
+        arguments = {"include_value": False, "fill_cache": False}
+        with self.reading() as db, db.iterator(start=first, stop=stop, **arguments) as found:
+            return list(found)
+
+    def keys_of(self, prefix: bytes) -> list[bytes]:
+        """Return all keys with a prefix. The blocks that hold them are not kept in the cache."""
+        arguments = {"include_value": False, "fill_cache": False}
+        with self.reading() as db, db.iterator(prefix=prefix, **arguments) as found:
+            return list(found)
+
+    def approximate_bytes(self, start: bytes, stop: bytes) -> int:
+        """Return roughly how much a range of keys takes on disk, memory apart."""
+        with self.reading() as db:
+            return int(db.approximate_size(start, stop))
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        """Rewrite a range of keys without those that were deleted."""
+        with self.reading() as db:
+            db.compact_range(start=start, stop=stop)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Give plyvel's errors the names of the ports."""
+    try:
+        yield
+    except plyvel.CorruptionError as error:
+        raise files.corrupt(path.parent, str(error)) from error
+    except plyvel.IOError as error:
+        if "No such file" in str(error):
+            raise files.corrupt(path.parent, str(error)) from error
+        raise Unavailable(f"LevelDB in {path}: {error}") from error
+    except plyvel.Error as error:
+        raise files.corrupt(path.parent, str(error)) from error
+
+
+def repair_database(path: Path) -> None:
+    """Let LevelDB keep what it can read of a damaged database, by checksums, and no more.
+
+    Raises:
+        StorageCorrupt, Unavailable: it can make nothing of it.
+    """
+    with translated(path):
+        plyvel.repair_db(str(path), paranoid_checks=True)
+
+
+def open_directory(directory: Path, options: Options) -> tuple[files.DirectoryLock, Database]:
+    """Open or make a store's directory and database, and check that they belong together.
+
+    The process may die at each step: the next one opens the store.
+
+    Raises:
+        Unavailable: another process has the store open, or the disk is not a local one.
+        StorageCorrupt: it is damaged, or another release wrote it.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    files.refuse_network_file_system(directory)
+    lock = files.DirectoryLock(directory)
+    try:
+        identity = files.prepare(directory)
+        if not identity.complete:
+            files.remove_beginnings(directory)
+        was_clean = files.mark_open(directory)
+        database = Database(
+            directory / files.DATABASE,
+            options,
+            create=not identity.complete,
+            was_clean=was_clean,
+        )
+        try:
+            _check_identity(directory, database, identity)
+        except BaseException:
+            database.close()
+            raise
+    except BaseException:
+        lock.close()
+        raise
+    return lock, database
+
+
+def _check_identity(directory: Path, database: Database, identity: files.Identity) -> None:
+    value = database.get(FORMAT_KEY)
+    if value is None and not identity.complete:
+        batch = database.batch()
+        batch.put(FORMAT_KEY, files.format_row(identity))
+        with translated(directory / files.DATABASE):
+            batch.write()
+    elif value is None:
+        raise files.corrupt(directory, "the database has lost its format row")
+    elif value != files.format_row(identity):
+        raise files.corrupt(directory, "the database and IDENTITY are not of the same store")
+    if not identity.complete:
+        files.write_identity(directory, identity._replace(complete=True))

@@ -1,0 +1,37 @@
+"""Keys of the database; the package's docstring draws them."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from broker.storage.table import Space
+
+FORMAT_KEY: Final = b"f"
+_HEADS: Final = {Space.MESSAGES: b"m", Space.PAYLOADS: b"p", Space.RECORDS: b"r"}
+_CELLS: Final = {Space.MESSAGES: b"M", Space.PAYLOADS: b"P"}
+_LENGTH: Final = struct.Struct(">H")
+ROW_BYTES_MAX: Final = 0xFFFF
+
+
+def head_key(space: Space, row: bytes) -> bytes:
+    """Return the key of a row's head."""
+    return _HEADS[space] + row
+
+
+def cells_prefix(space: Space, row: bytes) -> bytes:
+    """Return the prefix of a row's cells but the head; the column follows it.
+
+    Raises ValueError if the row is too long, or the space has rows of heads alone.
+    """
+    lead = _CELLS.get(space)
+    if lead is None:
+        raise ValueError(f"a row in {space} has no cell but its head")
+    if len(row) > ROW_BYTES_MAX:
+        raise ValueError(f"a row's key has {len(row)} bytes; {ROW_BYTES_MAX} is the most")
+    return lead + _LENGTH.pack(len(row)) + row
+
+
+def has_cells(space: Space) -> bool:
+    """Whether rows of the space may have cells beside their heads."""
+    return space in _CELLS

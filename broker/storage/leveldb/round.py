@@ -1,0 +1,174 @@
+"""One write of the table: the changes of many callers, checked one after the other.
+
+A change sees the heads as the changes before it in the round leave them. It looks at the database before
+it adds anything to the batch, so a change that fails has added nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from broker.storage.leveldb.layout import cells_prefix, has_cells, head_key
+from broker.storage.table import HEAD, Space
+
+_EMPTY_BATCH_BYTES = 12
+"""LevelDB's batch header: sequence number and count."""
+
+
+class Batch(Protocol):
+    """A write batch, as far as a round needs it."""
+
+    def put(self, key: bytes, value: bytes, /) -> None:
+        """Add a key."""
+
+    def delete(self, key: bytes, /) -> None:
+        """Remove a key."""
+
+    def write(self) -> None:
+        """Write it all, atomically and synced."""
+
+    def approximate_size(self) -> int:
+        """Return the bytes so far."""
+
+
+class Database(Protocol):
+    """The database, as far as the writer needs it."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return a value."""
+
+    def batch(self) -> Batch:
+        """Return an empty write batch, which will be synced."""
+
+    def keys_of(self, prefix: bytes) -> list[bytes]:
+        """Return all keys with a prefix."""
+
+    def reopen(self) -> None:
+        """Probe the disk, close and open anew. Raises OSError or BrokerError if it can't."""
+
+
+class Wish(NamedTuple):
+    """The arguments of one change of the port."""
+
+    space: Space
+    row: bytes
+    expected: bytes | None
+    puts: Mapping[bytes, bytes]
+    deletes: Sequence[bytes]
+    clear: bool
+
+
+class Postponed(Exception):
+    """The change looks for cells that this round is about to put: it belongs in the next round."""
+
+
+class RecentHeads:
+    """Heads that are on disk, as the last writes left them; a bounded number of them.
+
+    The writer thread alone changes it. The event loop may look a head up.
+    """
+
+    def __init__(self, heads_max: int = 16_384, bytes_max: int = 1024) -> None:
+        """Start empty; a head above ``bytes_max`` bytes (a large record) is not kept."""
+        self._heads: dict[bytes, bytes] = {}
+        self._heads_max = heads_max
+        self._bytes_max = bytes_max
+        self.get = self._heads.get
+
+    def remember(self, key: bytes, head: bytes | None) -> None:
+        """Keep a head; None, or a long one, is forgotten."""
+        self._heads.pop(key, None)
+        if head is not None and len(head) <= self._bytes_max:
+            self._heads[key] = head
+            if len(self._heads) > self._heads_max:
+                del self._heads[next(iter(self._heads))]
+
+    def forget(self) -> None:
+        """Forget all: nothing is known of the database any more."""
+        self._heads.clear()
+
+
+class Round:
+    """The contents of one write."""
+
+    def __init__(self, database: Database, recent: RecentHeads) -> None:
+        """Start empty."""
+        self._database = database
+        self._recent = recent
+        self.batch = database.batch()
+        self._heads: dict[bytes, bytes | None] = {}
+        self._indexed: list[bytes] = []
+        self._touched: set[bytes] = set()
+
+    def change(self, wish: Wish) -> bool:
+        """Add a change if its head is as expected; return whether it was. Raises Postponed."""
+        key = head_key(wish.space, wish.row)
+        if self._head(key) != wish.expected:
+            return False
+        if has_cells(wish.space):
+            self._change_cells(wish)
+        head = wish.puts[HEAD]
+        self._heads[key] = head
+        self.batch.put(key, head)
+        return True
+
+    def _change_cells(self, wish: Wish) -> None:
+        prefix = cells_prefix(wish.space, wish.row)
+        if wish.clear:
+            self._clear(prefix)
+        for column in wish.deletes:
+            self.batch.delete(prefix + column)
+        for column, value in wish.puts.items():
+            if column != HEAD:
+                self.batch.put(prefix + column, value)
+        if wish.deletes or len(wish.puts) > 1:
+            self._touched.add(prefix)
+
+    def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
+        """Put heads, whatever they are."""
+        for row, head in heads.items():
+            key = head_key(space, row)
+            self._heads.pop(key, None)
+            self._indexed.append(key)
+            self._heads[key] = head
+            self.batch.put(key, head)
+
+    def delete(self, space: Space, rows: Sequence[bytes]) -> list[bytes]:
+        """Remove rows wholly; return the prefixes of those that had other cells. Raises Postponed."""
+        prefixes = [cells_prefix(space, row) for row in rows] if has_cells(space) else []
+        had_cells = self._clear(*prefixes)
+        for row in rows:
+            key = head_key(space, row)
+            self._heads[key] = None
+            self.batch.delete(key)
+        return had_cells
+
+    def _clear(self, *prefixes: bytes) -> list[bytes]:
+        if not self._touched.isdisjoint(prefixes):
+            raise Postponed
+        found = {prefix: self._database.keys_of(prefix) for prefix in prefixes}
+        for keys in found.values():
+            for key in keys:
+                self.batch.delete(key)
+        return [prefix for prefix, keys in found.items() if keys]
+
+    def _head(self, key: bytes) -> bytes | None:
+        if key in self._heads:
+            return self._heads[key]
+        head = self._recent.get(key)
+        return self._database.get(key) if head is None else head
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return self.batch.approximate_size() <= _EMPTY_BATCH_BYTES
+
+    def confirm(self) -> None:
+        """Remember the heads, after the write."""
+        for key in self._indexed:
+            # Rows of an index are rarely compared, and there are many: they push no other head out.
+            if self._heads.pop(key, None) is not None:
+                self._recent.remember(key, None)
+        for key, head in self._heads.items():
+            self._recent.remember(key, head)

@@ -1,0 +1,296 @@
+"""The end of LevelDB's log and manifest after a power cut.
+
+File systems write pages back in any order, so that the last bytes of a file that were never synced may be
+anything after a power cut: zero pages, old garbage, a hole before intact bytes. LevelDB takes that for
+damage and refuses to open, although everything that was synced is intact.
+
+One thread writes, and syncs each write before the next. So at most the *last* write of the newest log is
+unsynced, and nobody was told that it was done; the same holds for the last edit of the manifest, which
+LevelDB syncs before it relies on it. Both files have one format (log_format.md of LevelDB)::
+
+    blocks of 32 KiB, of records   checksum (4) | length (2) | kind (1) | data
+    a write is one FULL record, or FIRST, MIDDLE …, LAST; a block's end below 7 bytes is zeros
+    the data of a write in a log   sequence number (8) | count (4) | …
+
+``mend`` walks the headers, and verifies the checksums of the last write alone (of all, if those differ).
+If the file does not end with a whole, sound write, the end is cut where the last sound one ended: unless a
+write begins behind, which proves that the damaged one was synced: ``Damaged``. Damage elsewhere is for
+LevelDB to find, which verifies all checksums while it opens.
+
+A manifest that is cut must name a log that is still there: LevelDB removes a log only after the edit that
+does without it was synced.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.storage.leveldb.checksum import masked_crc32c
+
+_BLOCK = 32 << 10
+_HEADER = struct.Struct("<IHB")
+_BATCH = struct.Struct("<QI")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_LOG_NUMBER = 2
+_BEGINNING = re.compile(rb"[\x01\x02]")
+_BEGINNING_IN_LOG = re.compile(rb"[\x01\x02](?=[\s\S]{6}\x00\x00)")
+"""The kind of a record that begins a write; a sequence number's high bytes follow it."""
+
+Bytes = bytes | mmap.mmap
+
+
+class Damaged(Exception):
+    """A file can't be what LevelDB left, not even after a power cut."""
+
+
+class Write(NamedTuple):
+    """One whole write: where its records' headers lie, and where it ends."""
+
+    records: tuple[int, ...]
+    end: int
+
+
+def mend(database: Path, *, may_cut: bool) -> list[str]:
+    """Cut unsynced ends off the files of a closed database; return the names of those cut.
+
+    ``may_cut``: False after a clean close, when each file was wholly written.
+
+    Raises:
+        Damaged: there is damage that no power cut makes. Nothing was changed.
+    """
+    cuts: list[tuple[Path, int]] = []
+    manifest, log = _manifest(database), _newest_log(database)
+    for path, is_log in ((manifest, False), (log, True)):
+        if path is not None and (end := _end_to_cut(path, is_log=is_log)) is not None:
+            if not may_cut:
+                raise Damaged(f"{path.name} is damaged at byte {end}, and it was closed cleanly")
+            cuts.append((path, end))
+    for path, end in cuts:
+        with path.open("r+b") as file:
+            file.truncate(end)
+            os.fsync(file.fileno())
+    return [path.name for path, _ in cuts]
+
+
+def _manifest(database: Path) -> Path | None:
+    try:
+        name = (database / "CURRENT").read_text().strip()
+    except (OSError, ValueError):
+        return None  # LevelDB makes a new database, or says what is wrong.
+    path = database / name
+    return path if name.startswith("MANIFEST-") and path.is_file() else None
+
+
+def _newest_log(database: Path) -> Path | None:
+    """Return the log with the last write. One that was just begun has none yet."""
+    logs = sorted(
+        (path for path in database.glob("*.log") if path.stem.isdigit() and path.stat().st_size),
+        key=lambda path: int(path.stem),
+    )
+    return logs[-1] if logs else None
+
+
+def _end_to_cut(path: Path, *, is_log: bool) -> int | None:
+    """Return where a file is to end; None: as it does. Raises Damaged."""
+    with path.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return None
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            try:
+                end = sound_end(data, is_log=is_log)
+            except Damaged as error:
+                raise Damaged(f"{path.name}: {error}") from None
+            if end == len(data):
+                return None
+            if not is_log:
+                _check_log_of(path, data[:end])
+    return end
+
+
+def _check_log_of(manifest: Path, edits: bytes) -> None:
+    number = log_number(edits)
+    if number is None or (number and not (manifest.parent / f"{number:06d}.log").exists()):
+        raise Damaged(f"{manifest.name} is damaged at byte {len(edits)}, and log {number} is gone")
+
+
+def sound_end(data: Bytes, *, is_log: bool) -> int:
+    """Return where the last sound write of a log or a manifest ends; its size if all is well.
+
+    Raises:
+        Damaged: a write begins behind the damage.
+    """
+    last: Write | None = None
+    for write in writes(data):
+        last = write
+    if last is not None and not is_sound(data, last):
+        # From somewhere on, the headers are chance: look at every write.
+        last = None
+        for write in writes(data):
+            if not is_sound(data, write):
+                break
+            last = write
+    end = 0 if last is None else last.end
+    if end < len(data):
+        sequence = _sequence_after(data, last) if is_log else None
+        found = _beginning(data, _next_header(end), sequence, is_log=is_log)
+        if found is not None:
+            raise Damaged(f"bytes {end} to {found} are damaged, and writes follow")
+    return end
+
+
+def writes(data: Bytes) -> Iterator[Write]:
+    """Yield the whole writes by their headers, up to the first place that makes no sense."""
+    size, at = len(data), 0
+    unpack = _HEADER.unpack_from
+    records: list[int] = []
+    while True:
+        room = _BLOCK - at % _BLOCK
+        if room < _HEADER.size:
+            at += room
+            room = _BLOCK
+        if at + _HEADER.size > size:
+            return
+        _, length, kind = unpack(data, at)
+        end = at + _HEADER.size + length
+        if length > room - _HEADER.size or end > size:
+            return
+        if kind in {_FULL, _FIRST} if records else kind in {_MIDDLE, _LAST}:
+            return
+        if kind == _FULL:
+            yield Write((at,), end)
+        elif kind in {_FIRST, _MIDDLE}:
+            records.append(at)
+        elif kind == _LAST:
+            yield Write((*records, at), end)
+            records = []
+        else:
+            return
+        at = end
+
+
+def is_sound(data: Bytes, write: Write) -> bool:
+    """Whether all records of a write have the checksums that they say."""
+    return all(_has_checksum(data, at) for at in write.records)
+
+
+def _has_checksum(data: Bytes, at: int) -> bool:
+    expected, length, _ = _HEADER.unpack_from(data, at)
+    body = data[at + _HEADER.size - 1 : at + _HEADER.size + length]
+    return bool(masked_crc32c(body) == expected)
+
+
+def _next_header(at: int) -> int:
+    room = _BLOCK - at % _BLOCK
+    return at + room if room < _HEADER.size else at
+
+
+def _sequence_after(data: Bytes, write: Write | None) -> int | None:
+    """Return the sequence number of the next write, None if it is not known."""
+    if write is None:
+        return None
+    sequence, count = _BATCH.unpack_from(_contents(data, write))
+    return int(sequence + count)
+
+
+def _beginning(data: Bytes, behind: int, sequence: int | None, *, is_log: bool) -> int | None:
+    """Return where a sound record that begins a write lies behind a place; None: nowhere.
+
+    The record at the place itself is of the damaged write. Where a block's headers are lost, its records
+    may begin anywhere; their sequence numbers tell them from chance, and save most checksums.
+    """
+    pattern = _BEGINNING_IN_LOG if is_log else _BEGINNING
+    for found in pattern.finditer(data, behind + _HEADER.size):
+        at = found.start() - _HEADER.size + 1
+        _, length, _ = _HEADER.unpack_from(data, at)
+        end = at + _HEADER.size + length
+        if end > len(data) or at % _BLOCK + _HEADER.size + length > _BLOCK:
+            continue
+        if is_log and not _may_follow(data, at, length, behind, sequence):
+            continue
+        if _has_checksum(data, at):
+            return at
+    return _beginning_at_a_blocks_end(data, behind) if is_log else None
+
+
+def _may_follow(data: Bytes, at: int, length: int, behind: int, sequence: int | None) -> bool:
+    """Whether a record can begin a write behind one that begins at ``behind``, by its number."""
+    if length < _BATCH.size:
+        return False
+    number, _ = _BATCH.unpack_from(data, at + _HEADER.size)
+    # Each operation of the writes between has two bytes at least, and a number of its own.
+    return sequence is None or bool(sequence < number < sequence + (at - behind))
+
+
+def _beginning_at_a_blocks_end(data: Bytes, behind: int) -> int | None:
+    """Return where a sound record begins a write, if a block had no room for its sequence number."""
+    for block_end in range(behind - behind % _BLOCK + _BLOCK, len(data) + 1, _BLOCK):
+        for length in range(_BATCH.size):
+            at = block_end - _HEADER.size - length
+            is_first = at > behind and _HEADER.unpack_from(data, at)[1:] == (length, _FIRST)
+            if is_first and _has_checksum(data, at):
+                return at
+    return None
+
+
+def _contents(data: Bytes, write: Write) -> bytes:
+    parts = []
+    for at in write.records:
+        _, length, _ = _HEADER.unpack_from(data, at)
+        parts.append(data[at + _HEADER.size : at + _HEADER.size + length])
+    return b"".join(parts)
+
+
+def log_number(edits: Bytes) -> int | None:
+    """Return the number of the oldest log that a manifest still needs; 0: none yet; None: not told."""
+    number = None
+    for write in writes(edits):
+        found = _log_number_of(_contents(edits, write))
+        number = number if found is None else found
+    return number
+
+
+def _log_number_of(edit: bytes) -> int | None:
+    """Walk the fields of one edit (version_edit.cc of LevelDB)."""
+    at, number = 0, None
+    while at < len(edit):
+        tag, at = _varint(edit, at)
+        numbers, strings = _FIELDS[tag]
+        for _ in range(numbers):
+            value, at = _varint(edit, at)
+            if tag == _LOG_NUMBER:
+                number = value
+        for _ in range(strings):
+            length, at = _varint(edit, at)
+            at += length
+    return number
+
+
+_FIELDS = {
+    1: (0, 1),  # Comparator.
+    _LOG_NUMBER: (1, 0),
+    3: (1, 0),  # Next file.
+    4: (1, 0),  # Last sequence number.
+    5: (1, 1),  # Where a level's merging goes on.
+    6: (2, 0),  # A file that went: level, number.
+    7: (3, 2),  # A file that came: level, number, size; its first and last key.
+    9: (1, 0),  # The log before.
+}
+"""How many numbers and strings follow each tag of an edit."""
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of seven bits a byte, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

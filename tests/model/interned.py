@@ -1,0 +1,22 @@
+"""Values by their places, so that states of a search are hashed and compared as small numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+
+class Interned:
+    """Values, each kept once and named by its place."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._places: dict[Hashable, int] = {}
+
+    def place(self, key: Hashable, value: Any = None) -> int:
+        """Return the place of what ``key`` identifies; ``value`` is kept there (None: the key)."""
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = len(self.values)
+            self.values.append(key if value is None else value)
+        return place

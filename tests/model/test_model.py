@@ -1,0 +1,116 @@
+"""The rules of storage hold in the model; and the model sees it when one of them is dropped."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.model.adversary import search
+from tests.model.complete import complete
+from tests.model.configs import RANDOM
+from tests.model.mutants import MUTANTS, RUNS_MAX, Mutant
+from tests.model.rules import without
+from tests.model.story import told
+
+# Faults, stale answers, and how many states there are. The last changes with the model: a number that
+# falls without a reason means that stories are not told any more.
+COMPLETE = {
+    ("two", 0, 0): 131_858,
+    ("two-late", 1, 0): 17_575,
+    ("floor-late", 1, 0): 110_552,
+    ("read", 1, 1): 290_534,
+    ("read-floor", 1, 1): 286_493,
+    ("marks-late", 1, 0): 2_896,
+    ("rollback", 1, 1): 211_246,
+    ("rollback-floor", 0, 0): 16_293,
+    ("gone", 1, 0): 2_139,
+    ("dead", 1, 0): 2_588,
+    ("topic", 0, 1): 58_733,
+    ("topic-roll", 0, 0): 16_426,
+    ("stores", 1, 1): 3_383,
+    ("payloads-late", 1, 0): 65_165,
+    ("payloads-topic", 0, 0): 6_339,
+}
+NIGHTLY = [
+    ("two-rolls", 0, 0),
+    ("two-late", 2, 0),
+    ("two-late", 1, 1),
+    ("three", 0, 0),
+    ("roll", 0, 0),
+    ("floor", 0, 0),
+    ("zombie", 0, 0),
+    ("poll", 0, 0),
+    ("marks", 0, 0),
+    ("marks-behind", 0, 0),
+    ("rollback", 2, 0),
+    ("rollback-floor", 1, 0),
+    ("topic", 1, 0),
+    ("topic-gone", 1, 0),
+    ("topic-roll", 1, 0),
+    ("payloads", 0, 0),
+    ("payloads-topic", 1, 0),
+]
+NIGHTLY_SECONDS = 100
+
+
+@pytest.mark.parametrize(("name", "faults", "stales"), COMPLETE)
+def test_every_order_of_a_small_configuration_keeps_what_must_hold(
+    name: str, faults: int, stales: int
+) -> None:
+    outcome = complete(name, faults, stales)
+    assert outcome.violation == "", "\n".join(map(told, outcome.story))
+    assert outcome.is_complete
+    assert outcome.states == COMPLETE[name, faults, stales]
+
+
+def test_they_are_a_million_states() -> None:
+    assert sum(COMPLETE.values()) >= 1_000_000
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "faults", "stales"), NIGHTLY)
+def test_more_orders_keep_it_as_far_as_time_allows(name: str, faults: int, stales: int) -> None:
+    outcome = complete(name, faults, stales, seconds=NIGHTLY_SECONDS)
+    assert outcome.violation == "", "\n".join(map(told, outcome.story))
+
+
+@pytest.mark.parametrize("config", RANDOM)
+def test_random_runs_keep_it(config: str) -> None:
+    seed = int(time.strftime("%Y%m%d")) * 1000  # Other runs every day.
+    print(f"python -m tests.model --seed {seed} --config {config}")  # noqa: T201 - Shown if it fails.
+    found = search([config], seed, seconds=0.4)
+    assert found.violation == "", f"python -m tests.model --replay {found.seed} --config {config}"
+    assert found.runs > 0
+
+
+def mutants() -> list[object]:
+    """Return the mutants; those that take long run at night."""
+    return [
+        pytest.param(
+            clause,
+            mutant,
+            id=clause,
+            marks=[pytest.mark.nightly] if mutant.runs_max > RUNS_MAX else [],
+        )
+        for clause, mutant in MUTANTS.items()
+    ]
+
+
+@pytest.mark.parametrize(("clause", "mutant"), mutants())
+def test_without_a_clause_a_story_breaks_it(clause: str, mutant: Mutant) -> None:
+    with without(clause):
+        if mutant.small:
+            violation = complete(mutant.small, 1).violation
+        else:
+            violation = search(mutant.configs, 1, runs_max=mutant.runs_max).violation
+    assert violation, f"{mutant.does}: nothing breaks within {mutant.runs_max} runs"
+
+
+def test_a_violation_of_a_complete_search_is_told_from_its_beginning() -> None:
+    with without("gone-stays"):
+        outcome = complete("gone", 1)
+    lines = [told(step) for step in outcome.story]
+    assert lines[0] == "node 0  get! record: (1, True)"
+    assert lines[-1].startswith("node 0  change page 1 of T(1,)")
+    assert any(line.startswith("late    change page 1 of T(1,): absent") for line in lines)

@@ -1,0 +1,448 @@
+"""Calls: which gateway is asked, turns, deadlines, what an error means. Real sockets, no HBase."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from broker.storage.hbase import gateways as module
+from broker.storage.hbase import requests
+from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.health import Ended
+from broker.storage.table import NoAnswer, NotSent
+from tests.unit.storage.hbase.fake import DEADLINE_S, HOST, IDL, Served, reply, serving
+
+TWO = reply("getThriftServerType", success=IDL.TThriftServerType.TWO)
+ONE = reply("getThriftServerType", success=IDL.TThriftServerType.ONE)
+TRUE = reply("tableExists", success=True)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving() as server:
+        yield server
+
+
+@asynccontextmanager
+async def opened(*addresses: Address, **options: Any) -> AsyncIterator[Gateways]:
+    gateways = Gateways(addresses, **options)
+    try:
+        yield gateways
+    finally:
+        async with asyncio.timeout(DEADLINE_S):
+            await gateways.close()
+
+
+@pytest.fixture
+async def gateways(served: Served) -> AsyncIterator[Gateways]:
+    async with opened(served.address) as made:
+        yield made
+
+
+async def ask(gateways: Gateways, name: bytes = b"t") -> bool:
+    async with asyncio.timeout(DEADLINE_S):
+        told = await gateways.ask("exists", requests.of_table("tableExists", b"", name))
+    return bool(told)
+
+
+def nobody() -> Address:
+    with socket.create_server((HOST, 0)) as probe:
+        return Address(HOST, probe.getsockname()[1])
+
+
+SILENCE = b""
+
+
+class Scripted:
+    """A gateway that answers the calls of all connections, in the order of coming, as a test says.
+
+    ``answers``: bytes, or a future of them; None: the connection ends. When there are no more, silence.
+    ``identity``: what it answers to the question whether it is one.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[Any] = []
+        self.identity: bytes | None = TWO
+        self.asked: asyncio.Queue[bytes] = asyncio.Queue()
+        self.questions = 0
+        self._waiting: set[asyncio.Future[Any]] = set()
+        self._serving: set[asyncio.Task[Any] | None] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._serving.add(asyncio.current_task())
+        while request := await reader.read(1 << 16):
+            if request == requests.SERVER_TYPE:
+                self.questions += 1
+                answer = self.identity
+            else:
+                self.asked.put_nowait(request)
+                answer = self.answers.pop(0) if self.answers else SILENCE
+            if isinstance(answer, asyncio.Future):
+                self._waiting.add(answer)
+                answer = await answer
+            if answer is None:
+                break
+            writer.write(answer)
+        writer.close()
+
+    async def end(self) -> None:
+        for answer in self._waiting:
+            if not answer.done():
+                answer.set_result(None)
+        await asyncio.gather(*filter(None, self._serving), return_exceptions=True)
+
+    async def next(self) -> bytes:
+        return await asyncio.wait_for(self.asked.get(), DEADLINE_S)
+
+
+@asynccontextmanager
+async def scripted(count: int = 1) -> AsyncIterator[tuple[list[Scripted], list[Address]]]:
+    """Serve some gateways that do as they are told."""
+    async with AsyncExitStack() as stack:
+        made, addresses = [], []
+        for _ in range(count):
+            made.append(one := Scripted())
+            server = await asyncio.start_server(one.serve, HOST, 0)
+            stack.push_async_callback(server.wait_closed)
+            stack.callback(server.close)
+            stack.push_async_callback(one.end)
+            addresses.append(Address(*server.sockets[0].getsockname()))
+        yield made, addresses
+
+
+# Connections.
+
+
+async def test_a_connection_is_used_again(served: Served, gateways: Gateways) -> None:
+    assert await ask(gateways)
+    assert not await ask(gateways, b"none")
+    assert len(served.open) == 1
+
+
+async def test_a_connection_that_the_gateway_closed_is_not_used(
+    served: Served, gateways: Gateways
+) -> None:
+    assert await ask(gateways)
+    (line,) = gateways._lines
+    served.close_connections()
+    await asyncio.wait_for(line.closed, DEADLINE_S)
+    assert await ask(gateways)
+    assert len(served.open) == 2
+
+
+async def test_a_connection_that_was_idle_too_long_is_not_used(served: Served) -> None:
+    async with opened(served.address, idle_s=0) as gateways:
+        assert await ask(gateways)
+        assert await ask(gateways)
+        assert len(served.open) == 2
+
+
+async def test_a_connection_on_which_came_what_nobody_asked_for_is_not_used(
+    served: Served, gateways: Gateways
+) -> None:
+    assert await ask(gateways)
+    (line,) = gateways._lines
+    (theirs,) = served.open
+    theirs.sendall(TRUE)
+    await asyncio.wait_for(line.closed, DEADLINE_S)
+    assert await ask(gateways)
+    assert len(served.open) == 2
+
+
+@pytest.mark.parametrize(
+    "identity", [SILENCE, None, b"HTTP/1.1 503 Service Unavailable\r\n\r\n", ONE]
+)
+async def test_what_does_not_answer_as_a_gateway_takes_no_call(identity: bytes | None) -> None:
+    async with scripted() as ([one], [address]), opened(address, connect_s=0.05) as gateways:
+        one.identity = identity
+        with pytest.raises(NotSent, match="no gateway of HBase answers"):
+            await ask(gateways)
+        assert one.asked.empty()
+        one.identity, one.answers = TWO, [TRUE]
+        while isinstance(
+            told := (await asyncio.gather(ask(gateways), return_exceptions=True))[0], NotSent
+        ):
+            pass
+        assert told is True
+
+
+# What an error means.
+
+
+async def test_what_hbase_tells_is_unknown_and_keeps_the_connection(
+    served: Served, gateways: Gateways
+) -> None:
+    with pytest.raises(NoAnswer, match=r"^java.io.IOException: no$"):
+        await ask(gateways, b"error")
+    assert await ask(gateways)
+    assert len(served.open) == 1
+
+
+async def test_a_connection_cut_during_a_call_is_unknown_and_closed(
+    served: Served, gateways: Gateways
+) -> None:
+    assert await ask(gateways)
+    with pytest.raises(NoAnswer, match="ended the connection"):
+        await ask(gateways, b"cut")
+    assert await ask(gateways)
+    assert len(served.open) == 2, "the one on which it was asked whether it is well"
+
+
+async def test_what_the_gateway_itself_tells_closes_the_connection() -> None:
+    async with scripted() as ([one], [address]), opened(address) as gateways:
+        internal = b"\x80\x01\x00\x03" + reply("get")[4:]
+        one.answers = [internal, TRUE]
+        with pytest.raises(NoAnswer, match="no message"):
+            await ask(gateways)
+        assert await ask(gateways)
+        assert one.questions == 2
+
+
+async def test_an_answer_that_never_comes_is_unknown() -> None:
+    async with scripted() as (_, [address]), opened(address, call_s=0.05) as gateways:
+        with pytest.raises(NoAnswer, match="no answer in time"):
+            await ask(gateways)
+
+
+async def test_nobody_there_is_not_sent() -> None:
+    async with opened(nobody(), nobody(), connect_s=0.1) as gateways:
+        with pytest.raises(NotSent, match=r"no gateway of HBase answers: 127\.0\.0\.1:\d+: "):
+            await ask(gateways)
+
+
+async def test_each_call_is_told_of_as_it_ends(served: Served) -> None:
+    told: list[Ended] = []
+    async with opened(served.address, observe=told.append) as gateways:
+        await ask(gateways)
+        for name in (b"error", b"cut"):
+            with pytest.raises(NoAnswer):
+                await ask(gateways, name)
+    async with opened(nobody(), connect_s=0.1, observe=told.append) as gateways:
+        with pytest.raises(NotSent):
+            await ask(gateways)
+    assert [each.kind for each in told] == [None, "told", "cut", "refused"]
+    assert {each.call for each in told} == {"exists"}
+    assert told[1].message == "java.io.IOException: no"
+    assert all(each.seconds >= 0 for each in told)
+
+
+async def test_silence_is_told_of() -> None:
+    told: list[Ended] = []
+    async with (
+        scripted() as ([one], [address]),
+        opened(address, call_s=0.05, observe=told.append) as gateways,
+    ):
+        assert one.asked.empty()
+        with pytest.raises(NoAnswer):
+            await ask(gateways)
+    assert [each.kind for each in told] == ["silent"]
+
+
+async def test_a_call_is_answered_whatever_goes_wrong_with_its_end(served: Served) -> None:
+    def fail(_: Ended) -> None:
+        raise RuntimeError("a bug")
+
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    async with opened(served.address, observe=fail) as gateways:
+        assert await ask(gateways)
+        assert await ask(gateways)
+    assert seen
+
+
+# Which gateway is asked.
+
+
+async def test_calls_go_where_the_fewest_are_under_way() -> None:
+    async with scripted(3) as (made, addresses), opened(*addresses, call_s=DEADLINE_S) as gateways:
+        answers = [asyncio.get_running_loop().create_future() for _ in made]
+        for one, answer in zip(made, answers, strict=True):
+            one.answers = [answer]
+        calls = [asyncio.create_task(ask(gateways)) for _ in range(6)]
+        for one in made:
+            for _ in range(2):
+                await one.next()
+        answers[1].set_result(TRUE)
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+        again = asyncio.create_task(ask(gateways))
+        await made[1].next()
+        assert [one.questions for one in made] == [2, 2, 2], "the line that is free is used"
+        for call in (*calls, again):
+            call.cancel()
+        await asyncio.gather(*calls, again, return_exceptions=True)
+
+
+async def test_another_gateway_answers_for_one_that_is_down(served: Served) -> None:
+    async with opened(nobody(), served.address) as gateways:
+        for _ in range(4):
+            assert await ask(gateways)
+
+
+async def test_one_that_failed_is_asked_no_more_until_it_answers() -> None:
+    async with scripted(2) as ([one, two], addresses), opened(*addresses) as gateways:
+        one.answers, two.answers = [None], [TRUE] * 1000
+        while one.answers:
+            failed = asyncio.create_task(ask(gateways))
+            await asyncio.wait([failed])
+            one.identity = None
+        assert isinstance(failed.exception(), NoAnswer)
+        for _ in range(10):
+            assert await ask(gateways)
+        assert one.asked.qsize() == 1
+        one.identity, one.answers = TWO, [TRUE]
+        async with asyncio.timeout(DEADLINE_S):
+            while one.answers:
+                assert await ask(gateways)
+
+
+async def test_what_is_idle_where_one_connection_failed_is_not_used() -> None:
+    async with scripted() as ([one], [address]), opened(address) as gateways:
+        first = asyncio.get_running_loop().create_future()
+        one.answers = [first, TRUE]
+        calls = [asyncio.create_task(ask(gateways)) for _ in range(2)]
+        done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+        assert [call.result() for call in done] == [True]
+        one.answers = [TRUE]
+        first.set_result(None)
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert sorted(map(type, results), key=str) == [bool, module.GatewayFailed]
+        assert await ask(gateways)
+        assert one.questions == 3
+
+
+async def test_one_that_tells_of_errors_is_not_preferred_for_a_moment() -> None:
+    async with scripted(2) as (made, addresses), opened(*addresses) as gateways:
+        for one in made:
+            one.answers = [reply("tableExists", io=IDL.TIOError(message="no"))]
+        with pytest.raises(NoAnswer):
+            await ask(gateways)
+        told, other = sorted(made, key=lambda one: len(one.answers))
+        other.answers = [TRUE] * 20
+        for _ in range(4):
+            assert await ask(gateways)
+        assert (told.asked.qsize(), other.asked.qsize()) == (1, 4)
+
+
+async def test_a_call_waits_for_a_gateway_that_comes_back() -> None:
+    with serving() as served:
+        place = served.address
+    async with opened(place, connect_s=DEADLINE_S) as gateways:
+        waiting = asyncio.create_task(ask(gateways))
+        suspect = gateways._suspect
+        refused = asyncio.Event()
+
+        def noted(*arguments: Any) -> None:
+            suspect(*arguments)
+            refused.set()
+
+        gateways._suspect = noted  # type: ignore[method-assign]
+        await asyncio.wait_for(refused.wait(), DEADLINE_S)
+        with serving(place.port):
+            assert await waiting
+
+
+# Turns, callers that go away, the end.
+
+
+@asynccontextmanager
+async def one_busy(**options: Any) -> AsyncIterator[tuple[Gateways, Scripted, Any, Any]]:
+    """Give gateways with one connection, on which a call is under way that ``answer`` answers."""
+    async with (
+        scripted() as ([one], [address]),
+        opened(address, connections_max=1, **options) as gateways,
+    ):
+        answer = asyncio.get_running_loop().create_future()
+        one.answers = [answer]
+        call = asyncio.create_task(ask(gateways))
+        await one.next()
+        yield gateways, one, call, answer
+        if not answer.done():
+            answer.set_result(None)
+        await asyncio.gather(call, return_exceptions=True)
+
+
+async def test_a_call_that_waits_too_long_for_its_turn_was_not_sent() -> None:
+    async with one_busy(call_s=0.2) as (gateways, one, call, _):
+        with pytest.raises(NotSent, match="busy"):
+            await ask(gateways)
+        assert one.asked.empty()
+        with pytest.raises(NoAnswer):
+            await call
+
+
+async def test_a_cancelled_call_keeps_its_turn_until_it_is_answered() -> None:
+    async with one_busy() as (gateways, one, call, answer):
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        following = asyncio.create_task(ask(gateways))
+        await still(one.asked.empty)
+        one.answers = [TRUE]
+        answer.set_result(reply("tableExists", success=False))
+        assert await following is True
+        assert one.questions == 1
+
+
+async def test_a_call_that_leaves_the_queue_takes_no_turn_along() -> None:
+    async with one_busy() as (gateways, one, call, answer):
+        leaving = [asyncio.create_task(ask(gateways)) for _ in range(3)]
+        await still(lambda: not any(each.done() for each in leaving))
+        for each in leaving:
+            each.cancel()
+        one.answers = [TRUE] * 2
+        answer.set_result(TRUE)
+        assert await call
+        await asyncio.gather(*leaving, return_exceptions=True)
+        assert await ask(gateways)
+
+
+async def still(holds: Callable[[], bool]) -> None:
+    """Let everything happen that is ready to, and see that something holds all the while."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+        assert holds()
+
+
+@pytest.mark.parametrize("before", ["the answer", "the question"])
+async def test_closing_ends_a_call_that_is_never_answered(
+    before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_S", 0.01)
+    async with scripted() as ([one], [address]):
+        gateways = Gateways([address], call_s=DEADLINE_S, connect_s=DEADLINE_S)
+        if before == "the question":
+            one.identity = SILENCE
+        asking = asyncio.create_task(ask(gateways))
+        if before == "the answer":
+            await one.next()
+        else:
+            await still(lambda: not asking.done())
+        async with asyncio.timeout(DEADLINE_S):
+            await gateways.close()
+            with pytest.raises(NoAnswer if before == "the answer" else NotSent):
+                await asking
+        with pytest.raises(NotSent, match="closed"):
+            await ask(gateways)
+
+
+async def test_closing_waits_for_a_call_that_is_answered() -> None:
+    async with one_busy(call_s=DEADLINE_S) as (gateways, _, call, answer):
+        closing = asyncio.create_task(gateways.close())
+        await still(lambda: not closing.done())
+        answer.set_result(TRUE)
+        assert await call
+        await asyncio.wait_for(closing, DEADLINE_S)
+
+
+async def gathered(*calls: Awaitable[Any]) -> list[Any]:
+    return list(await asyncio.wait_for(asyncio.gather(*calls), DEADLINE_S))
+
+
+async def test_no_more_calls_are_under_way_than_may_be(served: Served) -> None:
+    async with opened(served.address, connections_max=3) as gateways:
+        assert await gathered(*(ask(gateways) for _ in range(50))) == [True] * 50
+        assert len(served.open) == 3

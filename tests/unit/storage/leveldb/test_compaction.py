@@ -1,0 +1,62 @@
+import asyncio
+
+from broker.errors import Unavailable
+from broker.storage.leveldb.compaction import BYTES_MIN, LINGER_S, PAGES_MAX, Compaction, stretches
+
+
+class FakeDatabase:
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = list(sizes)
+        self.compacted: list[tuple[bytes, bytes]] = []
+
+    def approximate_bytes(self, start: bytes, stop: bytes) -> int:
+        return self.sizes.pop(0)
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        self.compacted.append((start, stop))
+        if not self.sizes:
+            raise Unavailable("the disk is gone")
+
+
+def page(log: bytes, number: int) -> bytes:
+    return log + number.to_bytes(10, "big")
+
+
+def test_a_stretch_is_of_one_log_and_bounded() -> None:
+    one, other = ([page(log, n) for n in range(PAGES_MAX + 1)] for log in (b"log", b"other"))
+    assert list(stretches(one + other)) == [
+        (one[0], one[-2]),
+        (one[-1], one[-1]),
+        (other[0], other[-2]),
+        (other[-1], other[-1]),
+    ]
+    assert list(stretches([])) == []
+
+
+async def test_after_each_merge_comes_a_pause_and_small_stretches_are_left() -> None:
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    database = FakeDatabase(BYTES_MIN, BYTES_MIN - 1, BYTES_MIN)
+    compaction = Compaction(database, pause)
+    compaction.gone([])
+    assert compaction._task is None
+    pages = [page(log, 1) for log in (b"a", b"b", b"c")]
+    compaction.gone(pages)
+    assert compaction._task is not None
+    await compaction._task
+    assert database.compacted == [(pages[0], pages[0] + b"\xff"), (pages[2], pages[2] + b"\xff")]
+    assert pauses[0] == LINGER_S
+    assert len(pauses) == 2  # The last merge failed.
+    await compaction.close()
+
+
+async def test_a_close_ends_the_waiting() -> None:
+    database = FakeDatabase()
+    compaction = Compaction(database, lambda _: asyncio.Event().wait())  # type: ignore[arg-type]
+    compaction.gone([b"a"])
+    await asyncio.sleep(0)
+    await compaction.close()
+    assert database.compacted == []

@@ -1,0 +1,150 @@
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.leveldb import files
+from broker.storage.leveldb.database import Database, Options, open_directory
+from broker.storage.leveldb.layout import FORMAT_KEY
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "db", Options(), create=True, was_clean=False)
+
+
+def put(database: Database, *keys: bytes) -> None:
+    batch = database.batch()
+    for key in keys:
+        batch.put(key, b"value of " + key)
+    batch.write()
+
+
+def test_keys_come_in_order_and_in_bounds(database: Database) -> None:
+    put(database, b"a1", b"a3", b"a2", b"b1")
+    values = {key: b"value of " + key for key in (b"a1", b"a2", b"a3", b"b1")}
+    assert database.pairs(b"a", b"b", pairs_max=9) == (list(values.items())[:3], False)
+    assert database.pairs(b"a2", b"b1", pairs_max=2) == (list(values.items())[1:3], True)
+    assert database.pairs(b"a", b"z", pairs_max=9, bytes_max=12) == (list(values.items())[:2], True)
+    assert database.keys(b"a2", b"a3") == [b"a2", b"a3"]
+    assert database.keys_of(b"a") == [b"a1", b"a2", b"a3"]
+    assert database.get(b"b1") == b"value of b1"
+    assert database.get_all([b"b2", b"a1"]) == [None, b"value of a1"]
+
+
+def test_in_reverse_the_bounds_are_the_same(database: Database) -> None:
+    put(database, b"a1", b"a3", b"a2", b"b1")
+
+    def keys(first: bytes, last: bytes, most: int = 9) -> list[bytes]:
+        found, _ = database.pairs(first, last, pairs_max=most, reverse=True)
+        return [key for key, _ in found]
+
+    assert keys(b"a1", b"a2") == [b"a2", b"a1"]
+    assert keys(b"a2", b"a2") == [b"a2"]  # plyvel itself finds nothing here.
+    assert keys(b"a", b"z", 2) == [b"b1", b"a3"]
+    assert keys(b"a4", b"b") == []
+
+
+def test_opening_anew_waits_for_reads_and_reads_wait_for_it(database: Database) -> None:
+    put(database, b"a1")
+    inside, may_end, reopened = threading.Event(), threading.Event(), threading.Event()
+
+    def read() -> None:
+        with database.reading() as db:
+            inside.set()
+            assert may_end.wait(20)
+            assert db.get(b"a1") == b"value of a1"
+
+    def reopen() -> None:
+        database.reopen()
+        reopened.set()
+
+    threads = [threading.Thread(target=target) for target in (read, reopen)]
+    threads[0].start()
+    assert inside.wait(20)
+    threads[1].start()
+    assert not reopened.is_set()
+    may_end.set()
+    assert reopened.wait(20)
+    for thread in threads:
+        thread.join(20)
+    assert database.get(b"a1") == b"value of a1"
+    database.close()
+
+
+def test_a_probe_that_fails_leaves_the_database_readable(
+    database: Database, tmp_path: Path
+) -> None:
+    put(database, b"a1")
+    (tmp_path / "probe").mkdir()
+    with pytest.raises(OSError, match="probe"):
+        database.reopen()
+    assert database.get(b"a1") == b"value of a1"
+
+
+def test_a_closed_database_is_unavailable(database: Database) -> None:
+    database.close()
+    with pytest.raises(Unavailable, match="not open"):
+        database.get(b"a")
+    database.close()
+
+
+def test_no_database_is_made_where_none_is_expected(tmp_path: Path) -> None:
+    with pytest.raises((StorageCorrupt, Unavailable)):
+        Database(tmp_path / "db", Options(), create=False, was_clean=False)
+    assert not (tmp_path / "db" / "CURRENT").exists()
+
+
+def test_a_store_is_made_once_and_recognised(tmp_path: Path) -> None:
+    for _ in range(2):
+        lock, database = open_directory(tmp_path / "data", Options())
+        value = database.get(FORMAT_KEY)
+        assert value is not None
+        identity = files.examine(tmp_path / "data")
+        assert identity is not None
+        assert identity.complete
+        assert value == files.format_row(identity)
+        database.close()
+        lock.close()
+
+
+def test_files_of_two_stores_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        lock, database = open_directory(tmp_path / name, Options())
+        database.close()
+        lock.close()
+    (tmp_path / "one" / "IDENTITY").replace(tmp_path / "other" / "IDENTITY")
+    with pytest.raises(StorageCorrupt, match="not of the same store"):
+        open_directory(tmp_path / "other", Options())
+    # The lock was given back: a second attempt meets the same, not a store in use.
+    with pytest.raises(StorageCorrupt, match="not of the same store"):
+        open_directory(tmp_path / "other", Options())
+
+
+def test_a_store_that_lost_its_format_row_is_refused(tmp_path: Path) -> None:
+    lock, database = open_directory(tmp_path / "data", Options())
+    batch = database.batch()
+    batch.delete(FORMAT_KEY)
+    batch.write()
+    database.close()
+    lock.close()
+    with pytest.raises(StorageCorrupt, match="lost its format row"):
+        open_directory(tmp_path / "data", Options())
+
+
+@pytest.mark.parametrize("manifest", [None, b"", bytes(50), b"MANIFEST"])
+def test_a_store_whose_making_was_cut_short_is_made_again(
+    tmp_path: Path, manifest: bytes | None
+) -> None:
+    files.prepare(tmp_path)
+    if manifest is not None:  # LevelDB names its first manifest without having synced it.
+        (tmp_path / "db").mkdir()
+        (tmp_path / "db" / "CURRENT").write_text("MANIFEST-000001\n")
+        (tmp_path / "db" / "MANIFEST-000001").write_bytes(manifest)
+    lock, database = open_directory(tmp_path, Options())
+    database.close()
+    lock.close()
+    identity = files.examine(tmp_path)
+    assert identity is not None
+    assert identity.complete

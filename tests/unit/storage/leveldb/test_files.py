@@ -1,0 +1,114 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.leveldb import files
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A directory as a clean close leaves it, with made-up files in place of LevelDB's."""
+    identity = files.prepare(tmp_path)
+    database = tmp_path / files.DATABASE
+    database.mkdir()
+    (database / "CURRENT").write_text("MANIFEST-000004\n")
+    (database / "MANIFEST-000004").write_bytes(bytes(50))
+    (database / "000005.log").write_bytes(bytes(70))
+    (database / "LOG").write_text("LevelDB's own notes")
+    files.write_identity(tmp_path, identity._replace(complete=True))
+    files.mark_closed(tmp_path)
+    return tmp_path
+
+
+def test_a_new_directory_gets_an_identity_that_stays(tmp_path: Path) -> None:
+    identity = files.prepare(tmp_path)
+    assert (identity.format, identity.complete) == (files.FORMAT, False)
+    assert files.prepare(tmp_path) == identity
+
+
+def test_what_a_clean_close_left_is_accepted(store: Path) -> None:
+    assert files.prepare(store).complete
+    assert files.mark_open(store)
+    (store / "db" / "000005.log").write_bytes(b"longer or shorter")
+    assert files.prepare(store).complete  # After a crash there is no telling the right sizes.
+    assert not files.mark_open(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "named"),
+    [
+        ("IDENTITY", None, "IDENTITY is missing"),
+        ("IDENTITY", "{", "IDENTITY can't be read"),
+        ("IDENTITY", "{}", "IDENTITY can't be read"),
+        ("CLEAN", "{", "CLEAN can't be read"),
+        ("db/CURRENT", None, "CURRENT is missing"),
+        ("db/CURRENT", "", "names no manifest"),
+        ("db/CURRENT", "MANIFEST-000004", "names no manifest"),
+        ("db/CURRENT", "MANIFEST-000009\n", "MANIFEST-000009, which CURRENT names, is missing"),
+        ("db/MANIFEST-000004", None, "MANIFEST-000004, which CURRENT names, is missing"),
+        ("db/MANIFEST-000004", "cut", "MANIFEST-000004 has 3 bytes; it was closed with 50"),
+        ("db/000005.log", "", "000005.log has 0 bytes; it was closed with 70"),
+        ("db/000005.log", None, "000005.log is missing; it was closed with 70"),
+    ],
+)
+def test_damage_is_named_and_nothing_is_changed(
+    store: Path, name: str, content: str | None, named: str
+) -> None:
+    if content is None:
+        (store / name).unlink()
+    else:
+        (store / name).write_text(content)
+    before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    with pytest.raises(StorageCorrupt, match=named) as refusal:
+        files.prepare(store)
+    assert f"broker storage check {store}" in refusal.value.message
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
+
+
+def test_a_missing_database_is_not_made_anew(store: Path) -> None:
+    for path in (store / "db").iterdir():
+        path.unlink()
+    with pytest.raises(StorageCorrupt, match="missing or empty"):
+        files.prepare(store)
+
+
+@pytest.mark.parametrize(
+    ("version", "advice"),
+    [
+        (files.FORMAT + 1, "written by a newer release.*Start the newer release"),
+        (1, "of before the first release.*Move the directory away or remove it"),
+    ],
+)
+def test_another_format_is_refused_with_advice(store: Path, version: int, advice: str) -> None:
+    identity = {"format": version, "store_id": "x", "complete": True}
+    (store / "IDENTITY").write_text(json.dumps(identity))
+    with pytest.raises(StorageCorrupt, match=f"format {version}, {advice}"):
+        files.prepare(store)
+    assert (store / "CLEAN").exists()
+
+
+def test_one_lock_at_a_time(tmp_path: Path) -> None:
+    lock = files.DirectoryLock(tmp_path)
+    with pytest.raises(Unavailable, match=f"in use by another process .pid {os.getpid()}."):
+        files.DirectoryLock(tmp_path)
+    lock.close()
+    files.DirectoryLock(tmp_path).close()
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
+    files.probe(tmp_path, 3 << 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_links_tables_and_copies_the_rest(store: Path, tmp_path: Path) -> None:
+    table = store / "db" / "000003.ldb"
+    table.write_bytes(b"table")
+    files.snapshot(store, tmp_path / "copy", linked=True)
+    copy = tmp_path / "copy" / "db"
+    assert copy.joinpath("000003.ldb").stat().st_ino == table.stat().st_ino
+    log = copy / "000005.log"
+    assert log.read_bytes() == bytes(70)
+    assert log.stat().st_ino != (store / "db" / "000005.log").stat().st_ino

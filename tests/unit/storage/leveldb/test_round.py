@@ -1,0 +1,114 @@
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from broker.storage.leveldb.database import Database, Options
+from broker.storage.leveldb.layout import cells_prefix, head_key
+from broker.storage.leveldb.round import Postponed, RecentHeads, Round, Wish
+from broker.storage.table import HEAD, Space
+
+ROW = b"ns:topic:\x00\x00\x00\x01"
+SPACE = Space.MESSAGES
+
+
+def wish(expected: bytes | None, head: bytes, *columns: bytes, clear: bool = False) -> Wish:
+    return Wish(SPACE, ROW, expected, {HEAD: head, **dict.fromkeys(columns, b"v")}, (), clear)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Database:
+    return Database(tmp_path / "db", Options(), create=True, was_clean=False)
+
+
+def test_a_change_sees_the_heads_of_those_before_it(database: Database) -> None:
+    round_ = Round(database, RecentHeads())
+    assert round_.change(wish(None, b"1"))
+    assert not round_.change(wish(None, b"1"))
+    assert round_.change(wish(b"1", b"2"))
+    round_.put(SPACE, {ROW: b"3"})
+    assert not round_.change(wish(b"2", b"4"))
+    assert round_.change(wish(b"3", b"4"))
+    round_.delete(SPACE, [ROW])
+    assert round_.change(wish(None, b"5"))
+    assert database.get(head_key(SPACE, ROW)) is None
+    round_.batch.write()
+    assert database.get(head_key(SPACE, ROW)) == b"5"
+
+
+def test_a_refused_change_adds_nothing(database: Database) -> None:
+    round_ = Round(database, RecentHeads())
+    assert not round_.change(wish(b"another", b"1", b"e1"))
+    assert round_.is_empty
+
+
+@pytest.mark.parametrize("how", ["clear", "delete"])
+def test_cells_that_this_round_puts_are_cleared_by_the_next(database: Database, how: str) -> None:
+    def remove(round_: Round) -> None:
+        if how == "clear":
+            assert round_.change(wish(b"1", b"2", b"e2", clear=True))
+        else:
+            round_.delete(SPACE, [b"other", ROW])
+
+    recent = RecentHeads()
+    round_ = Round(database, recent)
+    assert round_.change(wish(None, b"1", b"e1"))
+    before = round_.batch.approximate_size()
+    with pytest.raises(Postponed):
+        remove(round_)
+    assert round_.batch.approximate_size() == before
+    round_.batch.write()
+    round_.confirm()
+    following = Round(database, recent)
+    remove(following)
+    following.batch.write()
+    left = [key[len(cells_prefix(SPACE, ROW)) :] for key in database.keys_of(b"M")]
+    assert left == ([b"e2"] if how == "clear" else [])
+
+
+def test_a_recent_head_is_not_read_again(database: Database) -> None:
+    recent = RecentHeads()
+    round_ = Round(database, recent)
+    assert round_.change(wish(None, b"1"))
+    assert recent.get(head_key(SPACE, ROW)) is None  # Not before it is on disk.
+    round_.batch.write()
+    round_.confirm()
+    assert recent.get(head_key(SPACE, ROW)) == b"1"
+    unread = Mock(spec=Database)
+    assert Round(unread, recent).change(wish(b"1", b"2"))
+    unread.get.assert_not_called()
+
+
+def test_heads_of_an_index_are_not_kept(database: Database) -> None:
+    recent = RecentHeads()
+    for put in (False, True):
+        round_ = Round(database, recent)
+        if put:
+            round_.put(SPACE, {ROW: b"2"})
+        else:
+            assert round_.change(wish(None, b"1"))
+        round_.batch.write()
+        round_.confirm()
+        assert recent.get(head_key(SPACE, ROW)) == (None if put else b"1")
+
+
+def test_recent_heads_are_bounded() -> None:
+    recent = RecentHeads(heads_max=2, bytes_max=10)
+    for key in (b"a", b"b", b"a", b"c"):
+        recent.remember(key, key)
+    assert [recent.get(key) for key in (b"a", b"b", b"c")] == [b"a", None, b"c"]
+    recent.remember(b"c", bytes(11))
+    assert recent.get(b"c") is None
+    recent.forget()
+    assert recent.get(b"a") is None
+
+
+def test_no_two_rows_share_a_prefix_of_cells() -> None:
+    rows = [b"", b"\x00", b"\x00\x00", b"a", b"ab", b"a\x00", b"\x00\x01a", b"\xff" * 300]
+    prefixes = [cells_prefix(SPACE, row) for row in rows]
+    for one in prefixes:
+        assert [other for other in prefixes if other.startswith(one)] == [one]
+    with pytest.raises(ValueError, match="the most"):
+        cells_prefix(SPACE, bytes(1 << 16))
+    with pytest.raises(ValueError, match="no cell but its head"):
+        cells_prefix(Space.RECORDS, b"a")

@@ -1,0 +1,220 @@
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from broker.errors import StorageCorrupt, StorageFull, Unavailable
+from broker.storage.leveldb import compaction, files
+from broker.storage.leveldb.database import Database, Options
+from broker.storage.leveldb.readers import Readers
+from broker.storage.leveldb.table import LevelDBTable, open_table
+from broker.storage.table import HEAD, Cell, Space
+
+SPACE, ROW = Space.MESSAGES, b"ns:topic:\x00\x00\x00\x01"
+PROMPT = Options(probe_interval_s=0.01)
+
+
+@pytest.fixture
+async def table(tmp_path: Path) -> AsyncIterator[LevelDBTable]:
+    opened = await open_table(tmp_path)
+    yield opened
+    await opened.close()
+
+
+class Disk:
+    """A fault of the disk, from some write on until it is mended."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+        self.is_broken = False
+
+    def __call__(self, _: int, when: str) -> None:
+        if self.is_broken and when == self.when:
+            raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_after_a_failed_write_the_table_is_opened_anew(tmp_path: Path, when: str) -> None:
+    disk = Disk(when)
+    table = await open_table(tmp_path, PROMPT, fault=disk)
+    assert await table.change(SPACE, ROW, None, {HEAD: b"1"})
+    disk.is_broken = True
+    with pytest.raises(StorageFull) as unknown:
+        await table.change(SPACE, ROW, b"1", {HEAD: b"2", b"e2": b"x"})
+    assert unknown.value.outcome == "unknown"
+    disk.is_broken = False
+    assert await table.probe()
+    assert table.failure is None
+    written = b"2" if when == "after" else b"1"
+    assert await table.get(SPACE, ROW, [HEAD]) == {HEAD: Cell(written)}
+    assert len(await table.columns(SPACE, ROW, b"e", b"f")) == (when == "after")
+    assert await table.change(SPACE, ROW, written, {HEAD: b"3"})
+    await table.close()
+
+
+async def test_while_nothing_can_be_written_all_that_was_confirmed_is_read(tmp_path: Path) -> None:
+    disk = Disk("before")
+    options = Options(probe_interval_s=3600.0)
+    table = await open_table(tmp_path, options, fault=disk)
+    assert await table.change(SPACE, ROW, None, {HEAD: b"1", b"e1": b"x"})
+    disk.is_broken = True
+    (tmp_path / "probe").mkdir()
+    for outcome in ("unknown", "refused", "refused"):
+        with pytest.raises(StorageFull) as failed:
+            await table.change(SPACE, ROW, b"1", {HEAD: b"2"})
+        assert failed.value.outcome == outcome
+    with pytest.raises(StorageFull):
+        await table.put(SPACE, {ROW: b"2"})
+    with pytest.raises(StorageFull):
+        await table.delete(SPACE, [ROW])
+    assert not await table.probe()
+    assert await table.get(SPACE, ROW, [HEAD, b"e1"]) == {HEAD: Cell(b"1"), b"e1": Cell(b"x")}
+    assert await table.get(SPACE, ROW, [HEAD]) == {HEAD: Cell(b"1")}
+    await table.close()
+    assert not (tmp_path / "CLEAN").exists()
+
+
+async def test_a_head_that_was_just_written_is_read_without_a_hop(
+    table: LevelDBTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await table.change(SPACE, ROW, None, {HEAD: b"1"})
+    monkeypatch.setattr(Readers, "read", None)
+    assert await table.get(SPACE, ROW, [HEAD]) == {HEAD: Cell(b"1")}
+
+
+async def test_every_write_is_synced(table: LevelDBTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+
+    class Spy:
+        def __init__(self, database: object) -> None:
+            self._database = database
+
+        def write_batch(self, *, sync: bool) -> object:
+            synced.append(sync)
+            return self._database.write_batch(sync=sync)  # type: ignore[attr-defined]
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._database, name)
+
+    monkeypatch.setattr(table._database, "_db", Spy(table._database._db))
+    assert await table.change(SPACE, ROW, None, {HEAD: b"1", b"e1": b"x"})
+    await table.put(SPACE, {ROW: b"2"})
+    await table.delete(SPACE, [ROW])
+    assert synced == [True, True, True]
+
+
+async def test_a_refused_change_costs_no_write(tmp_path: Path) -> None:
+    writes = []
+    table = await open_table(tmp_path, fault=lambda number, _: writes.append(number))
+    assert not await table.change(SPACE, ROW, b"1", {HEAD: b"2"})
+    assert writes == []
+    await table.close()
+
+
+async def test_a_change_that_means_nothing_is_refused(table: LevelDBTable) -> None:
+    with pytest.raises(ValueError, match="puts the head"):
+        await table.change(SPACE, ROW, None, {b"e1": b"x"})
+    with pytest.raises(ValueError, match="puts the head"):
+        await table.change(SPACE, ROW, b"1", {HEAD: b"x"}, [HEAD])
+    for puts, deletes in (({HEAD: b"x", b"e1": b"x"}, []), ({HEAD: b"x"}, [b"e1"])):
+        with pytest.raises(ValueError, match="no cell but its head"):
+            await table.change(Space.RECORDS, ROW, None, puts, deletes)
+
+
+async def test_a_damaged_table_file_is_found_by_the_reading(tmp_path: Path) -> None:
+    table = await open_table(tmp_path)
+    assert await table.change(SPACE, ROW, None, {HEAD: b"1", b"e1": bytes(100_000)})
+    await table.close()
+    table = await open_table(tmp_path)  # Its log becomes a table.
+    [file] = (tmp_path / "db").glob("*.ldb")
+    data = bytearray(file.read_bytes())
+    data[50_000] ^= 1
+    await table.close()
+    file.write_bytes(data)
+    table = await open_table(tmp_path)
+    with pytest.raises(StorageCorrupt, match="broker storage check"):
+        await table.get(SPACE, ROW, [b"e1"])
+    with pytest.raises(StorageCorrupt):
+        await table.cells(SPACE, ROW, b"e", b"f", cells_max=9, bytes_max=9)
+    await table.close()
+
+
+async def test_a_note_of_a_clean_close_finds_a_cut_log(tmp_path: Path) -> None:
+    table = await open_table(tmp_path)
+    await table.put(SPACE, {ROW: b"1"})
+    await table.close()
+    [log] = (tmp_path / "db").glob("*.log")
+    log.write_bytes(log.read_bytes()[:-5])
+    with pytest.raises(StorageCorrupt, match="it was closed with"):
+        await open_table(tmp_path)
+    assert (tmp_path / "CLEAN").exists()
+
+
+async def test_the_note_is_gone_before_leveldb_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await open_table(tmp_path)).close()
+    opened: list[bool] = []
+    original = Database._open
+
+    def _open(database: Database, *, create: bool, may_cut: bool) -> None:
+        opened.append((tmp_path / "CLEAN").exists())
+        original(database, create=create, may_cut=may_cut)
+
+    monkeypatch.setattr(Database, "_open", _open)
+    await (await open_table(tmp_path)).close()
+    assert opened == [False]
+
+
+async def test_a_store_of_the_old_format_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "IDENTITY").write_text('{"format": 1, "store_id": "x", "complete": true}')
+    with pytest.raises(StorageCorrupt, match="Move the directory away or remove it"):
+        await open_table(tmp_path)
+    assert not (tmp_path / "db").exists()
+    assert files.FORMAT == 2
+
+
+async def test_a_read_that_hangs_is_given_up() -> None:
+    readers, may_end = Readers(deadline_s=0.01), threading.Event()
+    with pytest.raises(Unavailable, match="no read has ended"):
+        await readers.read(lambda: may_end.wait(20))
+    may_end.set()
+    assert await readers.read(lambda: 7) == 7
+    readers.close()
+    assert await asyncio.to_thread(readers.join)
+    with pytest.raises(Unavailable, match="closed"):
+        await readers.read(lambda: 7)
+
+
+async def test_a_second_opening_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
+    table = await open_table(tmp_path)
+    with pytest.raises(Unavailable, match="in use by another process"):
+        await open_table(tmp_path)
+    await asyncio.gather(table.close(), table.close())
+    await (await open_table(tmp_path)).close()
+
+
+async def test_a_cleared_page_gives_its_room_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "LINGER_S", 0.0)
+    table = await open_table(tmp_path)
+    pages = [ROW + bytes(9) + bytes([number]) for number in range(3)]
+    for page in pages:
+        cells = {b"e%d" % number: random.Random(number).randbytes(1 << 20) for number in range(2)}
+        assert await table.change(SPACE, page, None, {HEAD: b"1", **cells})
+    await table.close()
+    table = await open_table(tmp_path)
+    stored = sum(path.stat().st_size for path in (tmp_path / "db").glob("*.ldb"))
+    assert stored > 6 << 20
+    assert await table.change(SPACE, pages[0], b"1", {HEAD: b"gone"}, clear=True)
+    await table.delete(SPACE, pages[1:])
+    task = table._compaction._task
+    assert task is not None
+    await task
+    assert sum(path.stat().st_size for path in (tmp_path / "db").glob("*.ldb")) < 1 << 20
+    assert await table.scan(SPACE, ROW, ROW + b"\xff", limit=9) == [(pages[0], Cell(b"gone"))]
+    await table.close()
