@@ -35,7 +35,7 @@ GENERATION_MAX = (1 << 31) - 1
 class LogId(NamedTuple):
     """One log. ``number`` None is the topic's message log, else a payload log.
 
-    The message logs of all generations of a name share one control row; rows never share.
+    The message logs of all generations of a name share one root; pages never share.
     """
 
     topic: TopicId
@@ -63,6 +63,12 @@ def root_key(log: LogId) -> bytes:
     if log.number is None:
         return topic_prefix(log.topic) + _INT32.pack(0) + ROOT
     return side_prefix(log, ROOT)
+
+
+def is_root(row: bytes) -> bool:
+    """Whether a row of messages or payloads is a root."""
+    rest = row.split(b":", 2)[-1]
+    return rest.startswith(_INT32.pack(0) + ROOT)
 
 
 def payload_root_range(

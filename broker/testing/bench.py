@@ -7,14 +7,18 @@ test can let days pass and be the same every time.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from broker.model import Message, Poll, PublishRequest, Topic, TopicId
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.tables import TableLogStore
+from broker.storage.entry import is_rolled_column
+from broker.storage.hold import PageBounds
+from broker.storage.keys import is_root
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
+from broker.storage.table import HEAD, Space, Table
 from broker.testing.clock import VirtualClock, VirtualLoop
 from broker.topics.leader import TopicLeader
 from broker.topics.retention import Sweeper
@@ -28,10 +32,19 @@ LIFE_S = 1 << 40
 """So that small write pointers are young enough."""
 
 
-class HookedStore:
-    """A log store. ``on(call, hook)``: the next such call is ``hook(real call, *arguments)``."""
+class HookedTable:
+    """A table. ``on(call, hook)``: the next such call is ``hook(real call, *arguments)``.
 
-    def __init__(self, inner: Any) -> None:
+    A change is called by what it is for::
+
+        append    puts entries                 rolled    puts x cells      root    changes a root
+        make      begins a page                head      changes a page's head alone (claim, handoff, …)
+        record    changes a record
+
+    The other calls have their own names: get, cells, columns, scan, put, delete.
+    """
+
+    def __init__(self, inner: Table) -> None:
         """Stand before ``inner``."""
         self._inner = inner
         self._hooks: dict[str, deque[Hook]] = defaultdict(deque)
@@ -42,19 +55,39 @@ class HookedStore:
         self._hooks[call].extend(hooks)
 
     def __getattr__(self, name: str) -> Any:
-        """Give a call of the store, with its hook if there is one."""
+        """Give a call of the table, with its hook if there is one."""
         real = getattr(self._inner, name)
         if not callable(real):
             return real
 
         def call(*arguments: Any, **named: Any) -> Any:
-            self.calls.append(name)
-            hooks = self._hooks[name]
+            kind = _kind(*arguments) if name == "change" else name
+            self.calls.append(kind)
+            hooks = self._hooks[kind]
             if hooks:
                 return hooks.popleft()(real, *arguments, **named)
             return real(*arguments, **named)
 
         return call
+
+
+def _kind(
+    space: Space,
+    row: bytes,
+    expected: bytes | None,
+    puts: Mapping[bytes, bytes],
+    deletes: Sequence[bytes] = (),
+) -> str:
+    """Return what a change is for."""
+    del deletes
+    if space is Space.RECORDS:
+        return "record"
+    columns = [column for column in puts if column != HEAD]
+    if columns:
+        return "rolled" if is_rolled_column(columns[0]) else "append"
+    if is_root(row):
+        return "root"
+    return "make" if expected is None else "head"
 
 
 def failing(error: BaseException) -> Hook:
@@ -111,8 +144,8 @@ class Bench:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         self.clock = VirtualClock(loop)
-        self.cells = MemoryCells()
-        self.records = MemoryRecordStore()
+        self.memory = MemoryTable()
+        self.bounds = PageBounds()
         self.settings: dict[str, Any] = {"transaction_life_max_s": LIFE_S, **settings}
         self._starts = 0
         self.restart()
@@ -121,10 +154,11 @@ class Bench:
         """Forget all but the storage, as after a crash. Tasks of before go on if nobody ends them."""
         self._starts += 1
         self.settings.update(settings)
-        chance = random.Random(self._starts)
-        self.store = HookedStore(TableLogStore(self.cells, self.clock, chance=chance))
+        self.table = HookedTable(self.memory)
+        self.logs = Logs(self.table, self.clock, bounds=self.bounds)
+        self.records = Records(self.logs.resolver)
         self.around = Surroundings(
-            self.store, self.clock, TopicSettings(**self.settings), owner=f"node.{self._starts}"
+            self.logs, self.clock, TopicSettings(**self.settings), owner=f"node.{self._starts}"
         )
         self.topics = Topics(self.around, self.records, seed=self._starts)
         self.sweeper = Sweeper(self.topics.leaders)

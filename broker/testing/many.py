@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from typing_extensions import override
@@ -21,12 +21,12 @@ from broker.errors import NotLeader, OutcomeUnknown
 from broker.leading.cluster_tenure import ClusterTenure
 from broker.leading.placement import HINT
 from broker.model import Message, Poll, PublishRequest, TopicId
-from broker.storage.cells import Columns, RowCells, Table
-from broker.storage.control import Control
-from broker.storage.keys import LogId
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.tables import TableLogStore
-from broker.testing.bench import LIFE_S, HookedStore
+from broker.storage.head import Head
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
+from broker.storage.table import Cell, Space
+from broker.testing.bench import LIFE_S, HookedTable
 from broker.testing.clock import VirtualClock, VirtualLoop
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
@@ -42,30 +42,31 @@ PATIENCE_S = 30.0
 Result = TypeVar("Result")
 
 
-class SlowCells(MemoryCells):
-    """Tables in memory that answer after a while."""
+class SlowTable(MemoryTable):
+    """A table in memory that answers after a while."""
 
     @override
-    async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
-        """Write rows."""
-        await asyncio.sleep(WRITE_S)
-        await super().put(table, rows, synced=synced)
-
-    @override
-    async def get(self, table: Table, key: bytes) -> Columns | None:
-        """Return a row's cells, or None."""
-        await asyncio.sleep(READ_S)
-        return await super().get(table, key)
-
-    @override
-    async def check_and_put(
-        self, table: Table, key: bytes, expected: bytes | None, value: bytes
+    async def change(
+        self,
+        space: Space,
+        row: bytes,
+        expected: bytes | None,
+        puts: Mapping[bytes, bytes],
+        deletes: Sequence[bytes] = (),
+        *,
+        clear: bool = False,
     ) -> bool:
-        """Write the control cell if its value is ``expected``."""
+        """Change cells of a row."""
         await asyncio.sleep(WRITE_S / 2)
-        done = await super().check_and_put(table, key, expected, value)
+        done = await super().change(space, row, expected, puts, deletes, clear=clear)
         await asyncio.sleep(WRITE_S / 2)
         return done
+
+    @override
+    async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
+        """Return cells of a row."""
+        await asyncio.sleep(READ_S)
+        return await super().get(space, row, columns)
 
 
 class Member:
@@ -77,8 +78,9 @@ class Member:
         self.cluster = cluster
         self.clock = VirtualClock(cluster.loop)
         self.coordinator: TreeCoordinator = cluster.coordination.session()
-        chance = random.Random(incarnation)
-        self.store = HookedStore(TableLogStore(cluster.cells, self.clock, chance=chance))
+        self.table = HookedTable(cluster.memory)
+        self.logs = Logs(self.table, self.clock)
+        self.records = Records(self.logs.resolver)
         self.skews: list[int] = []
         self.is_over = False
 
@@ -88,14 +90,14 @@ class Member:
         self.tenure = ClusterTenure(
             self.coordinator,
             self.membership,
-            self.cluster.records,
-            self.store,
+            self.records,
+            self.logs,
             self.clock,
             random.Random(self.me.instance),
         )
         await self.tenure.start()
         self.around = Surroundings(
-            self.store,
+            self.logs,
             self.clock,
             TopicSettings(**self.cluster.settings),
             owner=self.me.incarnation,
@@ -103,7 +105,7 @@ class Member:
             tenure=self.tenure,
             skewed=self.skews.append,
         )
-        self.topics = Topics(self.around, self.cluster.records, seed=self.me.instance)
+        self.topics = Topics(self.around, self.records, seed=self.me.instance)
         self.sweeper = Sweeper(self.topics.leaders)
         self.tenure.serve(self.topics.leaders)
 
@@ -142,8 +144,8 @@ class Cluster:
         self.coordination = MemoryCoordination(self.clock)
         self.coordination.delay_s = ASK_S
         self.coordination.notification_delay_s = ASK_S
-        self.cells: MemoryCells = SlowCells()
-        self.records = MemoryRecordStore()
+        self.memory: MemoryTable = SlowTable(is_alone=False)
+        self.records = Records(Logs(self.memory, self.clock).resolver)
         self.settings: dict[str, Any] = {"transaction_life_max_s": LIFE_S, **settings}
         self.members: dict[int, Member] = {}
         self._starts = 0
@@ -283,8 +285,8 @@ async def led_by(cluster: Cluster, topic: TopicId) -> Member:
     return leader
 
 
-async def head(member: Member, topic: TopicId) -> Control:
-    """Return the control row of a topic, which there must be."""
-    control = await member.store.head(LogId(topic, 1))
-    assert isinstance(control, Control)
-    return control
+async def head(member: Member, topic: TopicId) -> Head:
+    """Return the head of a topic's tail, which there must be."""
+    found = await member.logs.writer(topic)
+    assert found is not None
+    return found

@@ -36,8 +36,9 @@ from broker.routing.peers import HttpPeers, Peers, Relay
 from broker.routing.receiving import Receiving
 from broker.routing.secret import cluster_secret
 from broker.routing.service import Routing
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
 from broker.testing.serving import Http
 from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
@@ -155,7 +156,7 @@ class RingNode:
         ring, instance = self._ring, self.instance
         incarnation = f"life-{instance}"
         around = Surroundings(
-            TableLogStore(ring.cells, self.clock),
+            Logs(ring.memory, self.clock),
             self.clock,
             topic_settings(self.config),
             owner=incarnation,
@@ -232,8 +233,8 @@ class Ring:
     def __init__(self, count: int, config: Config | None = None) -> None:
         """Let ``count`` nodes be, of which the first leads."""
         self.config = config or Config()
-        self.cells = MemoryCells()
-        self.records = MemoryRecordStore()
+        self.memory = MemoryTable(is_alone=False)
+        self.records = Records(Logs(self.memory, SystemClock()).resolver)
         self.infos: dict[int, NodeInfo] = {}
         self.protocols: dict[int, int] = {}
         self.leader = 0

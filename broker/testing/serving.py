@@ -30,9 +30,9 @@ from broker.clock import Clock, SystemClock
 from broker.config import Config
 from broker.metrics import Metrics
 from broker.node import topic_settings
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.ports import LogStore, RecordStore
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records, RecordStore
 from broker.testing.openapi import Answered, Checker
 from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
@@ -66,14 +66,14 @@ class Broker:
         config: Config | None = None,
         *,
         clock: Clock | None = None,
-        stores: tuple[LogStore, RecordStore] | None = None,
+        stores: tuple[Logs, RecordStore] | None = None,
         authorize: Authorize = allow_all,
         cluster: ClusterView | None = None,
     ) -> None:
         """Put it together over memory, or over ``stores``; ``cluster`` None: it stands alone."""
         self.config = config or Config()
         self.clock = clock or SystemClock()
-        store, records = stores or (TableLogStore(MemoryCells(), self.clock), MemoryRecordStore())
+        store, records = stores or _in_memory(self.clock)
         self.metrics = Metrics("test")
         around = Surroundings(
             store,
@@ -253,3 +253,8 @@ class RawHttp:
             await self._whole_line()
         await self._whole_line()
         return bytes(body)
+
+
+def _in_memory(clock: Clock) -> tuple[Logs, RecordStore]:
+    logs = Logs(MemoryTable(), clock)
+    return logs, Records(logs.resolver)

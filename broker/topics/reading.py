@@ -11,7 +11,7 @@ never skipped: the read is repeated, and refused if it stays so.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Final, Protocol
 
 from broker.errors import Unavailable
@@ -289,7 +289,7 @@ class PayloadReader:
             await self.read_again()
         return found
 
-    async def backwards(self, cells_max: int, bytes_max: int) -> AsyncIterator[Entry]:
+    async def backwards(self, cells_max: int, bytes_max: int) -> AsyncGenerator[Entry, None]:
         """Yield all entries, the last one first. Raises Unavailable, as ``next`` does."""
         root = await self._around.payload_logs.root(self._log)
         while root is None or root.state is RootState.OPEN:
@@ -302,7 +302,11 @@ class PayloadReader:
 
     async def _is_whole(self) -> bool:
         reader = self._reader
-        if reader.is_closed or (self._through is not None and reader.after >= self._through) or (reader.root is not None and reader.root.state is RootState.DROPPED):
+        if (
+            reader.is_closed
+            or (self._through is not None and reader.after >= self._through)
+            or (reader.root is not None and reader.root.state is RootState.DROPPED)
+        ):
             self.ended = True
         return self.ended
 
