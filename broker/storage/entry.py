@@ -289,7 +289,10 @@ def encode_rolled(ranges: Sequence[Range]) -> bytes:
 
 def decode_rolled(value: bytes) -> tuple[Range, ...]:
     """Decode an ``x`` cell. Raises StorageCorrupt."""
-    return tuple(_RANGE.iter_unpack(unchecked(value, "an x cell")))
+    body = unchecked(value, "an x cell")
+    if len(body) % _RANGE.size:
+        raise StorageCorrupt("an x cell is cut off")
+    return tuple(_RANGE.iter_unpack(body))
 
 
 def merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
