@@ -241,7 +241,8 @@ class Logs:
             return
         found: list[Mark] = []
         for page, head in await hold.chain(row_after(marked), pointer):
-            async for entry in self.reader(hold.log, marked, pointer).page_entries(page, head):
+            reader = self.reader(hold.log, marked, pointer)
+            for entry in await reader.page_entries(page, head):
                 found += entry.marks
         hold.marks.take(found)
         if not found:
