@@ -21,7 +21,17 @@ FILES = (
     "tests/tidy/test_in_tidy.py",
     "tests/unit/test_in_unit.py",
 )
-FLAGS = ("--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", PLUGIN)
+FLAGS = (
+    "--import-mode=importlib",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:asyncio",
+    "-p",
+    "no:schemathesis",
+    "-p",
+    PLUGIN,
+)
 
 
 @pytest.mark.parametrize(
