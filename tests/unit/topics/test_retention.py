@@ -400,7 +400,8 @@ async def test_one_topic_that_cannot_be_swept_is_skipped(swept: Bench) -> None:
     swept.table.on("root", done_but(OutcomeUnknown("lost")))
     report = await swept.sweeper.sweep()
     assert (report.topics, report.skipped) == (2, 1)
-    assert report.problem == f"{TOPIC._replace(topic='a')}: lost"
+    assert report.problem is not None
+    assert report.problem.startswith("ns:a: ")
     report = await swept.sweeper.sweep()
     assert (report.skipped, report.problem) == (0, None)
     await settle()
