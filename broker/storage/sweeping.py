@@ -55,10 +55,10 @@ async def clear_below_floor(resolver: Resolver, hold: Hold, pages_max: int) -> t
     for _ in range(pages_max):
         if page >= floor:
             break
-        went += await turn_gone(resolver, hold.log, page)
         head = await _head(resolver, hold.log, page)
-        if head is None:
+        if head is None:  # An answer from before.
             break
+        went += await turn_gone(resolver, hold.log, page)
         page = head.next
     await hold.note_gone(min(page, floor))
     return went, page < floor

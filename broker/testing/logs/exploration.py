@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import random
 import sys
@@ -23,6 +24,7 @@ from broker.model import ROW_ID_MIN
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.memory.adversary import AdversaryTable, Bias
+from broker.testing import mutants
 from broker.testing.clock import EPOCH_MS, VirtualClock, VirtualLoop, virtual_loop
 from broker.testing.logs.ghost import Ghost
 from broker.testing.logs.node import ENDS_BADLY, Node, Refused, Request
@@ -46,6 +48,8 @@ class Plan:
     still: float = 0.05
     """How probably a node stands still before a request, or dies: half of each."""
     bias: Bias = dataclasses.field(default_factory=Bias)
+    instances: bool = True
+    """Whether each node has a number of its own in its ids."""
 
 
 _LATE = Bias(late_write=0.1, again=0.12, lie=0.08, old_answer=0.15, lost_answer=0.08)
@@ -62,6 +66,7 @@ _PAYLOADS = (
     ("drop", 1),
     ("poll", 1),
 )
+_ZOMBIES = (("append", 8), ("floor", 5), ("read", 5), ("poll", 2))
 _ALL = (*_FLOOR, *_GENERATIONS, *_PAYLOADS, ("rollback", 3), ("in transaction", 3), ("keyed", 2))
 
 PLANS: dict[str, Plan] = {
@@ -71,8 +76,17 @@ PLANS: dict[str, Plan] = {
     "edits": Plan(weights=_EDITS, sticks=0.6),
     "floor": Plan(weights=_FLOOR, cells_max=2),
     "marks": Plan(weights=_MARKS, sticks=0.6, still=0.1),
-    "generations": Plan(weights=_GENERATIONS, cells_max=2, sticks=0.4),
+    "generations": Plan(weights=_GENERATIONS, cells_max=2, sticks=0.4, still=0.15),
     "payloads": Plan(weights=_PAYLOADS, sticks=0.5),
+    "zombies": Plan(
+        weights=(*_ZOMBIES, ("rollback", 2), ("in transaction", 2)),
+        nodes=2,
+        sticks=0.4,
+        still=0.3,
+        cells_max=2,
+        bias=dataclasses.replace(_LATE, lost_answer=0.2),
+    ),
+    "same ids": Plan(weights=_TOPIC, sticks=0.3, still=0.1, bias=_LATE, instances=False),
     "all": Plan(weights=_ALL, requests=18, bias=_LATE, still=0.08),
 }
 
@@ -115,7 +129,10 @@ class World:
             self._loop, wall_ms=EPOCH_MS + self._chance.choice((0, 0, -50, 50, 3000))
         )
         bounds = PageBounds(cells_max=self._plan.cells_max)
-        return Node(number, self.adversary, self.ghost, self._chance, clock, bounds)
+        instance = number if self._plan.instances else 0
+        return Node(
+            number, self.adversary, self.ghost, self._chance, clock, bounds, instance=instance
+        )
 
     async def run(self) -> None:
         """Run, heal, and judge."""
@@ -257,7 +274,7 @@ class World:
         await self._ask(node, "poll", node.poll)
         await self._ask(node, "read", lambda: node.read(backwards=False))
         await self._ask(node, "backwards", lambda: node.read(backwards=True))
-        await self._ask(node, "references", node.read_references)
+        await self._ask(node, "references", lambda: node.read_references(is_calm=True))
         lead = await node.leader()
         root = self._table.root()
         assert root is not None
@@ -320,10 +337,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
     parser.add_argument("--plan", choices=sorted(PLANS), help="one plan; else all in turn")
+    parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS), help="with a clause dropped")
     parser.add_argument("--story", action="store_true", help="tell what happened in bad runs")
     chosen = parser.parse_args(arguments)
     began = time.perf_counter()
-    summary = explore_many(range(chosen.seed, chosen.seed + chosen.runs), chosen.plan)
+    with mutants.in_force(chosen.mutant) if chosen.mutant else contextlib.nullcontext():
+        summary = explore_many(range(chosen.seed, chosen.seed + chosen.runs), chosen.plan)
     for outcome in summary.bad:
         _print(f"--seed {outcome.seed} --plan {outcome.plan}")
         for line in outcome.wrong[:20]:

@@ -50,12 +50,12 @@ class Rolled(NamedTuple):
 
     generation: int
     pointer: int
-    first: RowId
-    last: RowId
+    ids: frozenset[RowId]
+    """Messages in its range that were acknowledged before it began."""
 
     def covers(self, generation: int, pointer: int | None, row: RowId) -> bool:
         """Whether a message is rolled back by it."""
-        return (generation, pointer) == self[:2] and self.first <= row <= self.last
+        return (generation, pointer) == self[:2] and row in self.ids
 
 
 class Start(NamedTuple):
@@ -128,9 +128,8 @@ class Ghost:
         for generation in sorted(self.table.firsts):
             log = LogId(TOPIC, generation)
             pages = self.table.chain(log)
-            floor = ROW_ID_MIN
+            floor = self.table.floors[generation]
             if root is not None and (root.generation, root.state) == (generation, RootState.LIVE):
-                floor = root.floor
                 self._judge_marks(log, pages, floor)
             messages = logs[generation] = self._judge_pages(log, pages)
             if messages:

@@ -157,7 +157,7 @@ def _ids(hold: Hold, clock: VirtualClock, instance: int) -> RowIds:
 class Node:
     """One node."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - What a node is made of.
         self,
         number: int,
         table: AdversaryTable,
@@ -165,9 +165,11 @@ class Node:
         chance: random.Random,
         clock: VirtualClock,
         bounds: PageBounds,
+        *,
+        instance: int,
     ) -> None:
-        """Begin without leading."""
-        self.number = number
+        """Begin without leading. Ids are unique if ``instance`` is."""
+        self._instance = instance
         self.name = f"n{number}"
         self.table = NodeTable(table)
         self.clock = clock
@@ -209,7 +211,7 @@ class Node:
             except Deleted:
                 await self._record_deleted(generation)
                 raise Refused from None
-            lead = Lead(hold, self.clock, self.number)
+            lead = Lead(hold, self.clock, self._instance)
             for page, head in await hold.chain(hold.root.floor, hold.pointer):
                 reader = self.logs.reader(log, row_before(hold.root.floor), hold.pointer)
                 async for entry in reader.page_entries(page, head):
@@ -335,14 +337,16 @@ class Node:
 
     async def rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         """Roll a transaction's messages back."""
+        begun = [(a.generation, a.id) for a in self._ghost.acked if first <= a.id <= last]
         lead = await self.leader()
-        last = min(last, lead.hold.pointer)
         await self._guarded(lead, lead.hold.rollback(pointer, first, last))
         lead.cache = [
             m._replace(is_hidden=True) if m.pointer == pointer and first <= m.id <= last else m
             for m in lead.cache
         ]
-        self._ghost.rolled.append(Rolled(lead.hold.log.generation, pointer, first, last))
+        generation = lead.hold.log.generation
+        ids = frozenset(row for of, row in begun if of == generation)
+        self._ghost.rolled.append(Rolled(generation, pointer, ids))
 
     async def hand_off(self) -> None:
         """Let go in good order."""
@@ -366,8 +370,9 @@ class Node:
         bounds = self._ghost.bounds
         bounds[generation] = max(bounds.get(generation, ROW_ID_MIN), bound)
         await self._guarded(lead, sweeping.raise_floor(hold, bound))
-        more = True
-        while more:
+        more, slices = True, 0
+        while more and slices < 50:
+            slices += 1
             slice_max = self._chance.choice((1, 2, 10))
             clearing = sweeping.clear_below_floor(hold._resolver, hold, slice_max)  # noqa: SLF001
             _, more = await self._guarded(lead, clearing)
@@ -428,9 +433,9 @@ class Node:
                 hold = await self._guarded(lead, self.payload_logs.open(lead.hold, number))
             except LogClosed:
                 raise Refused from None
-            part = lead.parts.setdefault(number, Part(hold, self.clock, self.number))
+            part = lead.parts.setdefault(number, Part(hold, self.clock, self._instance))
             if part.hold.done:
-                part = lead.parts[number] = Part(hold, self.clock, self.number)
+                part = lead.parts[number] = Part(hold, self.clock, self._instance)
         async with part.turn:
             added = self._entries(part.ids, part.hold, [label], Shared(is_stored=True))
             await part.hold.append(added, messages=1, payload_bytes=len(label))
@@ -496,8 +501,8 @@ class Node:
         await self._guarded(lead, self.payload_logs.drop(lead.hold, number, self.clock.now_ms()))
         await self.payload_logs.empty(log)
 
-    async def read_references(self) -> None:
-        """Read the topic, and what its references stand for."""
+    async def read_references(self, *, is_calm: bool = False) -> None:
+        """Read the topic, and what its references stand for; ``is_calm``: nothing is in the way."""
         generation = await self._generation()
         if generation is None:
             raise Refused
@@ -510,9 +515,11 @@ class Node:
             labels = await self.payloads(LogId(TOPIC, generation, number))
             if labels is not None:
                 self._ghost.payloads.append((generation, number, labels, stores))
+            elif is_calm:
+                self._ghost.bad("a reference can't be read", number)
 
     async def payloads(self, log: LogId) -> list[str] | None:
-        """Return the labels of a closed payload log; None if it was dropped, or shows no end."""
+        """Return the labels of a closed payload log, none of a dropped one; None: it shows no end."""
         for _ in range(4):
             reader = self.logs.reader(log, ROW_ID_MIN, ROW_ID_MAX)
             labels: list[str] = []
@@ -520,8 +527,10 @@ class Node:
                 for entry in await reader.next(self._chance.choice((1, 1 << 20))):
                     labels += [entry.payload(place).decode() for place in range(entry.count)]
             root = await self.payload_logs.root(log)
-            if root is None or root.state is RootState.DROPPED:
-                return None
+            if root is not None and root.state is RootState.DROPPED:
+                return [
+                    label for label, *of in self._ghost.stored if of == [log.number, log.generation]
+                ]
             if reader.is_closed:
                 return labels
         return None

@@ -92,6 +92,8 @@ class WatchedTable(MemoryTable):
             self.spaces[space] = WatchedRows(space, self)
         self.firsts: dict[int, RowId] = {}
         """By generation: the key of its first page."""
+        self.floors: dict[int, RowId] = {}
+        """By generation: its floor, the last one of a dead generation."""
         self._graves: dict[tuple[Space, bytes], Undo] = {}
         self._references: set[tuple[int, int]] = set()
         self.violations: list[str] = []
@@ -109,6 +111,7 @@ class WatchedTable(MemoryTable):
         if key == _ROOT:
             root = roots.decode(puts[HEAD])
             self.firsts.setdefault(root.generation, root.page)
+            self.floors[root.generation] = root.floor
             self._judge_root(root, undo)
             return
         log = _log_of(space, key)
