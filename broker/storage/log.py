@@ -251,12 +251,16 @@ class Logs:
 
     async def _index_marks(self, hold: Hold) -> None:
         """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""
-        marked, pointer = hold.head.marked, hold.pointer
+        # Those below the floor were put before it rose.
+        marked = max(hold.head.marked, row_before(hold.root.floor))
+        hold.marks.marked = marked
+        pointer = hold.pointer
         if marked >= pointer:
             return
         found: list[Mark] = []
         for page, head in await hold.chain(row_after(marked), pointer):
-            async for entry in self.reader(hold.log, marked, pointer).page_entries(page, head):
+            reader = self.reader(hold.log, marked, pointer)
+            for entry in await reader.page_entries(page, head):
                 found += entry.marks
         hold.marks.take(found)
         if not found:

@@ -14,7 +14,6 @@ Which pages are sealed does not change, so what was read once needs no second sc
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator
 from typing import Final
 
 from broker.errors import Unavailable
@@ -326,21 +325,24 @@ class LogReader:
         )
         return [*((column, cell.value) for cell in found.values()), *cells]
 
-    async def page_entries(self, page: RowId, head: Head) -> AsyncIterator[Entry]:
-        """Yield the entries of one page in ``(after, through]``, up to its pointer.
+    async def page_entries(self, page: RowId, head: Head) -> list[Entry]:
+        """Return the entries of one page in ``(after, through]``, up to its pointer.
 
         Raises:
             Unavailable: storage does not answer, or only answers from before.
         """
         after, end = self.after, min(head.pointer, self._through)
+        found: list[Entry] = []
+        if not head.cells:
+            return found
         pauses = self._resolver.pauses()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
-            for entry in entries.entries_in(cells.cells):
-                yield entry
-                after = max(after, entry.last)
+            found += entries.entries_in(cells.cells)
+            after = max(after, found[-1].last) if found else after
             if not cells.more and after < end and not await pauses.next():
                 raise Unavailable("Storage answers with what was before. Try again.")
+        return found
 
 
 def is_short(head: Head, reached: RowId, through: RowId) -> bool:

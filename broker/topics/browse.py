@@ -152,12 +152,13 @@ class _Browser:
         first, last = self._low[:ROW_ID_BYTES], min(self._high[:ROW_ID_BYTES], ROW_ID_MAX)
         log = LogId(self._topic.id, self._topic.generation)
         reader = self._around.logs.reader(log, row_before(first), last)
-        async for stored in self._entries_of(reader):
-            for place in self._places(stored, first, last):
-                async with aclosing(self._expand(stored, place)) as expanded:
-                    async for entry in expanded:
-                        if self._low <= entry.id < self._high:
-                            yield entry
+        async with aclosing(self._entries_of(reader)) as entries:
+            async for stored in entries:
+                for place in self._places(stored, first, last):
+                    async with aclosing(self._expand(stored, place)) as expanded:
+                        async for entry in expanded:
+                            if self._low <= entry.id < self._high:
+                                yield entry
 
     async def _entries_of(self, reader: LogReader) -> AsyncGenerator[Entry, None]:
         settings = self._around.settings
@@ -211,8 +212,10 @@ class _Browser:
     async def _payload_entries(self, reader: PayloadReader) -> AsyncGenerator[Entry, None]:
         settings = self._around.settings
         if self._query.descending:
-            async for entry in reader.backwards(self._query.limit + 1, settings.page_bytes_max):
-                yield entry
+            payloads = reader.backwards(self._query.limit + 1, settings.page_bytes_max)
+            async with aclosing(payloads) as entries:
+                async for entry in entries:
+                    yield entry
             return
         while not reader.ended:
             for entry in await reader.next(settings.page_bytes_max, self._query.limit + 1):

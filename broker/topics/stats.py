@@ -216,7 +216,7 @@ async def messages_after(around: Surroundings, topic: Topic, identifier: Message
     key, head = page
     behind = 0
     reader = around.logs.reader(log, row, head.pointer)
-    async for entry in reader.page_entries(key, head):
+    for entry in await reader.page_entries(key, head):
         if entry.is_reference:
             behind += messages_of(entry)
         else:

@@ -153,7 +153,7 @@ class StoredPayloads:
             raise OutcomeUnknown("Whether the payloads were published before can't be known.")
         for page, head in await hold.chain(row_after(at), through):
             reader = self._around.logs.reader(hold.log, at, through)
-            async for entry in reader.page_entries(page, head):
+            for entry in await reader.page_entries(page, head):
                 if entry.is_reference and entry.number == number:
                     return entry.first
         return None

@@ -5,8 +5,16 @@ into it and be lost, with an unknown outcome. So a line on which something arriv
 which is how the end of a stream looks, is over; ``is_silent`` also asks the system, because the loop may not
 have got there yet. What the loop itself notices ends a line at once.
 
-All of it runs in the event loop. Measured against the other ways to talk to the same gateway (FIGURES): the
-loop's own transport is as fast as a socket that the loop only watches, with half of the code.
+All of it runs in the event loop. The ways to talk to one gateway of HBase 2.6.1 that were measured, in turns, on
+two cores at a load of 10 (trust the ratios): one head, and 20 cells of 16 KiB; the median of a lone call and
+this process's time of it; calls a second, 8 under way:
+
+========================================  =========================  =========================
+the loop's transport (this)               0.62 ms, 0.13 ms, 3,093/s  2.0 ms, 0.33 ms, 431/s
+a socket that the loop watches, thriftpy2  0.67 ms, 0.15 ms, 2,032/s  4.0 ms, 1.19 ms, 206/s
+threads, thriftpy2                        0.94 ms, 0.40 ms, 1,722/s  2.5 ms, 0.75 ms, 374/s
+thriftpy2.contrib.aio                     1.64 ms, 0.40 ms, 695/s    11.1 ms, 3.21 ms, 85/s
+========================================  =========================  =========================
 """
 
 from __future__ import annotations

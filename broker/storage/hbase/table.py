@@ -12,7 +12,12 @@ module guesses how many cells will do, by the size of those that the topic had l
 were far too few. Backwards there is no Get: it reads the names and sizes of the range, and then the last
 cells from the name on at which the bounds are reached.
 
-**A delete** has a time that no clock reaches. So what was deleted once stays hidden, whatever is put there.
+**A delete** has a time that no clock reaches: with the server's own it would leave what a clock further ahead
+has written. So what was deleted once stays hidden, whatever is put there.
+
+A lone append is one call where rows and then a compare-and-set were two: 1.37 ms, and 2.46 (medians, in turns;
+0.52 to 0.56 of it in two runs). 20 entries of 16 KiB are read in 2.0 ms, and 4,096 of 300 bytes in 50 to 100, of
+which this process takes 12 to 20: the gateway and it both turn over each cell.
 """
 
 from __future__ import annotations

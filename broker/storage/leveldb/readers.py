@@ -1,8 +1,12 @@
 """The threads that read, so that the event loop never waits for a disk.
 
 A read hops to a thread even where its block is likely to be in memory: LevelDB can't be asked whether it
-is, and a block that has to be fetched from a busy disk takes longer than the event loop may stand still.
-The hop is a queue and one call back into the loop.
+is, it holds a lock while it begins a new log, and a block that has to be fetched from a busy disk takes
+longer than the event loop may stand still (20 ms).
+
+The hop is a queue and one call back into the loop. Measured on two busy cores: 9 us for a get of 16 KiB
+on the event loop, 100 us with the hop (p50), 190 us for a range of 512 KiB. So a head that the writer
+remembers, the get of every proof, does without both: 3 us.
 """
 
 from __future__ import annotations

@@ -254,12 +254,13 @@ class World:
         if waiting:
             await asyncio.wait(waiting)
         while self.adversary.still_to_come:
-            await asyncio.sleep(0.5)
+            await self.nodes[0].clock.sleep(0.5)
 
     async def _alone(self) -> None:
         """From any state, one fresh node without faults can create, claim, append and be read."""
         node = self._node(9)
         label = self._label()
+        last: BaseException | None = None
         for _ in range(ALONE_TRIES):
             try:
                 await node.create()

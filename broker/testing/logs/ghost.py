@@ -79,7 +79,7 @@ class Answer(NamedTuple):
     is_strict: bool
 
 
-class True_(NamedTuple):
+class Stored(NamedTuple):
     """A message of the true log."""
 
     id: RowId
@@ -123,7 +123,7 @@ class Ghost:
         """Compare everything; return what is wrong."""
         self.wrong += self.table.violations
         root = self.table.root()
-        logs: dict[int, list[True_]] = {}
+        logs: dict[int, list[Stored]] = {}
         last, epoch = ROW_ID_MIN, 0
         for generation in sorted(self.table.firsts):
             log = LogId(TOPIC, generation)
@@ -145,8 +145,8 @@ class Ghost:
         self._judge_references()
         return self.wrong
 
-    def _judge_pages(self, log: LogId, pages: list[Page]) -> list[True_]:
-        out: list[True_] = []
+    def _judge_pages(self, log: LogId, pages: list[Page]) -> list[Stored]:
+        out: list[Stored] = []
         last, epoch, total, prev = ROW_ID_MIN, 0, 0, None
         for page in pages:
             if prev is not None and page.head.prev != prev:
@@ -202,26 +202,15 @@ class Ghost:
                 if known is None or known.first != first:
                     self.bad("a replay of what is not there", key, first)
 
-    def _judge_acked(self, generation: int, messages: list[True_], floor: RowId) -> None:
-        known: dict[str, True_] = {}
+    def _judge_acked(self, generation: int, messages: list[Stored], floor: RowId) -> None:
+        known: dict[str, Stored] = {}
         for message in messages:
             if message.label is None:
                 continue
             if message.label in known:
                 self.bad("twice in the log", message.label)
             known[message.label] = message
-            if message.label in self.never:
-                self.bad("answered never, and present", message.label)
-            pointer = message.entry.pointer
-            if (
-                pointer is not None
-                and message.page >= floor
-                and not message.is_hidden
-                and any(r.covers(generation, pointer, message.id) for r in self.rolled)
-            ):
-                self.bad("rolled back, visible in storage", message.label)
-            if message.page < floor and message.id >= self.bounds.get(generation, ROW_ID_MIN):
-                self.bad("below the floor, not expired", message.label)
+            self._judge_message(generation, message, floor)
         stubs = {message.id for message in messages if message.label is None}
         for acked in self.acked:
             if acked.generation != generation:
@@ -234,7 +223,21 @@ class Ghost:
             elif found is not None and found.id != acked.id:
                 self.bad("acknowledged with another id", acked.label)
 
-    def _judge_payload_logs(self, generation: int, messages: list[True_]) -> None:
+    def _judge_message(self, generation: int, message: Stored, floor: RowId) -> None:
+        if message.label in self.never:
+            self.bad("answered never, and present", message.label)
+        pointer = message.entry.pointer
+        if (
+            pointer is not None
+            and message.page >= floor
+            and not message.is_hidden
+            and any(r.covers(generation, pointer, message.id) for r in self.rolled)
+        ):
+            self.bad("rolled back, visible in storage", message.label)
+        if message.page < floor and message.id >= self.bounds.get(generation, ROW_ID_MIN):
+            self.bad("below the floor, not expired", message.label)
+
+    def _judge_payload_logs(self, generation: int, messages: list[Stored]) -> None:
         numbers = [m.entry.number for m in messages if m.entry.number is not None]
         if len(set(numbers)) < len(numbers):
             self.bad("one payload log, two references", numbers)
@@ -254,7 +257,7 @@ class Ghost:
 
     # Readings.
 
-    def _judge_answer(self, answer: Answer, messages: list[True_]) -> None:
+    def _judge_answer(self, answer: Answer, messages: list[Stored]) -> None:
         op, got = answer.op, [shown.id for shown in answer.shown]
         by_id = {message.id: message for message in messages}
         stubs = [message for message in messages if message.label is None]
@@ -274,13 +277,14 @@ class Ghost:
         )
         have = set(got)
         for message in messages:
-            if message.page >= answer.floor and between[0] <= message.id <= between[1]:
-                if message.id not in have and message.label is not None:
-                    self.bad(op, "skips", message.label)
+            is_between = between[0] <= message.id <= between[1]
+            is_shown = message.id in have or message.label is None
+            if message.page >= answer.floor and is_between and not is_shown:
+                self.bad(op, "skips", message.label)
         if answer.is_strict and answer.start.generation == answer.generation:
             self._judge_strictly(answer, by_id, have)
 
-    def _judge_strictly(self, answer: Answer, by_id: dict[RowId, True_], have: set[RowId]) -> None:
+    def _judge_strictly(self, answer: Answer, by_id: dict[RowId, Stored], have: set[RowId]) -> None:
         for acked in self.acked[: answer.start.acked]:
             there = by_id.get(acked.id)
             if (
@@ -301,11 +305,11 @@ class Ghost:
                 self.bad(answer.op, "shows what was rolled back before", shown.label)
 
 
-def _messages(entry: Entry, page: Page) -> list[True_]:
+def _messages(entry: Entry, page: Page) -> list[Stored]:
     if entry.is_stub:
-        return [True_(entry.last, None, entry, False, page.key, page.is_gone)]
+        return [Stored(entry.last, None, entry, False, page.key, page.is_gone)]
     return [
-        True_(
+        Stored(
             entry.id(place),
             entry.payload(place).decode(),
             entry,

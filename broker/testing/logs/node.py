@@ -214,8 +214,8 @@ class Node:
             lead = Lead(hold, self.clock, self._instance)
             for page, head in await hold.chain(hold.root.floor, hold.pointer):
                 reader = self.logs.reader(log, row_before(hold.root.floor), hold.pointer)
-                async for entry in reader.page_entries(page, head):
-                    lead.take([entry])
+                entries = await reader.page_entries(page, head)
+                lead.take(entries)
             self.lead = lead
             return lead
 
@@ -291,7 +291,7 @@ class Node:
         shown = [Shown(m.id, m.label, m.is_hidden) for m in lead.cache if m.id >= floor]
         self._answered("polled", start, lead.hold.log.generation, ROW_ID_MIN, shown, is_strict=True)
 
-    def _answered(  # noqa: PLR0913, PLR0917 - An answer's parts.
+    def _answered(
         self,
         op: str,
         start: Start,
@@ -486,7 +486,7 @@ class Node:
         found = None
         for page, head in await hold.chain(after, through):
             reader = self.logs.reader(hold.log, at, through)
-            async for entry in reader.page_entries(page, head):
+            for entry in await reader.page_entries(page, head):
                 if entry.is_reference and entry.number == number:
                     found = entry.first
         return found

@@ -13,6 +13,7 @@ from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.health import Ended
 from broker.storage.table import NoAnswer, NotSent
+from broker.testing.bench import settle
 from tests.unit.storage.hbase.fake import DEADLINE_S, HOST, IDL, Served, reply, serving
 
 TWO = reply("getThriftServerType", success=IDL.TThriftServerType.TWO)
@@ -189,6 +190,15 @@ async def test_a_connection_cut_during_a_call_is_unknown_and_closed(
         await ask(gateways, b"cut")
     assert await ask(gateways)
     assert len(served.open) == 2, "the one on which it was asked whether it is well"
+
+
+async def test_what_is_no_thrift_is_unknown_and_ends_the_connection() -> None:
+    async with scripted() as ([one], [address]), opened(address) as gateways:
+        one.answers = [b"HTTP/1.1 503 Service Unavailable\r\n\r\n", TRUE]
+        with pytest.raises(NoAnswer, match="not an answer"):
+            await ask(gateways)
+        assert await ask(gateways)
+        assert one.questions == 2
 
 
 async def test_what_the_gateway_itself_tells_closes_the_connection() -> None:
@@ -403,7 +413,7 @@ async def test_a_call_that_leaves_the_queue_takes_no_turn_along() -> None:
 async def still(holds: Callable[[], bool]) -> None:
     """Let everything happen that is ready to, and see that something holds all the while."""
     for _ in range(10):
-        await asyncio.sleep(0)
+        await settle(1)
         assert holds()
 
 

@@ -54,9 +54,14 @@ async def test_after_each_merge_comes_a_pause_and_small_stretches_are_left() -> 
 
 
 async def test_a_close_ends_the_waiting() -> None:
-    database = FakeDatabase()
-    compaction = Compaction(database, lambda _: asyncio.Event().wait())  # type: ignore[arg-type]
+    database, pausing = FakeDatabase(), asyncio.Event()
+
+    async def pause(_: float) -> None:
+        pausing.set()
+        await asyncio.Event().wait()
+
+    compaction = Compaction(database, pause)
     compaction.gone([b"a"])
-    await asyncio.sleep(0)
+    await pausing.wait()
     await compaction.close()
     assert database.compacted == []

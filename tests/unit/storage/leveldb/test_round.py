@@ -101,14 +101,3 @@ def test_recent_heads_are_bounded() -> None:
     assert recent.get(b"c") is None
     recent.forget()
     assert recent.get(b"a") is None
-
-
-def test_no_two_rows_share_a_prefix_of_cells() -> None:
-    rows = [b"", b"\x00", b"\x00\x00", b"a", b"ab", b"a\x00", b"\x00\x01a", b"\xff" * 300]
-    prefixes = [cells_prefix(SPACE, row) for row in rows]
-    for one in prefixes:
-        assert [other for other in prefixes if other.startswith(one)] == [one]
-    with pytest.raises(ValueError, match="the most"):
-        cells_prefix(SPACE, bytes(1 << 16))
-    with pytest.raises(ValueError, match="no cell but its head"):
-        cells_prefix(Space.RECORDS, b"a")

@@ -1,6 +1,5 @@
 import asyncio
 import random
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -175,18 +174,6 @@ async def test_a_store_of_the_old_format_is_left_alone(tmp_path: Path) -> None:
         await open_table(tmp_path)
     assert not (tmp_path / "db").exists()
     assert files.FORMAT == 2
-
-
-async def test_a_read_that_hangs_is_given_up() -> None:
-    readers, may_end = Readers(deadline_s=0.01), threading.Event()
-    with pytest.raises(Unavailable, match="no read has ended"):
-        await readers.read(lambda: may_end.wait(20))
-    may_end.set()
-    assert await readers.read(lambda: 7) == 7
-    readers.close()
-    assert await asyncio.to_thread(readers.join)
-    with pytest.raises(Unavailable, match="closed"):
-        await readers.read(lambda: 7)
 
 
 async def test_a_second_opening_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
