@@ -1,13 +1,12 @@
 """Mutants of what lies above the logs: routing, leading, topics. See mutants.py.
 
-Each takes away one check, in one function, and does nothing else: what a careless change would do.
+Each takes one check away and does nothing else: what a careless change would do.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 from broker.leading import instances
 from broker.routing import deadlines
@@ -15,126 +14,110 @@ from broker.routing.lanes import ReceivedLanes, Turn
 from broker.topics.claiming import TopicClaims
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed import KeyedLog
-from broker.topics.leader import TopicLeader
 from broker.topics.reading import PayloadReader
 from broker.topics.retention import Sweeper
 from broker.topics.stored import StoredPayloads
 
-if TYPE_CHECKING:
-    from broker.model import RowId
-    from broker.topics.dedupe import Answer
 
-Patch = AbstractContextManager[object]
+class Above(NamedTuple):
+    """One check dropped: ``attribute`` of ``owner`` is swapped for what ``swap`` makes of it."""
+
+    does: str
+    owner: Any
+    attribute: str
+    swap: Callable[[Any], Any]
 
 
-def id_claim() -> Patch:
-    """A node goes on under an instance id that another has claimed since."""
-
-    async def nobody(*_: object) -> None:
+def _nothing(_: Any) -> Any:
+    async def mutant(*_: object, **__: object) -> None:
         return None
 
-    return mock.patch.object(instances, "check_incarnation", nobody)
+    return mutant
 
 
-def lane_order() -> Patch:
-    """A leader takes what is forwarded in the order in which it comes, however late."""
-
-    def take(*_: object, **__: object) -> Turn:
+def _lane_order(_: Any) -> Any:
+    def mutant(*_: object, **__: object) -> Turn:
         return Turn.TAKE
 
-    return mock.patch.object(ReceivedLanes, "judge", take)
+    return mutant
 
 
-def deadline() -> Patch:
-    """A leader gives what is forwarded its full time, however long it was on the way."""
-
-    def late(deadline_ms: int, monotonic: float, now_ms: int) -> float:
+def _deadline(_: Any) -> Any:
+    def mutant(deadline_ms: int, monotonic: float, now_ms: int) -> float:
         del deadline_ms, now_ms
         return monotonic + deadlines.REQUEST_TIMEOUT_S_MAX
 
-    return mock.patch.object(deadlines, "from_the_wire", late)
+    return mutant
 
 
-def sweep_margin() -> Patch:
-    """A sweep removes what has expired by its own clock at once."""
-    return mock.patch.object(Sweeper, "_margin_ms", 0)
+def _sweep_margin(_: Any) -> Any:
+    return 0
 
 
-def clock() -> Patch:
-    """A node whose clock is far off leads all the same."""
-
-    def believe(self: TopicClaims, skew_ms: int) -> None:
+def _clock(_: Any) -> Any:
+    def mutant(self: TopicClaims, skew_ms: int) -> None:
         self.clock_skew_ms = skew_ms
 
-    return mock.patch.object(TopicClaims, "judge_clock", believe)
+    return mutant
 
 
-def ids_rise() -> Patch:
-    """Ids come from the clock alone."""
-
-    def by_the_clock(_: RowIds, now_ms: int) -> Position:
+def _ids_rise(_: Any) -> Any:
+    def mutant(_: RowIds, now_ms: int) -> Position:
         return Position(now_ms, 0)
 
-    return mock.patch.object(RowIds, "_start", by_the_clock)
+    return mutant
 
 
-def dedupe() -> Patch:
-    """A key is not looked up: neither in memory nor in storage."""
-
-    async def unknown(*_: object, **__: object) -> Answer | None:
-        return None
-
-    return mock.patch.object(KeyedLog, "_known", unknown)
-
-
-def proof() -> Patch:
-    """A leader answers from memory without a proof of leading."""
-
-    async def believe(self: TopicLeader) -> bool:
-        return self.ended is None
-
-    return mock.patch.object(TopicLeader, "is_proven", believe)
-
-
-def store_proof() -> Patch:
-    """A store is acknowledged without a proof of leading the topic."""
-
-    async def believe(_: StoredPayloads) -> None:
-        return None
-
-    return mock.patch.object(StoredPayloads, "_confirm", believe)
-
-
-def look_for_the_reference() -> Patch:
-    """The reference of a sealed payload log is appended again, without a look for the first."""
-
-    async def not_there(*_: Any) -> RowId | None:
-        return None
-
-    return mock.patch.object(StoredPayloads, "_find_reference", not_there)
-
-
-def closed_reference() -> Patch:
-    """A reader of a reference ends in a page that is not closed."""
-
-    async def whole(self: PayloadReader) -> bool:
+def _closed_reference(_: Any) -> Any:
+    async def mutant(self: PayloadReader) -> bool:
         self.ended = True
         return True
 
-    return mock.patch.object(PayloadReader, "_is_whole", whole)
+    return mutant
 
 
-MUTANTS = {
-    "id-claim": id_claim,
-    "lane-order": lane_order,
-    "deadline": deadline,
-    "sweep-margin": sweep_margin,
-    "clock": clock,
-    "ids-rise": ids_rise,
-    "dedupe": dedupe,
-    "proof": proof,
-    "store-proof": store_proof,
-    "look-for-the-reference": look_for_the_reference,
-    "closed-reference": closed_reference,
+MUTANTS: Final[Mapping[str, Above]] = {
+    "id-claim": Above(
+        "a node goes on under a number that another has claimed",
+        instances,
+        "check_incarnation",
+        _nothing,
+    ),
+    "lane-order": Above(
+        "what is forwarded is taken as it comes, however late", ReceivedLanes, "judge", _lane_order
+    ),
+    "deadline": Above(
+        "a leader gives what is forwarded its full time, however long it was on the way",
+        deadlines,
+        "from_the_wire",
+        _deadline,
+    ),
+    "sweep-margin": Above(
+        "a sweep removes at once what has expired by its own clock",
+        Sweeper,
+        "_margin_ms",
+        _sweep_margin,
+    ),
+    "clock": Above(
+        "a node whose clock is far off leads all the same", TopicClaims, "judge_clock", _clock
+    ),
+    "ids-rise": Above("ids come from the clock alone", RowIds, "_start", _ids_rise),
+    "dedupe": Above(
+        "a key is looked up neither in memory nor in storage", KeyedLog, "_known", _nothing
+    ),
+    "store-proof": Above(
+        "a store is acknowledged without a proof of leading", StoredPayloads, "_confirm", _nothing
+    ),
+    "look-for-the-reference": Above(
+        "the reference of a sealed payload log is appended again",
+        StoredPayloads,
+        "_find_reference",
+        _nothing,
+    ),
+    "closed-reference": Above(
+        "a reader of a reference ends in a page that is not closed",
+        PayloadReader,
+        "_is_whole",
+        _closed_reference,
+    ),
 }
-"""By the names of the design's guards."""
