@@ -32,6 +32,8 @@ from broker.storage.memory.rows import Rows
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
+from broker.storage.table import Table
+from broker.testing import mutants_routing
 
 Swap = Callable[[Any], Any]
 """From the function as it is to the one that stands in for it."""
@@ -74,7 +76,7 @@ def _alike(now: bytes, expected: bytes) -> bool:
 
 def _tokens(_: Any) -> Any:
     def mutant(self: Tokens) -> bytes:
-        return self._nonce + bytes(4)
+        return self._nonce + bytes(4)  # noqa: SLF001
 
     return mutant
 
@@ -256,31 +258,31 @@ def _floor_not_tail(raise_floor: Any) -> Any:
 
 
 def _gone_stays(_: Any) -> Any:
-    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
-        return await _removed(resolver, log, page)
+    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> int:
+        await _remove(resolver, log, page)
+        return 1
 
     return mutant
 
 
 def _dead_generations_stay(turn_gone: Any) -> Any:
-    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> int:
         cell = await resolver.head(space_of(log), root_key(log))
         if (
             log.number is None
             and cell is not None
             and roots.decode(cell.value).generation > log.generation
         ):
-            return await _removed(resolver, log, page)
-        return await turn_gone(resolver, log, page)  # type: ignore[no-any-return]
+            await _remove(resolver, log, page)
+            return 1
+        return int(await turn_gone(resolver, log, page))
 
     return mutant
 
 
-async def _removed(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
-    table, row = resolver.table, page_key(log, page)
-    cell = await resolver.head(space_of(log), row)
-    await resolver.read(lambda: table.delete(space_of(log), [row]))
-    return None if cell is None else heads.decode(cell.value), cell is not None
+async def _remove(resolver: Resolver, log: LogId, page: RowId) -> None:
+    table: Table = resolver.table
+    await resolver.read(lambda: table.delete(space_of(log), [page_key(log, page)]))
 
 
 def _close_tail(applies: Callable[[Tail, int | None], bool]) -> Swap:
@@ -322,6 +324,7 @@ def _epochs_over_generations(next_head: Any) -> Any:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
+    **{name: Mutant(*above) for name, above in mutants_routing.MUTANTS.items()},
     "exact-head": Mutant(
         "a change compares epoch and state only", Rows, "change", _exact_head, "storm"
     ),
@@ -470,17 +473,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 }
 
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "ids-rise": "topics: ids from the clock alone",
-    "store-proof": "topics: a store is acknowledged without a proof of leading",
-    "look-for-the-reference": "topics: a sealed log's reference is appended again",
-    "closed-reference": "topics: a reader of a reference ends in a page that is not closed",
     "synced": "storage/leveldb: True before it is on disk",
     "leveldb-reopen": "storage/leveldb: writing goes on after an error",
-    "id-claim": "coordination: two nodes may have one instance id",
-    "lane-order": "routing: a lane's requests are taken as they come",
-    "deadline": "topics: a request is appended after its deadline",
-    "sweep-margin": "topics: a payload log is dropped without the margin",
-    "clock": "clock: a jump is followed at once",
 }
 """Guards of other layers, each with what its mutant does. They get entries above when they have one."""
 
