@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from broker.model import RollbackRange, Snapshot
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RollbackRange, Snapshot
+from broker.storage.keys import LogId, page_key
+from broker.storage.table import Space
 from broker.testing.bench import TOPIC, Bench
 from broker.topics.browse import BrowseEntry, BrowseQuery, Kind, TransactionState
 from broker.topics.settings import PublishOptions
@@ -171,3 +173,34 @@ async def test_messages_whose_own_lives_were_ended_are_not_shown(bench: Bench) -
         BrowseQuery(end=gone.last + bytes(10)),
     ):
         assert {e.payload for e in await whole(bench, query)} <= {b"kept"}
+
+
+async def test_a_browse_from_the_end_is_not_misled_by_how_a_payload_log_was_before(
+    bench: Bench,
+) -> None:
+    bench.memory.is_alone = False
+    await bench.create(ttl_s=1000)
+    await bench.stored(42, b"s1")
+    before: list[Any] = []
+
+    async def scan(real: Any, space: Space, *arguments: Any, **named: Any) -> Any:
+        found = await real(space, *arguments, **named)
+        if space is not Space.PAYLOADS:
+            return found
+        before.extend(found if not before else [])
+        return before
+
+    async def known() -> list[bytes | None]:
+        bench.table.on("scan", scan, scan, scan)
+        return [e.payload for e in await whole(bench, BrowseQuery(descending=True))]
+
+    bench.table.on("scan", scan)
+    await bench.table.scan(Space.PAYLOADS, *payload_pages(42), limit=1)
+    await bench.stored(42, b"s2", b"s3")
+    await bench.publish(pointer=42)
+    assert await known() == [b"s3", b"s2", b"s1", None]
+
+
+def payload_pages(number: int) -> tuple[bytes, bytes]:
+    log = LogId(TOPIC, 1, number)
+    return page_key(log, ROW_ID_MIN), page_key(log, ROW_ID_MAX)
