@@ -251,7 +251,10 @@ class Logs:
 
     async def _index_marks(self, hold: Hold) -> None:
         """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""
-        marked, pointer = hold.head.marked, hold.pointer
+        # Those below the floor were put before it rose.
+        marked = max(hold.head.marked, row_before(hold.root.floor))
+        hold.marks.marked = marked
+        pointer = hold.pointer
         if marked >= pointer:
             return
         found: list[Mark] = []

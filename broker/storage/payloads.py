@@ -178,7 +178,9 @@ class PayloadLogs:
             return 0
         went = 0
         for page, _ in await self._pages(log):
-            went = max(went, await sweeping.turn_gone(self._resolver, log, page))
+            head, turned = await sweeping.turn_gone(self._resolver, log, page)
+            if head is not None and turned:
+                went = max(went, head.total)
         return went
 
     async def forget(self, log: LogId) -> None:

@@ -253,7 +253,8 @@ class LogReader:
         self._left = None
         page, head = self._page, None
         while page is not None and (found := await self._head_of(page)) is not None:
-            self._page, self._head = page, head = page, found
+            self._page = page
+            self._head = head = found
             page = head.next if head.is_sealed and head.next <= self._through else None
         self.is_closed = head is not None and head.state is PageState.CLOSED
         self.reaches_through = head is not None and head.pointer >= self._through
@@ -345,6 +346,8 @@ class LogReader:
         """
         after, end = self.after, min(head.pointer, self._through)
         found: list[Entry] = []
+        if not head.cells:
+            return found
         pauses = self._resolver.pauses()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)

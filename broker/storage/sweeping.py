@@ -52,21 +52,22 @@ async def raise_floor(hold: Hold, bound: RowId) -> None:
 async def clear_below_floor(resolver: Resolver, hold: Hold, pages_max: int) -> tuple[int, bool]:
     """Turn some pages below the floor to gone; return how many messages went, and whether more wait."""
     page, floor = hold.root.gone, hold.root.floor
-    went = 0
+    went, before = 0, None
     for _ in range(pages_max):
         if page >= floor:
             break
-        went += await turn_gone(resolver, hold.log, page)
-        head = await _head(resolver, hold.log, page)
+        head, turned = await turn_gone(resolver, hold.log, page)
         if head is None:
             break
-        page = head.next
+        if turned:
+            went += head.total - (await _total_before(resolver, hold.log, page, head, before))
+        before, page = head.total, head.next
     await hold.note_gone(min(page, floor))
     return went, page < floor
 
 
-async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> int:
-    """Remove the entries of a page that may not be read any more; return how many messages went.
+async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+    """Remove the entries of a page that may not be read any more; return its head, and whether they were there.
 
     The head stays, and says so: a page that is there can't be made.
     """
@@ -76,18 +77,22 @@ async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> int:
         cell = await resolver.head(space, row)
         head = None if cell is None else heads.decode(cell.value)
         if cell is None or head is None or head.state is PageState.GONE:
-            return 0
+            return head, False
         gone = heads.encode(head._replace(state=PageState.GONE, token=tokens.fresh()))
         if await resolver.swap(space, row, cell.value, gone, clear=True):
-            before = None if head.prev == page else await _head(resolver, log, head.prev)
-            return head.total - (0 if before is None else before.total)
+            return head, True
         if not await pauses.next():
             raise Unavailable("Storage answers with what was before. Try again.")
 
 
-async def _head(resolver: Resolver, log: LogId, page: RowId) -> Head | None:
-    cell = await resolver.head(space_of(log), page_key(log, page))
-    return None if cell is None else heads.decode(cell.value)
+async def _total_before(
+    resolver: Resolver, log: LogId, page: RowId, head: Head, known: int | None
+) -> int:
+    """Return how many messages were published before a page."""
+    if known is not None or head.prev >= page:
+        return known or 0
+    cell = await resolver.head(space_of(log), page_key(log, head.prev))
+    return 0 if cell is None else heads.decode(cell.value).total
 
 
 async def clear_generation(
@@ -108,9 +113,13 @@ async def clear_generation(
             space_of(log), page_key(log, after), page_key(log, ROW_ID_MAX), limit=pages_max
         )
     )
-    went = 0
+    went, before = 0, None
     for row, _ in rows:
-        went += await turn_gone(resolver, log, page_of(row))
+        head, turned = await turn_gone(resolver, log, page_of(row))
+        if head is not None:
+            if turned:
+                went += head.total - await _total_before(resolver, log, page_of(row), head, before)
+            before = head.total
     return went, row_after(page_of(rows[-1][0])) if len(rows) == pages_max else None
 
 

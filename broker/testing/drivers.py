@@ -66,8 +66,8 @@ class Driver(Protocol):
 
     async def rollback(
         self, topic: str, generation: int, pointer: int, first: str, last: str
-    ) -> int:
-        """Roll a publish back; return how many rows that concerned."""
+    ) -> None:
+        """Roll a publish back."""
 
     async def store(
         self, topic: str, generation: int, payloads: Sequence[str], number: int

@@ -94,13 +94,12 @@ class BrokerDriver:
 
     async def rollback(
         self, topic: str, generation: int, pointer: int, first: str, last: str
-    ) -> int:
-        """Roll a publish back; how many rows that concerned is not told."""
+    ) -> None:
+        """Roll a publish back."""
         del generation
         rows = RollbackRange(pointer, bytes.fromhex(first), bytes.fromhex(last))
         published = Published(avro.encode_publish_response(rows))
         await self._ask(self.client.rollback(topic, published))
-        return 0
 
     async def store(
         self, topic: str, generation: int, payloads: Sequence[str], number: int

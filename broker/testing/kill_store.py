@@ -1,4 +1,4 @@
-"""A LevelDB store in a child process, for kill loops: appends by request, dies by SIGKILL.
+"""Logs over LevelDB in a child process, for kill loops: appends by request, dies by SIGKILL.
 
 The child leads every topic that it is asked about, in the least way that is right: it claims on first
 use, gives ids that rise, and looks keys up. It is forked from a server process that has imported
@@ -12,35 +12,55 @@ import contextlib
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
+import signal
 import socket
 import time
 from collections.abc import Sequence
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from broker.errors import BrokerError
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.control import Deleted, StaleGeneration
-from broker.storage.keys import IDEMPOTENCY, LogId
-from broker.storage.leveldb_database import Options
-from broker.storage.leveldb_store import LevelDBStore
-from broker.storage.ports import Batch, Hold, Segment, SideRow
+from broker.clock import SystemClock
+from broker.errors import BrokerError, Fenced
+from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
+from broker.storage.entry import Mark, Shared
+from broker.storage.hold import Hold, PageBounds
+from broker.storage.keys import LogId
+from broker.storage.leveldb.database import Options
+from broker.storage.leveldb.table import open_table
+from broker.storage.log import Deleted, Logs, StaleGeneration
+from broker.storage.payloads import LogClosed, PayloadLogs
+from broker.storage.records import Records
+from broker.storage.root import RootState
+from broker.testing.bare import append, rows_of
 from broker.testing.drivers import Done, Gone, Refused, Seen, collapse, expand
+from broker.topics.batches import IDEMPOTENCY, encode_count
+from broker.topics.dedupe import key_hash
 
 _LINE_BYTES_MAX = 1 << 26
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OPTIONS = Options(write_buffer_bytes=256 << 10, file_bytes_max=1 << 20)
 """Small, so that tables are written and merged while the child is being killed."""
+_BOUNDS = PageBounds(bytes_max=64 << 10, cells_max=40)
+"""Small, so that pages are rolled all the time."""
+
+
+class DieAt(NamedTuple):
+    """Where a life ends: at a write of LevelDB, from 1, "before" or "after" it is on disk."""
+
+    write: int
+    when: str
 
 
 class StoreDriver:
     """Drives a store in a child process."""
 
-    def __init__(self, directory: Path) -> None:
-        """Keep the store in ``directory``."""
+    def __init__(self, directory: Path, die_at: DieAt | None = None) -> None:
+        """Keep the store in ``directory``; the first life dies at the write ``die_at``, if it is given."""
         self._directory = directory
+        self._die_at = die_at
         self._process: BaseProcess | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = count()
@@ -52,7 +72,9 @@ class StoreDriver:
         # What is imported once in the fork server is there in every child.
         _CONTEXT.set_forkserver_preload([__name__])
         ours, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=serve, args=(theirs, self._directory), daemon=True)
+        arguments = (theirs, self._directory, self._die_at)
+        self._process = _CONTEXT.Process(target=serve, args=arguments, daemon=True)
+        self._die_at = None
         self._process.start()
         theirs.close()
         reader, self._writer = await asyncio.open_connection(
@@ -85,7 +107,8 @@ class StoreDriver:
                     self._waiting.pop(reply["n"]).set_result(reply)
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            future.set_exception(Gone("killed"))
+            if not future.done():
+                future.set_exception(Gone("killed"))
 
     async def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         assert self._writer is not None
@@ -134,9 +157,9 @@ class StoreDriver:
 
     async def rollback(
         self, topic: str, generation: int, pointer: int, first: str, last: str
-    ) -> int:
-        """Negate."""
-        reply = await self._ask(
+    ) -> None:
+        """Roll back."""
+        await self._ask(
             "rollback",
             topic=topic,
             generation=generation,
@@ -144,7 +167,6 @@ class StoreDriver:
             first=first,
             last=last,
         )
-        return int(reply["rows"])
 
     async def store(
         self, topic: str, generation: int, payloads: Sequence[str], number: int
@@ -182,14 +204,20 @@ def _socket(connection: multiprocessing.connection.Connection) -> socket.socket:
     return opened
 
 
-def serve(connection: multiprocessing.connection.Connection, directory: Path) -> None:
+def serve(
+    connection: multiprocessing.connection.Connection, directory: Path, die_at: DieAt | None
+) -> None:
     """Run in the child until it is killed."""
-    asyncio.run(_serve(_socket(connection), directory))
+    asyncio.run(_serve(_socket(connection), directory, die_at))
 
 
-async def _serve(connection: socket.socket, directory: Path) -> None:
-    store = await LevelDBStore.open(directory, _OPTIONS)
-    leader = _Leader(store)
+async def _serve(connection: socket.socket, directory: Path, die_at: DieAt | None) -> None:
+    def fault(number: int, when: str) -> None:
+        if (number, when) == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    table = await open_table(directory, _OPTIONS, fault=fault)
+    leader = _Leader(Logs(table, SystemClock(), bounds=_BOUNDS))
     reader, writer = await asyncio.open_connection(sock=connection, limit=_LINE_BYTES_MAX)
 
     async def answer(request: dict[str, Any]) -> None:
@@ -198,21 +226,23 @@ async def _serve(connection: socket.socket, directory: Path) -> None:
             reply = await getattr(leader, op)(**request)
         except BrokerError as error:
             reply = {error.outcome: str(error)}
-        except (Deleted, StaleGeneration) as error:
-            reply = {"refused": str(error)}
+        except (Deleted, StaleGeneration, LogClosed) as error:
+            reply = {"refused": repr(error)}
         writer.write(json.dumps({"n": number, **reply}).encode() + b"\n")
 
     async with asyncio.TaskGroup() as group:
         while line := await reader.readline():
             group.create_task(answer(json.loads(line)))
-    await store.close()
+    await table.close()
 
 
 class _Leader:
     """Leads all topics of the store; its methods are the operations of the driver."""
 
-    def __init__(self, store: LevelDBStore) -> None:
-        self._store = store
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
+        self._records = Records(logs.resolver)
+        self._payloads = PayloadLogs(logs, "child")
         self._holds: dict[tuple[str, int], Hold] = {}
         self._claiming: dict[str, asyncio.Lock] = {}
         self._keys: dict[str, asyncio.Lock] = {}
@@ -225,9 +255,9 @@ class _Leader:
         async with self._claiming.setdefault(topic, asyncio.Lock()):
             hold = self._holds.get((topic, generation))
             if hold is None or hold.done:
-                hold = await self._store.claim(_log(topic, generation), "child")
+                hold = await self._logs.claim(_log(topic, generation), "child")
                 self._holds[topic, generation] = hold
-                self._last_ms = max(self._last_ms, timestamp_of(hold.control.pointer))
+                self._last_ms = max(self._last_ms, timestamp_of(hold.pointer))
             return hold
 
     def _ids(self, rows: int) -> list[RowId]:
@@ -235,20 +265,29 @@ class _Leader:
         return [row_id(self._last_ms, number) for number in range(rows)]
 
     async def create(self, topic: str) -> dict[str, Any]:
-        key = topic.encode()
-        record = await self._store.get(key)
-        generation = 1 + (0 if record is None else int(record.value.rstrip(b"-")))
-        version = None if record is None else record.version
-        await self._store.put_if(key, version, str(generation).encode())
-        await self._hold(topic, generation)
-        return {"generation": generation}
+        while True:
+            record = await self._records.get(topic.encode())
+            generation = 1 if record is None else int(record.value.rstrip(b"-"))
+            if record is None or record.value.endswith(b"-"):
+                generation += record is not None
+                version = None if record is None else record.version
+                await self._records.put_if(topic.encode(), version, b"%d" % generation)
+            try:
+                await self._hold(topic, generation)
+            except Deleted:  # A life ended in the midst of it.
+                await self._record_deleted(topic, generation)
+            else:
+                return {"generation": generation}
 
     async def delete(self, topic: str, generation: int) -> dict[str, Any]:
-        await self._store.tombstone(_log(topic, generation), "child")
-        record = await self._store.get(topic.encode())
-        assert record is not None
-        await self._store.put_if(topic.encode(), record.version, b"%d-" % generation)
+        await self._logs.delete(_log(topic, generation), "child")
+        await self._record_deleted(topic, generation)
         return {}
+
+    async def _record_deleted(self, topic: str, generation: int) -> None:
+        record = await self._records.get(topic.encode())
+        assert record is not None
+        await self._records.put_if(topic.encode(), record.version, b"%d-" % generation)
 
     async def publish(
         self,
@@ -263,56 +302,62 @@ class _Leader:
             return await self._append(hold, payloads, pointer, None)
         # Who asks again while the first is under way waits for its outcome.
         async with self._keys.setdefault(key, asyncio.Lock()):
-            found = await self._store.side(hold.log, IDEMPOTENCY, key.encode())
+            found = await hold.marks.find(IDEMPOTENCY, key_hash(key))
             if found:
-                return {"done": [found[0].row.hex(), found[0].value.hex(), hold.epoch, True]}
+                return {"done": [found[0].first.hex(), found[0].last.hex(), hold.epoch, True]}
             return await self._append(hold, payloads, pointer, key)
 
     async def _append(
         self, hold: Hold, payloads: list[str], pointer: int | None, key: str | None
     ) -> dict[str, Any]:
         ids = self._ids(len(payloads))
-        side = [] if key is None else [SideRow(IDEMPOTENCY, key.encode(), ids[0], ids[-1])]
-        segment = Segment(ids, [expand(label) for label in payloads], pointer=pointer)
-        await self._store.append(hold, Batch([segment], ids[-1], side))
+        marks = () if key is None else (Mark(IDEMPOTENCY, key_hash(key), ids[0], ids[-1], _BODY),)
+        await append(hold, ids, [expand(label) for label in payloads], Shared(pointer), marks)
         return {"done": [ids[0].hex(), ids[-1].hex(), hold.epoch]}
 
     async def rollback(
         self, topic: str, generation: int, pointer: int, first: str, last: str
     ) -> dict[str, Any]:
         hold = await self._hold(topic, generation)
-        window = bytes.fromhex(first), bytes.fromhex(last)
-        return {"rows": await self._store.negate(hold, *window, pointer)}
+        await hold.rollback(pointer, bytes.fromhex(first), bytes.fromhex(last))
+        return {}
 
     async def store(
         self, topic: str, generation: int, payloads: list[str], number: int
     ) -> dict[str, Any]:
-        log = await self._store.open_payloads(await self._hold(topic, generation), number)
+        hold = await self._hold(topic, generation)
+        stored = await self._payloads.open(hold, number)
         ids = self._ids(len(payloads))
-        segment = Segment(ids, [expand(label) for label in payloads])
-        await self._store.append(log, Batch([segment], ids[-1]))
-        return {"done": [ids[0].hex(), ids[-1].hex(), log.epoch]}
+        await append(stored, ids, [expand(label) for label in payloads], Shared(is_stored=True))
+        if not await hold.proof():
+            raise Fenced("another leads")
+        return {"done": [ids[0].hex(), ids[-1].hex(), stored.epoch]}
 
     async def reference(self, topic: str, generation: int, number: int) -> dict[str, Any]:
         hold = await self._hold(topic, generation)
-        log = await self._store.open_payloads(hold, number)
-        await self._store.seal(log, hold.control.pointer)
+        sealed = await self._payloads.seal(hold, number)
+        if sealed.root.state is not RootState.SEALED or not sealed.was_open:
+            raise Fenced("it was published before, which this load never does")
         [row] = self._ids(1)
-        await self._store.append(hold, Batch([Segment([row], None, pointer=number)], row))
-        await self._store.mark_published(log, row)
+        messages = 0 if sealed.tail is None else sealed.tail.total
+        await append(hold, [row], [encode_count(messages)], Shared(number, number=number))
+        await self._payloads.mark_published(hold, number, row)
         return {"done": [row.hex(), row.hex(), hold.epoch]}
 
     async def read(self, topic: str, generation: int, number: int | None) -> dict[str, Any]:
         log = _log(topic, generation)._replace(number=number)
-        rows, after, more, control = [], ROW_ID_MIN, True, None
-        while more:
-            page = await self._store.scan(log, after, ROW_ID_MAX, rows_max=1000, bytes_max=1 << 20)
-            for row in page.rows:
-                payload = None if row.payload is None else collapse(row.payload)
-                rows.append((row.id.hex(), payload, row.pointer))
-            after, more, control = page.seen, page.more, page.control
-        floor, pointer = (control.floor, control.pointer) if control else (ROW_ID_MIN, ROW_ID_MIN)
+        rows = [
+            (row.id.hex(), None if row.payload is None else collapse(row.payload), row.pointer)
+            for row in await rows_of(self._logs, log)
+        ]
+        ends = await self._logs.ends(log)
+        floor = ROW_ID_MIN if ends is None else ends.root.floor
+        pointer = ROW_ID_MIN if ends is None or ends.tail is None else ends.tail.pointer
         return {"rows": rows, "floor": floor.hex(), "pointer": pointer.hex()}
+
+
+_BODY = bytes(32)
+"""What a key's body hashes to; nothing here sends another under the same key."""
 
 
 def _log(topic: str, generation: int) -> LogId:

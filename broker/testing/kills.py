@@ -186,8 +186,8 @@ class Worker:
         }
 
         async def call(_: Value) -> tuple[Value, str | None]:
-            rows = await self._driver.rollback(topic, generation, pointer, first, last)
-            return {"rows": rows}, None
+            await self._driver.rollback(topic, generation, pointer, first, last)
+            return {}, None
 
         await self._told("rollback", topic, asked, call)
 
@@ -253,6 +253,28 @@ async def run_kills(driver: Driver, history: History, rng: random.Random, extent
     await _read_all(driver, history, known)
     unknown = sum(event.type == "unknown" for event in history.events)
     return Counts(done, acknowledged, unknown)
+
+
+async def run_to_a_death(driver: Driver, history: History, rng: random.Random, calls: int) -> bool:
+    """Make calls one after the other, until what is driven dies by itself; read all in the next life.
+
+    Returns whether it died; if not, all calls were answered.
+    """
+    known = Topics({"t0": 0, "churn": 0})
+    await driver.start()
+    worker, died = Worker("one", driver, history, known, rng), False
+    try:
+        await worker.create("t0")
+        for number in range(calls):
+            await (worker.churn("churn") if number % 3 == 2 else worker.step("t0"))
+    except Gone:
+        died = True
+    await driver.kill()
+    await driver.start()
+    if not known.generations["t0"]:
+        await Worker("second", driver, history, known, rng).create("t0")
+    await _read_all(driver, history, known)
+    return died
 
 
 async def _one_life(

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from broker.errors import Unavailable
 from broker.model import (
+    ROW_ID_MAX,
     ROW_ID_MIN,
     Message,
     Poll,
@@ -141,7 +142,8 @@ class Reading:
             self._reader = reader
         reader.back_to(self._after)
         found = await reader.next(
-            min(settings.page_bytes_max, bytes_max - self._bytes), max(min(self._left, 4096), 1)
+            min(settings.page_bytes_max, bytes_max - self._bytes),
+            max(min(self._left, settings.page_rows_max), 1),
         )
         for entry in found:
             if not self._take(entry, bytes_max):
@@ -212,8 +214,9 @@ class Reading:
     async def _read_payloads(self, reference: _Reference, bytes_max: int) -> None:
         """Read what fits of a reference's payloads; then ``self._reference`` is None, or what is left."""
         payloads = reference.payloads
-        while self._left > 0 and self._bytes < bytes_max:
-            for entry in await payloads.next(bytes_max - self._bytes, min(self._left, 4096)):
+        while self._left > 0 and self._bytes < bytes_max and not payloads.ended:
+            cells_max = min(self._left, self._around.settings.page_rows_max)
+            for entry in await payloads.next(bytes_max - self._bytes, cells_max):
                 now_ms = self._around.clock.now_ms()
                 life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
                 first = entry.place_after(payloads.taken)
@@ -224,9 +227,8 @@ class Reading:
                     if stop < entry.count:
                         return
                 payloads.taken = entry.last
-            if payloads.ended:
-                self._reference = None
-                return
+        if payloads.ended:
+            self._reference = None
 
     # What goes out.
 
@@ -274,7 +276,7 @@ class PayloadReader:
         """Begin behind ``after``."""
         self.taken = after
         """How far the caller has taken messages; the entry that holds it may come once more."""
-        self.ended = False
+        self.ended = after >= (ROW_ID_MAX if through is None else through)
         self._around = around
         self._number = number
         self._log = LogId(topic.id, topic.generation, number)

@@ -1,4 +1,4 @@
-"""A store is killed at random moments, again and again; nothing acknowledged may be missing."""
+"""A store is killed at random moments, and at each of its writes; nothing acknowledged may be missing."""
 
 import os
 import random
@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.storage.leveldb_check import check as check_store
 from broker.testing.checkers import check
 from broker.testing.history import History
-from broker.testing.kill_store import StoreDriver
-from broker.testing.kills import Extent, run_kills
+from broker.testing.kill_store import DieAt, StoreDriver
+from broker.testing.kills import Extent, run_kills, run_to_a_death
 
 KILLS = int(os.environ.get("BROKER_KILLS", "15"))
 MESSAGES = 400 * KILLS
@@ -33,5 +32,28 @@ async def test_nothing_acknowledged_is_lost_by_kills(tmp_path: Path) -> None:
     assert counts.kills >= KILLS
     assert counts.acknowledged >= MESSAGES
     assert counts.unknown > 0
-    report = check_store(tmp_path / "data")
-    assert report.problems == []
+
+
+CALLS = 14
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_death_at_any_write_loses_nothing_that_was_acknowledged(
+    tmp_path: Path, when: str, drawn_seed: int
+) -> None:
+    died, number, unknown = True, 0, 0
+    while died:
+        number += 1
+        history = History(time.monotonic_ns)
+        driver = StoreDriver(tmp_path / str(number), DieAt(number, when))
+        try:
+            died = await run_to_a_death(driver, history, random.Random(drawn_seed), CALLS)
+        finally:
+            await driver.stop()
+        verdict = check(history.calls())
+        assert verdict.violations == (), f"at write {number}, seed {drawn_seed}"
+        unknown += sum(event.type == "unknown" for event in history.events)
+    assert number > CALLS
+    assert unknown >= number - 1

