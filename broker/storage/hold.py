@@ -259,6 +259,8 @@ class Hold(OwnPage):
             Unavailable: nothing was done.
             Fenced, OutcomeUnknown: the hold is done.
         """
+        if self.head.pointer >= bound:
+            return
         await self._turn.acquire()
         try:
             self._must_go_on()
