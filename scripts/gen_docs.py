@@ -74,7 +74,8 @@ _EXPLORED_HEAD = """
 Each is also taken away in a run of the exploration: two nodes' storage of one topic, with nothing above it.
 
 A run is a plan and a seed, and repeats exactly while the code is the same; the test also takes the seeds
-that follow. With all guards in force `tests/simulation` makes thousands of runs, and none may show anything.
+that follow. With all guards in force `make test` makes some runs of other seeds each day, `make test-all` thousands,
+and none may show anything.
 
 | guard | without it | plan, seed | found as |
 |---|---|---|---|

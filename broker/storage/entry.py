@@ -178,11 +178,11 @@ class Entry:
         return sum(len(self.payload(place)) for place in range(self.count))
 
     def place_at(self, row: RowId) -> int:
-        """Return the place of the first message with an id at or above ``row``."""
-        if row <= self.first:
-            return 0
+        """Return the place of the first message with an id at or above ``row``; a stub has none."""
         if row > self.last or self.is_stub:
             return self.count
+        if row <= self.first:
+            return 0
         return bisect_left(self._starts, row, key=self._id_of)
 
     def place_after(self, row: RowId) -> int:
@@ -289,7 +289,10 @@ def encode_rolled(ranges: Sequence[Range]) -> bytes:
 
 def decode_rolled(value: bytes) -> tuple[Range, ...]:
     """Decode an ``x`` cell. Raises StorageCorrupt."""
-    return tuple(_RANGE.iter_unpack(unchecked(value, "an x cell")))
+    body = unchecked(value, "an x cell")
+    if len(body) % _RANGE.size:
+        raise StorageCorrupt("an x cell is cut off")
+    return tuple(_RANGE.iter_unpack(body))
 
 
 def merged(ranges: Sequence[Range]) -> tuple[Range, ...]:

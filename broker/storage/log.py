@@ -50,9 +50,17 @@ class Tail(NamedTuple):
     head: Head | None
     before: tuple[RowId, Head] | None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log ended here."""
+        return self.head is not None and self.head.state is PageState.CLOSED
+
 
 class Ends(NamedTuple):
-    """A log as it is stored now: its root, and the head of its tail (None: there is no page yet)."""
+    """A log as it is stored now: its root, and the head of its tail.
+
+    None: there is no page yet, or the topic was deleted.
+    """
 
     root: Root
     tail: Head | None
@@ -100,6 +108,8 @@ class Logs:
             root = await self.root(log)
             if root is None or root.generation != log.generation:
                 return None
+            if root.state is RootState.DELETED:
+                return Ends(root, None)
             tail = await self.find_tail(log, root)
             if tail is not None:
                 before = tail.before[1] if tail.before is not None else None
@@ -190,14 +200,17 @@ class Logs:
             else:
                 assert value is not None
                 tail = await self.find_tail(log, root)
-                if tail is not None and tail.head is not None and not tail.head.is_open:
-                    await self._end_root(log, root, value, tail.head)
-                    raise Deleted
-                if tail is not None:
-                    hold = await self.take(log, root, value, tail, owner)
-                    await self._index_marks(hold)
-                    return hold
+                if tail is not None and tail.is_closed:
+                    if await self._finish_deletion(log, root, value, tail):
+                        raise Deleted
+                elif tail is not None:
+                    return await self.take(log, root, value, tail, owner)
             await _again(pauses)
+
+    async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
+        """Do what a deleter left undone that closed the tail; False if the root changed meanwhile."""
+        assert tail.head is not None
+        return await self._end_root(log, root, value, tail.head)
 
     async def take(
         self,
@@ -221,7 +234,7 @@ class Logs:
         if not await self.resolver.swap(space, row, expected, heads.encode(head)):
             raise Fenced(f"Another claims topic '{log.topic}'.")
         before = root or Root(log.generation, RootState.OPEN)
-        linked = before._replace(page=tail.page, token=tokens.fresh(), epoch=head.epoch)
+        linked = roots.linked(before, tail.page, head.epoch)._replace(token=tokens.fresh())
         if not await self._link(log, value, linked):
             raise Fenced(f"Another claims topic '{log.topic}'.")
         hold = Hold(log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=linked)
@@ -229,14 +242,19 @@ class Logs:
             written = await self.resolver.head(space, row)
             hold.claimed_server_ms = None if written is None else written.server_ms
             hold.before_server_ms = None if tail.value is None else tail.value.server_ms
+        await self._index_marks(hold)
         return hold
 
     async def _link(self, log: LogId, value: bytes | None, linked: Root) -> bool:
+        """Name the page in the root, at every claim: only then is the root as read the present one."""
         return await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
 
     async def _index_marks(self, hold: Hold) -> None:
         """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""
-        marked, pointer = hold.head.marked, hold.pointer
+        # Those below the floor were put before it rose.
+        marked = max(hold.head.marked, row_before(hold.root.floor))
+        hold.marks.marked = marked
+        pointer = hold.pointer
         if marked >= pointer:
             return
         found: list[Mark] = []
@@ -302,7 +320,7 @@ class Logs:
         tail = await self.find_tail(log, root)
         if tail is None:
             return None
-        if tail.head is not None and tail.head.state is PageState.CLOSED:
+        if tail.is_closed:
             return tail.head
         head = next_head(log, root, tail, owner, self.resolver.tokens(), epoch)
         head = head._replace(state=PageState.CLOSED, owner="")

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from broker.errors import BrokerError
+from broker.errors import BrokerError, Fenced
 from broker.model import ROW_ID_BYTES, RowId
 from broker.storage import entry as entries
 from broker.storage.entry import MARK_KEY_BYTES, Entry, Mark
@@ -30,6 +30,7 @@ PENDING_BYTES_MAX: Final = 4 << 20
 PUT_AT: Final = 256
 PUT_AFTER_S: Final = 0.5
 ROWS_AT_ONCE: Final = 256
+FOUND_MAX: Final = 100
 
 
 class Marks:
@@ -41,7 +42,7 @@ class Marks:
         """Marks of ids up to there are on disk."""
         self._log = log
         self._resolver = resolver
-        self._pending: dict[tuple[int, bytes], Mark] = {}
+        self._pending: dict[tuple[int, bytes], list[Mark]] = {}
         self._order: list[Mark] = []
         self._lag_entries = self._lag_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -67,7 +68,7 @@ class Marks:
     def take(self, marks: Sequence[Mark]) -> None:
         """Have rows put for marks that are in the log."""
         for mark in marks:
-            self._pending[mark.kind, mark.key] = mark
+            self._pending.setdefault((mark.kind, mark.key), []).append(mark)
             self._order.append(mark)
         if not self._order or self._closed:
             return
@@ -98,14 +99,22 @@ class Marks:
             await self.flush()
 
     async def flush(self) -> None:
-        """Put the rows of all marks that are pending. Raises BrokerError, TableError."""
+        """Put the rows of all marks that are pending.
+
+        Raises:
+            Fenced: the hold was done before; the next claim puts them.
+            Unavailable, StorageFull: storage does not take them.
+        """
         while self._order:
+            if self._closed:
+                raise Fenced("Marks are put by the next claim of the log.")
             self._put_soon()
             assert self._putting is not None
             await asyncio.shield(self._putting)
 
     async def _put(self) -> None:
         order, through = self._order[:], None
+        lag_entries, lag_bytes = self._lag_entries, self._lag_bytes
         for first in range(0, len(order), ROWS_AT_ONCE):
             some = order[first : first + ROWS_AT_ONCE]
             rows = {mark_key(self._log, mark): encode_mark(mark) for mark in some}
@@ -115,28 +124,30 @@ class Marks:
             through = some[-1].last
         del self._order[: len(order)]
         for mark in order:
-            if self._pending.get((mark.kind, mark.key)) is mark:
+            pending = self._pending[mark.kind, mark.key]
+            pending.remove(mark)
+            if not pending:
                 del self._pending[mark.kind, mark.key]
-        self._lag_entries = self._lag_bytes = 0
+        self._lag_entries -= lag_entries
+        self._lag_bytes -= lag_bytes
         if through is not None:
             self.marked = max(self.marked, through)
 
     async def find(self, kind: int, key: bytes) -> list[Mark]:
-        """Return the marks of a key, the oldest first. Raises Unavailable, StorageCorrupt."""
+        """Return the last marks of a key, the oldest first. Raises Unavailable, StorageCorrupt."""
         low = mark_prefix(self._log) + bytes([kind]) + key
-        pending = self._pending.get((kind, key))
+        pending = tuple(self._pending.get((kind, key), ()))
         found = await self._resolver.read(
             lambda: self._resolver.table.scan(
                 space_of(self._log),
                 low,
                 low + b"\xff" * ROW_ID_BYTES,
-                limit=100,
+                limit=FOUND_MAX,
+                reverse=True,
             )
         )
-        marks = [decode_mark(row, cell.value) for row, cell in found]
-        if pending is not None and pending not in marks:
-            marks.append(pending)
-        return marks
+        marks = [decode_mark(row, cell.value) for row, cell in reversed(found)]
+        return [*marks, *(mark for mark in pending if mark not in marks)]
 
     def close(self) -> None:
         """Put nothing more: the hold is done."""

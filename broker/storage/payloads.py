@@ -17,7 +17,8 @@ from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
 from broker.storage import head as heads
 from broker.storage import root as roots
-from broker.storage.head import Head, PageState
+from broker.storage import sweeping
+from broker.storage.head import Head
 from broker.storage.hold import Hold
 from broker.storage.keys import (
     LogId,
@@ -77,7 +78,7 @@ class PayloadLogs:
                 raise LogClosed(root)
             tail = await self._logs.find_tail(log, root)
             if tail is not None:
-                if tail.head is not None and not tail.head.is_open:
+                if tail.is_closed:
                     closed = root or Root(log.generation, RootState.OPEN)
                     raise LogClosed(closed._replace(state=RootState.SEALED))
                 return await self._logs.take(log, root, value, tail, self._owner, topic.epoch)
@@ -128,7 +129,11 @@ class PayloadLogs:
         )
 
     async def drop(self, topic: Hold, number: int, now_ms: int) -> None:
-        """Declare that a payload log's pages may go."""
+        """Declare that a payload log's pages may go; ``empty`` does nothing until it is so.
+
+        Raises:
+            Unavailable, OutcomeUnknown: declare it again.
+        """
         every = {RootState.OPEN, RootState.SEALED, RootState.PUBLISHED}
         await self._replace_root(
             _log_of(topic, number), every, state=RootState.DROPPED, dropped_ms=now_ms
@@ -167,16 +172,14 @@ class PayloadLogs:
     # Removing.
 
     async def empty(self, log: LogId) -> int:
-        """Remove the entries of a dropped payload log; return how many messages went."""
+        """Remove the entries of a payload log whose root says dropped; return how many messages went."""
+        root = await self.root(log)
+        if root is None or root.state is not RootState.DROPPED:
+            return 0
         went = 0
-        for page, head in await self._pages(log):
-            if head.state is not PageState.GONE:
-                row = page_key(log, page)
-                gone = head._replace(state=PageState.GONE, token=self._resolver.tokens().fresh())
-                before = heads.encode(head)
-                await self._resolver.swap(
-                    Space.PAYLOADS, row, before, heads.encode(gone), clear=True
-                )
+        for page, _ in await self._pages(log):
+            head, turned = await sweeping.turn_gone(self._resolver, log, page)
+            if head is not None and turned:
                 went = max(went, head.total)
         return went
 

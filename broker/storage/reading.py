@@ -13,6 +13,7 @@ Which pages are sealed does not change, so what was read once needs no second sc
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 from broker.errors import Unavailable
@@ -23,7 +24,7 @@ from broker.storage import root as roots
 from broker.storage.entry import Entry
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
-from broker.storage.resolve import Resolver
+from broker.storage.resolve import Pauses, Resolver
 from broker.storage.root import Root, RootState
 from broker.storage.table import Cells
 
@@ -49,14 +50,18 @@ class LogReader:
         self._through = ROW_ID_MAX if through is None else through
         self._page: RowId | None = None
         self._head: Head | None = None
-        self._pauses = resolver.pauses()
+        self._left: list[bytes] | None = None
+        """Backwards: the columns of the page's entries that are still to be read."""
+        self._came_by_prev = False
+        """Whether the page was found by the one behind it, so that it was there."""
+        self._pauses: Pauses | None = None
+        """Begun with the first answer from before since something was read."""
 
     def go_on(self, through: RowId | None = None) -> None:
         """Read further after an end: the log may have grown."""
         self.ended = False
         self._through = ROW_ID_MAX if through is None else through
         self._head = None
-        self._pauses = self._resolver.pauses()
 
     def back_to(self, after: RowId) -> None:
         """Go on behind an id that was read already, if less was taken than read."""
@@ -135,32 +140,32 @@ class LogReader:
         """Take entries of a page that is there; what it says of its end is where this goes on."""
         cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
         found = list(entries.entries_in(cells.cells))
-        if cells.more:
-            if found:
-                self.after = max(self.after, found[-1].last)
-            return found
-        reached = max(self.after, found[-1].last) if found else self.after
-        end = min(head.pointer, self._through)
-        if head.state is not PageState.OPEN and reached < end:
-            return await self._read_again(found)
-        self.after = reached
-        if head.is_sealed and reached < self._through:
-            self._page, self._head = head.next, None
-        else:
-            self.ended = True
-            self.is_closed = head.state is PageState.CLOSED
-        self._pauses = self._resolver.pauses()
-        return found
-
-    async def _read_again(self, found: list[Entry]) -> list[Entry]:
-        """Keep what an answer from before shows, and ask again for the rest."""
         if found:
             self.after = max(self.after, found[-1].last)
-        self._head = None
-        await self._pause()
+            self._pauses = None
+        if cells.more:
+            return found
+        if is_short(head, self.after, self._through):
+            # Keep what an answer from before shows, and ask again for the rest.
+            self._head = None
+            await self._pause()
+            return found
+        following = await self._following(page, head) if self.after < self._through else None
+        if following is None:
+            self.ended = True
+            self.is_closed = head.state is PageState.CLOSED
+        else:
+            self._page, self._head = following, None
         return found
 
+    async def _following(self, page: RowId, head: Head) -> RowId | None:
+        """Return where the log goes on behind a page; None: it ends there."""
+        del page
+        return head.next if head.is_sealed else None
+
     async def _pause(self) -> None:
+        if self._pauses is None:
+            self._pauses = self._resolver.pauses()
         if not await self._pauses.next():
             raise Unavailable("Storage answers with what was before. Try again.")
 
@@ -211,31 +216,91 @@ class LogReader:
     async def before(self, cells_max: int, bytes_max: int) -> list[Entry]:
         """Return the next entries from ``through`` downwards, the last one first.
 
+        None at all does not mean the end: see ``ended``.
+
         Raises:
             Unavailable: storage does not answer, or only answers from before.
         """
-        if self._page is None:
-            after, self.after = self.after, row_before(self._through)
-            there = await self._locate()
-            self.after = after
-            if not there:
-                return []
+        if self._page is None and not await self._locate_through():
+            return []
         assert self._page is not None
         if self._head is None:
             self._head = await self._head_of(self._page)
-        root = self.root
         if self._head is None or self._head.state is PageState.GONE:
-            self.ended = True
+            await self._look_for_floor(self._page)
             return []
-        row, table = page_key(self._log, self._page), self._resolver.table
-        # An entry is found by its last id, so the one that holds ``through`` may lie behind it.
-        last = await self._column_at(row, self._through)
+        if self._left is None:
+            self._left = await self._columns_left(self._page, self._head)
+        found = await self._take_last(self._page, self._left, cells_max, bytes_max)
+        if found is None:
+            await self._pause()
+            return []
+        self._pauses = None
+        if not self._left:
+            self._step_back(self._page, self._head)
+        return found
+
+    async def _locate_through(self) -> bool:
+        after, self.after = self.after, row_before(self._through)
+        there = await self._locate()
+        self.after = after
+        self._left = None
+        return there
+
+    def _step_back(self, page: RowId, head: Head) -> None:
+        assert self.root is not None
+        if page > max(self.after, self.root.floor):
+            self._page, self._head, self._left = head.prev, None, None
+            self._came_by_prev = True
+        else:
+            self.ended = True
+
+    async def _look_for_floor(self, page: RowId) -> None:
+        """Decide about a page that is not there: below the floor is the end; else an answer is from before."""
+        if self._head is None and not self._came_by_prev:
+            self.ended = True
+            return
+        root = await self._read_root()
+        is_gone = root is None or root.state is RootState.DROPPED
+        if is_gone or (self._came_by_prev and root is not None and root.floor > page):
+            self.ended = True
+            return
+        self._head = None
+        if not self._came_by_prev:
+            self._page = None
+        await self._pause()
+
+    async def _columns_left(self, page: RowId, head: Head) -> list[bytes] | None:
+        """Return the columns of a page's entries that can lie in ``(after, through]``.
+
+        None: the answer is from before, and does not reach the page's pointer.
+        """
+        if not head.cells or head.pointer <= self.after:
+            return []
+        row, first = page_key(self._log, page), entries.column_from(row_after(self.after))
+        columns = await self._resolver.read(
+            lambda: self._resolver.table.columns(self._space, row, first, entries.ENTRIES_END)
+        )
+        columns = [column for column in columns if not entries.is_rolled_column(column)]
+        if not columns or entries.last_of(columns[-1]) < head.pointer:
+            return None
+        # The entry that holds ``through`` may end behind it.
+        stop = bisect_left(columns, self._through, key=entries.last_of)
+        return columns[: stop + 1]
+
+    async def _take_last(
+        self, page: RowId, left: list[bytes] | None, cells_max: int, bytes_max: int
+    ) -> list[Entry] | None:
+        """Read the last of the columns that are left, and take them off; None: an answer from before."""
+        if not left:
+            return left if left is None else []
+        row, table = page_key(self._log, page), self._resolver.table
         found = await self._resolver.read(
             lambda: table.cells(
                 self._space,
                 row,
-                entries.column_from(row_after(self.after)),
-                last,
+                left[0],
+                left[-1] + b"\xff",
                 cells_max=cells_max,
                 bytes_max=bytes_max,
                 reverse=True,
@@ -244,34 +309,12 @@ class LogReader:
         cells = found.cells[::-1]
         if cells and entries.is_rolled_column(cells[0][0]):
             cells = cells[1:] if len(cells) > 1 else await self._with_entry(row, cells)
+        columns = [column for column, _ in cells if not entries.is_rolled_column(column)]
+        if not columns or columns != left[-len(columns) :]:
+            return None
+        del left[-len(columns) :]
         out = list(entries.entries_in(cells))[::-1]
-        if found.more and out:
-            self._through = row_before(out[-1].first)
-        elif self._page > max(self.after, root.floor if root else self._page):
-            self._through = row_before(self._page)
-            self._page, self._head = self._head.prev, None
-        else:
-            self.ended = True
-        return out
-
-    async def _column_at(self, row: bytes, through: RowId) -> bytes:
-        """Return a column behind all entries with ids up to ``through``, and before all others."""
-        following = await self._resolver.read(
-            lambda: self._resolver.table.cells(
-                self._space,
-                row,
-                entries.column_from(through),
-                entries.ENTRIES_END,
-                cells_max=1,
-                bytes_max=1,
-            )
-        )
-        if not following.cells:
-            return entries.ENTRIES_END
-        column, value = following.cells[0]
-        if entries.decode(value).first > through:
-            return entries.column_from(row_after(through))
-        return column + b"\xff"
+        return [entry for entry in out if entry.first <= self._through]
 
     async def _with_entry(
         self, row: bytes, cells: list[tuple[bytes, bytes]]
@@ -290,6 +333,8 @@ class LogReader:
         """
         after, end = self.after, min(head.pointer, self._through)
         found: list[Entry] = []
+        if not head.cells:
+            return found
         pauses = self._resolver.pauses()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
@@ -298,6 +343,11 @@ class LogReader:
             if not cells.more and after < end and not await pauses.next():
                 raise Unavailable("Storage answers with what was before. Try again.")
         return found
+
+
+def is_short(head: Head, reached: RowId, through: RowId) -> bool:
+    """Whether more entries of a page that is sealed or closed are to come, up to its pointer."""
+    return not head.is_open and head.cells > 0 and reached < min(head.pointer, through)
 
 
 def _cut(found: Cells, through: RowId) -> Cells:

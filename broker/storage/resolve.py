@@ -171,15 +171,9 @@ class Resolver:
         pauses = self.pauses()
         doubt = False
         while True:
-            try:
-                if await change():
-                    return Verdict.APPLIED
-                doubt = True
-            except NotSent as error:
-                if not doubt:
-                    raise Unavailable(f"Storage does not answer: {error}") from error
-            except NoAnswer:
-                doubt = True
+            if await self._sent(change, in_doubt=doubt):
+                return Verdict.APPLIED
+            doubt = True
             verdict = await self._looked(look)
             while verdict is Verdict.STALE:
                 if not await pauses.next():
@@ -191,8 +185,27 @@ class Resolver:
                 return Verdict.UNKNOWN
 
     @staticmethod
+    async def _sent(change: Callable[[], Awaitable[bool]], *, in_doubt: bool) -> bool:
+        """Send a change; True if it is made. A change that was sent before may be made, whatever this says.
+
+        Raises:
+            Unavailable: it was not sent, now or before.
+        """
+        try:
+            return await change()
+        except NotSent as error:
+            if not in_doubt:
+                raise Unavailable(f"Storage does not answer: {error}") from error
+        except Unavailable:
+            if not in_doubt:
+                raise
+        except NoAnswer:
+            pass
+        return False
+
+    @staticmethod
     async def _looked(look: Callable[[], Awaitable[Verdict]]) -> Verdict:
         try:
             return await look()
-        except TableError:
+        except (TableError, Unavailable):
             return Verdict.STALE

@@ -61,6 +61,11 @@ class Root(NamedTuple):
     dropped_ms: int = 0
 
 
+def linked(root: Root, page: RowId, epoch: int) -> Root:
+    """Return a root that names the page of a claim or a roll (rule 3d)."""
+    return root._replace(page=page, epoch=epoch)
+
+
 def encode(root: Root) -> bytes:
     """Encode a root. The bytes are compared: one root is always encoded in the same way."""
     body = _FIXED.pack(

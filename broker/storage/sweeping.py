@@ -8,16 +8,16 @@ are replaced by stubs, one change a page.
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
 
+from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
 from broker.storage import head as heads
+from broker.storage import root as roots
 from broker.storage.head import NO_END, Head, PageState
 from broker.storage.hold import Hold
-from broker.storage.keys import LogId, page_key, page_of, space_of
+from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.resolve import Resolver
-
-HEADS_AT_ONCE: Final = 256
+from broker.storage.root import RootState
 
 
 @dataclasses.dataclass(slots=True)
@@ -41,75 +41,96 @@ async def raise_floor(hold: Hold, bound: RowId) -> None:
     """
     if bound <= hold.root.floor:
         return
-    page, head = (await hold.chain(hold.root.floor, bound))[-1]
-    if head.pointer < bound and page == hold.page and head.cells:
-        await hold.roll_expired()
-        page = hold.page
+    _, head = (await hold.chain(hold.root.floor, bound))[-1]
+    if head.pointer < bound:
+        await hold.roll_expired(bound)
+    # Whatever was appended meanwhile: the floor is the page that can hold the bound, or the tail.
+    page, _ = (await hold.chain(hold.root.floor, bound))[-1]
     await hold.raise_floor(page)
 
 
 async def clear_below_floor(resolver: Resolver, hold: Hold, pages_max: int) -> tuple[int, bool]:
     """Turn some pages below the floor to gone; return how many messages went, and whether more wait."""
-    low, floor = hold.root.gone, hold.root.floor
-    if low >= floor:
-        return 0, False
-    went, last = await _clear(resolver, hold.log, low, floor, pages_max)
-    more = last is not None
-    await hold.note_gone(floor if last is None else row_after(last))
-    return went, more
+    page, floor = hold.root.gone, hold.root.floor
+    went, before = 0, None
+    for _ in range(pages_max):
+        if page >= floor:
+            break
+        head, turned = await turn_gone(resolver, hold.log, page)
+        if head is None:
+            break
+        if turned:
+            went += head.total - (await _total_before(resolver, hold.log, page, head, before))
+        before, page = head.total, head.next
+    await hold.note_gone(min(page, floor))
+    return went, page < floor
 
 
-async def _clear(
-    resolver: Resolver, log: LogId, low: RowId, stop: RowId, pages_max: int
-) -> tuple[int, RowId | None]:
-    """Clear pages in ``[low, stop)``; return how many messages went, and the last page if more wait."""
-    space = space_of(log)
-    rows = await resolver.read(
-        lambda: resolver.table.scan(
-            space, page_key(log, low), page_key(log, stop), limit=pages_max + 1
-        )
-    )
-    went, total = 0, None
-    some = [(row, cell) for row, cell in rows if page_of(row) < stop]
-    for row, cell in some[:pages_max]:
-        head = heads.decode(cell.value)
-        if head.state is not PageState.GONE:
-            gone = heads.encode(
-                head._replace(state=PageState.GONE, token=resolver.tokens().fresh())
-            )
-            if await resolver.swap(space, row, cell.value, gone, clear=True):
-                went += head.cells if total is None else head.total - total
-        total = head.total
-    return went, page_of(some[pages_max - 1][0]) if len(some) > pages_max else None
+async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+    """Remove the entries of a page that may not be read any more; return its head, and whether they were there.
+
+    The head stays, and says so: a page that is there can't be made.
+    """
+    space, row = space_of(log), page_key(log, page)
+    tokens, pauses = resolver.tokens(), resolver.pauses()
+    while True:
+        cell = await resolver.head(space, row)
+        head = None if cell is None else heads.decode(cell.value)
+        if cell is None or head is None or head.state is PageState.GONE:
+            return head, False
+        gone = heads.encode(head._replace(state=PageState.GONE, token=tokens.fresh()))
+        if await resolver.swap(space, row, cell.value, gone, clear=True):
+            return head, True
+        if not await pauses.next():
+            raise Unavailable("Storage answers with what was before. Try again.")
+
+
+async def _total_before(
+    resolver: Resolver, log: LogId, page: RowId, head: Head, known: int | None
+) -> int:
+    """Return how many messages were published before a page."""
+    if known is not None or head.prev >= page:
+        return known or 0
+    cell = await resolver.head(space_of(log), page_key(log, head.prev))
+    return 0 if cell is None else heads.decode(cell.value).total
 
 
 async def clear_generation(
     resolver: Resolver, topic: TopicId, generation: int, after: RowId, pages_max: int
 ) -> tuple[int, RowId | None]:
-    """Clear pages of a dead generation from ``after`` on; the last page is told if more wait."""
+    """Clear pages of a dead generation from ``after`` on.
+
+    Returns how many messages went, and the page at which the next slice begins; None at the end. A
+    generation that lives, by its root, is left alone.
+    """
     log = LogId(topic, generation)
-    return await _clear(resolver, log, after, ROW_ID_MAX, pages_max)
+    cell = await resolver.head(space_of(log), root_key(log))
+    root = None if cell is None else roots.decode(cell.value)
+    if root is None or (root.generation, root.state) <= (generation, RootState.LIVE):
+        return 0, None
+    rows = await resolver.read(
+        lambda: resolver.table.scan(
+            space_of(log), page_key(log, after), page_key(log, ROW_ID_MAX), limit=pages_max
+        )
+    )
+    went, before = 0, None
+    for row, _ in rows:
+        head, turned = await turn_gone(resolver, log, page_of(row))
+        if head is not None:
+            if turned:
+                went += head.total - await _total_before(resolver, log, page_of(row), head, before)
+            before = head.total
+    return went, row_after(page_of(rows[-1][0])) if len(rows) == pages_max else None
 
 
 async def look_for_ends(resolver: Resolver, hold: Hold, known: Ends) -> None:
     """Look at pages that were not looked at since they were sealed, for lifetimes that end."""
-    low = max(known.looked_to, hold.root.floor)
-    for page in [page for page in known.pages if page < hold.root.floor]:
+    del resolver  # The hold reads its own chain.
+    floor = hold.root.floor
+    for page in [page for page in known.pages if page < floor]:
         del known.pages[page]
-    while low <= hold.page:
-        rows = await resolver.read(
-            lambda low=low: resolver.table.scan(  # type: ignore[misc]
-                space_of(hold.log),
-                page_key(hold.log, low),
-                page_key(hold.log, hold.page),
-                limit=HEADS_AT_ONCE,
-            )
-        )
-        for row, cell in rows:
-            _note(known, page_of(row), heads.decode(cell.value))
-        if len(rows) < HEADS_AT_ONCE:
-            return
-        low = row_after(page_of(rows[-1][0]))
+    for page, head in await hold.chain(max(known.looked_to, floor), hold.pointer):
+        _note(known, page, head)
 
 
 def _note(known: Ends, page: RowId, head: Head) -> None:
@@ -124,8 +145,9 @@ async def end_lives(hold: Hold, known: Ends, before_ms: int) -> int:
     """Replace entries by stubs in pages where a lifetime ended before a time; return in how many pages."""
     due = sorted(page for page, end_ms in known.pages.items() if end_ms < before_ms)
     for page in due:
-        known.pages.pop(page)
         next_ms = await hold.end_lives(page, before_ms)
         if next_ms != NO_END:
             known.pages[page] = next_ms
+        else:
+            known.pages.pop(page, None)
     return len(due)

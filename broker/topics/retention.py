@@ -22,6 +22,7 @@ those that can't be due yet are not read at all.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from broker.errors import BrokerError, ClockSkew, TopicNotFound
@@ -191,6 +192,7 @@ class Sweeper:
                 sweeping.clear_below_floor(self._around.logs.resolver, leader.hold, self._pages_max)
             )
             report.rows += went
+            await asyncio.sleep(0)  # Other work has its turn, whatever the store.
         await self._end_lives(leader, now_ms)
         await self._sweep_marks(leader, now_ms, report)
         for log, root in due:

@@ -7,7 +7,7 @@
     python -m broker.testing.simulation --seed 77                    again, to the same history
     python -m broker.testing.simulation --seed 77 --shrink           with fewer faults, still failing
     python -m broker.testing.simulation --plan shorter.json          a plan that was written down
-    python -m broker.testing.simulation --seeds 200 --without dedupe
+    python -m broker.testing.simulation --seeds 200 --mutant dedupe
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from broker import guards
+from broker.testing import mutants
 from broker.testing.simulation.faults import KINDS
 from broker.testing.simulation.plan import Plan, draw_plan
 from broker.testing.simulation.report import Told, Totals, told
@@ -39,7 +39,6 @@ MINUTES = 3.0
 def main(arguments: list[str] | None = None) -> int:
     """Do what the arguments say; 1 if a seed is bad, or showed too little."""
     chosen = _parser().parse_args(arguments)
-    os.environ["BROKER_TESTING"] = "1"
     if chosen.plan is not None:
         plans = [Plan.of_json(chosen.plan.read_text())]
     else:
@@ -60,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=MINUTES, help="virtual minutes (3)")
     parser.add_argument("--thin", type=float, default=1.0, help="all happens so much more seldom")
     parser.add_argument("--workload", action="append", choices=sorted(REGISTRY))
-    parser.add_argument("--without", action="append", default=[], choices=sorted(guards.NAMES))
+    parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
     parser.add_argument("--fault", action="append", choices=sorted(KINDS), help="only these kinds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter failing plan")
@@ -80,7 +79,7 @@ def planned(seed: int, chosen: argparse.Namespace) -> Plan:
         minutes=chosen.minutes,
         workloads=chosen.workload or WORKLOADS,
         kinds=kinds,
-        without=chosen.without,
+        mutant=chosen.mutant,
         thin=chosen.thin,
     )
     return replace(plan, drawn=" ".join(words))
@@ -90,7 +89,7 @@ def command_of(plan: Plan) -> str:
     """Return how to run a plan again that was drawn from its seed."""
     words = [f"python -m broker.testing.simulation --seed {plan.seed} --minutes {plan.minutes:g}"]
     words.append(f"--workload {plan.workload}")
-    words += [f"--without {name}" for name in plan.without]
+    words += [f"--mutant {plan.mutant}"] if plan.mutant else []
     return " ".join([*words, plan.drawn]).strip()
 
 

@@ -25,7 +25,11 @@ from broker.config import (
 )
 from broker.coordination.memory import MemoryCoordination
 from broker.model import TopicId
-from broker.testing.adversary import CALM, AdversaryCells, Bias
+from broker.storage.hold import PageBounds
+from broker.storage.log import Logs
+from broker.storage.memory.adversary import CALM, AdversaryTable, Bias
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
 from broker.testing.checkers import Violation
 from broker.testing.clock import VirtualClock
 from broker.testing.history import History
@@ -35,11 +39,12 @@ from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.node import PORT, Ground, Machine
-from broker.testing.simulation.storage import AdversaryRecords
 from broker.testing.workloads.stage import SIMULATED, Scale
 
 ASK_S: Final = 0.002
 STARTED_S: Final = 30.0
+PAGES: Final = PageBounds(bytes_max=16_384, cells_max=64)
+"""So small that leaders roll now and then."""
 
 
 class SimCluster:
@@ -59,10 +64,11 @@ class SimCluster:
         bias: Bias = CALM,
         scale: Scale = SIMULATED,
         settings: Mapping[str, Any] | None = None,
+        bounds: PageBounds = PAGES,
     ) -> None:
         """Have ``nodes`` machines, of which none runs yet; all draws come from ``seed``.
 
-        ``settings`` are sections of the nodes' configuration by name.
+        ``settings`` are sections of the nodes' configuration by name; ``bounds`` say when a page is full.
         """
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop), "a simulated cluster needs its own loop"
@@ -74,13 +80,13 @@ class SimCluster:
         self.coordination = MemoryCoordination(self.clock)
         self.coordination.delay_s = ASK_S
         self.coordination.notification_delay_s = ASK_S
-        self.cells = AdversaryCells(
-            loop, random.Random(f"{seed}/storage"), bias, server_ms=self.clock.now_ms
-        )
+        stored = MemoryTable(server_ms=self.clock.now_ms, is_alone=False)
+        self.table = AdversaryTable(loop, random.Random(f"{seed}/storage"), bias, stored)
+        self.records = Records(Logs(stored, self.clock).resolver)
+        """The record store itself, as an operator has it who is never cut off."""
         self._bias = bias
         self._spoilt = Layers[Callable[[Bias], Bias]]()
-        self.records = AdversaryRecords(random.Random(f"{seed}/records"), lambda: self.cells.bias)
-        self.ground = Ground(self.network, self.coordination, self.cells, self.records)
+        self.ground = Ground(self.network, self.coordination, self.table, bounds)
         self._settings = settings or {}
         self.machines = [self._made(number, None) for number in range(nodes)]
         self.others: list[Machine] = []
@@ -158,16 +164,15 @@ class SimCluster:
         bias = self._bias
         for change in self._spoilt.all:
             bias = change(bias)
-        self.cells.bias = bias
+        self.table.bias = bias
 
     def heal(self) -> None:
         """End every fault: nothing more goes wrong from here on."""
         self._bias = CALM
         self._spoilt.clear()
-        self.cells.heal()
+        self.table.heal()
         self.network.heal()
         self.repeater.heal()
-        self.records.slow_s = 0.0
         if self.is_out:
             self.is_out = False
             self.coordination.recover()

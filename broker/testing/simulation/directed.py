@@ -16,7 +16,6 @@ The same file says after how many random seeds, as ``make sim`` draws them, each
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import tomllib
@@ -25,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from broker import guards
-from broker.testing.adversary import CALM, Bias
+from broker.storage.memory.adversary import CALM, Bias
+from broker.testing import mutants
 from broker.testing.checkers import NAMES
 from broker.testing.simulation.__main__ import MINUTES, WORKLOADS
 from broker.testing.simulation.faults import KINDS
@@ -74,7 +73,7 @@ class Schedule:
             fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
-    def plan(self, *, seed: int | None = None, without: Sequence[str] = ()) -> Plan:
+    def plan(self, *, seed: int | None = None, mutant: str | None = None) -> Plan:
         """Return the plan of its seed, or of another one."""
         seed = self.seed if seed is None else seed
         return Plan(
@@ -88,7 +87,7 @@ class Schedule:
             small=self.small,
             pause_s=self.pause_s,
             early_ms=self.early_ms,
-            without=tuple(without),
+            mutant=mutant,
         )
 
     def _faults(self, chance: random.Random) -> Iterator[Fault]:
@@ -123,7 +122,7 @@ def met(guard: str, seeds_max: int) -> Met:
     """Run seed after seed without a guard until the checkers find something wrong."""
     kinds = {name: kind.weight for name, kind in KINDS.items()}
     for seed in range(1, seeds_max + 1):
-        plan = draw_plan(seed, minutes=MINUTES, workloads=WORKLOADS, kinds=kinds, without=(guard,))
+        plan = draw_plan(seed, minutes=MINUTES, workloads=WORKLOADS, kinds=kinds, mutant=guard)
         if found := simulate(plan).verdict.names & NAMES:
             return Met(seed, tuple(sorted(found)))
     return Met(seeds_max, ())
@@ -141,19 +140,19 @@ def rows(table: Path = TABLE) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the schedule of a guard, and print what it shows; or count the seeds that guards take."""
     parser = argparse.ArgumentParser(prog="python -m broker.testing.simulation.directed")
-    parser.add_argument("guard", nargs="?", choices=sorted(guards.NAMES))
+    parser.add_argument("guard", nargs="?", choices=sorted(mutants.NAMES))
     parser.add_argument("--with", dest="held", action="store_true", help="with the guard in force")
     parser.add_argument("--seed", type=int, help="another than the recorded one")
     parser.add_argument("--random", type=int, metavar="SEEDS", help="so many random seeds at most")
     chosen = parser.parse_args(arguments)
-    os.environ["BROKER_TESTING"] = "1"
     if chosen.random is not None:
-        return _count([chosen.guard] if chosen.guard else sorted(guards.NAMES), chosen.random)
+        return _count([chosen.guard] if chosen.guard else sorted(mutants.NAMES), chosen.random)
     scheduled = {row["name"]: row for row in rows()}
     if chosen.guard not in scheduled:
         parser.error(f"there are schedules for {', '.join(scheduled)}")
-    without = () if chosen.held else (chosen.guard,)
-    plan = Schedule.of(scheduled[chosen.guard]).plan(seed=chosen.seed, without=without)
+    plan = Schedule.of(scheduled[chosen.guard]).plan(
+        seed=chosen.seed, mutant=None if chosen.held else chosen.guard
+    )
     outcome = simulate(plan)
     for line in _told(outcome, chosen.guard):
         sys.stdout.write(line + "\n")

@@ -129,7 +129,7 @@ async def moves(
 
 
 async def _pin(cluster: SimCluster, chance: random.Random, topic: TopicId, node: int) -> None:
-    await placement.pin(cluster.records.records, topic, node)
+    await placement.pin(cluster.records, topic, node)
     await _hint(cluster, chance)
 
 
@@ -149,9 +149,9 @@ async def drain(cluster: SimCluster, chance: random.Random, _: float) -> AsyncGe
     instance = machine.instance
     if instance is None:
         raise Nothing
-    if not await placement.drain(cluster.records.records, instance):
+    if not await placement.drain(cluster.records, instance):
         raise Nothing  # Another operator has, and will take it back.
     await _hint(cluster, chance)
     yield {"node": machine.name}
-    await placement.undrain(cluster.records.records, instance)
+    await placement.undrain(cluster.records, instance)
     await _hint(cluster, chance)

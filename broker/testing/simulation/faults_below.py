@@ -7,7 +7,7 @@ import random
 from collections.abc import AsyncGenerator
 
 from broker.coordination.ports import Contact
-from broker.testing.adversary import Bias
+from broker.storage.memory.adversary import Bias
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.kinds import (
     Detail,
@@ -88,9 +88,9 @@ async def storage_storm(
     cluster: SimCluster, chance: random.Random, _: float
 ) -> AsyncGenerator[Detail]:
     """Storage misbehaves as it can."""
-    worst = Bias(move=chance.choice([0.0, 0.05]))
+    worst = Bias(late_make_ms=chance.choice([1_500.0, 15_000.0]))
     mend = cluster.spoil_storage(lambda _: worst)
-    yield {"move": worst.move}
+    yield {"late_make_ms": worst.late_make_ms}
     mend()
 
 

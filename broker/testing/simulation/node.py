@@ -27,17 +27,14 @@ from broker.node import Node
 from broker.node_cluster import InCluster, Stores
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.health import Ended
-from broker.storage.tables import TableLogStore
-from broker.testing.adversary import AdversaryCells
+from broker.storage.hold import PageBounds
+from broker.storage.log import Logs
+from broker.storage.memory.adversary import AdversaryTable
+from broker.storage.records import Records
 from broker.testing.simulation.clocks import MachineWall, ProcessClock
 from broker.testing.simulation.hosts import Process
 from broker.testing.simulation.network import Network
-from broker.testing.simulation.storage import (
-    AdversaryRecords,
-    LinkedCells,
-    LinkedRecords,
-    StorageWay,
-)
+from broker.testing.simulation.storage import LinkedTable, StorageWay
 from broker.topics.service import Topics
 
 PORT: Final = 8080
@@ -53,8 +50,8 @@ class Ground:
 
     network: Network
     coordination: MemoryCoordination
-    cells: AdversaryCells
-    records: AdversaryRecords
+    table: AdversaryTable
+    bounds: PageBounds
     call_s: float = 25.0
     lives: int = 0
     ended: list[str] = field(default_factory=list)
@@ -75,9 +72,9 @@ class SimServers:
     async def stores(self, told: Callable[[Ended], None]) -> Stores:
         """Open the stores."""
         ground = self._ground
-        cells = LinkedCells(ground.cells, self._way, told)
-        logs = TableLogStore(cells, self._clock, call_s=ground.call_s)
-        return Stores(logs, LinkedRecords(ground.records, self._way), cells.close)
+        table = LinkedTable(ground.table, self._way, told)
+        logs = Logs(table, self._clock, bounds=ground.bounds, call_s=ground.call_s)
+        return Stores(logs, Records(logs.resolver), table.close)
 
     async def coordinator(self) -> TreeCoordinator:
         """Begin a session."""

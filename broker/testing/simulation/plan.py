@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from broker.testing.adversary import CALM, Bias
+from broker.storage.memory.adversary import CALM, Bias
 
 SETTLE_S: Final = 4.0
 """At the beginning, before the first fault."""
@@ -54,17 +54,21 @@ class Weight(NamedTuple):
 
 
 HOSTILE: Final = Bias(
-    partial_put=0.01,
-    lost_answer=0.01,
+    refused=0.005,
+    slow=0.005,
     late_write=0.01,
+    never=0.003,
+    lost_answer=0.01,
     again=0.02,
     lie=0.01,
-    refused=0.005,
-    old_answer=0.01,
-    move=0.002,
+    old_false=0.005,
+    partial=0.01,
     no_answer=0.005,
+    old_answer=0.02,
+    short=0.02,
     delay_ms=3.0,
     late_ms=300.0,
+    late_make_ms=3000.0,
 )
 """Storage as it misbehaves between faults: rarely, since requests are many."""
 
@@ -89,7 +93,7 @@ class Plan:
         early_ms: how long before the end of its life a message may be gone for a reader.
         unavailable_ms: how long a topic may acknowledge nothing while nothing is broken; None: not judged.
         goes_on: whether a run in which too little happened goes on for a while, with leaders that move.
-        without: guards that are switched off.
+        mutant: what is taken away from the product (broker/testing/mutants.py); None: nothing.
         drawn: further options of the command that drew it.
     """
 
@@ -107,7 +111,7 @@ class Plan:
     early_ms: int = EARLY_MS
     unavailable_ms: int | None = None
     goes_on: bool = False
-    without: tuple[str, ...] = ()
+    mutant: str | None = None
     drawn: str = ""
 
     def to_json(self) -> str:
@@ -124,7 +128,6 @@ class Plan:
         fields["bias"] = Bias(**fields["bias"])
         fields["faults"] = tuple(Fault(**fault) for fault in fields["faults"])
         fields["clocks"] = tuple(fields["clocks"])
-        fields["without"] = tuple(fields["without"])
         return cls(**fields)
 
 
@@ -134,7 +137,7 @@ def draw_plan(
     minutes: float,
     workloads: Sequence[str],
     kinds: Mapping[str, Weight],
-    without: Sequence[str] = (),
+    mutant: str | None = None,
     thin: float = 1.0,
 ) -> Plan:
     """Draw a plan from a seed: workloads take turns, faults come every few seconds.
@@ -157,7 +160,7 @@ def draw_plan(
         pause_s=PAUSES_S.get(workload, PAUSE_S) * thin,
         thin=thin,
         goes_on=True,
-        without=tuple(without),
+        mutant=mutant,
     )
     if plan.clock_off_ms_max == CLOCK_WILD_MS:
         return plan  # A node with a wrong clock leads nothing until somebody starts it again.

@@ -116,11 +116,11 @@ async def same_ids(cluster: SimCluster, _: random.Random, __: float) -> AsyncGen
     way = machine.way
     _slew(cluster, -2 * OFF_MS)
     try:
-        way.puts_late_s = LATE_S
+        way.changes_late_s = LATE_S
         await _again(cluster, machine)
         await _sends_late(way)
     finally:
-        way.puts_late_s = 0.0
+        way.changes_late_s = 0.0
     await _again(cluster, machine)
     await asyncio.sleep(LATE_S)
     # Who leads from now on knows only what is stored.
@@ -140,9 +140,9 @@ async def _again(cluster: SimCluster, machine: Machine) -> None:
 
 async def _sends_late(way: StorageWay) -> None:
     """Wait until rows are on their way that come late. Raises Nothing."""
-    late = way.happened["late_puts"]
+    late = way.happened["late_changes"]
     for _ in range(LOOKS_MAX):
-        if way.happened["late_puts"] > late:
+        if way.happened["late_changes"] > late:
             return
         await asyncio.sleep(LOOK_S)
     raise Nothing

@@ -14,6 +14,7 @@ from typing import Final
 from typing_extensions import override
 
 from broker.client import BrokerError, Published
+from broker.storage.table import Space
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.kinds import Detail, Nothing, fault, some
 from broker.testing.simulation.node import Machine
@@ -61,9 +62,9 @@ async def stranded(cluster: SimCluster, chance: random.Random, _: float) -> Asyn
 @fault(weight=0, lasts_s=10)
 async def records_slow(cluster: SimCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
     """A change of a record takes long; logs are as fast as ever."""
-    cluster.records.slow_s += RECORD_S
+    cluster.table.slow_s[Space.RECORDS] += RECORD_S
     yield {"by_s": RECORD_S}
-    cluster.records.slow_s -= RECORD_S
+    cluster.table.slow_s[Space.RECORDS] -= RECORD_S
 
 
 def _leader(cluster: SimCluster, chance: random.Random) -> Machine:

@@ -17,14 +17,16 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from broker import guards
 from broker.config import LimitsConfig, SweepConfig, TopicsConfig
+from broker.storage.hold import PageBounds
+from broker.testing import mutants
 from broker.testing.checkers import UNAVAILABLE, Promises, Verdict, Violation, check
 from broker.testing.history import Call, Event
-from broker.testing.simulation.cluster import SimCluster
+from broker.testing.simulation.cluster import PAGES, SimCluster
 from broker.testing.simulation.faults import KINDS, Nothing
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.plan import CLOCK_OFF_MS, Fault, Plan
@@ -49,6 +51,8 @@ PROMISES: Final = Promises(early_ms=6_000, late_ms=6_000, stored_late_ms=6_000)
 """Three times what the clocks of two nodes may differ by."""
 HEALING_MS: Final = 10_000
 """For so long after a fault nothing is promised of a topic's availability."""
+SMALL_PAGES: Final = PageBounds(bytes_max=2_048, cells_max=6)
+"""So small that most leaders roll."""
 CALM_S: Final = 20.0
 """For so long the workload goes on when everything is healed, where availability is judged."""
 ACKNOWLEDGED_MIN: Final = 300
@@ -107,14 +111,12 @@ class Outcome:
 
 
 def simulate(plan: Plan) -> Outcome:
-    """Carry a plan out. The guards of ``plan.without`` need BROKER_TESTING=1."""
+    """Carry a plan out, without what its mutant takes away."""
 
     async def main(loop: SimLoop, trace: Trace) -> Outcome:
         return await _Run(loop, trace, plan).run()
 
-    with contextlib.ExitStack() as stack:
-        for name in plan.without:
-            stack.enter_context(guards.without(name))
+    with nullcontext() if plan.mutant is None else mutants.mutated(plan.mutant):
         return in_world(plan.seed, main)
 
 
@@ -131,6 +133,7 @@ class _Run:
             bias=plan.bias,
             scale=_scale(plan),
             settings=_settings(small=plan.small),
+            bounds=SMALL_PAGES if plan.small else PAGES,
         )
         self.faults: Counter[str] = Counter()
         self.workload = (REGISTRY | WORKLOADS)[plan.workload]()
@@ -220,7 +223,7 @@ class _Run:
         """Wait until storage has nothing under way and every node serves."""
         deadline_s = self.loop.time() + QUIET_S
         cluster = self.cluster
-        while cluster.cells.still_to_come or len(cluster.up) < len(cluster.machines):
+        while cluster.table.still_to_come or len(cluster.up) < len(cluster.machines):
             if self.loop.time() > deadline_s:
                 down = [machine.name for machine in cluster.machines if not machine.is_up]
                 self.late.append(Violation("late", f"not up {QUIET_S:g} s after healing: {down}"))
@@ -249,7 +252,6 @@ class _Run:
                 *_unexpected(self.trace.judged),
             )
         )
-        cells, records = self.cluster.cells.happened, self.cluster.records.happened
         ways = sum((machine.way.happened for machine in self.cluster.machines), Counter[str]())
         return Outcome(
             self.plan,
@@ -261,7 +263,7 @@ class _Run:
             epochs=sum(line.event == CLAIMED for line in self.trace.judged),
             leaders=leader_changes(self.trace.judged),
             faults=self.faults,
-            happened=cells + records + ways + self.cluster.network.happened,
+            happened=self.cluster.table.happened + ways + self.cluster.network.happened,
             seconds=self.loop.time(),
         )
 

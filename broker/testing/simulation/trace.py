@@ -8,6 +8,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Generator, Mapping, MutableMapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from typing_extensions import override
@@ -16,6 +17,7 @@ from broker import logs
 from broker.testing.simulation.hosts import RUNNING
 
 LINES_MAX: Final = 50_000
+STEPS_MAX: Final = 6
 UNEXPECTED: Final = "unexpected error"
 """What a node says, too, of an error that nobody foresaw."""
 CLAIMED: Final = "topic claimed"
@@ -44,6 +46,13 @@ class _Library(logging.Handler):
         self._trace.add(record.getMessage(), library=record.name)
 
 
+def _told(error: BaseException) -> str:
+    """Return an error, and the last steps to it."""
+    steps = traceback.extract_tb(error.__traceback__)[-STEPS_MAX:]
+    where = " < ".join(f"{Path(step.filename).name}:{step.lineno}" for step in reversed(steps))
+    return f"{error!r} at {where}"
+
+
 class Trace:
     """The lines of one run.
 
@@ -67,7 +76,7 @@ class Trace:
         # An error would keep alive all that it passed through, longer than its world.
         for key, field in fields.items():
             if isinstance(field, BaseException):
-                fields[key] = repr(field)
+                fields[key] = _told(field)
         line = Line(time_s, "" if process is None else process.name, event, fields)
         self.lines.append(line)
         if event in JUDGED:

@@ -16,7 +16,7 @@ def test_it(drawn_seed):
 def run(pytester: pytest.Pytester, *flags: str) -> pytest.RunResult:
     pytester.makepyfile(test_it=TELLING)
     return pytester.runpytest_subprocess(
-        "-p", PLUGIN, "-p", "no:cacheprovider", "-p", "no:asyncio", *flags
+        "-p", PLUGIN, "-p", "no:cacheprovider", "-p", "no:asyncio", "-p", "no:schemathesis", *flags
     )
 
 

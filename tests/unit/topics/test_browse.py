@@ -155,3 +155,20 @@ async def test_looking_consumes_nothing(filled: Bench) -> None:
     before = await filled.poll()
     await whole(filled, BrowseQuery(limit=2))
     assert await filled.poll() == before
+
+
+async def test_messages_whose_own_lives_were_ended_are_not_shown(bench: Bench) -> None:
+    """A stub of them is left, in a page with others: a browse that ends behind it goes by it."""
+    bench.restart(sweep_margin_ms=0)
+    await bench.create(ttl_s=1000)
+    gone = await bench.publish(b"one", b"two", options=PublishOptions(ttl_s=1))
+    await bench.publish(b"kept")
+    await bench.pass_ms(10_000)
+    await bench.sweeper.sweep()
+    for query in (
+        BrowseQuery(),
+        BrowseQuery(descending=True),
+        BrowseQuery(start=gone.first + bytes(10)),
+        BrowseQuery(end=gone.last + bytes(10)),
+    ):
+        assert {e.payload for e in await whole(bench, query)} <= {b"kept"}

@@ -3,50 +3,43 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.model import ROW_ID_MIN, Message, row_before, row_id
-from broker.storage.ports import Batch, Row, Segment
-from broker.topics.cache import CacheBudget, MixedEntry, PlainEntry, TopicCache, rows_of
-from broker.wire.blocks import PollDecoder
+from broker.model import RowId, row_before, row_id
+from broker.storage.entry import Entry, Shared, entries_of
+from broker.topics.cache import CacheBudget, TopicCache
 
 START = row_id(1000, 0)
+SHARED = {
+    "plain": Shared(),
+    "tx": Shared(pointer=7),
+    "life": Shared(lifetime_ms=50),
+    "reference": Shared(pointer=9, number=9),
+}
 
 
-class Rows:
-    """Batches with rising ids, and all their rows."""
+class Log:
+    """Entries with rising ids, and all their messages."""
 
     def __init__(self) -> None:
         self._ms = 1000
-        self.all: list[Row] = []
+        self.all: list[tuple[RowId, bytes]] = []
 
-    def batch(self, *kinds: tuple[str, int]) -> Batch:
-        segments = []
+    def batch(self, *kinds: tuple[str, int]) -> list[Entry]:
+        added: list[Entry] = []
         for kind, count in kinds:
             self._ms += 1
-            ids = [row_id(self._ms, seq) for seq in range(count)]
-            payloads = [b"%d" % (len(self.all) + place) for place in range(count)]
-            match kind:
-                case "plain":
-                    segment = Segment(ids, payloads)
-                case "tx":
-                    segment = Segment(ids, payloads, pointer=7)
-                case "life":
-                    segment = Segment(ids, payloads, lifetime_ms=50)
-                case _:
-                    segment = Segment(ids[:1], None, pointer=9)
-            segments.append(segment)
-            self.all += rows_of(segment)
-        return Batch(segments, segments[-1].ids[-1])
+            ids = [row_id(self._ms, seq) for seq in range(1 if kind == "reference" else count)]
+            payloads = [b"%d" % (len(self.all) + place) for place in range(len(ids))]
+            self.all += zip(ids, payloads, strict=True)
+            added += entries_of(1, ids, payloads, SHARED[kind])
+        return added
 
 
-def read(cache: TopicCache, after: bytes, through: bytes) -> list[tuple[bytes, bytes | None]]:
-    """What the runs give, of plain entries as a consumer decodes it."""
-    found: list[tuple[bytes, bytes | None]] = []
-    for entry, first, stop in cache.runs(after, through):
-        if isinstance(entry, MixedEntry):
-            found += [(row.id, row.payload) for row in entry.rows(first, stop)]
-        else:
-            messages: list[Message] = PollDecoder().feed(b"".join(entry.parts(first, stop)))
-            found += [(message.id[:10], message.payload) for message in messages]
+def read(cache: TopicCache, after: bytes, through: bytes) -> list[tuple[bytes, bytes]]:
+    """The messages that a reader takes in (after, through]."""
+    found: list[tuple[bytes, bytes]] = []
+    for entry in cache.entries(after, through):
+        places = range(entry.place_after(after), entry.place_after(through))
+        found += [(entry.id(place), entry.payload(place)) for place in places]
     return found
 
 
@@ -70,97 +63,73 @@ def test_what_the_cache_covers_is_what_was_committed(
 ) -> None:
     budget = CacheBudget(bytes_max)
     cache = TopicCache(budget, START)
-    rows = Rows()
+    log = Log()
     for batch in kinds:
-        cache.add(rows.batch(*batch))
+        cache.add(log.batch(*batch))
         assert 0 <= budget.bytes <= bytes_max
         if data.draw(st.booleans()):
-            read(cache, cache.after, cache.pointer)  # Encodes, and closes entries.
-    ids = [row.id for row in rows.all]
+            read(cache, cache.after, cache.pointer)  # Joins small entries.
+    ids = [row for row, _ in log.all]
     assert cache.pointer == ids[-1]
-    covered = [row for row in rows.all if row.id > cache.after]
-    assert read(cache, cache.after, cache.pointer) == [(r.id, r.payload) for r in covered]
-    after = data.draw(st.sampled_from([*ids, cache.after]))
-    through = data.draw(st.sampled_from(ids))
-    assert cache.covers(after, through) is (after >= cache.after)
-    if cache.covers(after, through):
-        wanted = [(r.id, r.payload) for r in rows.all if after < r.id <= through]
-        assert read(cache, after, through) == wanted
-
-
-def test_it_covers_nothing_beyond_what_it_was_told() -> None:
-    rows = Rows()
-    cache = TopicCache(CacheBudget(1 << 20), START)
-    first = rows.batch(("plain", 3))
-    second = rows.batch(("plain", 3))
-    cache.add(first)
-    assert cache.covers(START, first.last)
-    assert cache.covers(START, None)
-    assert not cache.covers(START, second.last)
-    assert not cache.covers(row_before(START), first.last)
-
-
-def test_topics_share_one_budget_and_the_oldest_goes() -> None:
-    budget = CacheBudget(20_000)
-    quiet, busy = TopicCache(budget, START), TopicCache(budget, START)
-    rows = Rows()
-    quiet.add(rows.batch(("tx", 10)))
-    while quiet.covers(START, None):
-        busy.add(rows.batch(("tx", 10)))
-    assert busy.covers(START, None)
-    assert budget.bytes <= 20_000
-    assert quiet.after == quiet.pointer
-
-
-def test_a_closed_cache_gives_its_bytes_back_and_takes_nothing_more() -> None:
-    budget = CacheBudget(1 << 20)
-    cache = TopicCache(budget, START)
-    rows = Rows()
-    cache.add(rows.batch(("plain", 5), ("tx", 5)))
+    places = sorted({START, *ids, *map(row_before, ids)})
+    after = data.draw(st.sampled_from([place for place in places if place >= cache.after]))
+    through = data.draw(st.sampled_from(places))
+    assert cache.covers(after, None)
+    assert cache.covers(after, through)
+    wanted = [message for message in log.all if after < message[0] <= through]
+    assert read(cache, after, through) == wanted
     cache.close()
     assert budget.bytes == 0
-    assert not budget._entries
-    cache.add(rows.batch(("plain", 5)))
-    assert budget.bytes == 0
+    assert not cache.covers(START, None) or cache.pointer == START
+
+
+def test_without_room_nothing_is_kept() -> None:
+    cache = TopicCache(CacheBudget(0), START)
+    log = Log()
+    cache.add(log.batch(("plain", 3)))
+    assert cache.after == cache.pointer == log.all[-1][0]
     assert not cache.covers(START, None)
-    assert list(cache.runs(START, rows.all[-1].id)) == []
 
 
-def test_many_topics_that_come_and_go_leave_nothing_behind() -> None:
-    budget = CacheBudget(1 << 30)
-    rows = Rows()
-    for _ in range(100):
-        cache = TopicCache(budget, START)
-        cache.add(rows.batch(("tx", 10)))
-        cache.close()
-    assert (budget.bytes, len(budget._entries)) == (0, 0)
+def test_the_oldest_slot_of_all_topics_goes_first() -> None:
+    budget = CacheBudget(1 << 20)
+    one, other = TopicCache(budget, START), TopicCache(budget, START)
+    first, second = Log(), Log()
+    one.add(first.batch(("tx", 5)))
+    other.add(second.batch(("tx", 5)))
+    budget.bytes_max = budget.bytes - 1
+    budget.grow(0)
+    assert (one.covers(START, None), other.covers(START, None)) == (False, True)
 
 
-def test_a_rollback_marks_the_rows_of_its_range_and_pointer() -> None:
+def test_small_plain_entries_are_joined_for_all_readers() -> None:
     cache = TopicCache(CacheBudget(1 << 20), START)
-    rows = Rows()
-    cache.add(rows.batch(("plain", 2), ("tx", 4), ("reference", 1)))
-    tx = [row.id for row in rows.all if row.pointer == 7]
-    cache.negate(tx[1], tx[2], 7)
-    cache.negate(tx[0], tx[3], 8)
-    seen = [
-        row.pointer
-        for entry, first, stop in cache.runs(START, cache.pointer)
-        if isinstance(entry, MixedEntry)
-        for row in entry.rows(first, stop)
+    log = Log()
+    for _ in range(100):
+        cache.add(log.batch(("plain", 1)))
+    assert len(list(cache.entries(START, cache.pointer))) == 1
+    (entry,) = cache.entries(log.all[97][0], cache.pointer)
+    assert entry.count - entry.place_after(log.all[97][0]) == 2
+    cache.add(log.batch(("plain", 1)))
+    assert read(cache, START, cache.pointer) == log.all
+
+
+def test_what_was_rolled_back_is_told_by_its_entry() -> None:
+    cache = TopicCache(CacheBudget(1 << 20), START)
+    log = Log()
+    cache.add(log.batch(("tx", 5), ("plain", 2), ("reference", 1)))
+    ids = [row for row, _ in log.all]
+    cache.negate(ids[1], ids[3], 7)
+    cache.negate(ids[0], ids[-1], 8)
+    told = [
+        entry.is_rolled_back(row) for entry in cache.entries(START, ids[-1]) for row in entry.ids()
     ]
-    assert seen == [7, -7, -7, 7, 9]
+    assert told == [False, True, True, True, False, False, False, False]
 
 
-def test_small_commits_are_gathered_until_somebody_reads_many() -> None:
+def test_nothing_below_the_floor_is_given() -> None:
     cache = TopicCache(CacheBudget(1 << 20), START)
-    rows = Rows()
-    for _ in range(100):
-        cache.add(rows.batch(("plain", 1)))
-    assert len(list(cache.runs(START, cache.pointer))) == 1
-    read(cache, START, cache.pointer)
-    cache.add(rows.batch(("plain", 1)))
-    entries = [entry for entry, _, _ in cache.runs(START, cache.pointer)]
-    assert len(entries) == 2
-    assert all(isinstance(entry, PlainEntry) for entry in entries)
-    assert cache.pointer > ROW_ID_MIN
+    log = Log()
+    cache.add(log.batch(("plain", 5), ("tx", 5)))
+    cache.floor = log.all[5][0]
+    assert [entry.first for entry in cache.entries(START, cache.pointer)] == [log.all[5][0]]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.adversary import CALM
+from broker.storage.memory.adversary import CALM
 from broker.testing.clock import pass_time
 from broker.testing.simulation.cluster import SimCluster
 from broker.testing.simulation.faults import KINDS, Nothing
@@ -47,7 +47,7 @@ def state(cluster: SimCluster) -> dict[str, object]:
     """Return what faults change that lasts."""
     ways = list(itertools.permutations([m.name for m in cluster.machines], 2))
     return {
-        "bias": cluster.cells.bias,
+        "bias": cluster.table.bias,
         "repeats": cluster.repeater.probability,
         "cut": [(m.way.is_cut_there, m.way.is_cut_back) for m in cluster.machines],
         "cut_ways": cluster.network.cut_ways(),

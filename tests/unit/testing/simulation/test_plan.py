@@ -28,7 +28,7 @@ def test_seeds_take_turns_with_workloads_and_meet_every_kind_of_fault() -> None:
 
 
 def test_a_plan_can_be_written_down() -> None:
-    plan = replace(drawn(7), without=("dedupe",))
+    plan = replace(drawn(7), mutant="dedupe")
     assert Plan.of_json(plan.to_json()) == plan
 
 

@@ -16,7 +16,7 @@ from broker.testing.simulation.report import Totals, told
 from broker.testing.simulation.run import Outcome, leader_changes
 from broker.testing.simulation.trace import Line, Trace
 
-PLAN = Plan(seed=77, minutes=3, workload="log", without=("dedupe",), drawn="--thin 2")
+PLAN = Plan(seed=77, minutes=3, workload="log", mutant="dedupe", drawn="--thin 2")
 
 
 def event(second: float, kind: str, **value: Any) -> Event:
@@ -54,7 +54,7 @@ def test_a_bad_run_shows_what_is_wrong_what_happened_and_how_to_see_it_again() -
     assert around[2][1].startswith(">> p0 publish ok")
     assert lines[-1] == (
         "run it again: python -m broker.testing.simulation --seed 77 --minutes 3 --workload log "
-        "--without dedupe --thin 2"
+        "--mutant dedupe --thin 2"
     )
 
 

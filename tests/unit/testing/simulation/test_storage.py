@@ -11,7 +11,7 @@ from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
 from broker.storage.table import HEAD, NoAnswer, NotSent, Space
 from broker.testing.clock import pass_time, simulate
-from broker.testing.simulation.tableway import CALL_S, LinkedTable, StorageWay
+from broker.testing.simulation.storage import CALL_S, LinkedTable, StorageWay
 
 MESSAGES = Space.MESSAGES
 PAGE = b"ns:t:\0\0\0\1page"

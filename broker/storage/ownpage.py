@@ -1,0 +1,285 @@
+"""The page that a hold writes: appending, rolling, proving that it is still the writer's.
+
+Between a claim and the next one by another the writer changes its own **page**, the tail of the chain, by
+changes that expect exactly the head confirmed last. One change of the page is in flight at a time. The next
+one is built when it is resolved::
+
+    append ──change──▶ confirmed ──page full: the same change sealed it──▶ roll: make the next page, link it
+                          │
+                          └─▶ answered at once; what comes next waits for the roll
+
+A page that was fenced, or whose change has an unknown outcome, or that was sealed and could not be rolled,
+is *done*: the log is to be claimed again before its next change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from broker.errors import BrokerError, Fenced, OutcomeUnknown, RequestError, Unavailable
+from broker.model import RowId, timestamp_of
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage import root as roots
+from broker.storage.entry import Entry
+from broker.storage.head import Head, PageState, Verdict
+from broker.storage.keys import LogId, page_key, root_key, space_of
+from broker.storage.marks import Marks
+from broker.storage.resolve import Resolver, Tokens
+from broker.storage.root import Root
+from broker.storage.shared import SharedRead
+
+Answer = TypeVar("Answer")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PageBounds:
+    """When a page is full."""
+
+    bytes_max: int = 2 << 20
+    cells_max: int = 4096
+
+
+class OwnPage:
+    """The page that this writer writes. ``head`` and ``root`` are the values confirmed last."""
+
+    def __init__(  # noqa: PLR0913 - Made by a claim alone.
+        self,
+        log: LogId,
+        resolver: Resolver,
+        tokens: Tokens,
+        bounds: PageBounds,
+        *,
+        page: RowId,
+        head: Head,
+        root: Root,
+    ) -> None:
+        """Begin with what the claim confirmed."""
+        self.log = log
+        self.page = page
+        self.head = head
+        self.root = root
+        self.done = False
+        """Whether it was fenced, handed off or given up: every further change is refused."""
+        self._resolver = resolver
+        self._tokens = tokens
+        self._bounds = bounds
+        self._space = space_of(log)
+        self._turn = asyncio.Lock()
+        """Held while a change of the own page is in flight, and until the page is rolled."""
+        self._root_turn = asyncio.Lock()
+        self._rolling: asyncio.Task[None] | None = None
+        self.marks = Marks(log, resolver, head.marked)
+        self._read_head = SharedRead(self._head_of_page)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of this writer."""
+        return self.head.epoch
+
+    @property
+    def pointer(self) -> RowId:
+        """The last id that is confirmed."""
+        return self.head.pointer
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the store tells nothing old, and no other process writes to it."""
+        return self._resolver.table.is_alone
+
+    # Appending.
+
+    async def append(self, added: Sequence[Entry], *, messages: int, payload_bytes: int) -> None:
+        """Write entries with ids above the pointer; on disk and counting on return.
+
+        ``messages`` and ``payload_bytes`` are what the log's totals rise by.
+
+        Raises:
+            BodyTooLarge, Unavailable: certainly not done; the hold goes on.
+            Fenced: certainly not done, now or later.
+            OutcomeUnknown, StorageFull: it may have been done.
+        """
+        await self._turn.acquire()
+        try:
+            self._must_go_on()
+            await self._marks_kept_up()
+            new = self._appended(added, messages, payload_bytes)
+            cells = {entry.column: entries.encode(entry) for entry in added}
+            await self._change_page(new, cells)
+            self.marks.confirmed(new.pointer, added)
+            if new.is_sealed and not self.done:
+                self._rolling = asyncio.ensure_future(self._roll_and_let_go())
+        finally:
+            if self._rolling is None:
+                self._turn.release()
+
+    def _appended(self, added: Sequence[Entry], messages: int, payload_bytes: int) -> Head:
+        head = self.head
+        assert head.is_open, "a sealed page takes nothing"
+        assert added[0].first > head.pointer, "ids rise"
+        last = added[-1].last
+        ends = [head.first_end_ms]
+        size = head.size
+        for entry in added:
+            size += entry.stored_bytes
+            if entry.lifetime_ms is not None:
+                ends.append(timestamp_of(entry.last) + entry.lifetime_ms)
+        cells = head.cells + len(added)
+        is_full = size >= self._bounds.bytes_max or cells >= self._bounds.cells_max
+        return head._replace(
+            token=self._tokens.fresh(),
+            pointer=last,
+            state=PageState.SEALED if is_full else PageState.OPEN,
+            total=head.total + messages,
+            bytes=head.bytes + payload_bytes,
+            marked=self.marks.marked_with(last, added),
+            first_end_ms=min(ends),
+            cells=min(cells, 0xFFFF),
+            size=min(size, 0xFFFFFFFF),
+        )
+
+    async def _change_page(self, new: Head, cells: dict[bytes, bytes]) -> None:
+        """Change the own page; the caller has the turn."""
+        row = page_key(self.log, self.page)
+        verdict = await self._ending(self._resolver.append(self._space, row, self.head, new, cells))
+        if verdict is Verdict.APPLIED:
+            self.head = new
+            return
+        self._end()
+        if verdict is Verdict.NEVER:
+            self._fenced()
+        if verdict is Verdict.UNKNOWN:
+            raise OutcomeUnknown("Whether it was stored can't be found out in time.")
+
+    async def _change_own_head(self, puts: dict[bytes, bytes], **fields: object) -> None:
+        """Change the own head with other cells than entries; the caller has the turn."""
+        new = self.head._replace(token=self._tokens.fresh(), **fields)  # type: ignore[arg-type]
+        row = page_key(self.log, self.page)
+        before, after = heads.encode(self.head), heads.encode(new)
+        if not await self._ending(self._resolver.swap(self._space, row, before, after, puts)):
+            self._fenced()
+        self.head = new
+
+    async def _marks_kept_up(self) -> None:
+        try:
+            await self.marks.kept_up()
+        except BrokerError as error:
+            raise Unavailable(error.message) from error
+
+    # Rolling.
+
+    async def _roll_and_let_go(self) -> None:
+        try:
+            await self._roll()
+        except BrokerError:
+            # The page is sealed, and what was appended is confirmed: the next claim goes on from here.
+            pass
+        finally:
+            self._rolling = None
+            self._turn.release()
+
+    async def _roll(self) -> None:
+        """Make and link the page after the own one, which is sealed (rule 4); the caller has the turn.
+
+        A page that is sealed takes nothing more, so whatever goes wrong here ends the hold.
+        """
+        page = self.head.next
+        head = heads.following(
+            self.head, self.page, self.epoch, self.head.owner, self._tokens.fresh()
+        )
+        row = page_key(self.log, page)
+        try:
+            if not await self._resolver.swap(self._space, row, None, heads.encode(head)):
+                self._fenced()
+            await self._change_root(lambda root: roots.linked(root, page, head.epoch))
+        except BaseException:
+            self._end()
+            raise
+        self.page, self.head = page, head
+
+    async def _change_root(self, change: Callable[[Root], Root]) -> None:
+        """Change the root from the one confirmed last; one that ``change`` leaves as it is stays."""
+        async with self._root_turn:
+            changed = change(self.root)
+            if changed == self.root:
+                return
+            new = changed._replace(token=self._tokens.fresh())
+            before, after = roots.encode(self.root), roots.encode(new)
+            row = root_key(self.log)
+            if not await self._ending(self._resolver.swap(self._space, row, before, after)):
+                self._fenced()
+            self.root = new
+
+    async def _rolled(self) -> None:
+        """Wait while the page is being rolled."""
+        while (rolling := self._rolling) is not None:
+            await asyncio.wait((rolling,))
+
+    # Proof of leading.
+
+    async def proof(self) -> bool:
+        """Whether a reading begun after this call shows that no other node took over before (rule 6).
+
+        Raises:
+            Unavailable: storage does not answer.
+        """
+        while not self.done:
+            await self._rolled()
+            if self.is_alone:
+                return not self.done
+            confirmed, page = self.head.token, self.page
+            seen = await self._read_head()
+            if self.page != page or (seen is not None and self._is_mine(seen, PageState.SEALED)):
+                await asyncio.sleep(0)  # The page is being rolled.
+                continue
+            if seen is None:
+                return False
+            if self._is_mine(seen, PageState.OPEN) and seen.token >= confirmed:
+                return not self.done
+            if seen.epoch > self.epoch or seen.state is PageState.CLOSED:
+                self._end()
+            return False
+        return False
+
+    def _is_mine(self, seen: Head, state: PageState) -> bool:
+        return seen.state is state and self._tokens.is_mine(seen.token)
+
+    async def _head_of_page(self) -> Head | None:
+        cell = await self._resolver.head(self._space, page_key(self.log, self.page))
+        return None if cell is None else heads.decode(cell.value)
+
+    # Ends.
+
+    async def settled(self) -> None:
+        """Wait until nothing is in flight."""
+        async with self._turn:
+            return
+
+    async def _ending(self, change: Awaitable[Answer]) -> Answer:
+        """Make a change that ends the hold if its outcome is not certain."""
+        try:
+            return await change
+        except (RequestError, Unavailable):
+            raise
+        except BaseException:
+            self._end()
+            raise
+
+    def end(self) -> None:
+        """Give the hold up: every further change is refused."""
+        self._end()
+
+    def _end(self) -> None:
+        self.done = True
+        self.marks.close()
+
+    def _must_go_on(self) -> None:
+        if self.done:
+            raise Fenced(f"No hold on {self.log.topic} any more.")
+
+    def _fenced(self) -> NoReturn:
+        self._end()
+        raise Fenced(f"Another leads topic '{self.log.topic}'.")
