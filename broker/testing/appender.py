@@ -136,7 +136,7 @@ async def main() -> None:
         probe_interval_s=0.01,
     )
     name = arguments.mutant
-    with nullcontext() if name is None else mutants.mutated(name):
+    with nullcontext() if name is None else mutants.in_force(name):
         appender = Appender(await open_table(arguments.directory, options), arguments.payload_bytes)
         async with asyncio.TaskGroup() as group:
             for _ in range(arguments.depth):
