@@ -23,7 +23,7 @@ from broker.errors import UnavailableError
 
 if TYPE_CHECKING:
     from broker.config import Config
-    from broker.storage.hbase_schema import Made
+    from broker.storage.hbase.schema import Made
     from broker.storage.leveldb_check import Report
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -152,7 +152,7 @@ def _init_tables(config: Config, *, as_json: bool) -> None:
     if not config.hbase.hbase_gateways:
         raise click.UsageError("Name a folder, or HBase's gateways: --hbase-gateways HOST:PORT")
     try:
-        from broker.storage.hbase_store import init_hbase  # noqa: PLC0415 - Of clusters alone.
+        from broker.storage.hbase.store import init_hbase  # noqa: PLC0415 - Of clusters alone.
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"a cluster needs the package {error.name!r}: pip install 'tms-broker[cluster]'"

@@ -186,11 +186,11 @@ class Entry:
         return bisect_left(self._starts, row, key=self._id_of)
 
     def place_after(self, row: RowId) -> int:
-        """Return the place of the first message with an id above ``row``."""
-        if row < self.first:
-            return 0
+        """Return the place of the first message with an id above ``row``; a stub has none."""
         if row >= self.last or self.is_stub:
             return self.count
+        if row < self.first:
+            return 0
         return bisect_right(self._starts, row, key=self._id_of)
 
     def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
