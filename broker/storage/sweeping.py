@@ -41,12 +41,11 @@ async def raise_floor(hold: Hold, bound: RowId) -> None:
     """
     if bound <= hold.root.floor:
         return
-    _, head = (await hold.chain(hold.root.floor, bound))[-1]
-    if head.pointer < bound:
-        await hold.roll_expired(bound)
+    await hold.roll_expired(bound)
     # Whatever was appended meanwhile: the floor is the page that can hold the bound, or the tail.
-    page, _ = (await hold.chain(hold.root.floor, bound))[-1]
-    await hold.raise_floor(page)
+    pages = await hold.chain(hold.root.floor, bound)
+    if pages:
+        await hold.raise_floor(pages[-1][0])
 
 
 async def clear_below_floor(resolver: Resolver, hold: Hold, pages_max: int) -> tuple[int, bool]:

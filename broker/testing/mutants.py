@@ -1,0 +1,508 @@
+"""The product with one clause dropped: for each guard of the design, what a careless change would do.
+
+A **mutant** is one function of the product that is swapped while the mutant is in force; the product has no
+switch. Each has a test that finds it by name, so that a clause can't be lost unseen.
+
+    with mutants.in_force("link"): ...
+    python -m broker.testing.mutants link serve --port 8080     the command line with the mutant in force
+    python -m broker.testing.mutants                            their names
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker.errors import BrokerError, StorageCorrupt
+from broker.model import ROW_ID_MAX, RowId, row_after
+from broker.storage import head as heads
+from broker.storage import hold as hold_module
+from broker.storage import log as log_module
+from broker.storage import reading, resolve, sweeping
+from broker.storage import root as roots
+from broker.storage.entry import Entry, encode
+from broker.storage.head import Head, PageState, Verdict
+from broker.storage.hold import Hold
+from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
+from broker.storage.log import Logs, Tail
+from broker.storage.marks import Marks
+from broker.storage.memory.rows import Rows
+from broker.storage.ownpage import OwnPage
+from broker.storage.resolve import Resolver, Tokens
+from broker.storage.root import Root
+from broker.testing import mutants_routing
+
+Swap = Callable[[Any], Any]
+"""From the function as it is to the one that stands in for it."""
+
+
+class Mutant(NamedTuple):
+    """One clause dropped.
+
+    ``owner`` and ``attribute`` name the function that is swapped; ``plan`` names the random runs of
+    broker/testing/logs that find it, None: a test of its own does.
+    """
+
+    does: str
+    owner: Any
+    attribute: str
+    swap: Swap
+    plan: str | None = None
+
+
+# Changes, and what becomes of them.
+
+
+def _exact_head(change: Any) -> Any:
+    def mutant(self: Rows, key: bytes, expected: bytes | None, *rest: Any, **more: Any) -> Any:
+        head = self.get(key).head
+        if head is not None and expected is not None and _alike(head.value, expected):
+            expected = head.value
+        return change(self, key, expected, *rest, **more)
+
+    return mutant
+
+
+def _alike(now: bytes, expected: bytes) -> bool:
+    try:
+        seen, before = heads.decode(now), heads.decode(expected)
+    except StorageCorrupt:
+        return False
+    return (seen.epoch, seen.state) == (before.epoch, before.state)
+
+
+def _tokens(_: Any) -> Any:
+    def mutant(self: Tokens) -> bytes:
+        return self._nonce + bytes(4)
+
+    return mutant
+
+
+def _entry_epoch(judged: Any) -> Any:
+    def mutant(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Any:
+        return judged(seen, None if entry_epoch is None else old.epoch, old, new)
+
+    return mutant
+
+
+def _taken_for_never(*verdicts: Verdict) -> Swap:
+    def swap(judged: Any) -> Any:
+        def mutant(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Any:
+            verdict = judged(seen, entry_epoch, old, new)
+            return Verdict.NEVER if seen is not None and verdict in verdicts else verdict
+
+        return mutant
+
+    return swap
+
+
+# Rolling and claiming.
+
+
+def _seal_before_make(_: Any) -> Any:
+    async def mutant(
+        self: OwnPage, added: Sequence[Entry], *, messages: int, payload_bytes: int
+    ) -> None:
+        async with self._turn:
+            self._must_go_on()
+            await self._marks_kept_up()
+            new = self._appended(added, messages, payload_bytes)
+            cells = {entry.column: encode(entry) for entry in added}
+            await self._change_page(new._replace(state=PageState.OPEN), cells)
+            self.marks.confirmed(new.pointer, added)
+            if new.is_sealed and not self.done:
+                try:
+                    await make_and_seal(self)
+                except BrokerError:
+                    self.end()
+
+    async def make_and_seal(self: OwnPage) -> None:
+        page, old = self.head.next, self.page
+        head = heads.following(self.head, old, self.epoch, self.head.owner, self._tokens.fresh())
+        row = page_key(self.log, page)
+        if not await self._resolver.swap(self._space, row, None, heads.encode(head)):
+            self._fenced()
+        await self._change_own_head({}, state=PageState.SEALED)
+        await self._change_root(lambda root: roots.linked(root, page, head.epoch))
+        self.page, self.head = page, head
+
+    return mutant
+
+
+def _link(_: Any) -> Any:
+    def mutant(root: Root, page: RowId, epoch: int) -> Root:
+        del page
+        return root._replace(epoch=epoch)
+
+    return mutant
+
+
+def _link_every_claim(link: Any) -> Any:
+    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> bool:
+        if value is not None and roots.decode(value).page == linked.page:
+            return True
+        return bool(await link(self, log, value, linked))
+
+    return mutant
+
+
+def _own_after_link(link: Any) -> Any:
+    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> bool:
+        await link(self, log, value, linked)
+        return True
+
+    return mutant
+
+
+# Reading.
+
+
+def _sealed_before_next(_: Any) -> Any:
+    async def mutant(self: reading.LogReader, page: RowId, head: Head) -> RowId | None:
+        if head.is_sealed:
+            return head.next
+        rows = await self._resolver.read(
+            lambda: self._resolver.table.scan(
+                self._space,
+                page_key(self._log, row_after(page)),
+                page_key(self._log, ROW_ID_MAX),
+                limit=1,
+            )
+        )
+        return page_of(rows[0][0]) if rows else None
+
+    return mutant
+
+
+def _up_to_the_pointer(_: Any) -> Any:
+    def mutant(head: Head, reached: RowId, through: RowId) -> bool:
+        del head, reached, through
+        return False
+
+    return mutant
+
+
+def _look_at_the_root(_: Any) -> Any:
+    async def mutant(self: reading.LogReader, page: RowId) -> None:
+        del page
+        self.ended = True
+
+    return mutant
+
+
+def _leader_ends_in_its_page(_: Any) -> Any:
+    def mutant(pages: hold_module.Pages) -> hold_module.Pages:
+        return pages
+
+    return mutant
+
+
+def _proof(_: Any) -> Any:
+    async def mutant(self: OwnPage) -> bool:
+        return not self.done
+
+    return mutant
+
+
+def _last_step(last_change: Any) -> Any:
+    async def mutant(self: Hold, puts: dict[bytes, bytes]) -> None:
+        if puts:
+            await last_change(self, puts)
+
+    return mutant
+
+
+# Marks.
+
+
+def _marks_above_marked(_: Any) -> Any:
+    async def mutant(self: Logs, hold: Hold) -> None:
+        del self
+        hold.marks.marked = hold.pointer
+
+    return mutant
+
+
+def _put_before_raise(index_marks: Any) -> Any:
+    async def mutant(self: Logs, hold: Hold) -> None:
+        await index_marks(self, hold)
+        hold.marks.close()
+        hold.marks = Marks(hold.log, self.resolver, hold.pointer)
+
+    return mutant
+
+
+def _marks_before_floor(_: Any) -> Any:
+    async def mutant(self: Hold) -> None:
+        del self
+
+    return mutant
+
+
+# The floor, and generations.
+
+
+def _floor_not_tail(raise_floor: Any) -> Any:
+    async def mutant(hold: Hold, bound: RowId) -> None:
+        if hold.pointer >= bound or not hold.head.cells:
+            await raise_floor(hold, bound)
+            return
+        await hold._flush_marks()  # noqa: SLF001
+        floor = row_after(hold.pointer)
+        await hold._change_root(lambda root: root._replace(floor=floor))  # noqa: SLF001
+
+    return mutant
+
+
+def _gone_stays(_: Any) -> Any:
+    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+        return await _removed(resolver, log, page)
+
+    return mutant
+
+
+def _dead_generations_stay(turn_gone: Any) -> Any:
+    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+        cell = await resolver.head(space_of(log), root_key(log))
+        if (
+            log.number is None
+            and cell is not None
+            and roots.decode(cell.value).generation > log.generation
+        ):
+            return await _removed(resolver, log, page)
+        return await turn_gone(resolver, log, page)  # type: ignore[no-any-return]
+
+    return mutant
+
+
+async def _removed(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+    table, row = resolver.table, page_key(log, page)
+    cell = await resolver.head(space_of(log), row)
+    await resolver.read(lambda: table.delete(space_of(log), [row]))
+    return None if cell is None else heads.decode(cell.value), cell is not None
+
+
+def _close_tail(applies: Callable[[Tail, int | None], bool]) -> Swap:
+    def swap(close_tail: Any) -> Any:
+        async def mutant(
+            self: Logs, log: LogId, root: Root | None, owner: str, epoch: int | None = None
+        ) -> Head | None:
+            tail = await self.find_tail(log, root)
+            if tail is None:
+                return None
+            if not applies(tail, epoch):
+                return await close_tail(self, log, root, owner, epoch)  # type: ignore[no-any-return]
+            before = tail.before[1] if tail.before is not None else None
+            tokens = self.resolver.tokens()
+            return (
+                tail.head or before or log_module.next_head(log, root, tail, owner, tokens, epoch)
+            )
+
+        return mutant
+
+    return swap
+
+
+def _finish_a_begun_deletion(_: Any) -> Any:
+    async def mutant(self: Logs, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
+        del self, log, root, value, tail
+        return False
+
+    return mutant
+
+
+def _epochs_over_generations(next_head: Any) -> Any:
+    def mutant(log: LogId, root: Root | None, tail: Tail, *rest: Any) -> Any:
+        if root is not None and log.number is None and tail.head is None and tail.before is None:
+            root = root._replace(epoch=0)
+        return next_head(log, root, tail, *rest)
+
+    return mutant
+
+
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    **{name: Mutant(*above) for name, above in mutants_routing.MUTANTS.items()},
+    "exact-head": Mutant(
+        "a change compares epoch and state only", Rows, "change", _exact_head, "storm"
+    ),
+    "tokens": Mutant("the tokens of a hold are all the same", Tokens, "fresh", _tokens, "storm"),
+    "entry-epoch": Mutant(
+        "resolving ignores the entry's epoch", resolve, "judged", _entry_epoch, "same ids"
+    ),
+    "repeat-or-never": Mutant(
+        "the head as expected is answered never",
+        resolve,
+        "judged",
+        _taken_for_never(Verdict.REPEAT),
+        "storm",
+    ),
+    "stale-is-not-never": Mutant(
+        "any other head is answered never",
+        resolve,
+        "judged",
+        _taken_for_never(Verdict.STALE),
+        "storm",
+    ),
+    "gone-is-unknown": Mutant(
+        "a gone page is answered never",
+        resolve,
+        "judged",
+        _taken_for_never(Verdict.UNKNOWN),
+        "zombies",
+    ),
+    "seal-before-make": Mutant(
+        "the next page is made, then the own one sealed",
+        OwnPage,
+        "append",
+        _seal_before_make,
+        "moves",
+    ),
+    "link": Mutant("the root never names a later page", roots, "linked", _link, "floor"),
+    "link-every-claim": Mutant(
+        "a claim links only if the root names another page", Logs, "_link", _link_every_claim, None
+    ),
+    "own-after-link": Mutant("a failed link is ignored", Logs, "_link", _own_after_link, "zombies"),
+    "sealed-before-next": Mutant(
+        "a reader goes on from an open page",
+        reading.LogReader,
+        "_following",
+        _sealed_before_next,
+        "storm",
+    ),
+    "up-to-the-pointer": Mutant(
+        "a page in pieces is not compared with its pointer",
+        reading,
+        "is_short",
+        _up_to_the_pointer,
+        "storm",
+    ),
+    "look-at-the-root": Mutant(
+        "absent, gone or empty is the end",
+        reading.LogReader,
+        "_look_at_root",
+        _look_at_the_root,
+        "zombies",
+    ),
+    "leader-ends-in-its-page": Mutant(
+        "a leader's reading may end anywhere",
+        hold_module,
+        "_cut_short",
+        _leader_ends_in_its_page,
+        "edits",
+    ),
+    "proof": Mutant("polls are answered from memory", OwnPage, "proof", _proof, "moves"),
+    "last-step": Mutant(
+        "a rollback without the last change of the own head",
+        Hold,
+        "_last_change",
+        _last_step,
+        "edits",
+    ),
+    "marks-above-marked": Mutant(
+        "a claim doesn't read the headers above marked",
+        Logs,
+        "_index_marks",
+        _marks_above_marked,
+        "marks",
+    ),
+    "put-before-raise": Mutant(
+        "a claim raises marked without putting what it found",
+        Logs,
+        "_index_marks",
+        _put_before_raise,
+        "marks",
+    ),
+    "marks-before-floor": Mutant(
+        "the floor passes marks that are not put",
+        Hold,
+        "_flush_marks",
+        _marks_before_floor,
+        "marks",
+    ),
+    "floor-not-tail": Mutant(
+        "the floor rises above the tail", sweeping, "raise_floor", _floor_not_tail, "floor"
+    ),
+    "gone-stays": Mutant(
+        "heads of pages below the floor are removed", sweeping, "turn_gone", _gone_stays, "floor"
+    ),
+    "dead-generations-stay": Mutant(
+        "heads of a dead generation are removed",
+        sweeping,
+        "turn_gone",
+        _dead_generations_stay,
+        "generations",
+    ),
+    "close-at-delete": Mutant(
+        "the root is deleted, the tail not closed",
+        Logs,
+        "close_tail",
+        _close_tail(lambda _, epoch: epoch is None),
+        "generations",
+    ),
+    "finish-a-begun-deletion": Mutant(
+        "a claim that meets a closed tail tries again",
+        Logs,
+        "_finish_deletion",
+        _finish_a_begun_deletion,
+        "generations",
+    ),
+    "epochs-over-generations": Mutant(
+        "the first page of a generation has epoch 1",
+        log_module,
+        "next_head",
+        _epochs_over_generations,
+        "generations",
+    ),
+    "absent-made-closed": Mutant(
+        "a tail that is absent is taken for closed",
+        Logs,
+        "close_tail",
+        _close_tail(lambda tail, _: tail.head is None),
+        "payloads",
+    ),
+    "close-at-publish": Mutant(
+        "a reference is published, the tail not closed",
+        Logs,
+        "close_tail",
+        _close_tail(lambda _, epoch: epoch is not None),
+        "payloads",
+    ),
+}
+
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "synced": "storage/leveldb: True before it is on disk",
+    "leveldb-reopen": "storage/leveldb: writing goes on after an error",
+}
+"""Guards of other layers, each with what its mutant does. They get entries above when they have one."""
+
+
+@contextlib.contextmanager
+def in_force(name: str) -> Iterator[None]:
+    """Drop a clause while this lasts. Raises KeyError: there is no such mutant."""
+    mutant = MUTANTS[name]
+    original = getattr(mutant.owner, mutant.attribute)
+    setattr(mutant.owner, mutant.attribute, mutant.swap(original))
+    try:
+        yield
+    finally:
+        setattr(mutant.owner, mutant.attribute, original)
+
+
+def main() -> None:
+    """Run the command line with a mutant in force: ``NAME arguments…``."""
+    if len(sys.argv) < 2 or sys.argv[1] not in MUTANTS:
+        for name, mutant in MUTANTS.items():
+            sys.stdout.write(f"{name:26}{mutant.does}\n")
+        sys.exit(len(sys.argv) > 1)
+    from broker.cli import main as command_line  # noqa: PLC0415 - Only this needs its packages.
+
+    name = sys.argv.pop(1)
+    sys.argv[0] = "broker"
+    with in_force(name):
+        command_line()
+
+
+if __name__ == "__main__":
+    main()
