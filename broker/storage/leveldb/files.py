@@ -52,7 +52,7 @@ def corrupt(directory: Path, what: str) -> StorageCorrupt:
     """Return the error for a damaged store, which says what to do about it."""
     return StorageCorrupt(
         f"the store in {directory} is damaged: {what}. Nothing was changed. "
-        f"See what is wrong with: broker storage check {directory}"
+        f"See what is wrong with: broker storage verify {directory}"
     )
 
 
