@@ -6,7 +6,7 @@ The processes are those of ``broker.testing.cluster``. What a node knows of the 
 ZooKeeper of its own, so that the nodes' ZooKeeper can lose its data).
 
 On servers that run, ``renew`` makes a new cluster of the same nodes within seconds: other tables, another
-root in ZooKeeper, other settings, guards switched off.
+root in ZooKeeper, other settings, a mutant.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import secrets
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from http.client import HTTPException
 from pathlib import Path
@@ -25,7 +25,6 @@ from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
 
-from broker import guards
 from broker.testing.cluster import Kind, LocalCluster, Member, Sizes
 from broker.testing.cluster.asking import own_view
 from broker.testing.cluster.places import reserve
@@ -54,7 +53,7 @@ class ChaosCluster(Target):
         folder: For everything that is written; kept. Without it a temporary one, which goes at the end.
         settings: Of every node, by ``section.key``.
         with_clocks: Whether the nodes' wall clocks can be set, if this machine can do that.
-        without_guards: Are switched off in every node.
+        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
         seed: Of Toxiproxy.
         report: Gets a line for each step of the start.
     """
@@ -67,7 +66,7 @@ class ChaosCluster(Target):
         folder: Path | None = None,
         settings: Settings | None = None,
         with_clocks: bool = True,
-        without_guards: Collection[str] = (),
+        mutant: str = "",
         seed: int = 1,
         report: Report = lambda _: None,
     ) -> None:
@@ -80,7 +79,7 @@ class ChaosCluster(Target):
         self._settings = {"cluster.session_timeout_ms": int(SESSION_S * 1000), **(settings or {})}
         self.session_s = self._settings["cluster.session_timeout_ms"] / 1000
         self._with_clocks = with_clocks
-        self._without = without_guards
+        self._mutant = mutant
         self._seed = seed
         self._report = report
         self._held = ExitStack()
@@ -140,7 +139,7 @@ class ChaosCluster(Target):
                     }
                     for node in wiring.brokers
                 },
-                environment=_without(self._without),
+                mutant=self._mutant,
                 report=self._report,
             )
         )
@@ -186,14 +185,14 @@ class ChaosCluster(Target):
         settings: Settings | None = None,
         *,
         own_settings: Mapping[str, Settings] | None = None,
-        without_guards: Collection[str] = (),
+        mutant: str = "",
     ) -> None:
         """Heal everything and begin anew: the same nodes, without any topic, on servers that run.
 
         Args:
             settings: Over those that the target was made with.
             own_settings: Of single nodes, by name.
-            without_guards: Are switched off in every node.
+            mutant: Which clause every node lacks; "" none.
 
         Raises:
             ServerFailed: A node did not start; the message has the end of its log.
@@ -213,7 +212,7 @@ class ChaosCluster(Target):
                 **(settings or {}),
             },
             own_settings={_number(name): own for name, own in (own_settings or {}).items()},
-            environment=_without(without_guards),
+            mutant=mutant,
         )
 
     # Asked.
@@ -372,8 +371,3 @@ class ChaosCluster(Target):
 
 def _number(node: str) -> int:
     return int(node.rpartition("-")[2])
-
-
-def _without(names: Collection[str]) -> dict[str, str]:
-    """Return under which variables nodes lack guards."""
-    return {"BROKER_TESTING": "1", guards.VARIABLE: ",".join(sorted(names))}

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import click
 from typing_extensions import override
 
-from broker import guards
+from broker.testing import mutants
 from broker.testing.cluster import Sizes
 from broker.testing.servers import ServerFailed, ServerMissing
 from broker.testing.workloads import REGISTRY
@@ -133,11 +133,10 @@ def _cluster(command: Command) -> Command:
                 help="One broker over LevelDB instead, on a small disk of its own, under strace.",
             ),
             click.option(
-                "--without-guard",
-                "without",
-                multiple=True,
-                type=click.Choice(sorted(guards.NAMES)),
-                help="Take away what protects, to see what happens then.",
+                "--mutant",
+                default="",
+                type=click.Choice(["", *sorted(mutants.NAMES)]),
+                help="Let nodes lack a clause that protects, to see what happens then.",
             ),
         )
     ):
@@ -205,7 +204,7 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     zookeepers: str,
     hbase: HBaseMode,
     standalone: bool,
-    without: tuple[str, ...],
+    mutant: str,
     target: str | None,
     session_s: float,
     directory: Path | None,
@@ -253,9 +252,9 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
             nodes=nodes, spares=1, zookeepers=int(zookeepers), gateways=2, region_servers=2
         )
         cluster = (
-            Standalone(without_guards=without, seed=seed, report=say)
+            Standalone(mutant=mutant, seed=seed, report=say)
             if standalone
-            else ChaosCluster(sizes, hbase=hbase, without_guards=without, seed=seed, report=say)
+            else ChaosCluster(sizes, hbase=hbase, mutant=mutant, seed=seed, report=say)
         )
         judged = _on_own(cluster, plan, folder)
     tell(judged, folder.folder, as_json=as_json)

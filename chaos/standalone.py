@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,6 @@ from typing import Final, Self
 
 from typing_extensions import override
 
-from broker import guards
 from broker.testing.process import BrokerProcess
 from broker.testing.servers import ServerFailed, ServerMissing, ToxiproxyServer
 from broker.testing.servers.process import HOST
@@ -63,8 +62,10 @@ def in_namespace(arguments: Sequence[str]) -> None:
 class Traced(BrokerProcess):
     """A broker whose system calls are written down, a file for each life."""
 
-    def __init__(self, data_dir: Path, traces: Path, environment: dict[str, str]) -> None:
-        super().__init__(data_dir, FLAGS, environment=environment)
+    def __init__(
+        self, data_dir: Path, traces: Path, environment: dict[str, str], mutant: str
+    ) -> None:
+        super().__init__(data_dir, FLAGS, environment=environment, mutant=mutant)
         self._plain = self._command
         self._traces = traces
         self._life = 0
@@ -91,7 +92,7 @@ class Standalone(Target):
     """One broker over LevelDB behind a proxy; a context manager.
 
     Args:
-        without_guards: Are switched off.
+        mutant: Which clause it lacks, see broker/testing/mutants.py; "" none.
         seed: Of Toxiproxy.
         report: Gets a line for each step of the start.
     """
@@ -99,14 +100,14 @@ class Standalone(Target):
     def __init__(
         self,
         *,
-        without_guards: Collection[str] = (),
+        mutant: str = "",
         seed: int = 1,
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
         super().__init__([NODE], (), session_s=SESSION_S)
         self.folder = Path(tempfile.mkdtemp(prefix="broker-chaos-"))
         self.disk = self.folder / "disk"
-        self._without = without_guards
+        self._mutant = mutant
         self._seed = seed
         self._report = report
         self._held = ExitStack()
@@ -138,14 +139,14 @@ class Standalone(Target):
             raise ServerMissing("strace is not installed: apt-get install strace")
         self.abilities = {Ability.KILL, Ability.PAUSE, Ability.LINKS, Ability.FILES}
         self._mount()
-        environment = {"BROKER_TESTING": "1", guards.VARIABLE: ",".join(sorted(self._without))}
+        environment: dict[str, str] = {}
         try:
             self._clocks = Clocks(self.folder / "clocks")
             environment |= self._clocks.environment(NODE)
             self.abilities.add(Ability.CLOCKS)
         except ClocksMissing as error:
             self.missing[Ability.CLOCKS] = str(error)
-        self._broker = Traced(self.disk / "data", self.folder, environment)
+        self._broker = Traced(self.disk / "data", self.folder, environment, self._mutant)
         self.logs.mkdir()
         self._broker.log_path = self.logs / f"{NODE}.log"
         self._held.callback(self._broker.kill)

@@ -19,6 +19,7 @@ from broker.api.routes import SHAPES, TOPIC, Shape
 from broker.api.schemas import (
     BYTES,
     INTEGER,
+    MESSAGE_ID,
     RESPONSES,
     SCHEMAS,
     STRING,
@@ -222,7 +223,9 @@ OPERATIONS: Final[dict[str, Spec]] = {
     },
     "lag": {
         "summary": "Count the messages that were published behind an id.",
-        "parameters": [_query("after", "The id of a message, 40 hex digits.", STRING)],
+        "parameters": [
+            {**_query("after", "The id of a message, 40 hex digits.", MESSAGE_ID), "required": True}
+        ],
         "responses": {"200": _ok("How many.", (JSON, of("Lag")))},
         "errors": ("400", "404"),
     },

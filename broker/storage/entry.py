@@ -186,11 +186,11 @@ class Entry:
         return bisect_left(self._starts, row, key=self._id_of)
 
     def place_after(self, row: RowId) -> int:
-        """Return the place of the first message with an id above ``row``."""
-        if row < self.first:
-            return 0
+        """Return the place of the first message with an id above ``row``; a stub has none."""
         if row >= self.last or self.is_stub:
             return self.count
+        if row < self.first:
+            return 0
         return bisect_right(self._starts, row, key=self._id_of)
 
     def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
@@ -371,6 +371,19 @@ def entries_of(
         )
         first = stop
     return out
+
+
+def encode_count(messages: int) -> bytes:
+    """Return what lies in a reference's own message: how many messages it stands for."""
+    return _NUMBER.pack(messages)
+
+
+def messages_of(entry: Entry) -> int:
+    """Return how many messages an entry stands for: of a reference, those of its payload log."""
+    if entry.is_reference and not entry.is_stub:
+        (count,) = _NUMBER.unpack(entry.payload(0))
+        return int(count)
+    return entry.count
 
 
 def joined(entries: Sequence[Entry]) -> Entry:

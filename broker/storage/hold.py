@@ -117,6 +117,8 @@ class Hold(OwnPage):
         self, page: RowId, head: Head, pointer: int, first: RowId, last: RowId
     ) -> dict[bytes, bytes]:
         """Return the x cells that a rollback puts into a page: entries are found by their columns."""
+        if not head.cells:
+            return {}
         row = page_key(self.log, page)
         through = min(last, head.pointer)
         columns = await self._columns(row, entries.column_from(first), through)

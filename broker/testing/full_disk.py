@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId
-from broker.storage.leveldb_check import check
-from broker.storage.leveldb_store import LevelDBStore
 from broker.testing import checkers
-from broker.testing.appender import read_ids, rows_until
+from broker.testing.appender import ids_in, rows_until
 from broker.testing.history import History
 
 _SIZE = "40m"
@@ -71,12 +70,12 @@ def _fill_and_free(directory: Path, options: list[str]) -> tuple[list[str], list
     return before, after
 
 
-async def _ids(directory: Path) -> list[RowId]:
-    store = await LevelDBStore.open(directory)
+def found_in(directory: Path) -> tuple[list[RowId] | None, str]:
+    """Return what an appender left; None, and why, if it can't be read."""
     try:
-        return await read_ids(store)
-    finally:
-        await store.close()
+        return asyncio.run(ids_in(directory)), ""
+    except StorageCorrupt as error:
+        return None, str(error)
 
 
 def history_of(lines: Sequence[str], there: Sequence[RowId] | None, why: str) -> History:
@@ -124,14 +123,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as elsewhere:
         # Looking needs room too: on the disk itself, that might be what is wrong.
         copy = shutil.copytree(arguments.directory / "data", Path(elsewhere) / "data")
-        problems = check(copy).problems
-        there = None if problems else asyncio.run(_ids(copy))
-    verdict = checkers.check(history_of([*before, *after], there, str(problems)).calls())
+        there, why = found_in(copy)
+    verdict = checkers.check(history_of([*before, *after], there, why).calls())
     seen = {
         "acknowledged": [_many(before, "ok"), _many(after, "ok")],
         "unknown": _many(before, "unknown"),
         "read_while_full": [int(line.split()[1]) for line in before if line.startswith("refused")],
-        "problems": problems,
+        "unreadable": why,
         "violations": sorted(verdict.names),
     }
     sys.stdout.write(json.dumps(seen) + "\n")

@@ -32,6 +32,7 @@ from broker.storage.memory.rows import Rows
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
+from broker.testing import mutants_routing
 
 Swap = Callable[[Any], Any]
 """From the function as it is to the one that stands in for it."""
@@ -322,6 +323,7 @@ def _epochs_over_generations(next_head: Any) -> Any:
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
+    **{name: Mutant(*above) for name, above in mutants_routing.MUTANTS.items()},
     "exact-head": Mutant(
         "a change compares epoch and state only", Rows, "change", _exact_head, "storm"
     ),
@@ -470,17 +472,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 }
 
 ELSEWHERE: Final[Mapping[str, str]] = {
-    "ids-rise": "topics: ids from the clock alone",
-    "store-proof": "topics: a store is acknowledged without a proof of leading",
-    "look-for-the-reference": "topics: a sealed log's reference is appended again",
-    "closed-reference": "topics: a reader of a reference ends in a page that is not closed",
     "synced": "storage/leveldb: True before it is on disk",
     "leveldb-reopen": "storage/leveldb: writing goes on after an error",
-    "id-claim": "coordination: two nodes may have one instance id",
-    "lane-order": "routing: a lane's requests are taken as they come",
-    "deadline": "topics: a request is appended after its deadline",
-    "sweep-margin": "topics: a payload log is dropped without the margin",
-    "clock": "clock: a jump is followed at once",
 }
 """Guards of other layers, each with what its mutant does. They get entries above when they have one."""
 

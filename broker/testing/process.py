@@ -11,6 +11,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from broker.testing.cluster.plan import command_line
 from broker.testing.servers.process import Child, free_ports, start_child, tied_to_us
 
 READY = b"broker ready at "
@@ -24,6 +25,7 @@ class BrokerProcess(Child):
         data_dir: its data; kept.
         flags: further flags of ``broker serve``.
         environment: variables beside those of this process.
+        mutant: which clause it lacks, see broker/testing/mutants.py; "" none.
     """
 
     name = "the broker"
@@ -34,13 +36,14 @@ class BrokerProcess(Child):
         flags: Sequence[str] = (),
         *,
         environment: dict[str, str] | None = None,
+        mutant: str = "",
     ) -> None:
         self.data_dir = data_dir
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         (self.port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         where = ("--port", str(self.port), "--data-dir", str(data_dir))
-        self._command = [sys.executable, "-m", "broker.cli", "serve", *where, *flags]
+        self._command = [sys.executable, *command_line(mutant), "serve", *where, *flags]
         self._environment = {**os.environ, **(environment or {})}
 
     @override

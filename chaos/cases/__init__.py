@@ -4,10 +4,10 @@
 
     python -m chaos cases                               list them
     python -m chaos case zombie-leader                  play one: exit 0
-    python -m chaos case zombie-leader --without-guard  the same without what protects: exit 1
+    python -m chaos case zombie-leader --mutant         the same without what protects: exit 1
 
-Each proves that its fault happened, passes, and fails without its guard: a test that can't fail shows
-nothing. Where there is no guard of ours to take away, the case says why.
+Each proves that its fault happened, passes, and fails under a mutant, which lacks the clause that protects: a
+test that can't fail shows nothing.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Where(enum.StrEnum):
     ALONE = "alone"
     """A broker of its own, or its store, over LevelDB: processes that need no cluster."""
     INSIDE = "inside"
-    """The stores of several nodes in this process, over tables that do on demand what real ones do rarely."""
+    """The logs of several nodes in this process, over a table that does on demand what real ones do rarely."""
 
 
 Play = Callable[["Scene"], Awaitable[None]]
@@ -46,9 +46,9 @@ class Case:
         title: In a few words.
         happens: What is done, and to what.
         protects: What keeps messages safe.
-        guard: The guard that is taken away to show that; None if there is none of ours to take away.
-        without: What the verdict says without the guard; or why there is none.
-        violations: The names of which one must be found without the guard.
+        mutant: Which clause is dropped to show that: its name in broker/testing/mutants.py.
+        without: What goes wrong then.
+        violations: The names of which one must be found then.
         where: What it is played on.
         settings: Of the nodes of its cluster.
         sets_clocks: Whether clocks of nodes of the cluster are set.
@@ -60,9 +60,9 @@ class Case:
     title: str
     happens: str
     protects: str
-    guard: str | None
+    mutant: str
     without: str
-    violations: frozenset[str] = frozenset()
+    violations: frozenset[str]
     where: Where
     settings: Mapping[str, Any] = field(default_factory=dict)
     sets_clocks: bool = False
@@ -76,7 +76,7 @@ class Case:
             "title": self.title,
             "happens": self.happens,
             "protects": self.protects,
-            "guard": self.guard,
+            "mutant": self.mutant,
             "without": self.without,
             "violations": sorted(self.violations),
             "where": self.where.value,
@@ -89,7 +89,7 @@ class Played:
 
     Attributes:
         case: Which.
-        without: The guard that was taken away.
+        mutant: Which clause was dropped; "" none.
         violations: What is wrong.
         faults: What was to happen, and whether it did, in order.
         evidence: Figures and lines that prove it.
@@ -99,7 +99,7 @@ class Played:
     """
 
     case: Case
-    without: str | None
+    mutant: str = ""
     violations: list[Violation] = field(default_factory=list)
     faults: dict[str, bool] = field(default_factory=dict)
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -117,8 +117,8 @@ class Played:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it passed with its guard, or failed without it by a name that the table has."""
-        if self.without is None:
+        """Whether it passed, or failed under its mutant by a name that the table has."""
+        if not self.mutant:
             return self.exit_code == 0
         return not self.case.violations.isdisjoint(self.names)
 
@@ -132,7 +132,7 @@ class Played:
         return {
             "case": self.case.name,
             "verdict": {0: "valid", 1: "invalid", 2: "unknown"}[self.exit_code],
-            "without_guard": self.without,
+            "mutant": self.mutant,
             "violations": self.names,
             "as_expected": self.is_as_expected,
             "details": [

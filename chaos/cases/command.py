@@ -24,7 +24,7 @@ SESSION_MS: Final = 4_000
 
 @click.command()
 @click.argument("names", nargs=-1, required=True, type=click.Choice([*CASES, "all"]))
-@click.option("--without-guard", is_flag=True, help="Take away what protects: it must fail.")
+@click.option("--mutant", is_flag=True, help="Take away what protects: it must fail.")
 @click.option("--times", default=1, show_default=True, type=click.IntRange(min=1))
 @click.option(
     "--dir",
@@ -34,27 +34,20 @@ SESSION_MS: Final = 4_000
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each verdict as a line of JSON.")
 def case(
-    names: Sequence[str], without_guard: bool, times: int, directory: Path | None, as_json: bool
+    names: Sequence[str], mutant: bool, times: int, directory: Path | None, as_json: bool
 ) -> None:
     """Play failure cases: each proves that its fault happened, and passes.
 
     \b
     python -m chaos case zombie-leader
-    python -m chaos case zombie-leader --without-guard       exit 1: the verdict names what is wrong
+    python -m chaos case zombie-leader --mutant              exit 1: the verdict names what is wrong
     python -m chaos case all                                 on one cluster, one after the other
     """  # noqa: D301
     chosen = list(CASES.values()) if "all" in names else [CASES[name] for name in names]
-    if without_guard:
-        missing = [one for one in chosen if one.guard is None]
-        if missing and "all" not in names:
-            raise click.UsageError(
-                f"{missing[0].name} has no guard to take away: {missing[0].without}"
-            )
-        chosen = [one for one in chosen if one.guard is not None]
     try:
         with _cluster_for(chosen, directory) as cluster:
             played = [
-                _one(one, cluster, directory if times == 1 else None, without_guard, as_json)
+                _one(one, cluster, directory if times == 1 else None, mutant, as_json)
                 for one in chosen
                 for _ in range(times)
             ]
@@ -88,17 +81,16 @@ def _one(
     one: Case,
     cluster: ChaosCluster | None,
     directory: Path | None,
-    without_guard: bool,
+    mutant: bool,
     as_json: bool,
 ) -> Played:
     keep = None if directory is None else directory / one.name
-    without = one.guard if without_guard else None
-    played = asyncio.run(play(one, cluster, without=without, keep=keep))
+    played = asyncio.run(play(one, cluster, mutant=one.mutant if mutant else "", keep=keep))
     told = played.as_json()
     if as_json:
         click.echo(json.dumps(told))
         return played
-    away = "" if without is None else f" without {without}"
+    away = f" under {played.mutant}" if mutant else ""
     click.echo(f"{one.name}{away}: {told['verdict']} in {told['seconds']} s")
     for what, happened in played.faults.items():
         click.echo(f"  {'happened' if happened else 'DID NOT HAPPEN'}: {what}")
@@ -107,7 +99,7 @@ def _one(
         click.echo(f"  not judged: {', '.join(played.not_judged)}")
     for violation in played.violations[:5]:
         click.echo(f"  {violation.name}: {violation.detail}")
-    if without is not None and not played.is_as_expected:
+    if mutant and not played.is_as_expected:
         click.echo(f"  NOT AS EXPECTED: none of {', '.join(sorted(one.violations))}")
     return played
 
@@ -125,4 +117,4 @@ def cases(as_json: bool) -> None:
         click.echo(json.dumps([one.as_json() for one in CASES.values()]))
         return
     for one in CASES.values():
-        click.echo(f"{one.number:2}  {one.name:22} {one.title}  [{one.guard or 'no guard'}]")
+        click.echo(f"{one.number:2}  {one.name:22} {one.title}  [{one.mutant}]")

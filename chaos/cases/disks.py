@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Final
 
 from broker.client import BrokerError
-from broker.errors import StorageCorrupt
-from broker.model import RowId
-from broker.storage.leveldb_store import LevelDBStore
 from broker.testing import full_disk
-from broker.testing.appender import read_ids
-from broker.testing.full_disk import history_of
+from broker.testing.full_disk import found_in, history_of
 from broker.testing.process import BrokerProcess
 from broker.testing.synced import cut_copy, replay, traced
 from broker.testing.workloads.process import Target
-from chaos.cases.alone import begun, broker_of
+from chaos.cases.alone import broker_of
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Scene
 
@@ -36,9 +32,9 @@ async def power_cut(scene: Scene) -> None:
     if shutil.which("strace") is None:
         scene.fault("a power cut", happened=False, missing="strace")
         return
-    lines = await asyncio.to_thread(_appended, store, trace, scene.without)
+    lines = await asyncio.to_thread(_appended, store, trace, scene.mutant)
     disk = await asyncio.to_thread(_cut, store, trace, copy)
-    there, why = await _ids(copy)
+    there, why = await asyncio.to_thread(found_in, copy)
     told = sum(line.startswith("ok ") for line in lines)
     scene.fault(
         "the store was killed at work, and its files cut at the last sync",
@@ -49,16 +45,12 @@ async def power_cut(scene: Scene) -> None:
     scene.history.events += history_of(lines, there, why).events
 
 
-def _appended(store: Path, trace: Path, without: str | None) -> list[str]:
+def _appended(store: Path, trace: Path, mutant: str) -> list[str]:
     """Append until so much was acknowledged; kill, and return all that was said."""
-    options = [] if without is None else ["--without", without]
+    options = ["--mutant", mutant] if mutant else []
     command = [sys.executable, "-m", "broker.testing.appender", str(store), *options]
-    environment = {**os.environ, "BROKER_TESTING": "1"}
     with subprocess.Popen(
-        traced(trace, [*command, "--depth", "4"]),
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
+        traced(trace, [*command, "--depth", "4"]), stdout=subprocess.PIPE, text=True
     ) as tracer:
         assert tracer.stdout is not None
         pid = int(tracer.stdout.readline().split()[1])
@@ -81,19 +73,6 @@ def _cut(store: Path, trace: Path, copy: Path) -> int:
     )
 
 
-async def _ids(directory: Path) -> tuple[list[RowId] | None, str]:
-    try:
-        store = await LevelDBStore.open(directory)
-    except StorageCorrupt as error:
-        return None, str(error)
-    try:
-        return await read_ids(store), ""
-    except StorageCorrupt as error:
-        return None, str(error)
-    finally:
-        await store.close()
-
-
 UNSYNCED_TAIL = Case(
     number=6,
     name="unsynced-tail",
@@ -103,7 +82,7 @@ UNSYNCED_TAIL = Case(
         "sync covered (by the trace of its system calls)."
     ),
     protects="Nothing is acknowledged before it is synced.",
-    guard="row-sync",
+    mutant="synced",
     without="What was acknowledged is gone, or the database can't be read.",
     violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "unreadable"}),
     where=Where.ALONE,
@@ -116,7 +95,7 @@ async def hole(scene: Scene) -> None:
     directory = scene.folder / "disk"
     await asyncio.to_thread(directory.mkdir)
     options = ["--write-buffer-bytes", str(64 << 20)]
-    options += [] if scene.without is None else ["--without", scene.without]
+    options += ["--mutant", scene.mutant] if scene.mutant else []
     done = await asyncio.to_thread(_on_a_full_disk, full_disk.command(directory, *options))
     if done.returncode and "mount" in done.stderr:
         scene.fault("the disk was full", happened=False, missing="a mount namespace")
@@ -128,17 +107,13 @@ async def hole(scene: Scene) -> None:
         acknowledged=seen["acknowledged"],
         unknown=seen["unknown"],
     )
-    for problem in seen["problems"]:
-        scene.violation("unreadable", str(problem))
     for name in seen["violations"]:
-        scene.violation(name, "in the history of what was appended to the full disk")
+        why = seen["unreadable"] or "in the history of what was appended to the full disk"
+        scene.violation(name, why)
 
 
 def _on_a_full_disk(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "BROKER_TESTING": "1"}
-    return subprocess.run(
-        command, check=False, env=environment, capture_output=True, text=True, timeout=RUN_S
-    )
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=RUN_S)
 
 
 HOLE = Case(
@@ -151,7 +126,7 @@ HOLE = Case(
         "later lies behind a torn record."
     ),
     protects="After any error of a write the database is closed, and opened again before anything is written.",
-    guard="leveldb-reopen",
+    mutant="leveldb-reopen",
     without="What was acknowledged after the full disk is lost at the next crash, or nothing can be read.",
     violations=frozenset({"lost_tail", "lost_middle", "unreadable"}),
     where=Where.ALONE,
@@ -162,7 +137,7 @@ HOLE = Case(
 async def flipped(scene: Scene) -> None:
     """Flip a bit in a table; the broker must refuse, and leave everything where it is."""
     with broker_of(scene, "--write-buffer-bytes", "65536") as broker:
-        await begun(scene, broker)
+        scene.serve_from(broker.url)
         topic = await scene.topic()
         async with scene.process("publisher") as process:
             for _ in range(MESSAGES):
@@ -223,8 +198,9 @@ CORRUPT_STORE = Case(
     title="A bit of the local store is not what it was",
     happens="A bit in a table of a stopped broker's LevelDB is flipped, and the broker started.",
     protects="Checksums are verified at every read: what is damaged is refused, and never cleaned up.",
-    guard=None,
-    without="The checksums are LevelDB's own, and there is no switch by which they would not be verified.",
+    mutant="checksums",
+    without="What was damaged is shown, as though it had been published so.",
+    violations=frozenset({"phantom", "lost_middle", "changed_read", "unreadable"}),
     where=Where.ALONE,
     play=flipped,
 )

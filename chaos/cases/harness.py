@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from broker import guards
 from broker.client import BrokerError, Published
 from broker.testing.checkers import Violation
 from broker.testing.history import History
@@ -46,20 +45,18 @@ class Scene:
 
     Attributes:
         folder: For whatever the case writes; empty at first.
-        without: The guard that is taken away, or None.
+        mutant: Which clause processes lack that the case starts; "" none.
         history: What clients asked and were told.
-        environment: Of processes that the case starts, so that they lack the guard.
     """
 
-    def __init__(self, folder: Path, without: str | None, cluster: ChaosCluster | None) -> None:
+    def __init__(self, folder: Path, mutant: str, cluster: ChaosCluster | None) -> None:
         """Begin where nothing has happened."""
         self.folder = folder
-        self.without = without
+        self.mutant = mutant
         self.history = History(time.monotonic_ns)
         self.violations: list[Violation] = []
         self.faults: dict[str, bool] = {}
         self.evidence: dict[str, Any] = {}
-        self.environment = {"BROKER_TESTING": "1", guards.VARIABLE: without or ""}
         self._cluster = cluster
         self._topics = self._asked = 0
         urls = ["http://127.0.0.1:1"] if cluster is None else cluster.urls
@@ -87,18 +84,6 @@ class Scene:
     def violation(self, name: str, detail: str) -> None:
         """Tell of something wrong that the checkers don't see."""
         self.violations.append(Violation(name, detail))
-
-    async def see_guards(self, who: str, told: Sequence[str], log: Callable[[], str]) -> None:
-        """See that a node says of itself which guard it lacks, in its log too."""
-        off = [] if self.without is None else [self.without]
-        assert list(told) == off, f"{who} says that it lacks {told}, not {off}"
-
-        async def logged() -> bool | None:
-            # The log is written behind what it tells of.
-            return True if ("guards switched off" in log()) or not off else None
-
-        await self.until(logged, f"the log of {who} says nothing of its guards")
-        assert off or "guards switched off" not in log(), f"{who} lacks a guard, by its log"
 
     # Asked.
 

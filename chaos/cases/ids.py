@@ -52,8 +52,8 @@ CLOCK_BEHIND = Case(
         "The leader is killed; the other nodes' clocks are 10 s behind its own (libfaketime), which they are "
         "allowed to be here: by default a node that differs by more than 2 s from storage leads nothing."
     ),
-    protects="The first id of an epoch is above the commit pointer, whatever the clock says.",
-    guard="ids-rise",
+    protects="The first id of a claim is above the log's pointer, whatever the clock says.",
+    mutant="ids-rise",
     without="The new leader's ids are below those of the old one, and what it acknowledged is not shown.",
     violations=frozenset({"reordered", "lost_tail", "lost_middle", "id_reused", "publisher_order"}),
     where=Where.CLUSTER,
@@ -88,10 +88,10 @@ FULL_MILLISECOND = Case(
     title="A millisecond has no more ids",
     happens=(
         "A request of 10,000 messages comes to a node that has 256 ids in a millisecond, and another in the "
-        "same millisecond. On a node's ids and store in this process, where the clock stands still as long."
+        "same millisecond. On a node's ids and log in this process, where the clock stands still as long."
     ),
     protects="Ids spill into the next millisecond, and the next batch goes on where the last one ended.",
-    guard="ids-rise",
+    mutant="ids-rise",
     without="The next batch begins at the clock, and takes ids again that were given already.",
     violations=frozenset(
         {"id_reused", "lost_tail", "lost_middle", "lost_prefix", "reordered", "torn"}

@@ -1,11 +1,11 @@
-"""Nodes' stores in this process, over tables that do on demand what real ones do rarely.
+"""Nodes' logs in this process, over a table that does on demand what real ones do rarely.
 
-A late write of a region server, a compare-and-set that was done and said False, an answer from the past:
-no one can make HBase do that at a chosen moment. What runs is the nodes' own log store, each over a **way**
-to shared tables, which is where the case stands in between::
+A late change of a region server, one that was made and told as False, an answer from the past: no one can
+make HBase do that at a chosen moment. What runs is the nodes' own logs, each over a **way** to one table, which
+is where the case stands in between::
 
-    Keeper a ── way a ──┐                 gate         holds calls back until it opens
-    Keeper b ── way b ──┴── tables        late         what was lost on the way and comes in the end
+    Keeper a ── way a ──┐                 gate         holds changes back until it opens
+    Keeper b ── way b ──┴── table         late         what was lost on the way and comes in the end
                                           lies, past   answers that are not so
 """
 
@@ -13,137 +13,142 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Sequence
-from typing import Any, Final
-
-from typing_extensions import override
+from collections.abc import Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Final
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.cells import CellsError, Columns, RowCells, Scanned, Table
+from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
-from broker.storage.memory_cells import MemoryCells
-from broker.storage.ports import Batch, Hold, Segment
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.table import Cell, NoAnswer, Space, Table
+from broker.testing.bare import append, rows_of
 from chaos.cases.harness import WAIT_S, Scene
 
 LOG: Final = LogId(TopicId("default", "case"), 1)
 CALL_S: Final = 3.0
-"""How long a store tries: long enough for a busy machine, short enough to be waited for."""
-PAGE: Final = (1000, 1 << 22)
+"""How long a call tries: long enough for a busy machine, short enough to be waited for."""
 
 
 class Gate:
-    """Where calls can be held back."""
+    """Where changes can be held back."""
 
     def __init__(self) -> None:
         """Stand open."""
         self._arrived = asyncio.Event()
         self._open = asyncio.Event()
         self._open.set()
-        self._let = 0
 
-    def shut(self, let: int = 0) -> None:
-        """Hold back whoever comes after so many."""
-        self._let = let
+    def shut(self) -> None:
+        """Hold back every change from now on."""
         self._arrived.clear()
         self._open.clear()
 
     def open(self) -> None:
-        """Let everybody through."""
+        """Let everything through."""
         self._open.set()
 
     async def arrived(self) -> None:
-        """Return when somebody is being held back. Raises TimeoutError."""
+        """Return when a change is being held back. Raises TimeoutError."""
         async with asyncio.timeout(WAIT_S):
             await self._arrived.wait()
 
     async def passed(self) -> None:
         """Go through, now or when it opens."""
-        if not self._open.is_set() and self._let:
-            self._let -= 1
-            return
         if not self._open.is_set():
             self._arrived.set()
         await self._open.wait()
 
 
-class Way(MemoryCells):
-    """One node's way to the tables.
+class Way(Table):
+    """One node's way to the table.
 
     Attributes:
-        gate: Where calls can be held back, before they are done.
-        loses_puts: Whether rows are reported as an error, and come later if ``bring`` is called.
-        lies: How many compare-and-sets, once done, say False.
-        lied: How many did.
-        past: Tables as they once were, from which the next ``past_reads`` reads of a row are answered.
-        read_past: How many reads were answered from the past.
+        gate: Where changes can be held back, before they are made.
+        loses: Whether changes get no answer, and come later if ``bring`` is called.
+        lies: How many changes, once made, are told as False.
+        lied: How many were.
+        past: The table as it once was, from which the next ``past_reads`` gets are answered.
+        read_past: How many gets were answered from the past.
     """
 
-    def __init__(self, tables: MemoryCells) -> None:
-        """Lead to the tables."""
-        super().__init__()
-        self._tables = tables
+    def __init__(self, table: MemoryTable) -> None:
+        """Lead to the table."""
+        self.table = table
         self.gate = Gate()
-        self.loses_puts = False
-        self.late: list[tuple[Table, Sequence[RowCells]]] = []
+        self.loses = False
         self.lies = self.lied = self.past_reads = self.read_past = 0
-        self.past = MemoryCells()
+        self.past = table
+        self.is_alone = False
+        self.cell_bytes_max = table.cell_bytes_max
+        self.change_bytes_max = table.change_bytes_max
+        self.cells = table.cells
+        self.columns = table.columns
+        self.scan = table.scan
+        self.put = table.put
+        self.delete = table.delete
+        self._late: list[partial[Coroutine[None, None, bool]]] = []
+        self._lost = asyncio.Event()
 
-    @override
-    async def put(self, table: Table, rows: Sequence[RowCells], *, synced: bool = True) -> None:
-        """Write rows, unless they are lost on the way."""
-        await self.gate.passed()
-        if self.loses_puts:
-            self.late.append((table, list(rows)))
-            raise CellsError("time-out")
-        await self._tables.put(table, rows, synced=synced)
-
-    async def bring(self) -> int:
-        """Write what was lost on the way, as a server does that had it queued; return how many rows."""
-        late, self.late = self.late, []
-        for table, rows in late:
-            await self._tables.put(table, rows)
-        return sum(len(rows) for _, rows in late)
-
-    @override
-    async def check_and_put(
-        self, table: Table, key: bytes, expected: bytes | None, value: bytes
+    async def change(
+        self,
+        space: Space,
+        row: bytes,
+        expected: bytes | None,
+        puts: Mapping[bytes, bytes],
+        deletes: Sequence[bytes] = (),
+        *,
+        clear: bool = False,
     ) -> bool:
-        """Compare and set, and say so or lie."""
+        """Change cells, and say so or lie; or lose the change on the way. Raises NoAnswer."""
         await self.gate.passed()
-        done = await self._tables.check_and_put(table, key, expected, value)
+        make = partial(self.table.change, space, row, expected, puts, deletes, clear=clear)
+        if self.loses:
+            self._late.append(make)
+            self._lost.set()
+            raise NoAnswer("time-out")
+        done = await make()
         if done and self.lies:
             self.lies -= 1
             self.lied += 1
             return False
         return done
 
-    @override
-    async def get(self, table: Table, key: bytes) -> Columns | None:
-        """Return a row, as it is or was."""
-        await self.gate.passed()
+    async def lost(self) -> None:
+        """Return when a change was lost on the way. Raises TimeoutError."""
+        async with asyncio.timeout(WAIT_S):
+            await self._lost.wait()
+
+    async def bring(self) -> int:
+        """Make what was lost on the way, as a server does that had it queued; return how many arrived."""
+        late, self._late = self._late, []
+        for make in late:
+            await make()
+        return len(late)
+
+    async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
+        """Return cells of a row, as they are or were."""
         if self.past_reads:
             self.past_reads -= 1
             self.read_past += 1
-            return await self.past.get(table, key)
-        return await self._tables.get(table, key)
+            return await self.past.get(space, row, columns)
+        return await self.table.get(space, row, columns)
 
-    @override
-    async def scan(self, *asked: Any, **more: Any) -> Scanned:
-        """Return rows, as they are."""
-        return await self._tables.scan(*asked, **more)
+    async def close(self) -> None:
+        """Leave the table to the others."""
 
 
 class Keeper:
-    """A node's store, and what it holds."""
+    """A node's logs, and what it holds."""
 
-    def __init__(self, scene: Scene, name: str, tables: MemoryCells) -> None:
-        """Have a way of its own to the tables."""
+    def __init__(self, scene: Scene, name: str, table: MemoryTable) -> None:
+        """Have a way of its own to the table."""
         self.name = name
-        self.way = Way(tables)
-        self.store = TableLogStore(self.way, SystemClock(), call_s=CALL_S)
+        self.way = Way(table)
+        self.logs = Logs(self.way, SystemClock(), call_s=CALL_S)
         self.hold: Hold | None = None
         self.log = LOG
         self._scene = scene
@@ -151,13 +156,13 @@ class Keeper:
 
     async def claim(self) -> int:
         """Take the log, and return the epoch. Raises BrokerError."""
-        self.hold = await self.store.claim(self.log, self.name)
+        self.hold = await self.logs.claim(self.log, self.name)
         return self.hold.epoch
 
     def after(self, ahead_ms: int = 1) -> int:
         """Return a time above the log's pointer, as this node knows it."""
         assert self.hold is not None
-        return timestamp_of(self.hold.control.pointer) + ahead_ms
+        return timestamp_of(self.hold.pointer) + ahead_ms
 
     async def publish(self, at_ms: int) -> bool:
         """Append one message with the first id of a millisecond; whether it was acknowledged."""
@@ -172,9 +177,8 @@ class Keeper:
         process = f"{self.name}-{self._count}"
         ending = self._scene.history.invoke(process, "publish", str(LOG.topic), asked)
         ending.node, ending.epoch = self.name, self.hold.epoch
-        segment = Segment(list(ids), [label.encode() for label in labels])
         try:
-            await self.store.append(self.hold, Batch([segment], ids[-1]))
+            await append(self.hold, ids, [label.encode() for label in labels])
         except BrokerError as error:
             told = ending.unknown if error.outcome == "unknown" else ending.fail
             told(f"{type(error).__name__}: {error}")
@@ -191,33 +195,24 @@ class Keeper:
         if not process.startswith("final"):
             asked["cursor"] = process
         ending = self._scene.history.invoke(process, "read", str(LOG.topic), asked)
-        rows = []
         try:
-            while True:
-                rows_max, bytes_max = PAGE
-                page = await self.store.scan(
-                    self.log, after, ROW_ID_MAX, rows_max=rows_max, bytes_max=bytes_max
-                )
-                rows += [[row.id.hex(), (row.payload or b"").decode(), None] for row in page.rows]
-                after = page.rows[-1].id if page.rows else after
-                if not page.more:
-                    break
+            rows = await rows_of(self.logs, self.log, after)
         except BrokerError as error:
             ending.fail(f"{type(error).__name__}: {error}")
             return after
-        ending.ok({"rows": rows})
-        return after
+        ending.ok({"rows": [[row.id.hex(), (row.payload or b"").decode(), None] for row in rows]})
+        return rows[-1].id if rows else after
 
 
 def keepers(scene: Scene, *names: str) -> list[Keeper]:
-    """Return nodes' stores over the same empty tables."""
-    tables = MemoryCells()
-    return [Keeper(scene, name, tables) for name in names]
+    """Return nodes over the same empty table."""
+    table = MemoryTable(is_alone=False)
+    return [Keeper(scene, name, table) for name in names]
 
 
-def photographed(keeper: Keeper) -> MemoryCells:
-    """Return the tables as they are now, for who shall see the past."""
-    return copy.deepcopy(keeper.way._tables)  # noqa: SLF001  The tables that the ways share.
+def photographed(keeper: Keeper) -> MemoryTable:
+    """Return the table as it is now, for a node that shall see the past."""
+    return copy.deepcopy(keeper.way.table)
 
 
 async def final(keeper: Keeper) -> None:

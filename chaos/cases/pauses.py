@@ -64,8 +64,8 @@ ZOMBIE_LEADER = Case(
         "The leader is frozen (SIGSTOP) until another node has acknowledged, and woken with requests in "
         "its sockets."
     ),
-    protects="Its compare-and-set fails on the new epoch, and only that acknowledges.",
-    guard="confirm-cas",
+    protects="Its compare-and-set fails on the new head, and only that acknowledges.",
+    mutant="compare",
     without="It acknowledges over its successor, and messages of both are gone.",
     violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"}),
     where=Where.CLUSTER,

@@ -81,8 +81,8 @@ SPLIT_BRAIN = Case(
         "The leader alone is cut off from ZooKeeper, where its session ends; another claims and acknowledges; "
         "both are published to."
     ),
-    protects="Both may try, and only one epoch can commit: the control row's compare-and-set decides.",
-    guard="confirm-cas",
+    protects="Both may try, and only one epoch can commit: the compare-and-set of the last page's head decides.",
+    mutant="compare",
     without="Both acknowledge, and messages of either are gone.",
     violations=_LOST,
     where=Where.CLUSTER,
@@ -136,7 +136,7 @@ STALE_LOCK = Case(
         "contact again, under a new session."
     ),
     protects="Leading is an epoch that storage confirms; a lease is a hint, of one session, and never used again.",
-    guard="confirm-cas",
+    mutant="compare",
     without="The old leader acknowledges under its old epoch, after its successor has.",
     violations=_LOST,
     where=Where.CLUSTER,
@@ -197,7 +197,7 @@ LATE_ROLLBACK = Case(
         "A rollback names its pointer and its ids, so it can hit no other transaction; and it is answered only "
         "after a compare-and-set, even where there is nothing to undo."
     ),
-    guard="rollback-commit",
+    mutant="last-step",
     without="The old leader says that it is done, and transactions are shown what was rolled back.",
     violations=frozenset({"rolled_back", "dirty_read"}),
     where=Where.CLUSTER,

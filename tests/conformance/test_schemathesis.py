@@ -29,8 +29,9 @@ from broker.api import routes
 from broker.api.openapi import OPERATIONS, make_document
 from broker.clock import SystemClock
 from broker.config import Config, LimitsConfig
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
 from broker.testing.members import FewNodes
 from broker.testing.mutations import AVRO, mutants
 from broker.testing.openapi import Answered, Checker
@@ -82,10 +83,12 @@ def url() -> Iterator[str]:
     async def serve() -> None:
         # Waiting is short, so that a poll that waits for its longest does not hold the test up.
         # It sees a cluster, for what can be asked of one.
-        few = FewNodes(MemoryRecordStore(), SystemClock())
+        clock = SystemClock()
+        logs = Logs(MemoryTable(), clock)
+        few = FewNodes(Records(logs.resolver), clock)
         broker = Broker(
             Config(limits=LimitsConfig(wait_max_s=0.01)),
-            stores=(TableLogStore(MemoryCells(), few.clock), few.records),
+            stores=(logs, few.records),
             clock=few.clock,
             cluster=few.view(),
         )

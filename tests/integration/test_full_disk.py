@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from broker.clock import SystemClock
 from broker.model import Poll
-from broker.storage import leveldb_files
-from broker.storage.leveldb_database import Options
-from broker.storage.leveldb_store import LevelDBStore
+from broker.storage.leveldb import files
+from broker.storage.leveldb.database import Options
+from broker.storage.leveldb.table import open_table
+from broker.storage.log import Logs
+from broker.storage.records import Records
 from broker.testing.serving import Answered, Broker, Http, listening, topic_path
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
@@ -37,20 +40,21 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk()
-    monkeypatch.setattr(leveldb_files, "probe", lambda directory, size: made.check())
+    monkeypatch.setattr(files, "probe", lambda directory, size: made.check())
     return made
 
 
 @pytest.fixture
 async def http(tmp_path: Path, disk: Disk) -> AsyncIterator[Http]:
     options = Options(probe_interval_s=0.05)
-    store = await LevelDBStore.open(tmp_path, options, fault=disk.before_write)
-    broker = Broker(stores=(store, store))
+    table = await open_table(tmp_path, options, fault=disk.before_write)
+    logs = Logs(table, SystemClock())
+    broker = Broker(stores=(logs, Records(logs.resolver)))
     async with listening(broker) as client:
         yield client
     disk.is_full = False
     await broker.close()
-    await store.close()
+    await table.close()
 
 
 async def publish(http: Http, text: bytes) -> Answered:

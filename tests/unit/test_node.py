@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from broker.storage.leveldb_store import LevelDBStore
 from structlog.testing import capture_logs
 
-from broker import guards, node, node_alone
+from broker import node, node_alone
 from broker.clock import Clock
 from broker.config import (
     ClusterConfig,
@@ -29,10 +30,10 @@ from broker.errors import StorageCorrupt, Unavailable
 from broker.leading.tenure import EVERYTHING
 from broker.metrics import Metrics
 from broker.node import Node
-from broker.storage.leveldb_store import LevelDBStore
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.ports import Hold
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
+from broker.testing.bench import HookedTable
 from broker.testing.serving import Http, topic_path
 from broker.topics.service import Topics
 
@@ -76,17 +77,6 @@ async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
             assert one.url == f"http://127.0.0.1:{one.port}"
     (warning,) = [line["event"] for line in lines if line["log_level"] == "warning"]
     assert "beyond loopback without access control" in warning
-
-
-async def test_a_guard_that_is_off_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
-    with capture_logs() as lines, guards.without("token"):
-        async with started(config(tmp_path)):
-            pass
-    (warning,) = [line for line in lines if line["log_level"] == "warning"]
-    assert (warning["event"], warning["guards"]) == ("guards switched off", ["token"])
 
 
 async def test_a_store_that_takes_long_to_open_says_so_again_and_again(
@@ -267,13 +257,14 @@ class Faraway:
     tenure = EVERYTHING
 
     def __init__(self, _: Config, clock: Clock, __: Metrics) -> None:
-        self.logs = TableLogStore(MemoryCells(), clock)
-        self.records = MemoryRecordStore()
+        table = HookedTable(MemoryTable(is_alone=False))
+        self.logs = Logs(table, clock)
+        self.records = Records(self.logs.resolver)
         self.stopped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.is_closed = False
-        self.logs.release = self._release  # type: ignore[assignment,method-assign]
+        table.on("head", self._silent)
 
-    async def _release(self, _: Hold) -> bool:
+    async def _silent(self, *_: object, **__: object) -> bool:
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 

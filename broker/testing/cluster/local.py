@@ -79,6 +79,7 @@ class LocalCluster:
         own_settings: Of single nodes, by their number from 1; they win.
         environment: Variables of every node.
         own_environment: Variables of single nodes, by their number from 1; they win.
+        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
         report: Gets a line for each step of the start.
         members: Every process, in the order in which they depend on each other.
     """
@@ -91,6 +92,7 @@ class LocalCluster:
     own_settings: Mapping[int, Settings] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     own_environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    mutant: str = ""
     report: Report = lambda _: None
     members: list[Member] = field(default_factory=list, init=False)
     _home: Path | None = field(default=None, init=False)
@@ -164,7 +166,7 @@ class LocalCluster:
         settings: Settings,
         *,
         own_settings: Mapping[int, Settings] | None = None,
-        environment: Mapping[str, str] | None = None,
+        mutant: str = "",
     ) -> None:
         """Kill the nodes and start them again with other settings, over those that all clusters here have.
 
@@ -174,7 +176,7 @@ class LocalCluster:
         Args:
             settings: Of every node, instead of those of the last renewal.
             own_settings: Of single nodes, likewise.
-            environment: Of every node, likewise.
+            mutant: Which clause every node lacks; "" none.
 
         Raises:
             ServerFailed: One did not start; the message has the end of its log.
@@ -188,9 +190,10 @@ class LocalCluster:
             before,
             settings={**before.settings, **settings},
             own_settings=_by_name(self.own_settings, own_settings or {}),
+            mutant=mutant,
         )
         fresh = {
-            place.name: self._member(plan.broker_program(layout, place), home, environment or {})
+            place.name: self._member(plan.broker_program(layout, place), home)
             for place in layout.brokers
         }
         self.members = [fresh.get(member.name, member) for member in self.members]
@@ -245,14 +248,12 @@ class LocalCluster:
             if self.hbase == "distributed" or program.kind in (Kind.ZOOKEEPER, Kind.BROKER):
                 yield program
 
-    def _member(
-        self, program: Program, home: Path, renewed: Mapping[str, str] | None = None
-    ) -> Member:
+    def _member(self, program: Program, home: Path) -> Member:
         environment: Mapping[str, str] = {}
         if program.kind is Kind.BROKER:
             number = int(program.name.rpartition("-")[2])
             own = self.own_environment.get(number, {})
-            environment = {**self.environment, **(renewed or {}), **own}
+            environment = {**self.environment, **own}
         ready = question(program.kind, program.place)
         return Member(program, home, ready, environment)
 

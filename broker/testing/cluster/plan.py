@@ -115,6 +115,7 @@ class Layout:
         zookeeper_settings: Of every ZooKeeper.
         settings: Of every node, over what the layout gives.
         own_settings: Of single nodes, by name; they win.
+        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
     """
 
     zookeepers: Sequence[Place]
@@ -134,6 +135,7 @@ class Layout:
     zookeeper_settings: Mapping[str, str] = field(default_factory=lambda: zookeeper.SETTINGS)
     settings: Settings = field(default_factory=dict)
     own_settings: Mapping[str, Settings] = field(default_factory=dict)
+    mutant: str = ""
 
 
 def programs(layout: Layout) -> list[Program]:
@@ -233,9 +235,14 @@ def hbase_site(layout: Layout) -> dict[str, str]:
 def broker_program(layout: Layout, place: Place) -> Program:
     """Describe one node."""
     file = f"{layout.broker_folder}/{place.name}.toml"
-    argv = (sys.executable, "-m", "broker.cli", "serve", "--config", file)
+    argv = (sys.executable, *command_line(layout.mutant), "serve", "--config", file)
     files = {file: toml(node_settings(layout, place))}
     return Program(place.name, Kind.BROKER, place, argv, files, f"http://{place.address}")
+
+
+def command_line(mutant: str) -> tuple[str, ...]:
+    """Return what Python runs for the command line, with a mutant in force if one is named."""
+    return ("-m", "broker.testing.mutants", mutant) if mutant else ("-m", "broker.cli")
 
 
 def node_settings(layout: Layout, place: Place) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import pytest
 
-from broker.storage.ports import RecordStore
+from broker.storage.records import RecordStore
 
 
 class RecordHarness(Protocol):

@@ -18,7 +18,7 @@ import pytest
 
 from broker.errors import BodyTooLarge, Unavailable
 from broker.model import TopicId, row_id
-from broker.storage.keys import IDEMPOTENCY, LogId, row_key, side_prefix
+from broker.storage.keys import MARK, LogId, page_key, side_prefix
 from broker.storage.table import HEAD, Space, Table, TableError
 
 ENTRIES: Final = (Space.MESSAGES, Space.PAYLOADS)
@@ -51,7 +51,7 @@ class Place(NamedTuple):
         """Return a key that sorts by ``ms``: of a page, or of a record."""
         if space is Space.RECORDS:
             return b"contract/%s/\x00'\"\xff/%08d" % (self.token.encode(), ms)
-        return row_key(LogId(self.topic, 1, None if space is Space.MESSAGES else -7), row_id(ms, 3))
+        return page_key(LogId(self.topic, 1, None if space is Space.MESSAGES else -7), row_id(ms, 3))
 
 
 def column(number: int, kind: bytes = b"p") -> bytes:
@@ -548,7 +548,7 @@ class ReadContract(TableSuite):
 
     async def test_a_put_asks_for_nothing(self, table: Table, place: Place) -> None:
         space = Space.MESSAGES
-        mark = side_prefix(LogId(place.topic, 1), IDEMPOTENCY)
+        mark = side_prefix(LogId(place.topic, 1), MARK)
         rows = [mark + bytes([n]) * 16 + row_id(n, 0) for n in range(3)]
         await make(table, space, rows[1], {column(1): b"stays"})
         await table.put(space, {row: b"put %d" % n for n, row in enumerate(rows)})

@@ -140,13 +140,13 @@ def rows(table: Path = TABLE) -> list[dict[str, Any]]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the schedule of a guard, and print what it shows; or count the seeds that guards take."""
     parser = argparse.ArgumentParser(prog="python -m broker.testing.simulation.directed")
-    parser.add_argument("guard", nargs="?", choices=sorted(mutants.NAMES))
+    parser.add_argument("guard", nargs="?", choices=sorted(mutants.MUTANTS))
     parser.add_argument("--with", dest="held", action="store_true", help="with the guard in force")
     parser.add_argument("--seed", type=int, help="another than the recorded one")
     parser.add_argument("--random", type=int, metavar="SEEDS", help="so many random seeds at most")
     chosen = parser.parse_args(arguments)
     if chosen.random is not None:
-        return _count([chosen.guard] if chosen.guard else sorted(mutants.NAMES), chosen.random)
+        return _count([chosen.guard] if chosen.guard else sorted(mutants.MUTANTS), chosen.random)
     scheduled = {row["name"]: row for row in rows()}
     if chosen.guard not in scheduled:
         parser.error(f"there are schedules for {', '.join(scheduled)}")

@@ -116,7 +116,7 @@ def simulate(plan: Plan) -> Outcome:
     async def main(loop: SimLoop, trace: Trace) -> Outcome:
         return await _Run(loop, trace, plan).run()
 
-    with nullcontext() if plan.mutant is None else mutants.mutated(plan.mutant):
+    with nullcontext() if plan.mutant is None else mutants.in_force(plan.mutant):
         return in_world(plan.seed, main)
 
 

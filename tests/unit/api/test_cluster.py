@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from broker import guards
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.clock import SystemClock
 from broker.coordination.ports import Contact
 from broker.errors import Unavailable
 from broker.leading.placement import drain, pin
 from broker.model import TopicId
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.ports import Record
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Record
 from broker.testing.members import FewNodes
+from broker.testing.memory import MemoryRecords
 from broker.testing.serving import Broker
 
 T = TopicId("default", "t")
@@ -23,20 +23,20 @@ NODE = "/v1/cluster/node"
 STATUS = "/v1/cluster"
 
 
-class DeafRecords(MemoryRecordStore):
+class DeafRecords(MemoryRecords):
     @override
     async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
         raise Unavailable("No gateway takes connections.")
 
 
 def joined(few: FewNodes) -> Broker:
-    store = TableLogStore(MemoryCells(), few.clock)
+    store = Logs(MemoryTable(), few.clock)
     return Broker(stores=(store, few.records), clock=few.clock, cluster=few.view())
 
 
 @pytest.fixture
 def few() -> FewNodes:
-    return FewNodes(MemoryRecordStore(), SystemClock())
+    return FewNodes(MemoryRecords(), SystemClock())
 
 
 @pytest.fixture
@@ -86,7 +86,6 @@ async def test_a_node_tells_of_itself(few: FewNodes, member: Broker) -> None:
     assert told["storage"]["last_error"] == "timed out"
     assert told["clock_skew_ms"] == -12
     assert told["uptime_s"] >= 0
-    assert told["guards_off"] == []
     named = (await member.call("GET", f"{NODE}?topics=yes")).json["topics"]
     assert named == [{"topic": "default/a", "epoch": 1}, {"topic": "default/t", "epoch": 3}]
     assert (await member.call("GET", f"{NODE}?topics=maybe")).status == 400
@@ -106,12 +105,6 @@ async def test_of_very_many_topics_the_first_are_named_and_any_one_on_demand(
         [{"topic": f"ns/t{last:05}", "epoch": last}]
     ] * 3
     assert (await member.call("GET", f"{NODE}?topics=ns/nobody")).json["topics"] == []
-
-
-async def test_a_guard_that_is_off_is_told(member: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
-    with guards.without("token"):
-        assert (await member.call("GET", NODE)).json["guards_off"] == ["token"]
 
 
 async def test_the_status_has_every_nodes_own_word(few: FewNodes, member: Broker) -> None:

@@ -10,7 +10,7 @@ from broker.errors import Unavailable
 from broker.model import TopicId
 from broker.net import NoAnswer, NotSent, Reply
 from broker.storage.health import CallHealth
-from broker.storage.memory_cells import MemoryRecordStore
+from broker.testing.memory import MemoryRecords
 from broker.testing.serving import Broker, topic_path
 
 ME = NodeInfo(3, "life", "http://me:1", "1.0", 1)
@@ -34,7 +34,7 @@ class Parts:
             slots_led=lambda: 17,
             leaders=broker.topics.leaders,
             exchange=self._exchange,
-            records=MemoryRecordStore(),
+            records=MemoryRecords(),
             health=self.health,
             clock=clock,
         )

@@ -1,4 +1,3 @@
-from broker import guards
 from broker.testing.serving import Broker
 
 
@@ -7,15 +6,6 @@ async def test_what_the_original_answers(broker: Broker) -> None:
     assert (ping.status, ping.body) == (200, b"OK.\n")
     status = await broker.call("GET", "/v3/system/services/messaging.service/status")
     assert (status.status, status.body) == (200, b'{"status":"OK"}')
-
-
-async def test_health_names_guards_that_are_off(broker: Broker) -> None:
-    assert (await broker.call("GET", "/healthz")).json["guards_off"] == []
-    guards._off.add("dedupe")
-    try:
-        assert (await broker.call("GET", "/healthz")).json["guards_off"] == ["dedupe"]
-    finally:
-        guards._off.discard("dedupe")
 
 
 async def test_readiness_says_why_not(broker: Broker) -> None:

@@ -9,9 +9,10 @@ from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown
 from broker.leading.placement import DRAINED_PREFIX, drain, pin, read_placement
 from broker.model import TopicId
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
 from broker.testing.members import FewNodes
+from broker.testing.memory import MemoryRecords
 from broker.testing.openapi import Answered
 from broker.testing.serving import Broker, topic_path
 
@@ -20,7 +21,7 @@ PINS = "/v1/cluster/pins"
 PIN = f"{PINS}/default/t"
 
 
-class LostAnswers(MemoryRecordStore):
+class LostAnswers(MemoryRecords):
     """Nobody ever hears what became of draining a node."""
 
     @override
@@ -31,13 +32,13 @@ class LostAnswers(MemoryRecordStore):
 
 
 def joined(few: FewNodes) -> Broker:
-    store = TableLogStore(MemoryCells(), few.clock)
+    store = Logs(MemoryTable(), few.clock)
     return Broker(stores=(store, few.records), clock=few.clock, cluster=few.view())
 
 
 @pytest.fixture
 def few() -> FewNodes:
-    return FewNodes(MemoryRecordStore(), SystemClock())
+    return FewNodes(MemoryRecords(), SystemClock())
 
 
 @pytest.fixture

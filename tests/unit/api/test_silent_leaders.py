@@ -22,9 +22,10 @@ from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.receiving import Receiving
 from broker.routing.service import Routing
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+from broker.testing.memory import MemoryRecords
 from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
@@ -53,7 +54,8 @@ class Far:
 
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = VirtualClock(loop)
-        self.cells, self.records, self.others = MemoryCells(), MemoryRecordStore(), SilentNodes()
+        self.table, self.records = MemoryTable(is_alone=False), MemoryRecords()
+        self.others = SilentNodes()
         elsewhere = SimpleNamespace(place=lambda _: Place(here=False, node=LEADER))
         forwarder = Forwarder(self.others, self.clock, Sender(0, ME.incarnation), "secret")
         routing = Routing(
@@ -65,9 +67,8 @@ class Far:
         self.polls = RoutedPolls(routed, Polling(topics, wait_max_s=60.0))
 
     def _topics(self, node: NodeInfo, **tenure: Any) -> Topics:
-        store = TableLogStore(self.cells, self.clock)
         around = Surroundings(
-            store,
+            Logs(self.table, self.clock),
             self.clock,
             TopicSettings(),
             owner=node.incarnation,

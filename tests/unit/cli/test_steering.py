@@ -16,9 +16,10 @@ from broker.clock import SystemClock
 from broker.coordination.ports import Contact
 from broker.leading.placement import drain, pin, read_placement
 from broker.model import TopicId
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
 from broker.testing.members import FewNodes
+from broker.testing.memory import MemoryRecords
 from broker.testing.serving import Broker, topic_path
 
 T = TopicId("default", "t")
@@ -36,8 +37,8 @@ class Short:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.few = FewNodes(MemoryRecordStore(), SystemClock())
-        store = TableLogStore(MemoryCells(), self.few.clock)
+        self.few = FewNodes(MemoryRecords(), SystemClock())
+        store = Logs(MemoryTable(), self.few.clock)
         self.broker = Broker(stores=(store, self.few.records), cluster=self.few.view())
         self.leaders: list[dict[str, Any]] = []
         self.asked = 0

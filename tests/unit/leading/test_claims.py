@@ -18,9 +18,9 @@ from broker.errors import (
 )
 from broker.leading.claims import BACK_OFF_MAX_S, Claimed, claim, skew_ms
 from broker.leading.tenure import HERE, Place
-from broker.model import ROW_ID_MIN, TopicId
-from broker.storage.control import Deleted, StaleGeneration
+from broker.model import TopicId
 from broker.storage.keys import LogId
+from broker.storage.log import Deleted, StaleGeneration
 from broker.testing.clock import VirtualClock, VirtualLoop, simulate
 
 LOG = LogId(TopicId("ns", "t"), 1)
@@ -66,8 +66,8 @@ class Store:
         self._plan = plan
         self.at: list[float] = []
 
-    async def claim(self, log: LogId, owner: str, *, keep_after: bytes) -> Any:
-        assert (log, owner, keep_after) == (LOG, "me", ROW_ID_MIN)
+    async def claim(self, log: LogId, owner: str) -> Any:
+        assert (log, owner) == (LOG, "me")
         self.at.append(self._clock.monotonic())
         answer = self._plan.pop(0) if len(self._plan) > 1 else self._plan[0]
         if isinstance(answer, Exception):
@@ -84,7 +84,6 @@ def claims(plan: list[Exception | Held], permits: Permits | None = None) -> tupl
             LOG,
             owner="me",
             clock=clock,
-            keep_after=ROW_ID_MIN,
             deadline=10,
             jitter=random.Random(1),
             tenure=permits or Permits(),

@@ -15,12 +15,13 @@ from broker.leading import placement
 from broker.leading.cluster_tenure import FENCINGS_MAX, RELEASE_WAIT_S, ClusterTenure
 from broker.leading.placement import HINT
 from broker.model import TopicId
-from broker.storage.control import Control
+from broker.storage.head import Head
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
-from broker.storage.memory_cells import MemoryCells, MemoryRecordStore
-from broker.storage.ports import Hold
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time
+from broker.testing.memory import MemoryRecords
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(30)]
 
@@ -59,7 +60,7 @@ class Node:
             self.session,
             self.membership,
             self.world.records,
-            self.world.store,
+            self.world.logs,
             self.world.clock,
             random.Random(self.me.instance),
         )
@@ -71,7 +72,7 @@ class Node:
 
     async def claim(self, topic: TopicId, seconds: float = 30.0) -> Hold:
         await self.tenure.permit(topic, self.deadline(seconds))
-        hold = await self.world.store.claim(LogId(topic, 1), self.me.incarnation)
+        hold = await self.world.logs.claim(LogId(topic, 1), self.me.incarnation)
         self.holder.led[topic] = hold
         return hold
 
@@ -87,8 +88,8 @@ class World:
         assert isinstance(loop, VirtualLoop)
         self.clock = VirtualClock(loop)
         self.coordination = MemoryCoordination(self.clock)
-        self.records = MemoryRecordStore()
-        self.store = TableLogStore(MemoryCells(), self.clock, chance=random.Random(1))
+        self.records = MemoryRecords()
+        self.logs = Logs(MemoryTable(is_alone=False), self.clock)
 
     async def nodes(self, count: int) -> list[Node]:
         nodes = [Node(self, instance) for instance in range(count)]
@@ -97,8 +98,8 @@ class World:
         await pass_time(0.1)
         return nodes
 
-    async def head(self, topic: TopicId) -> Control | None:
-        return await self.store.head(LogId(topic, 1))
+    async def head(self, topic: TopicId) -> Head | None:
+        return await self.logs.writer(topic)
 
     async def hint(self, node: Node) -> None:
         await node.session.hint(HINT)
@@ -144,7 +145,7 @@ async def test_a_slot_that_moves_is_released_when_its_topics_are_handed_over() -
     await pass_time(0.5)
     assert not any(claim.done() for claim in claims), "the lease is still held"
     for topic in moving:
-        assert await world.store.release(one.holder.led[topic])
+        assert await one.holder.led[topic].hand_off()
     one.holder.may.set()
     await asyncio.gather(*claims)
     assert set(one.holder.led) == set(TOPICS) - moving
@@ -265,7 +266,7 @@ async def test_a_live_leader_under_another_lock_is_given_a_moment(lives: bool) -
     await pass_time(0.2)
     assert claiming.done() is not lives
     if lives:
-        await world.store.release(hold)
+        await hold.hand_off()
     await claiming
     assert world.clock.monotonic() - began < 0.3
     control = await world.head(topic)
@@ -335,7 +336,7 @@ async def test_without_contact_the_control_row_tells_who_leads_by_now() -> None:
     topic = one.here()[0]
     await one.claim(topic)
     world.coordination.suspend(one.session)
-    await world.store.claim(LogId(topic, 1), two.me.incarnation)
+    await world.logs.claim(LogId(topic, 1), two.me.incarnation)
     with pytest.raises(NotLeader) as caught:
         await one.claim(topic)
     assert (caught.value.node, caught.value.epoch) == (1, 2)

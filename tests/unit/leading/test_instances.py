@@ -2,7 +2,6 @@ import asyncio
 
 import pytest
 
-from broker import guards
 from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import InstanceTaken, NodeInfo
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
@@ -18,8 +17,9 @@ from broker.leading.instances import (
     record_key,
     until_superseded,
 )
-from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.clock import VirtualClock, pass_time, simulate, within
+from broker.testing.memory import MemoryRecords
+from broker.testing.mutants import in_force
 
 
 def node(name: str, incarnation: str = "first") -> NodeInfo:
@@ -32,7 +32,7 @@ class World:
     def __init__(self, loop):
         self.clock = VirtualClock(loop)
         self.coordination = MemoryCoordination(self.clock)
-        self.records = MemoryRecordStore()
+        self.records = MemoryRecords()
 
     async def start(self, name, incarnation="first", *, configured=None, records=None):
         session = self.coordination.session()
@@ -150,10 +150,8 @@ def test_an_incarnation_whose_number_went_to_another_stops():
     in_world(scenario)
 
 
-def test_without_the_guard_it_goes_on_under_anothers_number(monkeypatch):
-    monkeypatch.setenv("BROKER_TESTING", "1")
-
-    with guards.without("id-claim"), pytest.raises(AssertionError, match="it goes on"):
+def test_without_the_guard_it_goes_on_under_anothers_number():
+    with in_force("id-claim"), pytest.raises(AssertionError, match="it goes on"):
         test_an_incarnation_whose_number_went_to_another_stops()
 
 
@@ -197,7 +195,7 @@ def test_an_incarnation_that_nobody_follows_does_not_stop():
     in_world(scenario)
 
 
-class Unsure(MemoryRecordStore):
+class Unsure(MemoryRecords):
     """Puts, and says that it does not know; every second time it did not put."""
 
     def __init__(self):
@@ -221,7 +219,7 @@ def test_a_claim_of_unknown_outcome_is_made_until_the_record_shows_it():
     in_world(scenario)
 
 
-class Overtaken(MemoryRecordStore):
+class Overtaken(MemoryRecords):
     """Lets something happen just before the first put."""
 
     def __init__(self, meanwhile):
@@ -297,7 +295,7 @@ def test_a_node_does_not_wait_for_ever_for_a_coordinator():
 
 
 def test_a_node_whose_storage_fails_is_no_member():
-    class Failing(MemoryRecordStore):
+    class Failing(MemoryRecords):
         async def get(self, key):
             raise Unavailable("no storage")
 

@@ -14,13 +14,13 @@ from broker.leading.placement import (
     unpin,
 )
 from broker.model import TopicId
-from broker.storage.memory_cells import MemoryRecordStore
-from broker.storage.ports import Record
+from broker.storage.records import Record
+from broker.testing.memory import MemoryRecords
 
 A, B = TopicId("ns", "a"), TopicId("ns", "b")
 
 
-class Forgetful(MemoryRecordStore):
+class Forgetful(MemoryRecords):
     """Answers the first puts with *unknown*; ``applied`` says whether they were done."""
 
     def __init__(self, unknown: int, *, applied: bool) -> None:
@@ -38,7 +38,7 @@ class Forgetful(MemoryRecordStore):
         raise OutcomeUnknown("lost")
 
 
-class Contended(MemoryRecordStore):
+class Contended(MemoryRecords):
     """Somebody else pins the topic elsewhere just before the first put."""
 
     came_between = False
@@ -52,11 +52,11 @@ class Contended(MemoryRecordStore):
 
 
 async def test_nothing_was_said_yet() -> None:
-    assert await read_placement(MemoryRecordStore()) == Placement()
+    assert await read_placement(MemoryRecords()) == Placement()
 
 
 async def test_pins_are_set_moved_and_taken_back() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     assert await pin(records, A, 0)
     assert await pin(records, B, 255)
     assert not await pin(records, A, 0)
@@ -70,14 +70,14 @@ async def test_pins_are_set_moved_and_taken_back() -> None:
 
 
 async def test_what_was_never_set_is_not_written_to_take_it_back() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     assert not await unpin(records, A)
     assert not await undrain(records, 3)
     assert await records.scan_prefix(b"") == []
 
 
 async def test_nodes_are_drained_until_they_are_not() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     assert await drain(records, 7)
     assert await drain(records, 200)
     assert not await drain(records, 7)
@@ -141,7 +141,7 @@ async def test_a_change_that_came_between_is_overwritten_knowingly() -> None:
 async def test_what_does_not_decode_counts_for_nothing_and_is_told(
     key: bytes, value: bytes
 ) -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     await pin(records, B, 3)
     await drain(records, 2)
     assert await records.put_if(key, None, value)
@@ -152,7 +152,7 @@ async def test_what_does_not_decode_counts_for_nothing_and_is_told(
 
 
 async def test_what_does_not_decode_is_mended_by_saying_it_anew() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     assert await records.put_if(b"pin/ns:a:", None, b"{")
     assert await records.put_if(b"drained/001", None, b"{")
     assert await unpin(records, A)

@@ -8,9 +8,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker import guards
 from broker.routing.lanes import LANE_SPAN_MAX, ReceivedLanes, SentLane, Turn
 from broker.routing.nodeheaders import Sender, Ticket
+from broker.testing.mutants import in_force
 
 A = Sender(1, "a")
 FAR = 1e9
@@ -71,11 +71,10 @@ def test_a_lane_reaches_only_so_far() -> None:
     assert judge(ReceivedLanes(), LANE_SPAN_MAX + 1, 0) is Turn.FULL
 
 
-def test_without_the_guard_everything_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
+def test_without_the_guard_everything_is_taken() -> None:
     lanes = ReceivedLanes()
     assert judge(lanes, 5, 5) is Turn.TAKE
-    with guards.without("lane-order"):
+    with in_force("lane-order"):
         assert judge(lanes, 4, 4) is Turn.TAKE
         assert judge(lanes, 9, 5) is Turn.TAKE
     assert judge(lanes, 4, 4) is Turn.LATE
@@ -149,9 +148,8 @@ TestNetwork = Network.TestCase
 TestNetwork.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
-def test_without_the_guard_order_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
-    with guards.without("lane-order"), pytest.raises(AssertionError):
+def test_without_the_guard_order_is_lost() -> None:
+    with in_force("lane-order"), pytest.raises(AssertionError):
         run_state_machine_as_test(
             Network,
             settings=settings(

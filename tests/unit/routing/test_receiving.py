@@ -5,11 +5,11 @@ import asyncio
 import pytest
 from multidict import CIMultiDict
 
-from broker import guards
 from broker.clock import SystemClock
 from broker.net import NotSent
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, Ticket
 from broker.routing.receiving import Receiving
+from broker.testing.mutants import in_force
 from broker.testing.ring import Ring, passed, request_lost, ring_of
 from broker.testing.serving import eventually, topic_path
 
@@ -46,11 +46,6 @@ class FarNode:
         self.epoch = int(reply.headers["Broker-Leader"].rpartition("epoch=")[2])
 
 
-@pytest.fixture(autouse=True)
-def testing(monkeypatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
-
-
 @pytest.fixture
 async def far(ring: Ring) -> FarNode:
     far = FarNode(ring)
@@ -67,7 +62,7 @@ async def payloads(ring: Ring) -> list[str]:
 async def test_what_is_past_its_deadline_is_not_done(ring: Ring, far: FarNode) -> None:
     assert (await far.send(b"a", left_ms=0))[:2] == (503, "overloaded")
     assert await payloads(ring) == []
-    with guards.without("deadline"):
+    with in_force("deadline"):
         # A late copy is stored after its sender was told that it was too late.
         assert (await far.send(b"a", left_ms=0))[0] == 200
     assert await payloads(ring) == ["a"]
@@ -77,7 +72,7 @@ async def test_a_late_copy_is_not_done(ring: Ring, far: FarNode) -> None:
     assert (await far.send(b"b", ticket=Ticket(1, 1, 1)))[0] == 200
     assert (await far.send(b"a", ticket=Ticket(1, 0, 0)))[:2] == (503, "overloaded")
     assert await payloads(ring) == ["b"]
-    with guards.without("lane-order"):
+    with in_force("lane-order"):
         # The client was told that nobody knows what became of it, and has gone on.
         assert (await far.send(b"a", ticket=Ticket(1, 0, 0)))[0] == 200
     assert await payloads(ring) == ["b", "a"]
@@ -94,7 +89,7 @@ async def test_a_request_waits_for_those_before_it_in_its_lane(ring: Ring, far: 
 
 
 async def test_without_lanes_it_overtakes_them(ring: Ring, far: FarNode) -> None:
-    with guards.without("lane-order"):
+    with in_force("lane-order"):
         assert (await far.send(b"b", ticket=Ticket(1, 1, 0)))[0] == 200
         assert (await far.send(b"a", ticket=Ticket(1, 0, 0)))[0] == 200
     assert await payloads(ring) == ["b", "a"]

@@ -3,20 +3,20 @@ import pytest
 from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.routing.secret import KEY, cluster_secret
-from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.clock import VirtualClock, VirtualLoop, simulate
+from broker.testing.memory import MemoryRecords
 
 
 async def test_all_nodes_get_the_secret_that_the_first_one_made() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     first = await cluster_secret(records, SystemClock())
     assert len(first) == 64
     assert await cluster_secret(records, SystemClock()) == first
-    assert await cluster_secret(MemoryRecordStore(), SystemClock()) != first
+    assert await cluster_secret(MemoryRecords(), SystemClock()) != first
 
 
 async def test_who_comes_second_takes_the_others() -> None:
-    class Overtaken(MemoryRecordStore):
+    class Overtaken(MemoryRecords):
         async def put_if(self, key, expected, value):
             await super().put_if(key, expected, b"7" * 64)
             return await super().put_if(key, expected, value)
@@ -26,7 +26,7 @@ async def test_who_comes_second_takes_the_others() -> None:
 
 @pytest.mark.parametrize("was_put", [True, False])
 def test_an_unknown_outcome_is_found_out(was_put: bool) -> None:
-    class Flaky(MemoryRecordStore):
+    class Flaky(MemoryRecords):
         failures = 1
 
         async def put_if(self, key, expected, value):
@@ -47,7 +47,7 @@ def test_an_unknown_outcome_is_found_out(was_put: bool) -> None:
 
 
 def test_a_store_that_never_says_what_it_did_is_unavailable() -> None:
-    class Lost(MemoryRecordStore):
+    class Lost(MemoryRecords):
         async def put_if(self, key, expected, value):
             raise OutcomeUnknown("cut")
 
@@ -59,7 +59,7 @@ def test_a_store_that_never_says_what_it_did_is_unavailable() -> None:
 
 
 async def test_something_else_in_its_place_is_corrupt() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     await records.put_if(KEY, None, b"hello")
     with pytest.raises(StorageCorrupt):
         await cluster_secret(records, SystemClock())

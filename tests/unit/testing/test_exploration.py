@@ -7,7 +7,6 @@ from broker.testing.exploration import explore, explore_many, find, main
 
 @pytest.fixture(autouse=True)
 def allow_switches(monkeypatch):
-    monkeypatch.setenv("BROKER_TESTING", "1")
     yield
     guards._off.clear()
 

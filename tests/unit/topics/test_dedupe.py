@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker import guards
+from broker.testing.mutants import in_force
 from broker.errors import Fenced, IdempotencyKeyReused, NotLeader
 from broker.model import row_id
 from broker.testing.bench import TOPIC, Bench, Gate, settle
@@ -248,9 +248,8 @@ async def test_a_refused_key_may_be_used_again(bench: Bench) -> None:
 async def test_without_its_guard_a_key_does_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
     await bench.create()
-    with guards.without("dedupe"):
+    with in_force("dedupe"):
         for _ in range(2):
             await bench.publish(b"a", options=K)
     assert await bench.payloads() == [b"a", b"a"]

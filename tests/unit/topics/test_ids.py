@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker import guards
+from broker.testing.mutants import in_force
 from broker.model import unpack_row_id
 from broker.topics.ids import LeadExceeded, RowIds, first_timestamp_ms
 
@@ -136,7 +136,6 @@ def test_an_epoch_begins_above_the_clock_and_the_log(now_ms: int, pointer_ms: in
 def test_without_its_guard_a_clock_that_steps_back_repeats_ids(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
-    with guards.without("ids-rise"):
+    with in_force("ids-rise"):
         ids = ids_from(first_timestamp_ms(T0, T0 + HOUR_MS))
         assert ids.take(2, T0 + 1, 0) == ids.take(2, T0 + 1, 0)

@@ -17,8 +17,6 @@ POINTER = 5
 
 @pytest.fixture(autouse=True)
 def allow_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
-
 
 async def fenced_unawares(cluster: Cluster) -> tuple[Member, Member]:
     """Return a node that does not know that it leads no more, and the one that does."""

@@ -17,15 +17,15 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import TopicId
-from broker.storage.memory_cells import MemoryRecordStore
 from broker.testing.clock import VirtualLoop, simulate
+from broker.testing.memory import MemoryRecords
 from broker.topics.registry import TopicRegistry, record_key
 
 TOPIC = TopicId("ns", "t")
 PROPERTIES = {"ttl": "5"}
 
 
-class Unsure(MemoryRecordStore):
+class Unsure(MemoryRecords):
     """Its puts end in OutcomeUnknown where ``plan`` says so: done, not done, or fine."""
 
     def __init__(self, plan: list[str]) -> None:
@@ -68,7 +68,7 @@ async def test_puts_that_never_end_are_unknown() -> None:
         await registry.create(TOPIC, PROPERTIES)
 
 
-class Overtaken(MemoryRecordStore):
+class Overtaken(MemoryRecords):
     """Its first put is done and gets no answer; another changes the record before it is read again."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ async def test_what_may_have_been_done_is_not_refused_because_nobody_can_be_aske
 
 
 async def test_after_a_failed_put_the_record_is_read_again() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     registry = TopicRegistry(records)
     await registry.create(TOPIC, PROPERTIES)
     put_if = records.put_if
@@ -153,7 +153,7 @@ async def test_after_a_failed_put_the_record_is_read_again() -> None:
 
 
 async def test_two_registries_do_not_create_the_same_generation() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     one, two = TopicRegistry(records), TopicRegistry(records)
     await one.create(TOPIC, PROPERTIES)
     with pytest.raises(TopicExists):
@@ -163,7 +163,7 @@ async def test_two_registries_do_not_create_the_same_generation() -> None:
 
 
 async def test_deleting_what_is_gone_or_superseded_is_fine() -> None:
-    registry = TopicRegistry(MemoryRecordStore())
+    registry = TopicRegistry(MemoryRecords())
     await registry.delete(TOPIC, 1)
     await registry.create(TOPIC, PROPERTIES)
     await registry.delete(TOPIC, 1)
@@ -174,14 +174,14 @@ async def test_deleting_what_is_gone_or_superseded_is_fine() -> None:
 
 
 async def test_a_record_that_does_not_decode_is_corrupt() -> None:
-    records = MemoryRecordStore()
+    records = MemoryRecords()
     await records.put_if(record_key(TOPIC), None, b"{")
     with pytest.raises(StorageCorrupt):
         await TopicRegistry(records).get(TOPIC)
 
 
 async def test_what_is_remembered_is_bounded() -> None:
-    registry = TopicRegistry(MemoryRecordStore(), cached_max=3)
+    registry = TopicRegistry(MemoryRecords(), cached_max=3)
     topics = [TopicId("ns", f"t{number}") for number in range(10)]
     for topic in topics:
         await registry.create(topic, PROPERTIES)

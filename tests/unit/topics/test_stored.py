@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker import guards
+from broker.testing.mutants import in_force
 from broker.errors import (
     BadRequest,
     Fenced,
@@ -319,10 +319,9 @@ async def test_a_reference_that_shows_no_seal_is_read_again_and_then_refused(ben
 async def test_without_its_guard_a_store_changes_what_was_published(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
     await bench.create()
     await bench.stored(5, b"a")
-    with guards.without("seal-first"):
+    with in_force("seal-first"):
         await bench.publish(pointer=5)
         assert await bench.payloads() == [b"a"]
         await bench.stored(5, b"late")

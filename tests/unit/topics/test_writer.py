@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from broker import guards
+from broker.testing.mutants import in_force
 from broker.errors import (
     BodyTooLarge,
     Fenced,
@@ -175,10 +175,9 @@ async def late_in_the_queue(bench: Bench) -> None:
 async def test_without_its_guard_a_late_request_is_stored(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
     await bench.create()
     await bench.publish(b"first")
-    with guards.without("deadline"), pytest.raises(pytest.fail.Exception):
+    with in_force("deadline"), pytest.raises(pytest.fail.Exception):
         await late_in_the_queue(bench)
 
 

@@ -1,0 +1,271 @@
+"""Mutants of what real processes stand on: disks, clocks, ZooKeeper, storage's word. See mutants.py.
+
+Each takes away one check and does nothing else: what a careless change would do. The verifier finds them
+(chaos/cases), and the tests of LevelDB's files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pkgutil
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Final, Self
+from unittest import mock
+
+from broker.clock import WallGuard
+from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
+from broker.coordination.ports import Contact
+from broker.leading.cluster_tenure import ClusterTenure
+from broker.model import ROW_ID_MIN, RowId, Snapshot
+from broker.storage import entry, head, log, root
+from broker.storage.head import Head, Verdict
+from broker.storage.leveldb.database import Database
+from broker.storage.leveldb.writer import Writer
+from broker.storage.memory.rows import Rows
+from broker.storage.resolve import Resolver, Tokens
+from broker.storage.root import Root
+from broker.storage.table import Space
+from broker.topics import leader
+from broker.topics.cache import CacheBudget, TopicCache
+
+Patch = AbstractContextManager[object]
+_PLYVEL: Final = "broker.storage.leveldb.database.plyvel"
+"""Only that module imports it."""
+
+
+@contextmanager
+def _all(*patches: Patch) -> Iterator[None]:
+    with ExitStack() as stack:
+        for patch in patches:
+            stack.enter_context(patch)
+        yield
+
+
+# What a leader believes.
+
+
+def compare() -> Patch:
+    """A change is made whatever the head is by now."""
+    of_rows = Rows.change
+    swap, append = Resolver.swap, Resolver.append
+
+    def change(self: Rows, key: bytes, _: bytes | None, *rest: Any, **more: Any) -> Any:
+        now = self.get(key).head
+        return of_rows(self, key, None if now is None else now.value, *rest, **more)
+
+    async def swap_now(
+        self: Resolver, space: Space, row: bytes, _: bytes | None, *rest: Any, **more: Any
+    ) -> bool:
+        now = await self.head(space, row)
+        return await swap(self, space, row, None if now is None else now.value, *rest, **more)
+
+    async def append_now(
+        self: Resolver, space: Space, row: bytes, old: Head, new: Head, cells: Mapping[bytes, bytes]
+    ) -> Verdict:
+        now = await self.head(space, row)
+        before = old if now is None else head.decode(now.value)
+        return await append(self, space, row, before, new, cells)
+
+    return _all(
+        mock.patch.object(Rows, "change", change),
+        mock.patch.object(Resolver, "swap", swap_now),
+        mock.patch.object(Resolver, "append", append_now),
+    )
+
+
+def lead_by_reading() -> Patch:
+    """A leader looks whether it leads, and then writes over whatever is there."""
+    append = Resolver.append
+
+    async def look_first(
+        self: Resolver, space: Space, row: bytes, old: Head, new: Head, cells: Mapping[bytes, bytes]
+    ) -> Verdict:
+        shown = await self.head(space, row)
+        if shown is not None and head.decode(shown.value).epoch == old.epoch:
+            now = await self.head(space, row)
+            old = old if now is None else head.decode(now.value)
+        return await append(self, space, row, old, new, cells)
+
+    return mock.patch.object(Resolver, "append", look_first)
+
+
+def resolve_false() -> Patch:
+    """A change that is told as False is believed not to have been made."""
+    settled = Resolver._settled  # noqa: SLF001
+
+    async def believe(
+        self: Resolver,
+        change: Callable[[], Awaitable[bool]],
+        look: Callable[[], Awaitable[Verdict]],
+    ) -> Verdict:
+        told: list[bool] = []
+
+        async def noted() -> bool:
+            told.append(await change())
+            return told[-1]
+
+        async def unless_false() -> Verdict:
+            return Verdict.NEVER if told and not told[-1] else await look()
+
+        return await settled(self, noted, unless_false)
+
+    return mock.patch.object(Resolver, "_settled", believe)
+
+
+def cache_complete() -> Patch:
+    """A new leader takes its cache for the whole log, though it begins at the claim."""
+
+    def whole(budget: CacheBudget, _: RowId) -> TopicCache:
+        return TopicCache(budget, ROW_ID_MIN)
+
+    return mock.patch.object(leader, "TopicCache", whole)
+
+
+def in_progress() -> Patch:
+    """A poll takes transactions in progress for committed ones."""
+
+    def visible(self: Snapshot, pointer: int) -> bool:
+        return not self.is_invalid(pointer)
+
+    return mock.patch.object(Snapshot, "is_visible", visible)
+
+
+# Clocks.
+
+
+def boot_clock() -> Patch:
+    """A wall clock that jumps is believed at once."""
+
+    def now_ms(self: WallGuard, wall_ms: float, boot_ms: float) -> int:
+        self.offset_ms = wall_ms - boot_ms
+        return int(wall_ms)
+
+    return mock.patch.object(WallGuard, "now_ms", now_ms)
+
+
+# ZooKeeper.
+
+
+def suspended() -> Patch:
+    """A node that has lost contact with ZooKeeper lets go of what it leads."""
+    changed = ClusterTenure._contact_changed  # noqa: SLF001
+    letting_go: set[asyncio.Task[None]] = set()
+
+    def let_go(self: ClusterTenure, contact: Contact) -> None:
+        holder = self._holder
+        if contact is not Contact.CONNECTED and holder is not None:
+            letting_go.add(asyncio.ensure_future(_hand_over(holder)))
+        changed(self, contact)
+
+    async def _hand_over(holder: Any) -> None:
+        await holder.hand_over(list(holder.topics_led()))
+
+    return mock.patch.object(ClusterTenure, "_contact_changed", let_go)
+
+
+def zookeeper_epochs() -> Patch:
+    """A claim takes its epoch from the number of the last lock in ZooKeeper, not from the log."""
+    made, next_head = TreeLease.__init__, log.next_head
+    newest = 0
+
+    def note(self: TreeLease, locks: Any, wish: Any, name: str, session: int) -> None:
+        nonlocal newest
+        newest = int(name[-SEQUENCE_DIGITS:])
+        made(self, locks, wish, name, session)
+
+    def numbered(
+        log_: Any, root_: Root | None, tail: Any, owner: str, tokens: Tokens, epoch: int | None
+    ) -> Head:
+        new = next_head(log_, root_, tail, owner, tokens, epoch)
+        return new if epoch is not None else new._replace(epoch=newest + 1)
+
+    return _all(
+        mock.patch.object(TreeLease, "__init__", note),
+        mock.patch.object(log, "next_head", numbered),
+    )
+
+
+# Disks.
+
+
+def synced() -> Patch:
+    """LevelDB is not told to sync what it writes."""
+
+    def unsynced(self: Database) -> Any:
+        return self._db.write_batch(sync=False)
+
+    return mock.patch.object(Database, "batch", unsynced)
+
+
+def leveldb_reopen() -> Patch:
+    """After a failed write the same database object is written to again."""
+
+    def go_on(self: Writer, *_: object) -> None:
+        self.recent.forget()
+
+    return mock.patch.object(Writer, "_fail", go_on)
+
+
+class _Unverified:
+    """A LevelDB database, or a snapshot of it, whose readings verify no checksum."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def get(self, key: bytes, **_: object) -> Any:
+        return self._inner.get(key)
+
+    def iterator(self, **asked: Any) -> Any:
+        asked.pop("verify_checksums", None)
+        return self._inner.iterator(**asked)
+
+    def snapshot(self) -> Any:
+        return _Unverified(self._inner.snapshot())
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inner.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Constant:
+    """Stands in for zlib: every checksum is the same."""
+
+    @staticmethod
+    def crc32(*_: object) -> int:
+        return 0
+
+
+def checksums() -> Patch:
+    """No checksum is verified: neither LevelDB's of its blocks nor the broker's of its values."""
+    opened = pkgutil.resolve_name(f"{_PLYVEL}.DB")
+
+    def unverified(path: str, **options: Any) -> Any:
+        return _Unverified(opened(path, **{**options, "paranoid_checks": False}))
+
+    return _all(
+        mock.patch(f"{_PLYVEL}.DB", unverified),
+        *(mock.patch.object(module, "zlib", _Constant) for module in (entry, head, root)),
+    )
+
+
+MUTANTS: Final[dict[str, Callable[[], Patch]]] = {
+    "compare": compare,
+    "lead-by-reading": lead_by_reading,
+    "resolve-false": resolve_false,
+    "cache-complete": cache_complete,
+    "in-progress": in_progress,
+    "boot-clock": boot_clock,
+    "suspended": suspended,
+    "zookeeper-epochs": zookeeper_epochs,
+    "synced": synced,
+    "leveldb-reopen": leveldb_reopen,
+    "checksums": checksums,
+}
+"""What puts each in force while it is entered."""

@@ -1,0 +1,123 @@
+"""Mutants of what lies above the logs: routing, leading, topics. See mutants.py.
+
+Each takes one check away and does nothing else: what a careless change would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from broker.leading import instances
+from broker.routing import deadlines
+from broker.routing.lanes import ReceivedLanes, Turn
+from broker.topics.claiming import TopicClaims
+from broker.topics.ids import Position, RowIds
+from broker.topics.keyed import KeyedLog
+from broker.topics.reading import PayloadReader
+from broker.topics.retention import Sweeper
+from broker.topics.stored import StoredPayloads
+
+
+class Above(NamedTuple):
+    """One check dropped: ``attribute`` of ``owner`` is swapped for what ``swap`` makes of it."""
+
+    does: str
+    owner: Any
+    attribute: str
+    swap: Callable[[Any], Any]
+
+
+def _nothing(_: Any) -> Any:
+    async def mutant(*_: object, **__: object) -> None:
+        return None
+
+    return mutant
+
+
+def _lane_order(_: Any) -> Any:
+    def mutant(*_: object, **__: object) -> Turn:
+        return Turn.TAKE
+
+    return mutant
+
+
+def _deadline(_: Any) -> Any:
+    def mutant(deadline_ms: int, monotonic: float, now_ms: int) -> float:
+        del deadline_ms, now_ms
+        return monotonic + deadlines.REQUEST_TIMEOUT_S_MAX
+
+    return mutant
+
+
+def _sweep_margin(_: Any) -> Any:
+    return 0
+
+
+def _clock(_: Any) -> Any:
+    def mutant(self: TopicClaims, skew_ms: int) -> None:
+        self.clock_skew_ms = skew_ms
+
+    return mutant
+
+
+def _ids_rise(_: Any) -> Any:
+    def mutant(_: RowIds, now_ms: int) -> Position:
+        return Position(now_ms, 0)
+
+    return mutant
+
+
+def _closed_reference(_: Any) -> Any:
+    async def mutant(self: PayloadReader) -> bool:
+        self.ended = True
+        return True
+
+    return mutant
+
+
+MUTANTS: Final[Mapping[str, Above]] = {
+    "id-claim": Above(
+        "a node goes on under a number that another has claimed",
+        instances,
+        "check_incarnation",
+        _nothing,
+    ),
+    "lane-order": Above(
+        "what is forwarded is taken as it comes, however late", ReceivedLanes, "judge", _lane_order
+    ),
+    "deadline": Above(
+        "a leader gives what is forwarded its full time, however long it was on the way",
+        deadlines,
+        "from_the_wire",
+        _deadline,
+    ),
+    "sweep-margin": Above(
+        "a sweep removes at once what has expired by its own clock",
+        Sweeper,
+        "_margin_ms",
+        _sweep_margin,
+    ),
+    "clock": Above(
+        "a node whose clock is far off leads all the same", TopicClaims, "judge_clock", _clock
+    ),
+    "ids-rise": Above("ids come from the clock alone", RowIds, "_start", _ids_rise),
+    "dedupe": Above(
+        "a key is looked up neither in memory nor in storage", KeyedLog, "_known", _nothing
+    ),
+    "store-proof": Above(
+        "a store is acknowledged without a proof of leading", StoredPayloads, "_confirm", _nothing
+    ),
+    "look-for-the-reference": Above(
+        "the reference of a sealed payload log is appended again",
+        StoredPayloads,
+        "_find_reference",
+        _nothing,
+    ),
+    "closed-reference": Above(
+        "a reader of a reference ends in a page that is not closed",
+        PayloadReader,
+        "_is_whole",
+        _closed_reference,
+    ),
+}
