@@ -2,9 +2,12 @@ import asyncio
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from broker.storage.leveldb.database import Options
+from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
 from broker.testing.contract.log import LogContract
@@ -55,3 +58,17 @@ class TestAdversaryThatReadsInPieces(LogContract):
     @pytest.fixture
     def harness(self):
         return CalmHarness(MemoryTable(is_alone=False))
+
+
+class LevelDBHarness:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def open(self) -> LevelDBTable:
+        return await open_table(self._directory, Options())
+
+
+class TestLevelDB(LogContract):
+    @pytest.fixture
+    def harness(self, tmp_path):
+        return LevelDBHarness(tmp_path / "data")
