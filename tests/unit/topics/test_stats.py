@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.model import ROW_ID_MIN
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
@@ -63,3 +64,29 @@ async def test_more_than_a_page_is_estimated_by_the_payloads_of_the_page(bench: 
     stats = await bench.topics.stats(TOPIC)
     assert (stats.messages, stats.bytes) == (10, 40)
     assert (stats.messages_exact, stats.bytes_exact) == (False, False)
+
+
+@pytest.mark.parametrize("cells_max", [1, 2, 100])
+async def test_how_far_a_consumer_is_behind(bench: Bench, cells_max: int) -> None:
+    """References count as the messages that they stand for; what has expired was published, too."""
+    bench.bounds = PageBounds(cells_max=cells_max)
+    bench.restart()
+    await bench.create()
+    nothing = ROW_ID_MIN + bytes(10)
+    assert await bench.topics.lag(TOPIC, nothing) == 0
+    await bench.stored(5, b"x", b"y")
+    await bench.stored(5, b"z")
+    rows = [
+        await bench.publish(b"a", b"b"),
+        await bench.publish(pointer=5),
+        await bench.publish(b"brief", options=PublishOptions(ttl_s=1)),
+        await bench.publish(b"c"),
+    ]
+    await bench.pass_ms(2000)
+    for _ in range(2):
+        behind = [await bench.topics.lag(TOPIC, row.last + bytes(10)) for row in rows]
+        assert behind == [5, 2, 1, 0]
+        assert await bench.topics.lag(TOPIC, rows[0].first + bytes(10)) == 6
+        assert await bench.topics.lag(TOPIC, nothing) == 7
+        assert (await bench.topics.stats(TOPIC)).published == 7
+        bench.restart()
