@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pkgutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, NamedTuple, Self
 from unittest import mock
@@ -17,17 +17,20 @@ from broker.clock import WallGuard
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
 from broker.leading.cluster_tenure import ClusterTenure
-from broker.model import ROW_ID_MIN, RowId, Snapshot
+from broker.model import ROW_ID_MIN, RowId, Snapshot, row_before
 from broker.storage import entry, head, log, root
+from broker.storage.entry import Entry
 from broker.storage.head import Head, Verdict
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.writer import Writer
 from broker.storage.memory.rows import Rows
+from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.storage.table import Space
 from broker.topics import leader
 from broker.topics.cache import CacheBudget, TopicCache
+from broker.topics.ids import Position, RowIds
 
 Patch = AbstractContextManager[object]
 _PLYVEL: Final = "broker.storage.leveldb.database.plyvel"
@@ -134,6 +137,26 @@ def _in_progress() -> Patch:
 
 
 # Clocks.
+
+
+def _clock_ids() -> Patch:
+    appended = OwnPage._appended  # noqa: SLF001
+
+    def by_the_clock(_: RowIds, now_ms: int) -> Position:
+        return Position(now_ms, 0)
+
+    def unlooked(self: OwnPage, added: Sequence[Entry], *rest: Any) -> Head:
+        held = self.head
+        self.head = held._replace(pointer=min(held.pointer, row_before(added[0].first)))
+        try:
+            return appended(self, added, *rest)
+        finally:
+            self.head = held
+
+    return _all(
+        mock.patch.object(RowIds, "_start", by_the_clock),
+        mock.patch.object(OwnPage, "_appended", unlooked),
+    )
 
 
 def _boot_clock() -> Patch:
@@ -265,6 +288,9 @@ MUTANTS: Final[Mapping[str, Swapped]] = {
     ),
     "in-progress": Swapped(
         "a poll takes transactions in progress for committed ones", _in_progress
+    ),
+    "clock-ids": Swapped(
+        "ids come from the clock alone, and an append does not look at them", _clock_ids
     ),
     "boot-clock": Swapped("a wall clock that jumps is believed at once", _boot_clock),
     "suspended": Swapped(
