@@ -373,6 +373,19 @@ def entries_of(
     return out
 
 
+def encode_count(messages: int) -> bytes:
+    """Return what lies in a reference's own message: how many messages it stands for."""
+    return _NUMBER.pack(messages)
+
+
+def messages_of(entry: Entry) -> int:
+    """Return how many messages an entry stands for: of a reference, those of its payload log."""
+    if entry.is_reference and not entry.is_stub:
+        (count,) = _NUMBER.unpack(entry.payload(0))
+        return int(count)
+    return entry.count
+
+
 def joined(entries: Sequence[Entry]) -> Entry:
     """Return plain entries that follow each other as one, for reading; it is never stored."""
     starts: list[int] = []

@@ -90,6 +90,12 @@ def payload_log_of_root(topic: TopicId, key: bytes) -> LogId:
     return LogId(topic, generation, number)
 
 
+def log_of_row(topic: TopicId, rest: bytes, *, has_number: bool) -> LogId:
+    """Return the log that a key tells behind its prefix or kind: generation, and a payload log's number."""
+    (generation,) = _INT32.unpack_from(rest)
+    return LogId(topic, generation, _INT64.unpack_from(rest, 4)[0] if has_number else None)
+
+
 def mark_prefix(log: LogId) -> bytes:
     """Return the prefix of a log's marks; kind, key and first id follow it."""
     return side_prefix(log, MARK)

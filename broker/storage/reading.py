@@ -42,6 +42,8 @@ class LogReader:
         self.ended = False
         self.is_closed = False
         """Whether the end was a closed page: nothing will ever come behind it."""
+        self.reaches_through = False
+        """Backwards: whether ``through`` was in a page as it was found."""
         self.root: Root | None = None
         """The root as it was read, if it was."""
         self._resolver = resolver
@@ -241,10 +243,21 @@ class LogReader:
         return found
 
     async def _locate_through(self) -> bool:
+        """Find the page that holds ``through``, or the last one; False if there is nothing to read.
+
+        A scan may show heads from before, so the pages that it found are looked at again.
+        """
         after, self.after = self.after, row_before(self._through)
         there = await self._locate()
         self.after = after
         self._left = None
+        page, head = self._page, None
+        while page is not None and (found := await self._head_of(page)) is not None:
+            self._page = page
+            self._head = head = found
+            page = head.next if head.is_sealed and head.next <= self._through else None
+        self.is_closed = head is not None and head.state is PageState.CLOSED
+        self.reaches_through = head is not None and head.pointer >= self._through
         return there
 
     def _step_back(self, page: RowId, head: Head) -> None:

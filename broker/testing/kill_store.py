@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced
 from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.entry import Mark, Shared
+from broker.storage.entry import Mark, Shared, encode_count
 from broker.storage.hold import Hold, PageBounds
 from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
@@ -36,7 +36,7 @@ from broker.storage.records import Records
 from broker.storage.root import RootState
 from broker.testing.bare import append, rows_of
 from broker.testing.drivers import Done, Gone, Refused, Seen, collapse, expand
-from broker.topics.batches import IDEMPOTENCY, encode_count
+from broker.topics.batches import IDEMPOTENCY
 from broker.topics.dedupe import key_hash
 
 _LINE_BYTES_MAX = 1 << 26

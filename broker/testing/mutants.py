@@ -32,7 +32,6 @@ from broker.storage.memory.rows import Rows
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
-from broker.storage.table import Table
 from broker.testing import mutants_processes, mutants_routing
 
 Swap = Callable[[Any], Any]
@@ -258,31 +257,31 @@ def _floor_not_tail(raise_floor: Any) -> Any:
 
 
 def _gone_stays(_: Any) -> Any:
-    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> int:
-        await _remove(resolver, log, page)
-        return 1
+    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+        return await _removed(resolver, log, page)
 
     return mutant
 
 
 def _dead_generations_stay(turn_gone: Any) -> Any:
-    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> int:
+    async def mutant(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
         cell = await resolver.head(space_of(log), root_key(log))
         if (
             log.number is None
             and cell is not None
             and roots.decode(cell.value).generation > log.generation
         ):
-            await _remove(resolver, log, page)
-            return 1
-        return int(await turn_gone(resolver, log, page))
+            return await _removed(resolver, log, page)
+        return await turn_gone(resolver, log, page)  # type: ignore[no-any-return]
 
     return mutant
 
 
-async def _remove(resolver: Resolver, log: LogId, page: RowId) -> None:
-    table: Table = resolver.table
-    await resolver.read(lambda: table.delete(space_of(log), [page_key(log, page)]))
+async def _removed(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head | None, bool]:
+    table, row = resolver.table, page_key(log, page)
+    cell = await resolver.head(space_of(log), row)
+    await resolver.read(lambda: table.delete(space_of(log), [row]))
+    return None if cell is None else heads.decode(cell.value), cell is not None
 
 
 def _close_tail(applies: Callable[[Tail, int | None], bool]) -> Swap:

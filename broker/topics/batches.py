@@ -7,12 +7,11 @@ message of its request.
 
 from __future__ import annotations
 
-import struct
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.model import RowId
-from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
+from broker.storage.entry import PLAIN, Entry, Mark, Shared, encode_count, entries_of
 from broker.topics.settings import Published
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 IDEMPOTENCY: Final = 1
 """The kind of a mark that an idempotency key leaves."""
-_COUNT = struct.Struct(">q")
 
 
 class Batch(NamedTuple):
@@ -87,19 +85,6 @@ def _mark(writes: list[Write], ids: list[RowId], added: list[Entry]) -> None:
             mark = Mark(IDEMPOTENCY, hashed, first, last, body_hash)
             added[place].marks = (*added[place].marks, mark)
         start = stop
-
-
-def encode_count(messages: int) -> bytes:
-    """Return what lies in a reference's own message: how many messages it stands for."""
-    return _COUNT.pack(messages)
-
-
-def messages_of(entry: Entry) -> int:
-    """Return how many messages an entry stands for: of a reference, those of its payload log."""
-    if entry.is_reference and not entry.is_stub:
-        (count,) = _COUNT.unpack(entry.payload(0))
-        return int(count)
-    return entry.count
 
 
 def answer(writes: list[Write], batch: Batch) -> None:

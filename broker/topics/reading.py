@@ -293,14 +293,19 @@ class PayloadReader:
 
     async def backwards(self, cells_max: int, bytes_max: int) -> AsyncGenerator[Entry, None]:
         """Yield all entries, the last one first. Raises Unavailable, as ``next`` does."""
-        root = await self._around.payload_logs.root(self._log)
-        while root is None or root.state is RootState.OPEN:
-            await self.read_again()
-            root = await self._around.payload_logs.root(self._log)
-        reader = self._reader
-        while not reader.ended:
-            for entry in await reader.before(cells_max, bytes_max):
+        while not self._reader.ended:
+            found = await self._reader.before(cells_max, bytes_max)
+            if not self._begins_at_the_end():
+                await self.read_again()
+                continue
+            for entry in found:
                 yield entry
+
+    def _begins_at_the_end(self) -> bool:
+        """Whether what is read backwards began where nothing can come behind it any more."""
+        reader = self._reader
+        is_dropped = reader.root is not None and reader.root.state is RootState.DROPPED
+        return reader.is_closed or reader.reaches_through or is_dropped
 
     async def _is_whole(self) -> bool:
         reader = self._reader

@@ -15,10 +15,9 @@ from broker.model import (
     TopicId,
     row_before,
 )
-from broker.storage.entry import Entry
+from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
-from broker.topics.batches import messages_of
 from broker.topics.fetch import lives, oldest_live
 from broker.topics.surroundings import Surroundings
 

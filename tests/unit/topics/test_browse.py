@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from broker.model import RollbackRange, Snapshot
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RollbackRange, Snapshot
+from broker.storage.hold import PageBounds
+from broker.storage.keys import LogId, page_key
+from broker.storage.table import Space
 from broker.testing.bench import TOPIC, Bench
 from broker.topics.browse import BrowseEntry, BrowseQuery, Kind, TransactionState
 from broker.topics.settings import PublishOptions
@@ -172,3 +175,29 @@ async def test_messages_whose_own_lives_were_ended_are_not_shown(bench: Bench) -
         BrowseQuery(end=gone.last + bytes(10)),
     ):
         assert {e.payload for e in await whole(bench, query)} <= {b"kept"}
+
+
+async def test_a_browse_from_the_end_is_not_misled_by_how_a_payload_log_was_before(
+    bench: Bench,
+) -> None:
+    bench.memory.is_alone = False
+    bench.bounds = PageBounds(cells_max=1)
+    bench.restart()
+    await bench.create(ttl_s=1000)
+    await bench.stored(42, b"s1")
+
+    async def scan(real: Any, space: Space, *arguments: Any, **named: Any) -> Any:
+        found = await real(space, *arguments, **named)
+        if space is not Space.PAYLOADS:
+            return found
+        return [each for each in found if each[0] == first] or [(first, before[first])]
+
+    log = LogId(TOPIC, 1, 42)
+    ends = page_key(log, ROW_ID_MIN), page_key(log, ROW_ID_MAX)
+    before = dict(await bench.table.scan(Space.PAYLOADS, *ends, limit=9))
+    first = min(before)
+    await bench.stored(42, b"s2")
+    await bench.publish(pointer=42)
+    bench.table.on("scan", *[scan] * 9)
+    entries = await whole(bench, BrowseQuery(descending=True))
+    assert [entry.payload for entry in entries] == [b"s2", b"s1", None]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from broker.model import ROW_ID_MIN, Message, Poll, RollbackRange, Snapshot, row_id
 from broker.testing.bench import TOPIC, Bench, Gate
 from broker.testing.clock import VirtualLoop, simulate
+from broker.topics.settings import PublishOptions
 
 OPEN, INVALID, VISIBLE = 50, 60, 40
 SNAPSHOT = Snapshot(transaction_id=900, read_pointer=100, in_progress=[50], invalids=[60])
@@ -336,3 +337,18 @@ async def test_a_reader_does_not_pass_what_storage_has_and_the_cache_has_not_yet
     told.open()
     await publishing
     assert await bench.payloads(Poll(seen[-1].id, inclusive=False)) == [b"5"]
+
+
+async def test_a_consumer_that_begins_among_messages_whose_own_lives_were_ended(
+    bench: Bench,
+) -> None:
+    """A stub of them is left; the consumer began behind a reference's payload, or what might be one."""
+    bench.restart(sweep_margin_ms=0)
+    await bench.create(ttl_s=1000)
+    gone = await bench.publish(b"one", b"two", options=PublishOptions(ttl_s=1))
+    await bench.publish(b"kept")
+    await bench.pass_ms(10_000)
+    await bench.sweeper.sweep()
+    bench.restart()
+    behind = Poll(gone.first + b"\0" * 9 + b"\1", inclusive=False)
+    assert await bench.payloads(behind) == [b"kept"]

@@ -1,0 +1,326 @@
+"""What is wrong with one log: its pages one after the other, each against the one before and the root.
+
+What looks wrong where others may write is read again, for some time: it may have changed between two readings,
+or an answer was an old one. It counts if every reading shows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_MIN, RowId, timestamp_of
+from broker.storage import head as heads
+from broker.storage import root as roots
+from broker.storage import walk
+from broker.storage.entry import Entry, Mark
+from broker.storage.head import Head, PageState
+from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
+from broker.storage.log import Logs
+from broker.storage.marks import mark_key
+from broker.storage.pagecheck import Page, PageCheck, Sums, links, name_of, page_name
+from broker.storage.report import Problem, Report
+from broker.storage.resolve import Pauses
+from broker.storage.root import Root, RootState
+from broker.storage.table import HEAD
+
+READ_AGAIN_S: Final = 2.0
+"""For how long what looks wrong is read again, where others may write."""
+READ_AGAIN_LATER_S: Final = 0.1
+"""Likewise, once as many problems as MANY were found."""
+MANY: Final = 50
+MARKS_AT_ONCE: Final = 32
+
+Look = Callable[[], Awaitable[list[Problem]]]
+
+
+class Reading(NamedTuple):
+    """How a check reads. ``told`` is told, after each page, how many bytes of the log were read."""
+
+    logs: Logs
+    now_ms: int
+    window_ms: int
+    told: Callable[[int], None]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing changes while it is read."""
+        return self.logs.table.is_alone
+
+    async def settled(self, name: str, look: Look, known: int = 0) -> list[Problem]:
+        """Return the problems with ``name`` that every look shows; ``known`` were found before."""
+
+        async def looked() -> list[Problem]:
+            try:
+                return await look()
+            except StorageCorrupt as error:
+                return [Problem(name, error.message)]
+
+        found = await looked()
+        if not found or self.is_alone:
+            return found
+        seconds = READ_AGAIN_S if known < MANY else READ_AGAIN_LATER_S
+        pauses = Pauses(self.logs.resolver.clock, seconds)
+        while found and await pauses.next():
+            again = {(each.where, each.what) for each in await looked()}
+            found = [each for each in found if (each.where, each.what) in again]
+        return found
+
+    async def root(self, log: LogId) -> Root | None:
+        """Return a log's root. Raises StorageCorrupt, Unavailable."""
+        cell = await self.logs.resolver.head(space_of(log), root_key(log))
+        return None if cell is None else roots.decode(cell.value)
+
+    async def head(self, log: LogId, page: RowId) -> Head | None:
+        """Return a page's head. Raises StorageCorrupt, Unavailable."""
+        cell = await self.logs.resolver.head(space_of(log), page_key(log, page))
+        return None if cell is None else heads.decode(cell.value)
+
+    async def tail(self, log: LogId, root: Root | None) -> Head | None:
+        """Return the head of a log's last page. Raises StorageCorrupt, Unavailable."""
+        found = await self.logs.find_tail(log, root)
+        if found is None:
+            return None
+        return found.head or (found.before[1] if found.before is not None else None)
+
+
+class ChainCheck:
+    """The pages of one log. ``report`` has what was found, ``references`` go to ``refer``."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        log: LogId,
+        root: Root,
+        refer: Callable[[Entry], Awaitable[None]] | None = None,
+    ) -> None:
+        """Begin with the root as it was read before the pages are."""
+        self.report = Report()
+        self.tail: Page | None = None
+        self._reading = reading
+        self._log = log
+        self._root = root
+        self._refer = refer
+        self._marked = ROW_ID_MIN
+        self._before: Page | None = None
+        self._is_known = True
+        """Whether the page before could be read."""
+        self._missed = {root.floor, root.page}
+
+    async def run(self) -> None:
+        """Look at every page."""
+        try:
+            found = await self._reading.tail(self._log, self._root)
+            self._marked = ROW_ID_MIN if found is None else found.marked
+        except StorageCorrupt:
+            pass  # The walk comes to it and tells where it is.
+        try:
+            async for key, head in self._pages():
+                self._missed.discard(key)
+                if head is None:
+                    self._before, self._is_known = None, False
+                else:
+                    await self._look_at(Page(key, head))
+        except StorageCorrupt as error:
+            self._wrong("heads of pages can't be read", error.message)
+            return
+        self._end()
+
+    def _wrong(self, what: str, seen: str = "") -> None:
+        self.report.problem(Problem(name_of(self._log), what, seen))
+
+    async def _pages(self) -> AsyncIterator[tuple[RowId, Head | None]]:
+        """Yield the pages; one that was open, and is followed by another, is read again."""
+        held: tuple[RowId, Head | None] | None = None
+        async for row, cell in walk.pages(self._reading.logs.resolver, self._log):
+            self.report.bytes += len(row) + len(cell.value)
+            if len(row) != len(page_key(self._log, ROW_ID_MIN)):
+                self._wrong("a row with another key than pages have", row.hex())
+                continue
+            if held is not None:
+                yield await self._current(held)
+            held = (page_of(row), self._decoded(page_of(row), cell.value))
+        while held is not None:
+            yield held
+            head = held[1]
+            if self._reading.is_alone or head is None or not head.is_sealed:
+                return
+            after = await self._reading.head(self._log, head.next)
+            held = None if after is None else (head.next, after)
+
+    def _decoded(self, page: RowId, value: bytes) -> Head | None:
+        try:
+            return heads.decode(value)
+        except (StorageCorrupt, ValueError) as error:
+            self.report.problem(Problem(page_name(self._log, page), str(error)))
+            return None
+
+    async def _current(self, held: tuple[RowId, Head | None]) -> tuple[RowId, Head | None]:
+        key, head = held
+        if head is None or not head.is_open or self._reading.is_alone:
+            return held
+        return key, await self._reading.head(self._log, key) or head
+
+    async def _look_at(self, page: Page) -> None:
+        self.report.pages += 1
+        looks = 0
+
+        async def look() -> list[Problem]:
+            nonlocal looks
+            looks += 1
+            return await self._links(page, is_again=looks > 1)
+
+        await self._settle(page, look)
+        if page.head.state is PageState.GONE:
+            self.report.ignorable += 1
+        else:
+            await self._look_into(page)
+        self._before, self._is_known = page, True
+        self.tail = page
+        self._reading.told(self.report.bytes)
+
+    async def _settle(self, page: Page, look: Look) -> None:
+        name = page_name(self._log, page.key)
+        for problem in await self._reading.settled(name, look, self.report.wrong):
+            self.report.problem(problem)
+
+    # A page and what is before it.
+
+    async def _links(self, page: Page, *, is_again: bool) -> list[Problem]:
+        """Look at how a page follows the one before, as they were read, or as they are now."""
+        before, root = self._before, self._root
+        if is_again:
+            page = await self._again(page)
+            before = None if before is None else await self._again(before)
+            root = await self._root_now()
+        found = list(links(self._log, before, page)) if self._is_known else []
+        name = page_name(self._log, page.key)
+        dead = {RootState.DELETED, RootState.DROPPED}
+        is_gone = page.head.state is PageState.GONE
+        if is_gone and page.key >= root.floor and root.state not in dead:
+            found.append(Problem(name, "it is gone, and the floor is below it"))
+        if not is_gone and page.key < root.gone:
+            found.append(Problem(name, "it has entries, and the root says that they are gone"))
+        return found
+
+    async def _again(self, page: Page) -> Page:
+        head = await self._reading.head(self._log, page.key)
+        return page if head is None else Page(page.key, head)
+
+    async def _root_now(self) -> Root:
+        root = await self._reading.root(self._log)
+        if root is None or root.generation != self._log.generation:
+            return self._root._replace(state=RootState.DELETED)
+        return root
+
+    # A page's cells.
+
+    async def _look_into(self, page: Page) -> None:
+        if self._before is not None:
+            before: Sums | None = Sums(self._before.head.total, self._before.head.bytes)
+        else:
+            before = Sums() if self._is_known else None
+        looks: list[PageCheck] = []
+
+        async def look() -> list[Problem]:
+            now = await self._again(page) if looks else page
+            check = PageCheck(
+                self._log,
+                now,
+                before,
+                self._reading.now_ms,
+                may_grow=not self._reading.is_alone,
+            )
+            looks.append(check)
+            if now.head.state is PageState.GONE:
+                return []
+            await self._take_cells(check, now)
+            return check.problems
+
+        await self._settle(page, look)
+        self._count(looks[-1])
+        if self._refer is not None:
+            for entry in looks[-1].references:
+                if not entry.is_rolled_back(entry.first):
+                    await self._refer(entry)
+
+    async def _take_cells(self, check: PageCheck, page: Page) -> None:
+        row = page_key(self._log, page.key)
+        try:
+            async for column, value in walk.cells(
+                self._reading.logs.resolver, space_of(self._log), row
+            ):
+                check.take(column, value)
+        except StorageCorrupt as error:
+            check.wrong("its entries can't be read", error.message)
+            return
+        check.end()
+        for mark in await self._lost(check.marks):
+            check.wrong(
+                "a mark of an entry is not on disk", f"{mark.key.hex()}, {mark.first.hex()}"
+            )
+
+    async def _lost(self, marks: list[Mark]) -> list[Mark]:
+        """Return the marks of a page whose rows are not there, and must be."""
+        since_ms = self._reading.now_ms - self._reading.window_ms
+        due = [
+            mark
+            for mark in marks
+            if mark.last <= self._marked and timestamp_of(mark.first) >= since_ms
+        ]
+        lost: list[Mark] = []
+        for first in range(0, len(due), MARKS_AT_ONCE):
+            some = due[first : first + MARKS_AT_ONCE]
+            found = await asyncio.gather(*map(self._row_of, some))
+            lost += [mark for mark, is_there in zip(some, found, strict=True) if not is_there]
+        return lost
+
+    async def _row_of(self, mark: Mark) -> bool:
+        resolver, row = self._reading.logs.resolver, mark_key(self._log, mark)
+        found = await resolver.read(lambda: resolver.table.get(space_of(self._log), row, (HEAD,)))
+        return HEAD in found
+
+    def _count(self, check: PageCheck) -> None:
+        self.report.entries += check.entries
+        self.report.messages += check.messages
+        self.report.bytes += check.bytes
+
+    # The root and all pages.
+
+    def _end(self) -> None:
+        root = self._root
+        if root.state is RootState.DELETED:
+            # The root of a deleted topic names the first page of the next generation.
+            self._missed -= {root.page, root.floor}
+        elif (
+            root.state is RootState.LIVE
+            and self.tail is None
+            and self._is_known
+            and root.page == root.floor
+        ):
+            # Nothing was claimed yet.
+            if root.generation == 1 and root.epoch:
+                self._wrong("it has no page", f"the root has epoch {root.epoch}")
+            return
+        for key in sorted(self._missed):
+            what = "floor" if key == root.floor else "page"
+            self._wrong(f"the {what} that the root names is missing", key.hex())
+        if not root.gone <= root.floor <= root.page and root.state is RootState.LIVE:
+            self._wrong("the root's page lies below its floor")
+        if self.tail is not None and self.tail.head.epoch < root.epoch:
+            self._wrong("the tail has a lower epoch than the root", str(self.tail.head.epoch))
+        self._look_at_tail()
+
+    def _look_at_tail(self) -> None:
+        root, tail = self._root, self.tail
+        closed = {PageState.CLOSED, PageState.GONE}
+        if root.state is RootState.DELETED:
+            if tail is None or tail.head.state not in closed or tail.head.next != root.page:
+                self._wrong("it is deleted, and its tail is not closed where the root says")
+        elif root.state in {RootState.SEALED, RootState.PUBLISHED}:
+            if tail is None or tail.head.state is not PageState.CLOSED:
+                self._wrong(f"it is {root.state.name.lower()}, and its tail is not closed")
+        elif root.state is RootState.OPEN and tail is None:
+            self._wrong("it has a root and no page")

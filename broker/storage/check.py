@@ -1,0 +1,292 @@
+"""What is wrong with a store: everything in it is read, over the port alone, and nothing is changed.
+
+So one check serves every store, also while nodes write to it. By topic, in the order of their records::
+
+    root          fits the topic's record
+    chain         from the first page by next to the tail, and back by prev; the floor lies in it
+    pages         heads and entries fit (pagecheck.py); checksums are right
+    marks         of entries are on disk up to `marked`; rows of marks point to ids that are there
+    references    have a payload log that is closed and has as many messages
+    payload logs  likewise; the state of the root fits the tail; a published one has its reference
+
+Memory holds one page at a time. A topic that has no record is not found: the port looks up, it does not list.
+What of LevelDB no record and no head leads to is found by leveldb/mending.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, TopicId
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage import walk
+from broker.storage.chaincheck import ChainCheck, Reading
+from broker.storage.entry import MARK_KEY_BYTES
+from broker.storage.keys import (
+    GENERATION_MAX,
+    MARK,
+    ROOT,
+    LogId,
+    log_of_row,
+    log_prefix,
+    topic_prefix,
+)
+from broker.storage.log import Logs
+from broker.storage.marks import decode_mark
+from broker.storage.pagecheck import name_of
+from broker.storage.payloadcheck import PayloadsCheck
+from broker.storage.records import NONCE_BYTES
+from broker.storage.report import Problem, Progress, Report, Tell
+from broker.storage.root import Root, RootState
+from broker.storage.table import Space
+
+WINDOW_MS: Final = 600_000
+TRIES: Final = 3
+
+
+class Found(NamedTuple):
+    """What a topic's record says; ``ttl_ms`` None: it does not tell."""
+
+    topic: TopicId
+    generation: int
+    deleted: bool
+    ttl_ms: int | None
+
+
+async def verify(logs: Logs, tell: Tell | None = None, *, window_ms: int = WINDOW_MS) -> Report:
+    """Read all of a store and say what is wrong with it.
+
+    Args:
+        logs: of the store. Others may write to it meanwhile if its table is not alone.
+        tell: told of each page.
+        window_ms: how long a mark stays at least; that of an older id may be gone.
+
+    Raises:
+        Unavailable: the store does not answer.
+    """
+    report = Report()
+    topics_all = await _look_at_records(logs, report)
+
+    def told(log_bytes: int) -> None:
+        if tell is not None:
+            tell(Progress(report.topics, topics_all, report.bytes + log_bytes))
+
+    reading = Reading(logs, logs.resolver.clock.now_ms(), window_ms, told)
+    try:
+        async for key, cell in walk.records(logs.resolver):
+            found = _found(key, cell.value)
+            if found is not None:
+                await TopicCheck(reading, found, report).run()
+                report.topics += 1
+                told(0)
+    except StorageCorrupt as error:
+        report.problem(Problem("records", "they can't be read", error.message))
+    return report
+
+
+async def _look_at_records(logs: Logs, report: Report) -> int:
+    """Look at every record; return how many are of topics."""
+    topics = 0
+    try:
+        async for key, cell in walk.records(logs.resolver):
+            report.records += 1
+            report.bytes += len(key) + len(cell.value)
+            topics += walk.topic_of(key) is not None
+            name = f"record {key.decode(errors='backslashreplace')}"
+            try:
+                entries.unchecked(cell.value, "it")
+            except StorageCorrupt as error:
+                report.problem(Problem(name, error.message))
+                continue
+            if key.startswith(walk.TOPIC_RECORDS) and _found(key, cell.value) is None:
+                report.problem(Problem(name, "it does not decode"))
+    except StorageCorrupt:
+        pass  # The walk over topics comes to it and tells.
+    return topics
+
+
+def _found(key: bytes, value: bytes) -> Found | None:
+    topic = walk.topic_of(key)
+    if topic is None:
+        return None
+    try:
+        told = json.loads(entries.unchecked(value, "a record")[NONCE_BYTES:])
+        generation, deleted = int(told["generation"]), bool(told["deleted"])
+        ttl_s = told.get("properties", {}).get("ttl")
+        return Found(topic, generation, deleted, None if ttl_s is None else int(ttl_s) * 1000)
+    except (StorageCorrupt, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class TopicCheck:
+    """All rows of one topic."""
+
+    def __init__(self, reading: Reading, found: Found, report: Report) -> None:
+        """Begin with the topic's record as it was read."""
+        self._reading = reading
+        self._resolver = reading.logs.resolver
+        self._found = found
+        self._topic = found.topic
+        self._all = report
+        self._report = Report()
+        self._root: Root | None = None
+
+    async def run(self) -> None:
+        """Look at all of it; again, if the topic was deleted or made meanwhile."""
+        for _ in range(TRIES):
+            self._report, self._root = Report(), None
+            try:
+                await self._look()
+            except StorageCorrupt as error:
+                self._wrong("it can't be read", error.message)
+            if not self._report.wrong or self._reading.is_alone or not await self._has_turned():
+                break
+        self._all.add(self._report)
+
+    async def _has_turned(self) -> bool:
+        """Whether the topic is another one than it was when the check of it began."""
+        before, root = self._found, None
+        cell = await self._resolver.head(
+            Space.RECORDS, walk.TOPIC_RECORDS + topic_prefix(self._topic)
+        )
+        if cell is not None:
+            key = walk.TOPIC_RECORDS + topic_prefix(self._topic)
+            self._found = _found(key, cell.value) or before
+        try:
+            root = await self._reading.root(LogId(self._topic, 0))
+        except StorageCorrupt:
+            return False
+        was = self._root and (self._root.generation, self._root.state)
+        return self._found != before or (root and (root.generation, root.state)) != was
+
+    def _wrong(self, what: str, seen: str = "", where: str | None = None) -> None:
+        self._report.problem(Problem(where or str(self._topic), what, seen))
+
+    def _told(self) -> Reading:
+        """Return how a log is read, with what was read before it."""
+        before = self._report.bytes
+        return self._reading._replace(told=lambda more: self._reading.told(before + more))
+
+    async def _look(self) -> None:
+        root = self._root = await self._reading.root(LogId(self._topic, 0))
+        self._look_at_root(root)
+        generation = self._found.generation if root is None else root.generation
+        log = LogId(self._topic, generation)
+        await self._look_at_sides(Space.MESSAGES, generation)
+        await self._look_at_others(Space.MESSAGES, generation)
+        if root is None:
+            await self._count_rows(Space.MESSAGES, log, log, "a page of a topic without a root")
+            return
+        payloads = PayloadsCheck(self._reading, log, root, self._report, self._found.ttl_ms)
+        refer = payloads.refer if root.state is RootState.LIVE else None
+        chain = ChainCheck(self._told(), log, root, refer)
+        await chain.run()
+        self._report.add(chain.report)
+        await self._look_at_sides(Space.PAYLOADS, generation)
+        await self._look_at_others(Space.PAYLOADS, generation)
+        await payloads.run(0 if chain.tail is None else chain.tail.head.epoch)
+
+    def _look_at_root(self, root: Root | None) -> None:
+        found = self._found
+        if root is None:
+            if found.generation > 1 or found.deleted:
+                self._wrong("its root is missing")
+            return
+        told = f"root {root.generation}, record {found.generation}"
+        if root.state not in {RootState.LIVE, RootState.DELETED}:
+            self._wrong("its root is none of a topic", root.state.name)
+        elif root.generation > found.generation:
+            self._wrong("its root is of a generation that its record does not know", told)
+        elif found.deleted and (root.generation, root.state) != (
+            found.generation,
+            RootState.DELETED,
+        ):
+            self._wrong("its record says that it is deleted, its root does not", told)
+        elif root.generation < found.generation - (root.state is RootState.DELETED):
+            self._wrong("its root is of a former generation", told)
+
+    # Rows that are no page: roots and marks; pages of other generations.
+
+    async def _look_at_sides(self, space: Space, generation: int) -> None:
+        prefix = topic_prefix(self._topic) + bytes(4)
+        pointers: dict[LogId, RowId] = {}
+        async for row, cell in walk.rows(self._resolver, space, prefix, prefix + walk.KEY_END):
+            self._report.bytes += len(row) + len(cell.value)
+            rest = row[len(prefix) :]
+            log = self._side_log(space, rest)
+            if log is None:
+                self._wrong("a row that is none of ours", row.hex())
+            elif rest.startswith(MARK):
+                await self._look_at_mark(log, generation, row, cell.value, pointers)
+
+    def _side_log(self, space: Space, rest: bytes) -> LogId | None:
+        """Return the log that a root or a mark belongs to; None: the key is neither's."""
+        number_bytes = 8 if space is Space.PAYLOADS else 0
+        if rest[:1] == MARK:
+            if len(rest) != 1 + 4 + number_bytes + 1 + MARK_KEY_BYTES + ROW_ID_BYTES:
+                return None
+        elif rest[:1] != ROOT or len(rest) != (1 + 4 + number_bytes if number_bytes else 1):
+            return None
+        if len(rest) == 1:
+            return LogId(self._topic, 0)
+        return log_of_row(self._topic, rest[1:], has_number=bool(number_bytes))
+
+    async def _look_at_mark(
+        self, log: LogId, generation: int, row: bytes, value: bytes, pointers: dict[LogId, RowId]
+    ) -> None:
+        name = f"{name_of(log)}, mark {row[-ROW_ID_BYTES - MARK_KEY_BYTES :].hex()}"
+        try:
+            mark = decode_mark(row, value)
+        except StorageCorrupt as error:
+            self._wrong(error.message, where=name)
+            return
+        if log.generation != generation or self._root is None:
+            self._report.ignorable += 1
+            return
+        self._report.marks += 1
+        if mark.first > mark.last:
+            self._wrong("it is of no ids", where=name)
+
+        async def look() -> list[Problem]:
+            if log not in pointers or mark.last > pointers[log]:
+                root = await self._reading.root(log)
+                if root is None or root.generation != log.generation:
+                    return []  # What of a payload log or a generation is left.
+                tail = await self._reading.tail(log, root)
+                pointers.clear()
+                pointers[log] = ROW_ID_MIN if tail is None else tail.pointer
+                if root.state is RootState.DROPPED:
+                    return []
+            if mark.last > pointers[log]:
+                return [Problem(name, "it is of ids that are not there", mark.last.hex())]
+            return []
+
+        for problem in await self._reading.settled(name, look, self._report.wrong):
+            self._report.problem(problem)
+
+    async def _look_at_others(self, space: Space, generation: int) -> None:
+        """Count rows of generations that are dead; those of later ones are wrong."""
+        if generation > 1:
+            first, last = LogId(self._topic, 1), LogId(self._topic, generation - 1)
+            await self._count_rows(space, first, last, None)
+        first = LogId(self._topic, min(generation + 1, GENERATION_MAX))
+        await self._count_rows(space, first, None, "a page of a generation that never was")
+
+    async def _count_rows(
+        self, space: Space, first: LogId, last: LogId | None, wrong: str | None
+    ) -> None:
+        low = log_prefix(first)
+        high = topic_prefix(self._topic) if last is None else log_prefix(last)
+        async for row, cell in walk.rows(self._resolver, space, low, high + walk.KEY_END):
+            self._report.bytes += len(row) + len(cell.value)
+            if wrong is not None:
+                self._wrong(wrong, row[len(topic_prefix(self._topic)) :].hex())
+                continue
+            self._report.ignorable += 1
+            try:
+                heads.decode(cell.value)
+            except (StorageCorrupt, ValueError) as error:
+                self._wrong(str(error), row.hex())

@@ -1,0 +1,213 @@
+"""What is wrong with one page: its cells against its head, and its head against the page before.
+
+Pure: cells are given in the order of their columns. A page that is written to meanwhile is judged as its
+head was read; entries above the head's pointer came later, and are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_MIN, RowId, row_before, timestamp_of
+from broker.storage import entry as entries
+from broker.storage.entry import STORED, Entry, Mark, messages_of
+from broker.storage.head import NO_END, Head, PageState
+from broker.storage.keys import LogId
+from broker.storage.report import Problem
+
+CELLS_COUNTED: Final = 0xFFFF
+"""A head counts no further."""
+SLACK_MS: Final = 60_000
+"""How far the clock of this check may be behind the clock of the sweeper."""
+
+
+def name_of(log: LogId) -> str:
+    """Return a log's name for people."""
+    payloads = "" if log.number is None else f", payloads {log.number}"
+    return f"{log.topic}, generation {log.generation}{payloads}"
+
+
+def page_name(log: LogId, page: RowId) -> str:
+    """Return a page's name for people."""
+    return f"{name_of(log)}, page {page.hex()}"
+
+
+class Page(NamedTuple):
+    """A page's key and head."""
+
+    key: RowId
+    head: Head
+
+
+class Sums(NamedTuple):
+    """Messages, and bytes of their payloads, from the beginning of a log."""
+
+    total: int = 0
+    bytes: int = 0
+
+
+def links(log: LogId, before: Page | None, page: Page) -> Iterator[Problem]:
+    """Yield what does not fit between a page and the one before (None: it is the first one there is)."""
+    key, head = page
+    name = page_name(log, key)
+    if before is None:
+        is_first = key == ROW_ID_MIN or (log.number is None and log.generation > 1)
+        if not is_first or head.prev != ROW_ID_MIN:
+            yield Problem(name, "the pages before it are missing", f"prev is {head.prev.hex()}")
+        return
+    former = before.head
+    if former.state in {PageState.OPEN, PageState.CLOSED}:
+        yield Problem(name, f"it follows a page that is {former.state.name.lower()}")
+    elif key > former.next:
+        yield Problem(page_name(log, former.next), "it is missing", f"the next one is {key.hex()}")
+    elif key < former.next:
+        yield Problem(name, "no page leads to it", f"next of the one before is {former.next.hex()}")
+    if head.prev != before.key:
+        yield Problem(name, "prev is not the page before", f"it is {head.prev.hex()}")
+    for what in ("epoch", "pointer", "total", "bytes"):
+        if getattr(head, what) < getattr(former, what):
+            seen = f"from {_text(getattr(former, what))} to {_text(getattr(head, what))}"
+            yield Problem(name, f"{what} falls", seen)
+
+
+def _text(value: int | bytes) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+class PageCheck:
+    """One page that is not gone: take its cells in order, then ``end``."""
+
+    def __init__(
+        self, log: LogId, page: Page, before: Sums | None, now_ms: int, *, may_grow: bool
+    ) -> None:
+        """Begin. ``before`` are the sums up to the page; None: they are not known."""
+        self.problems: list[Problem] = []
+        self.marks: list[Mark] = []
+        self.references: list[Entry] = []
+        self.entries = self.messages = self.bytes = 0
+        self._name = page_name(log, page.key)
+        self._log = log
+        self._page, self._head = page
+        self._before = before
+        self._now_ms = now_ms
+        self._may_grow = may_grow
+        self._last: RowId | None = None
+        self._entry: Entry | None = None
+        self._column = b""
+        self._payload_bytes = self._size = self._epoch = 0
+        self._has_stub = self._misses = False
+        self._first_end_ms = NO_END
+
+    def wrong(self, what: str, seen: str = "", at: RowId | None = None) -> None:
+        """Note something that is wrong with the page, or with its entry that ends at ``at``."""
+        where = self._name if at is None else f"{self._name}, entry {at.hex()}"
+        self.problems.append(Problem(where, what, seen))
+
+    def take(self, column: bytes, value: bytes) -> None:
+        """Look at a cell."""
+        self.bytes += len(column) + len(value)
+        if not column.startswith(b"e") or len(column) < len(entries.column_from(ROW_ID_MIN)) + 1:
+            self.wrong(f"no cell is called {column.hex()}")
+            return
+        last = entries.last_of(column)
+        if self._may_grow and last > self._head.pointer:
+            return
+        try:
+            if entries.is_rolled_column(column):
+                self._take_rolled(column, value, last)
+            else:
+                self._take_entry(column, entries.decode(value), last)
+        except (StorageCorrupt, ValueError) as error:
+            self._misses = True
+            self._last = last
+            self.entries += not entries.is_rolled_column(column)
+            self.wrong(str(error), at=last)
+
+    def _take_rolled(self, column: bytes, value: bytes, last: RowId) -> None:
+        ranges = entries.decode_rolled(value)
+        if column[:-1] != self._column:
+            self.wrong("a rollback of an entry that is not there", at=last)
+        elif self._entry is not None:
+            self._entry.rolled = ranges
+        if any(first > end for first, end in ranges):
+            self.wrong("a rollback of no ids", at=last)
+
+    def _take_entry(self, column: bytes, entry: Entry, last: RowId) -> None:
+        head, former = self._head, self._last
+        self._column, self._entry = column, entry
+        self.entries += 1
+        if column != entry.column:
+            self.wrong("its column tells of another entry", at=last)
+        if entry.first > entry.last or entry.first < self._page or entry.last > head.pointer:
+            self.wrong("its ids are not of this page", entry.first.hex(), at=last)
+        if former is not None and entry.first <= former:
+            self.wrong("it begins before the one before ends", entry.first.hex(), at=last)
+        if not self._epoch <= entry.epoch <= head.epoch:
+            self.wrong("its epoch is not between those around it", str(entry.epoch), at=last)
+        if bool(entry.flags & STORED) != (self._log.number is not None):
+            self.wrong("it belongs into another kind of log", at=last)
+        self._last, self._epoch = last, max(self._epoch, entry.epoch)
+        self.marks += entry.marks
+        self._look_at_life(entry)
+        if entry.is_stub:
+            self._has_stub = True
+        else:
+            self._look_at_items(entry)
+
+    def _look_at_life(self, entry: Entry) -> None:
+        if entry.lifetime_ms is None:
+            if entry.is_stub:
+                self.wrong("its messages are gone, and it had no lifetime", at=entry.last)
+            return
+        ends_ms = timestamp_of(entry.last) + entry.lifetime_ms
+        if not entry.is_stub:
+            self._first_end_ms = min(self._first_end_ms, ends_ms)
+        elif ends_ms > self._now_ms + SLACK_MS:
+            self.wrong("its messages are gone before their lifetime ended", at=entry.last)
+
+    def _look_at_items(self, entry: Entry) -> None:
+        ids = entry.ids()
+        rises = all(one < two for one, two in pairwise(ids))
+        if not ids or not rises or (ids[0], ids[-1]) != (entry.first, entry.last):
+            self.wrong("its messages have other ids than it says", at=entry.last)
+        self._size += entry.stored_bytes
+        if entry.is_reference:
+            self.references.append(entry)
+            if len(entry.payload(0)) != len(entries.encode_count(0)):
+                self._misses = True
+                self.wrong("it does not tell how many messages it stands for", at=entry.last)
+                return
+        else:
+            self._payload_bytes += entry.payload_bytes()
+        self.messages += messages_of(entry)
+
+    def end(self) -> None:
+        """Look at what the head says of all cells together."""
+        head = self._head
+        last = row_before(self._page) if self._last is None else self._last
+        if last != head.pointer:
+            self.wrong(
+                "its last entry is not at the pointer", f"{last.hex()}, {head.pointer.hex()}"
+            )
+        if head.cells < CELLS_COUNTED and head.cells != self.entries:
+            self.wrong(
+                "it has not as many entries as its head says", f"{self.entries}, {head.cells}"
+            )
+        if self._first_end_ms < head.first_end_ms:
+            self.wrong("a lifetime ends before its head says so")
+        if self._misses:
+            return
+        if not self._has_stub and head.cells < CELLS_COUNTED and self._size != head.size:
+            self.wrong("it has not as many bytes as its head says", f"{self._size}, {head.size}")
+        if self._before is None:
+            return
+        self._look_at_sum("messages", self.messages, head.total - self._before.total)
+        self._look_at_sum("bytes of payloads", self._payload_bytes, head.bytes - self._before.bytes)
+
+    def _look_at_sum(self, what: str, found: int, told: int) -> None:
+        """Compare a sum with what the heads tell. A stub does not tell what went."""
+        if found > told or (found < told and not self._has_stub):
+            self.wrong(f"it has not as many {what} as its head says", f"{found}, {told}")

@@ -1,0 +1,213 @@
+"""What is wrong with the payload logs of a topic, and with the references to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_BYTES, RowId, timestamp_of
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage import root as roots
+from broker.storage import walk
+from broker.storage.chaincheck import ChainCheck, Look, Reading
+from broker.storage.entry import Entry, messages_of
+from broker.storage.head import Head
+from broker.storage.keys import (
+    ROOT,
+    LogId,
+    log_of_row,
+    log_prefix,
+    page_key,
+    root_key,
+    side_prefix,
+    topic_prefix,
+)
+from broker.storage.pagecheck import name_of
+from broker.storage.report import Problem, Report
+from broker.storage.root import Root, RootState
+from broker.storage.table import Space
+
+TRIES = 3
+
+
+class PayloadsCheck:
+    """All payload logs of one generation of a topic; what is found goes into the topic's report."""
+
+    def __init__(
+        self, reading: Reading, topic: LogId, root: Root, report: Report, ttl_ms: int | None
+    ) -> None:
+        """Begin; ``ttl_ms`` is how long the topic's messages live, if that is known."""
+        self._reading = reading
+        self._resolver = reading.logs.resolver
+        self._topic = topic
+        self._is_live = root.state is RootState.LIVE
+        self._report = report
+        self._ttl_ms = ttl_ms
+        self._epoch = 0
+        """Of the topic's tail, as it was read last."""
+
+    async def refer(self, entry: Entry) -> None:
+        """Look at the payload log of a reference that is in the topic."""
+        log = self._topic._replace(number=entry.number)
+        name = f"{name_of(self._topic)}, reference {entry.first.hex()}"
+
+        async def look() -> list[Problem]:
+            stored = await self._reading.root(log)
+            if stored is None:
+                is_over = self._is_over(entry)
+                return (
+                    []
+                    if is_over
+                    else [Problem(name, "its payload log is missing", f"{log.number}")]
+                )
+            if stored.state is RootState.DROPPED:
+                return []
+            return list(_misfits(name, entry, stored, await self._reading.tail(log, stored)))
+
+        await self._settle(name, look)
+
+    def _is_over(self, entry: Entry) -> bool:
+        lives_ms = [each for each in (self._ttl_ms, entry.lifetime_ms) if each is not None]
+        return bool(lives_ms) and timestamp_of(entry.first) + min(lives_ms) < self._reading.now_ms
+
+    async def _settle(self, name: str, look: Look) -> None:
+        for problem in await self._reading.settled(name, look, self._report.wrong):
+            self._report.problem(problem)
+
+    def _wrong(self, log: LogId, what: str, seen: str = "") -> None:
+        self._report.problem(Problem(name_of(log), what, seen))
+
+    def _told(self) -> Reading:
+        before = self._report.bytes
+        return self._reading._replace(told=lambda more: self._reading.told(before + more))
+
+    async def run(self, epoch: int) -> None:
+        """Look at all payload logs; ``epoch`` is that of the topic's tail."""
+        topic, self._epoch = self._topic, epoch
+        low = side_prefix(topic, ROOT)
+        async for row, cell in walk.rows(self._resolver, Space.PAYLOADS, low, low + walk.KEY_END):
+            if len(row) != len(low) + 8:
+                continue  # Reported before.
+            log = log_of_row(topic.topic, row[-12:], has_number=True)
+            self._report.payload_logs += 1
+            try:
+                root: Root | None = roots.decode(cell.value)
+            except (StorageCorrupt, ValueError) as error:
+                self._wrong(log, str(error))
+                continue
+            await self._look_at_payload_log(log, root)
+        await self._look_for_rootless(topic)
+
+    async def _look_at_payload_log(self, log: LogId, root: Root | None) -> None:
+        """Look at one payload log; again, if its root says another thing meanwhile."""
+        report = Report()
+        for _ in range(TRIES):
+            report = Report()
+            if root is None:
+                break
+            if root.state is RootState.DROPPED:
+                report.ignorable += 1
+                break
+            if root.state not in {RootState.OPEN, RootState.SEALED, RootState.PUBLISHED}:
+                report.problem(Problem(name_of(log), "its root is none of a payload log"))
+                break
+            chain = ChainCheck(self._told(), log, root)
+            await chain.run()
+            report.add(chain.report)
+            await self._look_at_epoch(log, chain, report)
+            if root.state is RootState.PUBLISHED and self._is_live:
+                await self._look_at_published(log, root, report)
+            was, root = root.state, await self._reading.root(log)
+            if not report.wrong or (root is not None and root.state is was):
+                break
+        self._report.add(report)
+
+    async def _look_at_epoch(self, log: LogId, chain: ChainCheck, report: Report) -> None:
+        if chain.tail is None or chain.tail.head.epoch <= self._epoch:
+            return
+        topic = self._topic
+        tail = await self._reading.tail(topic, await self._reading.root(topic))
+        self._epoch = max(self._epoch, 0 if tail is None else tail.epoch)
+        if chain.tail.head.epoch > self._epoch:
+            seen = f"{chain.tail.head.epoch}, {self._epoch}"
+            report.problem(Problem(name_of(log), "it has a higher epoch than its topic", seen))
+
+    async def _look_at_published(self, log: LogId, root: Root, report: Report) -> None:
+        topic = self._topic
+        name = name_of(log)
+
+        async def look() -> list[Problem]:
+            now = await self._reading.root(topic)
+            if now is None or now.state is RootState.DELETED or now.generation != log.generation:
+                return []
+            if root.reference < now.floor:
+                return []
+            page = await self._reading.logs.page_at(topic, root.reference, now)
+            entry = None if page is None else await self._entry_at(topic, page[0], root.reference)
+            if entry is None or entry.first != root.reference or entry.number != log.number:
+                return [Problem(name, "its reference is not there", root.reference.hex())]
+            return []
+
+        for problem in await self._reading.settled(name, look, self._report.wrong):
+            report.problem(problem)
+
+    async def _entry_at(self, log: LogId, page: RowId, row: RowId) -> Entry | None:
+        found = await self._resolver.read(
+            lambda: self._resolver.table.cells(
+                Space.MESSAGES,
+                page_key(log, page),
+                entries.column_from(row),
+                entries.ENTRIES_END,
+                cells_max=1,
+                bytes_max=1,
+            )
+        )
+        for column, value in found.cells:
+            if not entries.is_rolled_column(column):
+                return entries.decode(value)
+        return None
+
+    async def _look_for_rootless(self, topic: LogId) -> None:
+        """Look for pages of payload logs that have no root: before a first store there may be an empty one."""
+        low, end = log_prefix(topic), log_prefix(topic) + walk.KEY_END
+        while True:
+            found = await self._resolver.read(
+                lambda low=low: self._resolver.table.scan(  # type: ignore[misc]
+                    Space.PAYLOADS, low, end, limit=1
+                )
+            )
+            if not found:
+                return
+            [(row, _)] = found
+            rest = row[len(topic_prefix(topic.topic)) :]
+            if len(rest) != 4 + 8 + ROW_ID_BYTES:
+                self._wrong(topic, "a row that is none of ours", row.hex())
+                low = row + b"\0"
+                continue
+            log = log_of_row(topic.topic, rest[:-ROW_ID_BYTES], has_number=True)
+            await self._settle(name_of(log), lambda log=log, row=row: self._rootless(log, row))  # type: ignore[misc]
+            low = log_prefix(log) + walk.KEY_END
+
+    async def _rootless(self, log: LogId, row: bytes) -> list[Problem]:
+        if await self._resolver.head(Space.PAYLOADS, root_key(log)) is not None:
+            return []
+        cell = await self._resolver.head(Space.PAYLOADS, row)
+        if cell is None:
+            return []
+        head = heads.decode(cell.value)
+        if head.total or head.cells:
+            return [Problem(name_of(log), "it has messages and no root", str(head.total))]
+        return []
+
+
+def _misfits(name: str, entry: Entry, stored: Root, tail: Head | None) -> Iterator[Problem]:
+    """Yield what of a payload log does not fit the reference to it."""
+    if stored.state is RootState.OPEN:
+        yield Problem(name, "its payload log is not closed", str(entry.number))
+    if stored.state is RootState.PUBLISHED and stored.reference != entry.first:
+        yield Problem(name, "its payload log has another reference", stored.reference.hex())
+    total = 0 if tail is None else tail.total
+    if messages_of(entry) != total:
+        seen = f"{messages_of(entry)}, {total}"
+        yield Problem(name, "its payload log has not as many messages", seen)
