@@ -16,8 +16,9 @@ from unittest import mock
 from broker.clock import WallGuard
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
-from broker.leading.cluster_tenure import ClusterTenure
-from broker.model import ROW_ID_MIN, RowId, Snapshot, row_before
+from broker.leading.cluster_tenure import ClusterTenure, Holder
+from broker.leading.tenure import Place
+from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
 from broker.storage import entry, head, log, root
 from broker.storage.entry import Entry
 from broker.storage.head import Head, Verdict
@@ -172,19 +173,27 @@ def _boot_clock() -> Patch:
 
 
 def _suspended() -> Patch:
-    changed = ClusterTenure._contact_changed  # noqa: SLF001
+    changed, placed = ClusterTenure._contact_changed, ClusterTenure.place  # noqa: SLF001
     letting_go: set[asyncio.Task[None]] = set()
 
+    def nowhere(self: ClusterTenure, topic: TopicId) -> Place:
+        if self._coordinator.contact is not Contact.CONNECTED:
+            return Place(here=False, node=None)
+        return placed(self, topic)
+
     def let_go(self: ClusterTenure, contact: Contact) -> None:
-        holder = self._holder
-        if contact is not Contact.CONNECTED and holder is not None:
-            letting_go.add(asyncio.ensure_future(_hand_over(holder)))
         changed(self, contact)
+        if contact is not Contact.CONNECTED and self._holder is not None:
+            led = list(self._holder.topics_led())
+            letting_go.add(asyncio.create_task(_hand_over(self._holder, led)))
 
-    async def _hand_over(holder: Any) -> None:
-        await holder.hand_over(list(holder.topics_led()))
+    async def _hand_over(holder: Holder, led: list[TopicId]) -> None:
+        await holder.hand_over(led)
 
-    return mock.patch.object(ClusterTenure, "_contact_changed", let_go)
+    return _all(
+        mock.patch.object(ClusterTenure, "place", nowhere),
+        mock.patch.object(ClusterTenure, "_contact_changed", let_go),
+    )
 
 
 def _zookeeper_epochs() -> Patch:
