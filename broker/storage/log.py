@@ -184,11 +184,11 @@ class Logs:
 
         Raises:
             StaleGeneration, Deleted: claiming again does not help.
-            Fenced: another claim came between.
+            Fenced: others came between again and again.
             Unavailable: nothing was done.
             OutcomeUnknown: claim again.
         """
-        pauses = self.resolver.pauses()
+        pauses, tries = self.resolver.pauses(), 0
         while True:
             root, value = await self._root(log)
             if root is None or root.generation < log.generation:
@@ -204,7 +204,13 @@ class Logs:
                     if await self._finish_deletion(log, root, value, tail):
                         raise Deleted
                 elif tail is not None:
-                    return await self.take(log, root, value, tail, owner)
+                    try:
+                        return await self.take(log, root, value, tail, owner)
+                    except Fenced:
+                        # Another claim, or a roll of the former leader, came between.
+                        tries += 1
+                        if tries == CLAIM_TRIES_MAX:
+                            raise
             await _again(pauses)
 
     async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:

@@ -176,7 +176,7 @@ class OwnPage:
             await self._roll()
         except BrokerError:
             # The page is sealed, and what was appended is confirmed: the next claim goes on from here.
-            pass
+            self._end()
         finally:
             self._rolling = None
             self._turn.release()

@@ -2,9 +2,9 @@ import asyncio
 import random
 
 import pytest
+from broker.testing.adversary import CALM, AdversaryCells
 
 from broker.errors import Fenced
-from broker.testing.adversary import CALM, AdversaryCells
 from broker.testing.clock import VirtualClock, pass_time, virtual_loop
 from broker.testing.world import Node, NodeDied, own_tasks
 from broker.topics.writer import Write
