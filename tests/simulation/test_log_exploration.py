@@ -1,8 +1,6 @@
 """Random runs of the log protocol over the table at its worst, and the mutants that they find."""
 
-import datetime as dt
 import multiprocessing
-import os
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
@@ -13,6 +11,8 @@ from broker.testing.logs.exploration import PLANS, Summary, explore, explore_man
 
 RUNS = 300
 RUNS_AT_NIGHT = 4000
+APART = 10
+"""The seeds of two days lie further apart than one night takes."""
 CHUNK = 50
 FOUND_WITHIN = {
     "entry-epoch": 100,
@@ -27,13 +27,6 @@ RUNS_MAX = 60
 pytestmark = pytest.mark.simulation
 
 
-def first_seed() -> int:
-    """Return where today's seeds begin; another day tries others."""
-    given = os.environ.get("LOG_SEED")
-    today = dt.date.today()
-    return int(given) if given else today.toordinal() * 10_000
-
-
 def told(summary: Summary) -> str:
     return "\n".join(
         f"python -m broker.testing.logs.exploration --seed {bad.seed} --plan {bad.plan} --story\n    "
@@ -42,19 +35,17 @@ def told(summary: Summary) -> str:
     )
 
 
-def judge(summaries: list[Summary], capsys: pytest.CaptureFixture[str]) -> Counter[str]:
+def judge(summaries: list[Summary]) -> Counter[str]:
     happened = sum((summary.happened for summary in summaries), Counter())
-    runs = sum(summary.runs for summary in summaries)
-    with capsys.disabled():
-        print(f"\n{runs} runs from seed {first_seed()}: {happened['acknowledged']} acknowledged")  # noqa: T201 - The seed is asked for.
     bad = [told(summary) for summary in summaries if summary.bad]
     assert not bad, "\n".join(bad)
     return happened
 
 
 @pytest.mark.timeout(300)
-def test_no_run_shows_anything_wrong(capsys):
-    happened = judge([explore_many(range(first_seed(), first_seed() + RUNS))], capsys)
+def test_no_run_shows_anything_wrong(drawn_seed):
+    first = drawn_seed * APART
+    happened = judge([explore_many(range(first, first + RUNS))])
     for name in ("killed", "stood still", "lies", "late_writes", "again", "old_rows", "old_falses"):
         assert happened[name] > RUNS / 5, f"too little went wrong to trust this: {happened}"
     for name in ("append", "keyed", "rollback", "floor", "store", "publish", "delete", "poll"):
@@ -63,11 +54,11 @@ def test_no_run_shows_anything_wrong(capsys):
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-def test_no_run_of_thousands_shows_anything_wrong(capsys):
-    first = first_seed() + RUNS
+def test_no_run_of_thousands_shows_anything_wrong(drawn_seed):
+    first = drawn_seed * APART + RUNS
     chunks = [range(at, at + CHUNK) for at in range(first, first + RUNS_AT_NIGHT, CHUNK)]
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        judge(list(pool.map(explore_many, chunks)), capsys)
+        judge(list(pool.map(explore_many, chunks)))
 
 
 @pytest.mark.parametrize("plan", sorted(PLANS))
