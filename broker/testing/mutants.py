@@ -431,7 +431,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         sweeping,
         "turn_gone",
         _dead_generations_stay,
-        "generations",
     ),
     "close-at-delete": Mutant(
         "the root is deleted, the tail not closed",

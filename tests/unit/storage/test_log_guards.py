@@ -13,7 +13,7 @@ from broker.storage import entry as entries
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Shared
 from broker.storage.hold import Hold
-from broker.storage.keys import root_key
+from broker.storage.keys import page_key, root_key
 from broker.storage.log import Deleted, Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.payloads import PayloadLogs
@@ -275,3 +275,51 @@ async def test_marks_of_a_hold_that_is_done_are_not_waited_for(bench):
     hold.end()
     with pytest.raises(Fenced):
         await hold.marks.flush()
+
+
+# A page that is there, or was, is not made again.
+
+
+async def outcome_of_a_late_make(bench: Bench, *, is_dead: bool) -> str:
+    """Let the make of a page be applied once more when it was swept; return what its maker is told."""
+    makes: list[tuple] = []
+    change = bench.table.change
+
+    async def noting(space, row, expected, puts, deletes=(), *, clear=False):
+        if expected is None and row.startswith(page_key(bench.log, b"")):
+            makes.append((space, row, expected, dict(puts)))
+        return await change(space, row, expected, puts, deletes, clear=clear)
+
+    bench.table.change = noting
+    zombie = await bench.claim()
+    late = makes[-1]
+    bench.table.change = change
+    second = await bench.claim(bench.other, "other")
+    await bench.publish(second)
+    if is_dead:
+        await bench.other.delete(bench.log, "other")
+        alive = Bench(bench.table, bench.topic, bench.other, bench.other, generation=2)
+        await alive.claim(name="other")
+        await sweeping.clear_generation(bench.other.resolver, bench.topic, 1, ROW_ID_MIN, 100)
+    else:
+        await sweeping.raise_floor(second, row_after(second.pointer))
+        await bench.clear(second)
+    await change(*late)
+    try:
+        await bench.publish(zombie)
+    except BrokerError as error:
+        return type(error).__name__
+    return "acknowledged"
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+async def test_a_late_make_of_a_page_that_is_gone_fails(bench, is_dead):
+    assert await outcome_of_a_late_make(bench, is_dead=is_dead) == "OutcomeUnknown"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_dead"), [("gone-stays", False), ("dead-generations-stay", True)]
+)
+async def test_heads_that_stay_are_needed(bench, name, is_dead):
+    with mutants.in_force(name):
+        assert await outcome_of_a_late_make(bench, is_dead=is_dead) == "acknowledged"
