@@ -7,7 +7,7 @@ to the next epoch; from then on every change of the former leader fails, whateve
 
 Only after the link is the page the claimer's, for appends, proofs and stores: a root that could be changed
 was the root as it is now, and so was its floor. **Deleting** closes the tail, then says so in the root, then in
-the topic's record; whoever finds it half done brings it to its end.
+the topic's record; the next claim of a half-done deletion brings it to its end.
 
 Which rules these are, and why each is needed: docs/internals/why-it-is-safe.md.
 """
@@ -214,7 +214,7 @@ class Logs:
             await _again(pauses)
 
     async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
-        """Do what a deleter left undone that closed the tail; False if the root changed meanwhile."""
+        """Finish a deletion whose deleter closed the tail and no more; False if the root changed meanwhile."""
         assert tail.head is not None
         return await self._end_root(log, root, value, tail.head)
 

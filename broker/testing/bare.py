@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from broker.model import ROW_ID_MIN, RowId
-from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
+from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of, messages_of
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
@@ -35,7 +35,9 @@ async def append(
     """Append messages at these ids; ``marks`` go into the last entry. Raises as Hold.append does."""
     added = entries_of(hold.epoch, ids, payloads, shared)
     added[-1].marks = tuple(marks)
-    await hold.append(added, messages=len(ids), payload_bytes=sum(map(len, payloads)))
+    # As topics count: a reference stands for the messages of its payload log, and has no payload.
+    payload_bytes = 0 if shared.number is not None else sum(map(len, payloads))
+    await hold.append(added, messages=sum(map(messages_of, added)), payload_bytes=payload_bytes)
 
 
 async def rows_of(

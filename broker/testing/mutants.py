@@ -32,7 +32,7 @@ from broker.storage.memory.rows import Rows
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
-from broker.testing import mutants_routing
+from broker.testing import mutants_processes, mutants_routing
 
 Swap = Callable[[Any], Any]
 """From the function as it is to the one that stands in for it."""
@@ -469,16 +469,17 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
 }
 
-ELSEWHERE: Final[Mapping[str, str]] = {
-    "synced": "storage/leveldb: True before it is on disk",
-    "leveldb-reopen": "storage/leveldb: writing goes on after an error",
-}
-"""Guards of other layers, each with what its mutant does. They get entries above when they have one."""
+NAMES: Final = frozenset({*MUTANTS, *mutants_processes.MUTANTS})
+"""All of them, those of mutants_processes.py too: they swap several functions each."""
 
 
 @contextlib.contextmanager
 def in_force(name: str) -> Iterator[None]:
     """Drop a clause while this lasts. Raises KeyError: there is no such mutant."""
+    if name in mutants_processes.MUTANTS:
+        with mutants_processes.MUTANTS[name].patch():
+            yield
+        return
     mutant = MUTANTS[name]
     original = getattr(mutant.owner, mutant.attribute)
     setattr(mutant.owner, mutant.attribute, mutant.swap(original))
@@ -490,9 +491,11 @@ def in_force(name: str) -> Iterator[None]:
 
 def main() -> None:
     """Run the command line with a mutant in force: ``NAME arguments…``."""
-    if len(sys.argv) < 2 or sys.argv[1] not in MUTANTS:
-        for name, mutant in MUTANTS.items():
-            sys.stdout.write(f"{name:26}{mutant.does}\n")
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        does = {name: mutant.does for name, mutant in MUTANTS.items()}
+        does |= {name: mutant.does for name, mutant in mutants_processes.MUTANTS.items()}
+        for name, what in does.items():
+            sys.stdout.write(f"{name:26}{what}\n")
         sys.exit(len(sys.argv) > 1)
     from broker.cli import main as command_line  # noqa: PLC0415 - Only this needs its packages.
 

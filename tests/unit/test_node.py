@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker.storage.leveldb_store import LevelDBStore
 from structlog.testing import capture_logs
 
 from broker import node, node_alone
@@ -30,6 +29,7 @@ from broker.errors import StorageCorrupt, Unavailable
 from broker.leading.tenure import EVERYTHING
 from broker.metrics import Metrics
 from broker.node import Node
+from broker.storage.leveldb.table import LevelDBTable
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
@@ -83,9 +83,9 @@ async def test_a_store_that_takes_long_to_open_says_so_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_alone, "OPENING_TOLD_EVERY_S", 0.01)
-    told_twice, opened = asyncio.Event(), LevelDBStore.open
+    told_twice, opened = asyncio.Event(), node_alone.open_table
 
-    async def slowly(*arguments: object, **named: object) -> LevelDBStore:
+    async def slowly(*arguments: object, **named: object) -> LevelDBTable:
         async with asyncio.timeout(30):
             await told_twice.wait()
         return await opened(*arguments, **named)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ async def test_a_store_that_takes_long_to_open_says_so_again_and_again(
         if len(lines) == 2:
             told_twice.set()
 
-    monkeypatch.setattr(LevelDBStore, "open", slowly)
+    monkeypatch.setattr(node_alone, "open_table", slowly)
     monkeypatch.setattr(node_alone.log, "warning", warn)
     async with started(config(tmp_path)):
         assert lines[:2] == ["store is still being opened"] * 2
@@ -121,7 +121,7 @@ async def test_damaged_data_are_not_served(tmp_path: Path) -> None:
     async with started(config(tmp_path)):
         pass
     (tmp_path / "db" / "CURRENT").unlink()
-    with pytest.raises(StorageCorrupt, match="broker storage check"):
+    with pytest.raises(StorageCorrupt, match="broker storage verify"):
         await Node(config(tmp_path)).start()
 
 

@@ -1,7 +1,7 @@
 """One connection to a gateway: one request at a time, and its answer.
 
-A gateway closes a connection that was idle for 60 s and tells nobody: the next request would be written
-into it and be lost, with an unknown outcome. So a line on which something arrived that nobody asked for,
+A gateway closes a connection that was idle for 60 s without a word: the next request would be written
+into it and be lost, with an unknown outcome. So a line on which something arrived without a request,
 which is how the end of a stream looks, is over; ``is_silent`` also asks the system, because the loop may not
 have got there yet. What the loop itself notices ends a line at once.
 
@@ -33,7 +33,7 @@ Settle = Callable[[Any, Exception | None], None]
 
 
 class LineCut(ConnectionError):
-    """The gateway ended the connection before the answer was whole, or said what nobody asked for."""
+    """The gateway ended the connection before the answer was whole, or spoke without a request."""
 
 
 class Line(asyncio.Protocol):

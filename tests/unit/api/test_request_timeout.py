@@ -9,7 +9,7 @@ from broker.config import Config, ServerConfig, TopicsConfig
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.testing.bench import Gate
+from broker.testing.bench import Gate, HookedTable
 from broker.testing.serving import Broker, Http, listening, topic_path
 
 PUBLISH = topic_path("t", "publish")

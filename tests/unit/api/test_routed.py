@@ -116,7 +116,7 @@ async def test_before_its_leader_is_claimed_a_topic_is_not_read_by_who_will_clai
         monkeypatch.setattr(owner, name, noted)
 
     noting(ring.records, "get")
-    noting(topics.around.store, "head")
+    noting(topics.around.logs, "writer")
     assert (await ring.nodes[0].http("POST", PUBLISH, b"a", TEXT)).status == 200
     # Which generation to claim, and what the leader before may have changed until then.
     assert read == ["get", "get"]

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import RowId, row_id
-from broker.storage.ports import Row
+from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.testing.clock import VirtualLoop, simulate
-from broker.topics.batches import answer, batch_of
-from broker.topics.dedupe import Answer, decode_answer
+from broker.topics.batches import Batch, answer, batch_of, messages_of
 from broker.topics.settings import Published
 from broker.topics.writer import Write
 
@@ -20,59 +19,81 @@ SPECIAL = st.one_of(
     st.fixed_dictionaries({"payloads": PAYLOADS, "pointer": st.integers(0, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "lifetime_ms": st.integers(1, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "key": st.just((b"k" * 16, b"b" * 32))}),
-    st.fixed_dictionaries({"payloads": st.none(), "pointer": st.integers(0, 9)}),
+    st.fixed_dictionaries({"payloads": st.none(), "pointer": st.just(9), "number": st.just(9)}),
 )
+EPOCH = 3
 
 
 def ids_for(writes: list[Write]) -> list[RowId]:
     return [row_id(1, number) for number in range(sum(write.rows for write in writes))]
 
 
-def rows_of(write: Write, ids: list[RowId]) -> list[Row]:
-    payloads = [None] if write.payloads is None else write.payloads
-    return [
-        Row(row, payload, write.pointer, write.number, write.lifetime_ms)
-        for row, payload in zip(ids, payloads, strict=True)
-    ]
+def batch(writes: list[Write], *, is_stored: bool = False) -> Batch:
+    return batch_of(writes, ids_for(writes), EPOCH, is_stored=is_stored)
+
+
+def shared(entry: Entry) -> tuple[int | None, int | None, int | None]:
+    return entry.pointer, entry.lifetime_ms, entry.number
 
 
 @given(st.lists(st.one_of(PLAIN, SPECIAL), min_size=1, max_size=8))
 def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]) -> None:
     async def main(loop: VirtualLoop) -> None:
         writes = [Write(loop.create_future(), **each) for each in asked]
-        ids = ids_for(writes)
-        batch = batch_of(writes, ids)
-        answer(writes, batch)
-        stored = [
-            Row(row, payload, *segment[2:])
-            for segment in batch.segments
-            for row, payload in zip(
-                segment.ids, segment.payloads or [None] * len(segment.ids), strict=True
-            )
-        ]
-        side = list(batch.side)
+        made = batch(writes)
+        answer(writes, made)
+        stored = {
+            row: (entry, entry.payload(place))
+            for entry in made.entries
+            for place, row in enumerate(entry.ids())
+        }
+        assert list(stored) == made.ids == ids_for(writes)
+        assert made.messages == len(stored)
+        marks = [mark for entry in made.entries for mark in entry.marks]
         for write in writes:
             first, last, pointer, _ = await write.future
-            own = ids[ids.index(first) : ids.index(last) + 1]
-            assert [row for row in stored if first <= row.id <= last] == rows_of(write, own)
+            own = made.ids[made.ids.index(first) : made.ids.index(last) + 1]
             assert pointer == write.pointer
+            assert {shared(stored[row][0]) for row in own} == {
+                (write.pointer, write.lifetime_ms, write.number)
+            }
+            if write.payloads is not None:
+                assert [stored[row][1] for row in own] == list(write.payloads)
             if write.key is not None:
-                row = side.pop(0)
-                assert (row.key, row.row) == (write.key[0], first)
-                assert decode_answer(row.row, row.value) == Answer(first, last, write.key[1])
-        assert not side
-        assert [row.id for row in stored] == ids
-        assert batch.last == ids[-1]
+                mark = marks.pop(0)
+                assert (mark.key, mark.body) == write.key
+                assert (mark.first, mark.last) == (first, last)
+                assert mark in stored[last][0].marks, "it is in the entry of the last message"
+        assert not marks
 
     simulate(main)
 
 
-def test_neighbours_that_share_all_but_payloads_are_stored_as_one() -> None:
+def test_neighbours_that_any_consumer_takes_share_an_entry() -> None:
     async def main(loop: VirtualLoop) -> None:
         asked: list[dict[str, Any]] = [{}, {}, {"lifetime_ms": 1}, {"lifetime_ms": 1}, {}]
         writes = [Write(loop.create_future(), [b"a", b"b"], **each) for each in asked]
-        batch = batch_of(writes, ids_for(writes))
-        assert [len(segment.ids) for segment in batch.segments] == [4, 2, 2, 2]
+        assert [entry.count for entry in batch(writes).entries] == [4, 2, 2, 2]
+
+    simulate(main)
+
+
+def test_many_bytes_are_several_entries_and_a_key_is_in_the_last() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        payloads = [bytes(ENTRY_BYTES_MAX // 2 + 1)] * 3
+        made = batch([Write(loop.create_future(), payloads, key=(b"k" * 16, b"b" * 32))])
+        assert [len(entry.marks) for entry in made.entries] == [0, 0, 1]
+
+    simulate(main)
+
+
+def test_a_reference_tells_for_how_many_messages_it_stands() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        write = Write(loop.create_future(), None, 9, number=9)
+        write.messages = 70_000
+        made = batch([write])
+        assert made.messages == 70_000
+        assert [messages_of(entry) for entry in made.entries] == [70_000]
 
     simulate(main)
 
@@ -80,10 +101,10 @@ def test_neighbours_that_share_all_but_payloads_are_stored_as_one() -> None:
 def test_who_has_an_answer_already_keeps_it() -> None:
     async def main(loop: VirtualLoop) -> None:
         writes = [Write(loop.create_future(), [b"a"]) for _ in range(3)]
-        ids = ids_for(writes)
         writes[0].future.cancel()
         writes[1].future.set_exception(asyncio.QueueFull())
-        answer(writes, batch_of(writes, ids))
+        answer(writes, batch(writes))
+        ids = ids_for(writes)
         assert writes[0].future.cancelled()
         assert isinstance(writes[1].future.exception(), asyncio.QueueFull)
         assert await writes[2].future == Published(ids[2], ids[2])

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from broker.storage.leveldb_database import Options
+from broker.storage.leveldb_store import LevelDBStore
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError, IdempotencyKeyReused, PayloadsSealed, StorageFull
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
-from broker.storage.leveldb_database import Options
-from broker.storage.leveldb_store import LevelDBStore
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
 from broker.topics.settings import Published, PublishOptions, TopicSettings

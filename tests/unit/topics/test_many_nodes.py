@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from broker.storage.ports import Batch, Hold, Segment
 
 from broker.errors import (
     ClockSkew,
@@ -21,7 +22,6 @@ from broker.leading import placement
 from broker.leading.tenure import Place
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.keys import LogId
-from broker.storage.ports import Batch, Hold, Segment
 from broker.testing.bench import Gate, Hook, failing, settle
 from broker.testing.clock import pass_time
 from broker.testing.many import Cluster, Load, Member, head, led_by

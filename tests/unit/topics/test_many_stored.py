@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+from broker.storage.cells import Columns, Table
+from broker.storage.old_reading import table_of
 
 from broker.errors import OutcomeUnknown
 from broker.leading import placement
 from broker.model import PublishRequest, TopicId
-from broker.storage.cells import Columns, Table
 from broker.storage.keys import LogId, control_key
-from broker.storage.old_reading import table_of
 from broker.testing.clock import pass_time
 from broker.testing.many import Cluster, Member, led_by
 from broker.topics.settings import PublishOptions

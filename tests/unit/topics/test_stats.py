@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from broker.storage.control import State
+from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
+from broker.storage.root import RootState
 from broker.testing.bench import TOPIC, Bench
 from broker.topics.settings import PublishOptions
 
@@ -28,14 +29,15 @@ async def test_stats_tell_what_is_there(bench: Bench) -> None:
     assert (stats.first, stats.last) == (first.first + bytes(10), last.first + bytes(10))
     assert stats.open_payload_logs == 1
     assert stats.publish_per_s > 0
-    assert (await bench.around.store.head(LogId(TOPIC, 1, 5))).state is State.OPEN  # type: ignore[union-attr]
+    root = await bench.around.payload_logs.root(LogId(TOPIC, 1, 5))
+    assert root is not None
+    assert root.state is RootState.OPEN
 
 
-@pytest.mark.parametrize("page_rows_max", [1, 2, 3, 100])
-async def test_the_ends_of_a_topic_are_those_of_what_lives(
-    bench: Bench, page_rows_max: int
-) -> None:
-    bench.restart(page_rows_max=page_rows_max)
+@pytest.mark.parametrize("cells_max", [1, 2, 3, 100])
+async def test_the_ends_of_a_topic_are_those_of_what_lives(bench: Bench, cells_max: int) -> None:
+    bench.bounds = PageBounds(cells_max=cells_max)
+    bench.restart(page_bytes_max=1)
     await bench.create()
     brief = PublishOptions(ttl_s=1)
     await bench.publish(*[b"brief"] * 5, options=brief)

@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from broker.storage.control import State
 
-from broker.testing.mutants import in_force
 from broker.errors import (
     BadRequest,
     Fenced,
@@ -16,9 +16,9 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import Poll, RollbackRange, Snapshot
-from broker.storage.control import State
 from broker.storage.keys import LogId
 from broker.testing.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
+from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
 
 LOG = LogId(TOPIC, 1, 5)

@@ -4,8 +4,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from broker.storage.ports import Batch
+from broker.storage.tables import BESIDE_PAYLOAD_BYTES
 
-from broker.testing.mutants import in_force
 from broker.errors import (
     BodyTooLarge,
     Fenced,
@@ -17,9 +18,8 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import ROW_ID_MIN, PublishRequest
-from broker.storage.ports import Batch
-from broker.storage.tables import BESIDE_PAYLOAD_BYTES
 from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
+from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
 
 
