@@ -174,9 +174,11 @@ class SweepConfig:
     """How what is dead is removed."""
 
     sweep_interval_s: float = key(300.0, "Time between two sweeps.", least=0.1)
-    sweep_margin_s: float = key(60.0, "How long dead rows stay, for clocks that differ.", least=0)
+    sweep_margin_s: float = key(
+        60.0, "How long the expired stays, for clocks that differ.", least=0
+    )
     sweep_rest_s: float = key(180.0, "Rest after a start or a jump of the clock.", least=0)
-    sweep_rows_max: int = key(2_000, "Rows that one slice removes.", least=1)
+    sweep_rows_max: int = key(2_000, "Marks that one slice removes; a page counts as 100.", least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +237,7 @@ class HBaseConfig:
         16, "Regions of each new table, which never split; at most 256.", least=1
     )
     hbase_connections_max: int = key(
-        16, "Calls to the gateways under way; half of the connections kept to them.", least=1
+        16, "Calls to the gateways that are under way at once.", least=1
     )
     hbase_call_s: float = key(
         25.0, "After this a change that storage does not answer is given up.", least=0.1

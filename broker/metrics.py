@@ -107,7 +107,7 @@ class Metrics(Collector):
         self._joined = _Histogram("batch_requests", "Requests in one batch.", _COUNTS)
         self._sync = _Histogram("sync_seconds", "Time of one synced write.", _SECONDS)
         self._cache = _Counter("cache_reads", "Polls by where they read: hit, miss.", "kind")
-        self._swept = _Counter("swept_rows", "Rows that sweeps removed.", "kind")
+        self._swept = _Counter("swept_rows", "Messages and marks that sweeps removed.", "kind")
         self._forwarded = _Counter("forwarded", "Requests passed on to leaders.", "kind", "code")
         self._forward = _Histogram("forward_seconds", "Time to pass one on.", _SECONDS, "kind")
         self._calls = _Counter("storage_calls", "Calls to the storage's gateways.", "kind", "code")
@@ -167,7 +167,7 @@ class Metrics(Collector):
         self._cache.sums["hit" if hit else "miss",] += 1
 
     def swept(self, kind: str, rows: int) -> None:
-        """Count rows that a sweep removed: expired ones, and those of what was deleted."""
+        """Count what a sweep removed: expired messages, those of deleted topics, and marks."""
         self._swept.sums[kind,] += rows
 
     def happened(self, kind: str) -> None:

@@ -265,7 +265,7 @@ class Node:
         if closing.done():
             closing.result()
             return
-        # Whoever leads them next adds a range to their control rows instead of extending the last.
+        # Their heads still name this node. The next leader fences it, as after a crash.
         log.warning("topics were not let go: storage does not answer", seconds=round(seconds, 1))
         closing.cancel()
 

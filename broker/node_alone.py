@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from broker import logs
+from broker.clock import Clock
 from broker.config import Compression, Config
 from broker.leading.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
-from broker.clock import Clock
 from broker.storage.leveldb import files
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import LevelDBTable, open_table

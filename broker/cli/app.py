@@ -43,7 +43,7 @@ ADVICE: Final = {
     "no_leader": "Does a broker run there? Start one with: broker serve. Name another with --url.",
     "overloaded": "Try again a little later.",
     "storage_full": "Free some space on the broker's disk; publishing goes on by itself.",
-    "storage_corrupt": "See what is wrong with: broker storage check DIR",
+    "storage_corrupt": "See what is wrong with: broker storage verify DIR",
     "not_found": "For the nodes of a cluster see: broker cluster status. Another kind of server, or an older "
     "one, may not know that request.",
 }

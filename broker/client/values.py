@@ -117,7 +117,7 @@ class Settings:
             than one, publishing is faster when many callers wait, and those that are awaited at the
             same time may be stored in another order than that of their calls.
         idempotent: whether each publish carries an idempotency key made by the client, so that it
-            is retried also when its outcome is unknown. It costs the broker one side row a request.
+            is retried also when its outcome is unknown. It costs the broker one small row a request.
         connections_max: connections for everything but coalesced publishes.
         idle_s_max: a connection that was idle for longer is not used again.
         later_messages_max: how many messages ``publish_later`` holds, over all topics.

@@ -1,6 +1,6 @@
 """The port to coordination: which nodes live, and locks that end with a session.
 
-Nothing here decides whose writes count; the control row in storage does that. Coordination says who
+Nothing here decides whose writes count; the head of a log's last page does that, in storage. Coordination says who
 *should* lead, so that two nodes do not take a log from each other in turns. Whatever it says may be late
 or wrong, and no message is lost by that::
 

@@ -1,6 +1,6 @@
 """Claiming a log until it is held, or until it is clear that it can't be.
 
-A claim is one compare-and-set. One whose outcome is unknown is simply followed by another, under a
+A claim changes the head of the log's last page, and then its root (storage/log.py). One whose outcome is unknown is simply followed by another, under a
 higher epoch: if the first did take place, the second fences it. Each needs a permit of its own, and one
 that another claim came before tells the tenure so: two nodes must not take a log from each other in turns.
 """

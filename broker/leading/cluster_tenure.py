@@ -7,16 +7,16 @@ a lease keeps two nodes that disagree for a moment from taking a log from each o
     placement ───┴─▶ assignment ────────┤
                                         └─▶ not mine any more: topics handed over, lease released
 
-    permit(topic):  assigned here ─▶ the control row names me ──────────────────────────▶ claim again
+    permit(topic):  assigned here ─▶ the log's head names me ───────────────────────────▶ claim again
                                   └▶ lease held, good since the last fencing, contact ──▶ claim
-                                         └ the row names another that lives: a moment's patience first
+                                         └ the head names another that lives: a moment's patience first
 
 The patience is for topics that change their lock (a pin set, moved or taken back): the new leader's lock
 is free while the old one still leads, and it shall let go by itself.
 
-Without contact nothing new is claimed, what is led goes on, and a log whose control row still names this
-incarnation is claimed again without a lease. Where the row names another node by then, that one leads:
-this node was cut off alone, and says so to whoever asks.
+Without contact nothing new is claimed, what is led goes on, and a log whose head still names this
+incarnation is claimed again without a lease. Where the head names another node by then, that one leads:
+this node alone was cut off, and its answers say so.
 
 How a node uses it::
 
@@ -57,13 +57,13 @@ from broker.storage.records import RecordStore
 PLACEMENT_READ_S: Final = 10.0
 PLACEMENT_READ_AGAIN_S: Final = 1.0
 RELEASE_WAIT_S: Final = 1.0
-"""How long a live node that the control row names may take to let go, before its log is claimed."""
+"""How long a live node that the log's head names may take to let go, before its log is claimed."""
 PAUSE_S: Final = 0.005
 PAUSE_S_MAX: Final = 0.05
 SORTED_AT_ONCE: Final = 200
 FENCINGS_MAX: Final = 100_000
 _ANY_GENERATION: Final = 1
-"""A topic's name has one control row, whatever its generation."""
+"""A topic's name has one root for all its generations."""
 
 log = logs.get_logger()
 

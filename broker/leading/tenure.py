@@ -1,7 +1,7 @@
 """May this node claim a topic's log? What the rest of a node asks of coordination.
 
 A tenure only suggests: it keeps nodes from claiming what another should lead. Whose writes count is
-decided by the control row. A standalone node may claim everything at any time.
+decided by the head of the log's last page. A standalone node may claim everything at any time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The head of a page: the one cell that decides who writes it, and up to which id it counts.
+"""The head of a page: the one cell that decides which node writes the page, and up to which id it counts.
 
 A **page** is a row: the next stretch of a log, with a head and entries. A log is the chain of its pages::
 

@@ -1,4 +1,4 @@
-"""How a storage that lies elsewhere has been answering, for whoever asks how this node fares.
+"""How a storage that lies elsewhere has been answering, for the views of this node's state.
 
 It tells what was, not what will be: nothing is decided by it.
 """
@@ -15,7 +15,7 @@ class Ended(NamedTuple):
     """How a call ended.
 
     ``kind`` says what went wrong: refused, told, cut, silent; None: nothing. *cancelled* says nothing of the
-    call: whoever made it went away.
+    call: its caller went away.
     """
 
     call: str

@@ -7,7 +7,7 @@ to the next epoch; from then on every change of the former leader fails, whateve
 
 Only after the link is the page the claimer's, for appends, proofs and stores: a root that could be changed
 was the root as it is now, and so was its floor. **Deleting** closes the tail, then says so in the root, then in
-the topic's record; whoever finds it half done brings it to its end.
+the topic's record; the next claim of a half-done deletion brings it to its end.
 
 Which rules these are, and why each is needed: docs/internals/why-it-is-safe.md.
 """
@@ -184,11 +184,11 @@ class Logs:
 
         Raises:
             StaleGeneration, Deleted: claiming again does not help.
-            Fenced: another claim came between.
+            Fenced: others came between again and again.
             Unavailable: nothing was done.
             OutcomeUnknown: claim again.
         """
-        pauses = self.resolver.pauses()
+        pauses, tries = self.resolver.pauses(), 0
         while True:
             root, value = await self._root(log)
             if root is None or root.generation < log.generation:
@@ -204,11 +204,17 @@ class Logs:
                     if await self._finish_deletion(log, root, value, tail):
                         raise Deleted
                 elif tail is not None:
-                    return await self.take(log, root, value, tail, owner)
+                    try:
+                        return await self.take(log, root, value, tail, owner)
+                    except Fenced:
+                        # Another claim, or a roll of the former leader, came between.
+                        tries += 1
+                        if tries == CLAIM_TRIES_MAX:
+                            raise
             await _again(pauses)
 
     async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
-        """Do what a deleter left undone that closed the tail; False if the root changed meanwhile."""
+        """Finish a deletion whose deleter closed the tail and no more; False if the root changed meanwhile."""
         assert tail.head is not None
         return await self._end_root(log, root, value, tail.head)
 
@@ -235,9 +241,12 @@ class Logs:
             raise Fenced(f"Another claims topic '{log.topic}'.")
         before = root or Root(log.generation, RootState.OPEN)
         linked = roots.linked(before, tail.page, head.epoch)._replace(token=tokens.fresh())
-        if not await self._link(log, value, linked):
+        confirmed = await self._link(log, value, linked)
+        if confirmed is None:
             raise Fenced(f"Another claims topic '{log.topic}'.")
-        hold = Hold(log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=linked)
+        hold = Hold(
+            log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=confirmed
+        )
         if not self.table.is_alone and log.number is None:
             written = await self.resolver.head(space, row)
             hold.claimed_server_ms = None if written is None else written.server_ms
@@ -245,9 +254,13 @@ class Logs:
         await self._index_marks(hold)
         return hold
 
-    async def _link(self, log: LogId, value: bytes | None, linked: Root) -> bool:
-        """Name the page in the root, at every claim: only then is the root as read the present one."""
-        return await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
+    async def _link(self, log: LogId, value: bytes | None, linked: Root) -> Root | None:
+        """Name the page in the root, at every claim: only then is the root as read the present one.
+
+        Returns the root as it is now; None: it was not the one that was read.
+        """
+        done = await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
+        return linked if done else None
 
     async def _index_marks(self, hold: Hold) -> None:
         """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""

@@ -1,8 +1,8 @@
-"""Changes whose outcome is found out: what a store did not say is read (rule 2 of the design).
+"""Changes whose outcome is found out: where a store did not say, a reading does (rule 2 of the design).
 
 A table says True, False or nothing. False and nothing are not yet outcomes: a change that was made may be
 told as False, one that was not may be made later. Each writer's head has a token that no other head has,
-so a reading decides. What can't be decided before the deadline is OutcomeUnknown.
+so a reading decides. Without a decision before the deadline the outcome is OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -158,8 +158,10 @@ class Resolver:
         async def look() -> Verdict:
             found = await self.table.get(space, row, columns)
             seen = heads.decode(found[HEAD].value) if HEAD in found else None
-            there = last is not None and last in found
-            entry_epoch = entries.decode(found[last].value).epoch if there and last else None
+            there = found[last].value if last is not None and last in found else None
+            entry_epoch = None
+            if last is not None and there is not None:
+                entry_epoch = epoch_of(there, cells[last], old.epoch)
             return judged(seen, entry_epoch, old, new)
 
         return await self._settled(lambda: self.table.change(space, row, before, puts), look)
@@ -209,3 +211,14 @@ class Resolver:
             return await look()
         except (TableError, Unavailable):
             return Verdict.STALE
+
+
+def epoch_of(there: bytes, mine: bytes, epoch: int) -> int | None:
+    """Return the epoch of an entry that is in a change's place; None: it is of this epoch, but another.
+
+    Two holds on one payload log can have one epoch, their topic leader's, and give the same ids.
+    """
+    if there == mine:
+        return epoch
+    entry = entries.decode(there)
+    return None if entry.epoch == epoch and not entry.is_stub else entry.epoch

@@ -1,6 +1,6 @@
-"""One read for all who wait together, each of whom needs one that began after it asked.
+"""One read for all callers that wait together. Each needs a read that began after it asked.
 
-Few reads are under way at once; while they are, those who ask gather, and share the next one. So reads
+Few reads are under way at once; meanwhile callers gather, and share the next one. So reads
 batch themselves under load as commits do, and a lone one waits for nothing.
 """
 
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class SharedRead(Generic[Result]):
-    """Calls ``read`` for whoever asks, as rarely as that allows."""
+    """Calls ``read`` for its callers, as rarely as their needs allow."""
 
     __slots__ = ("_next", "_read", "_turns")
 
@@ -35,11 +35,11 @@ class SharedRead(Generic[Result]):
 
     async def _in_turn(self) -> Result:
         async with self._turns:
-            self._next = None  # Whoever asks from here on came after this read began.
+            self._next = None  # A caller from here on came after this read began.
             return await self._read()
 
 
 def _look_at(done: asyncio.Task[Result]) -> None:
-    """Look at how it ended, since those who asked may all be gone."""
+    """Look at how it ended, since all callers may be gone."""
     if not done.cancelled():
         done.exception()

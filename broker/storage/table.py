@@ -133,7 +133,8 @@ class Table(Protocol):
     ) -> list[tuple[bytes, Cell]]:
         """Return keys in ``[first, last]`` with their heads, in order; ``reverse`` begins at ``last``.
 
-        At most ``limit`` of them, never fewer while there are more. Both ends of a range belong to one topic, or the space is RECORDS.
+        At most ``limit`` of them, never fewer while there are more. Both ends of a range belong to one
+        topic, or the space is RECORDS.
         """
 
     async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from broker.model import ROW_ID_MIN, RowId
-from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
+from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of, messages_of
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 
 _BYTES_AT_ONCE = 1 << 20
+_CELLS_AT_ONCE = 16
 
 
 class Row(NamedTuple):
@@ -35,7 +36,9 @@ async def append(
     """Append messages at these ids; ``marks`` go into the last entry. Raises as Hold.append does."""
     added = entries_of(hold.epoch, ids, payloads, shared)
     added[-1].marks = tuple(marks)
-    await hold.append(added, messages=len(ids), payload_bytes=sum(map(len, payloads)))
+    # As topics count: a reference stands for the messages of its payload log, and has no payload.
+    payload_bytes = 0 if shared.number is not None else sum(map(len, payloads))
+    await hold.append(added, messages=sum(map(messages_of, added)), payload_bytes=payload_bytes)
 
 
 async def rows_of(
@@ -48,6 +51,20 @@ async def rows_of(
         for entry in await reader.next(_BYTES_AT_ONCE):
             found += [row for row in _rows(entry) if _is_between(row.id, after, through)]
     return found
+
+
+async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[Row], bool]:
+    """Return the last messages, the last first, ``count`` or some more; whether these are all.
+
+    Raises:
+        Unavailable, StorageCorrupt: see rows_of.
+    """
+    reader = logs.reader(log, ROW_ID_MIN)
+    found: list[Row] = []
+    while not reader.ended and len(found) < count:
+        for entry in await reader.before(_CELLS_AT_ONCE, _BYTES_AT_ONCE):
+            found += reversed(list(_rows(entry)))
+    return found, reader.ended
 
 
 def _is_between(row: RowId, after: RowId, through: RowId | None) -> bool:

@@ -13,7 +13,7 @@ from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRang
 from broker.testing.clock import VirtualLoop
 from broker.testing.history import History
 from broker.testing.node import Answered, WholeNode
-from broker.testing.world import NodeDied
+from broker.testing.mortal import NodeDied
 from broker.topics.settings import NO_OPTIONS, PublishOptions
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder

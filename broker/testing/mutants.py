@@ -32,7 +32,7 @@ from broker.storage.memory.rows import Rows
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
-from broker.testing import mutants_routing
+from broker.testing import mutants_processes, mutants_routing
 
 Swap = Callable[[Any], Any]
 """From the function as it is to the one that stands in for it."""
@@ -140,18 +140,18 @@ def _link(_: Any) -> Any:
 
 
 def _link_every_claim(link: Any) -> Any:
-    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> bool:
-        if value is not None and roots.decode(value).page == linked.page:
-            return True
-        return bool(await link(self, log, value, linked))
+    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> Root | None:
+        root = None if value is None else roots.decode(value)
+        if root is not None and root.page == linked.page:
+            return root
+        return await link(self, log, value, linked)  # type: ignore[no-any-return]
 
     return mutant
 
 
 def _own_after_link(link: Any) -> Any:
-    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> bool:
-        await link(self, log, value, linked)
-        return True
+    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> Root | None:
+        return await link(self, log, value, linked) or linked
 
     return mutant
 
@@ -350,7 +350,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         resolve,
         "judged",
         _taken_for_never(Verdict.UNKNOWN),
-        "zombies",
     ),
     "seal-before-make": Mutant(
         "the next page is made, then the own one sealed",
@@ -361,9 +360,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "link": Mutant("the root never names a later page", roots, "linked", _link, "floor"),
     "link-every-claim": Mutant(
-        "a claim links only if the root names another page", Logs, "_link", _link_every_claim, None
+        "a claim links only if the root names another page", Logs, "_link", _link_every_claim
     ),
-    "own-after-link": Mutant("a failed link is ignored", Logs, "_link", _own_after_link, "zombies"),
+    "own-after-link": Mutant("a failed link is ignored", Logs, "_link", _own_after_link),
     "sealed-before-next": Mutant(
         "a reader goes on from an open page",
         reading.LogReader,
@@ -432,7 +431,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         sweeping,
         "turn_gone",
         _dead_generations_stay,
-        "generations",
     ),
     "close-at-delete": Mutant(
         "the root is deleted, the tail not closed",
@@ -471,16 +469,17 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
 }
 
-ELSEWHERE: Final[Mapping[str, str]] = {
-    "synced": "storage/leveldb: True before it is on disk",
-    "leveldb-reopen": "storage/leveldb: writing goes on after an error",
-}
-"""Guards of other layers, each with what its mutant does. They get entries above when they have one."""
+NAMES: Final = frozenset({*MUTANTS, *mutants_processes.MUTANTS})
+"""All of them, those of mutants_processes.py too: they swap several functions each."""
 
 
 @contextlib.contextmanager
 def in_force(name: str) -> Iterator[None]:
     """Drop a clause while this lasts. Raises KeyError: there is no such mutant."""
+    if name in mutants_processes.MUTANTS:
+        with mutants_processes.MUTANTS[name].patch():
+            yield
+        return
     mutant = MUTANTS[name]
     original = getattr(mutant.owner, mutant.attribute)
     setattr(mutant.owner, mutant.attribute, mutant.swap(original))
@@ -492,9 +491,11 @@ def in_force(name: str) -> Iterator[None]:
 
 def main() -> None:
     """Run the command line with a mutant in force: ``NAME arguments…``."""
-    if len(sys.argv) < 2 or sys.argv[1] not in MUTANTS:
-        for name, mutant in MUTANTS.items():
-            sys.stdout.write(f"{name:26}{mutant.does}\n")
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        does = {name: mutant.does for name, mutant in MUTANTS.items()}
+        does |= {name: mutant.does for name, mutant in mutants_processes.MUTANTS.items()}
+        for name, what in does.items():
+            sys.stdout.write(f"{name:26}{what}\n")
         sys.exit(len(sys.argv) > 1)
     from broker.cli import main as command_line  # noqa: PLC0415 - Only this needs its packages.
 

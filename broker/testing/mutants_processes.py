@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import pkgutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 from unittest import mock
 
 from broker.clock import WallGuard
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
-from broker.leading.cluster_tenure import ClusterTenure
-from broker.model import ROW_ID_MIN, RowId, Snapshot
+from broker.leading.cluster_tenure import ClusterTenure, Holder
+from broker.leading.tenure import Place
+from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
 from broker.storage import entry, head, log, root
+from broker.storage.entry import Entry
 from broker.storage.head import Head, Verdict
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.writer import Writer
 from broker.storage.memory.rows import Rows
+from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.storage.table import Space
 from broker.topics import leader
 from broker.topics.cache import CacheBudget, TopicCache
+from broker.topics.ids import Position, RowIds
 
 Patch = AbstractContextManager[object]
 _PLYVEL: Final = "broker.storage.leveldb.database.plyvel"
@@ -42,11 +46,17 @@ def _all(*patches: Patch) -> Iterator[None]:
         yield
 
 
+class Swapped(NamedTuple):
+    """One check dropped; ``patch`` makes a context in which it is."""
+
+    does: str
+    patch: Callable[[], Patch]
+
+
 # What a leader believes.
 
 
-def compare() -> Patch:
-    """A change is made whatever the head is by now."""
+def _compare() -> Patch:
     of_rows = Rows.change
     swap, append = Resolver.swap, Resolver.append
 
@@ -74,8 +84,7 @@ def compare() -> Patch:
     )
 
 
-def lead_by_reading() -> Patch:
-    """A leader looks whether it leads, and then writes over whatever is there."""
+def _lead_by_reading() -> Patch:
     append = Resolver.append
 
     async def look_first(
@@ -90,8 +99,7 @@ def lead_by_reading() -> Patch:
     return mock.patch.object(Resolver, "append", look_first)
 
 
-def resolve_false() -> Patch:
-    """A change that is told as False is believed not to have been made."""
+def _resolve_false() -> Patch:
     settled = Resolver._settled  # noqa: SLF001
 
     async def believe(
@@ -113,8 +121,7 @@ def resolve_false() -> Patch:
     return mock.patch.object(Resolver, "_settled", believe)
 
 
-def cache_complete() -> Patch:
-    """A new leader takes its cache for the whole log, though it begins at the claim."""
+def _cache_complete() -> Patch:
 
     def whole(budget: CacheBudget, _: RowId) -> TopicCache:
         return TopicCache(budget, ROW_ID_MIN)
@@ -122,8 +129,7 @@ def cache_complete() -> Patch:
     return mock.patch.object(leader, "TopicCache", whole)
 
 
-def in_progress() -> Patch:
-    """A poll takes transactions in progress for committed ones."""
+def _in_progress() -> Patch:
 
     def visible(self: Snapshot, pointer: int) -> bool:
         return not self.is_invalid(pointer)
@@ -134,8 +140,27 @@ def in_progress() -> Patch:
 # Clocks.
 
 
-def boot_clock() -> Patch:
-    """A wall clock that jumps is believed at once."""
+def _clock_ids() -> Patch:
+    appended = OwnPage._appended  # noqa: SLF001
+
+    def by_the_clock(_: RowIds, now_ms: int) -> Position:
+        return Position(now_ms, 0)
+
+    def unlooked(self: OwnPage, added: Sequence[Entry], *rest: Any) -> Head:
+        held = self.head
+        self.head = held._replace(pointer=min(held.pointer, row_before(added[0].first)))
+        try:
+            return appended(self, added, *rest)
+        finally:
+            self.head = held
+
+    return _all(
+        mock.patch.object(RowIds, "_start", by_the_clock),
+        mock.patch.object(OwnPage, "_appended", unlooked),
+    )
+
+
+def _boot_clock() -> Patch:
 
     def now_ms(self: WallGuard, wall_ms: float, boot_ms: float) -> int:
         self.offset_ms = wall_ms - boot_ms
@@ -147,25 +172,31 @@ def boot_clock() -> Patch:
 # ZooKeeper.
 
 
-def suspended() -> Patch:
-    """A node that has lost contact with ZooKeeper lets go of what it leads."""
-    changed = ClusterTenure._contact_changed  # noqa: SLF001
+def _suspended() -> Patch:
+    changed, placed = ClusterTenure._contact_changed, ClusterTenure.place  # noqa: SLF001
     letting_go: set[asyncio.Task[None]] = set()
 
+    def nowhere(self: ClusterTenure, topic: TopicId) -> Place:
+        if self._coordinator.contact is not Contact.CONNECTED:
+            return Place(here=False, node=None)
+        return placed(self, topic)
+
     def let_go(self: ClusterTenure, contact: Contact) -> None:
-        holder = self._holder
-        if contact is not Contact.CONNECTED and holder is not None:
-            letting_go.add(asyncio.ensure_future(_hand_over(holder)))
         changed(self, contact)
+        if contact is not Contact.CONNECTED and self._holder is not None:
+            led = list(self._holder.topics_led())
+            letting_go.add(asyncio.create_task(_hand_over(self._holder, led)))
 
-    async def _hand_over(holder: Any) -> None:
-        await holder.hand_over(list(holder.topics_led()))
+    async def _hand_over(holder: Holder, led: list[TopicId]) -> None:
+        await holder.hand_over(led)
 
-    return mock.patch.object(ClusterTenure, "_contact_changed", let_go)
+    return _all(
+        mock.patch.object(ClusterTenure, "place", nowhere),
+        mock.patch.object(ClusterTenure, "_contact_changed", let_go),
+    )
 
 
-def zookeeper_epochs() -> Patch:
-    """A claim takes its epoch from the number of the last lock in ZooKeeper, not from the log."""
+def _zookeeper_epochs() -> Patch:
     made, next_head = TreeLease.__init__, log.next_head
     newest = 0
 
@@ -189,8 +220,7 @@ def zookeeper_epochs() -> Patch:
 # Disks.
 
 
-def synced() -> Patch:
-    """LevelDB is not told to sync what it writes."""
+def _synced() -> Patch:
 
     def unsynced(self: Database) -> Any:
         return self._db.write_batch(sync=False)
@@ -198,8 +228,7 @@ def synced() -> Patch:
     return mock.patch.object(Database, "batch", unsynced)
 
 
-def leveldb_reopen() -> Patch:
-    """After a failed write the same database object is written to again."""
+def _leveldb_reopen() -> Patch:
 
     def go_on(self: Writer, *_: object) -> None:
         self.recent.forget()
@@ -242,8 +271,7 @@ class _Constant:
         return 0
 
 
-def checksums() -> Patch:
-    """No checksum is verified: neither LevelDB's of its blocks nor the broker's of its values."""
+def _checksums() -> Patch:
     opened = pkgutil.resolve_name(f"{_PLYVEL}.DB")
 
     def unverified(path: str, **options: Any) -> Any:
@@ -255,17 +283,38 @@ def checksums() -> Patch:
     )
 
 
-MUTANTS: Final[dict[str, Callable[[], Patch]]] = {
-    "compare": compare,
-    "lead-by-reading": lead_by_reading,
-    "resolve-false": resolve_false,
-    "cache-complete": cache_complete,
-    "in-progress": in_progress,
-    "boot-clock": boot_clock,
-    "suspended": suspended,
-    "zookeeper-epochs": zookeeper_epochs,
-    "synced": synced,
-    "leveldb-reopen": leveldb_reopen,
-    "checksums": checksums,
+MUTANTS: Final[Mapping[str, Swapped]] = {
+    "compare": Swapped("a change is made whatever the head is by now", _compare),
+    "lead-by-reading": Swapped(
+        "a leader looks whether it leads, and then writes over whatever is there", _lead_by_reading
+    ),
+    "resolve-false": Swapped(
+        "a change that is told as False is believed not to have been made", _resolve_false
+    ),
+    "cache-complete": Swapped(
+        "a new leader takes its cache for the whole log, though it begins at the claim",
+        _cache_complete,
+    ),
+    "in-progress": Swapped(
+        "a poll takes transactions in progress for committed ones", _in_progress
+    ),
+    "clock-ids": Swapped(
+        "ids come from the clock alone, and an append does not look at them", _clock_ids
+    ),
+    "boot-clock": Swapped("a wall clock that jumps is believed at once", _boot_clock),
+    "suspended": Swapped(
+        "a node that has lost contact with ZooKeeper lets go of what it leads", _suspended
+    ),
+    "zookeeper-epochs": Swapped(
+        "a claim takes its epoch from the number of the last lock in ZooKeeper, not from the log",
+        _zookeeper_epochs,
+    ),
+    "synced": Swapped("LevelDB is not told to sync what it writes", _synced),
+    "leveldb-reopen": Swapped(
+        "after a failed write the same database object is written to again", _leveldb_reopen
+    ),
+    "checksums": Swapped(
+        "no checksum is verified: neither LevelDB's of its blocks nor the broker's of its values",
+        _checksums,
+    ),
 }
-"""What puts each in force while it is entered."""

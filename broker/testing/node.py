@@ -1,6 +1,6 @@
 """A node in this process that can die and come back: real handlers, over storage that stays.
 
-Handlers, topics and log store are the shipped ones; requests are values (``call``), so that a whole run
+Handlers, topics and logs are the shipped ones; requests are values (``call``), so that a whole run
 needs no socket and no second of real time. What a node was doing when it was killed stops where it was;
 what it had sent may still arrive.
 """
@@ -11,7 +11,6 @@ import random
 from typing import NamedTuple
 
 from multidict import CIMultiDict
-from typing_extensions import override
 
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
@@ -21,15 +20,19 @@ from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.config import Config
 from broker.errors import BrokerError
-from broker.storage.memory_cells import MemoryRecordStore
-from broker.testing.adversary import AdversaryCells
+from broker.storage.hold import PageBounds
+from broker.storage.log import Logs
+from broker.storage.memory.adversary import AdversaryTable
+from broker.storage.records import NONCE_BYTES, Records
 from broker.testing.clock import VirtualClock
-from broker.testing.world import Node
+from broker.testing.mortal import Mortal
 from broker.topics.retention import Sweeper, SweepReport
 from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
+from broker.topics.surroundings import Surroundings
 
 OUTCOME = "Broker-Outcome"
+CALL_S = 0.25
 
 
 class Answered(NamedTuple):
@@ -48,43 +51,55 @@ class Answered(NamedTuple):
         return "fail" if self.headers.get(OUTCOME) == "refused" else "unknown"
 
 
-class WholeNode(Node):
-    """One node with its interface. ``records`` and the cells outlive its incarnations."""
+class WholeNode(Mortal):
+    """One node with its interface. The table outlives its incarnations; it starts with the first."""
 
-    def __init__(  # noqa: PLR0913 - All parts of a world, by name.
+    def __init__(
         self,
         name: str,
-        cells: AdversaryCells,
+        table: AdversaryTable,
         clock: VirtualClock,
         chance: random.Random,
         *,
-        records: MemoryRecordStore,
         settings: TopicSettings,
-        config: Config | None = None,
+        bounds: PageBounds,
     ) -> None:
-        """Start the first incarnation."""
-        self._records = records
-        self._settings = settings
-        self._config = config or Config()
+        """Start. ``bounds`` say when a page is full."""
+        super().__init__(name)
         self.starts = 0
-        super().__init__(name, cells, clock, chance, instance=None)
+        self._table = table
+        self._clock = clock
+        self._chance = chance
+        self._settings = settings
+        self._bounds = bounds
+        self._start()
 
-    @override
     def _start(self) -> None:
-        super()._start()
         self.starts += 1
-        around = self._around
-        around.settings = self._settings
-        around.cache.bytes_max = self._settings.cache_bytes_max
-        self.topics = Topics(around, self._records, seed=self._chance.randrange(1 << 30))
+        chance = self._chance
+        logs = Logs(
+            self._table,
+            self._clock,
+            bounds=self._bounds,
+            call_s=CALL_S,
+            nonce=lambda: chance.randbytes(NONCE_BYTES),
+        )
+        records = Records(logs.resolver, lambda: chance.randbytes(NONCE_BYTES))
+        around = Surroundings(logs, self._clock, self._settings, owner=f"{self.name}.{self.starts}")
+        self.topics = Topics(around, records, seed=chance.randrange(1 << 30))
         health = Health(
             version="simulated",
             not_ready=lambda: None,
             metrics=around.metrics.render,
             openapi=document,
         )
-        router = Router(make_routes(self.topics, self._config, health))
+        router = Router(make_routes(self.topics, Config(), health))
         self.dispatch = Dispatch(router, around.metrics)
+
+    def kill(self) -> None:
+        """Kill this incarnation and start the next: nothing but storage is kept."""
+        self.die()
+        self._start()
 
     async def call(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None

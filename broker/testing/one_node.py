@@ -14,7 +14,7 @@ of broker/testing/checkers and by those here, which know the rules of consuming:
 
 The plan ``swept`` is for the sweeper: the clock runs ahead by less than the margin, and comes back.
 
-    python -m broker.testing.one_node --seed 7 [--plan swept] [--runs 100] [--without dedupe]
+    python -m broker.testing.one_node --seed 7 [--plan swept] [--runs 100] [--mutant dedupe]
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from broker import guards, logs
+from broker import logs
 from broker.config import LogLevel, LogsConfig
 from broker.errors import BrokerError
 from broker.model import (
@@ -40,16 +40,17 @@ from broker.model import (
     Snapshot,
     TopicId,
 )
-from broker.storage.memory_cells import MemoryRecordStore
-from broker.testing import checkers
-from broker.testing.adversary import AdversaryCells, Bias
+from broker.storage.hold import PageBounds
+from broker.storage.memory.adversary import AdversaryTable, Bias
+from broker.storage.memory.table import MemoryTable
+from broker.testing import checkers, mutants
 from broker.testing.checkers import Verdict, Violation
 from broker.testing.clients import LOG, Clients, path_of, pointer_of
 from broker.testing.clock import VirtualClock, VirtualLoop, virtual_loop
 from broker.testing.history import Call
 from broker.testing.lives import Lives
+from broker.testing.mortal import NodeDied, own_tasks
 from broker.testing.node import WholeNode
-from broker.testing.world import NodeDied, own_tasks
 from broker.topics.settings import NO_OPTIONS, TopicSettings
 from broker.wire import avro
 
@@ -69,6 +70,7 @@ SETTINGS = TopicSettings(
     topics_in_use_max=2,
 )
 """Small bounds, so that every one of them is reached."""
+BOUNDS = PageBounds(bytes_max=2_000, cells_max=7)
 WAIT_S = 4.0
 SLACK_S = 1.5
 """How long after a commit a waiting poll may still be reading, in a storage that misbehaves."""
@@ -79,7 +81,7 @@ LAST_WRITES_S = 60.0
 class Plan:
     """What happens in a run, and how often."""
 
-    bias: Bias = field(default_factory=lambda: Bias(move=0.0))
+    bias: Bias = field(default_factory=Bias)
     publishers: int = 3
     requests: int = 8
     pause_ms: float = 15.0
@@ -87,12 +89,15 @@ class Plan:
     kill: float = 0.5
     step_clock: float = 0.3
     step_ms: int = 4000
+    is_alone: bool = False
+    """Whether the node has the store to itself, as with LevelDB: then no reading is old."""
     is_within_margin: bool = False
     """The clock is right or ahead, by at most ``step_ms``, which is less than the sweeper's margin."""
 
 
 PLANS = {
     "usual": Plan(),
+    "alone": Plan(is_alone=True),
     "swept": Plan(
         requests=20, nemesis_steps=30, kill=0.05, step_clock=0.5, step_ms=450, is_within_margin=True
     ),
@@ -107,15 +112,16 @@ class Run(Clients):
         self.loop = loop
         chance = random.Random(seed)
         self.plan = plan
-        self.cells = AdversaryCells(loop, random.Random(chance.random()), plan.bias)
+        stored = MemoryTable(is_alone=plan.is_alone)
+        self.table = AdversaryTable(loop, random.Random(chance.random()), plan.bias, stored)
         self.clock = VirtualClock(loop)
         node = WholeNode(
             "n",
-            self.cells,
+            self.table,
             self.clock,
             random.Random(chance.random()),
-            records=MemoryRecordStore(),
             settings=SETTINGS,
+            bounds=BOUNDS,
         )
         super().__init__(loop, chance, node)
         self.violations: list[Violation] = []
@@ -279,10 +285,10 @@ class Run(Clients):
     async def _finish(self) -> None:
         """Heal, wait for what is late, and read the log as it ended."""
         self.node.kill()
-        self.cells.heal()
+        self.table.heal()
         deadline = self.loop.time() + LAST_WRITES_S
-        while self.cells.still_to_come:
-            assert self.loop.time() < deadline, f"{self.cells.still_to_come} late writes left"
+        while self.table.still_to_come:
+            assert self.loop.time() < deadline, f"{self.table.still_to_come} late writes left"
             await asyncio.sleep(0.05)
         for number in range(2):
             if await self.publish("last", [f"last{number}"], NO_OPTIONS) == "ok":
@@ -372,14 +378,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plan", choices=sorted(PLANS), default="usual")
     parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
-    parser.add_argument("--without", action="append", default=[], metavar="GUARD")
+    parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS), help="without this guard")
     chosen = parser.parse_args(arguments)
-    os.environ["BROKER_TESTING"] = "1"
-    for name in chosen.without:
-        guards.switch_off(name)
     bad = 0
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        with logs.writing(LogsConfig(log_level=LogLevel.ERROR)):
+        dropped = nullcontext() if chosen.mutant is None else mutants.in_force(chosen.mutant)
+        with logs.writing(LogsConfig(log_level=LogLevel.ERROR)), dropped:
             outcome = simulate(seed, chosen.plan)
         if not outcome.verdict.is_valid:
             bad += 1

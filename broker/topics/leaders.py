@@ -280,7 +280,8 @@ class Leaders:
             self.around.tenure.fenced(state.id)
         if self.around.is_clustered:
             state.topic = None
-            log.info("topic let go", topic=str(state.id), why=str(leader.ended))
+            why = str(leader.ended)
+            log.info("topic let go", topic=str(state.id), epoch=leader.epoch, why=why)
         if state.leader is leader:
             state.leader = None
             state.former = leader

@@ -349,7 +349,7 @@ class LogWriter:
         try:
             await confirm()
         except BrokerError as error:
-            # The rows are stored. Whether anybody will ever see them is what could not be found out.
+            # The messages are stored. What could not be found out is whether any consumer will see them.
             raise OutcomeUnknown(error.message) from error
 
     def _count(self, writes: list[Write], size: int) -> None:

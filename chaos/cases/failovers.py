@@ -10,13 +10,15 @@ from types import MappingProxyType
 from typing import Final
 
 from broker.client import BrokerError
+from broker.clock import SystemClock
 from broker.config import parse_address
 from broker.model import TopicId
-from broker.storage.cells import Table
-from broker.storage.hbase_gateways import Address, Gateways
-from broker.storage.hbase_cells import HBaseCells
-from broker.storage.hbase_schema import Schema
-from broker.storage.keys import LogId, log_prefix
+from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.schema import Schema
+from broker.storage.hbase.table import HBaseTable
+from broker.storage.keys import LogId
+from broker.storage.log import Logs
+from broker.testing.bare import rows_of
 from broker.testing.cluster import Kind
 from broker.testing.servers import ServerFailed
 from broker.testing.workloads.process import Target
@@ -29,7 +31,10 @@ from chaos.nemeses.members import INSTANCE
 OUTAGE_S: Final = 20.0
 CUT_S: Final = 4.0
 """How long a client waits for an answer that was cut off."""
-KEYS_MAX: Final = 10_000
+ASK_S: Final = 5.0
+"""How long a publish may take while ZooKeeper is gone."""
+READ_FIRST: Final = 3
+BEFORE: Final = 10
 
 
 async def retried(scene: Scene) -> None:
@@ -70,8 +75,8 @@ RETRIED_PUBLISH = Case(
         "The answers of the leader to its clients are cut off, so a publish under a key ends as unknown though "
         "it was stored; the leader is killed (kill -9); the same request goes to the next one."
     ),
-    protects="The key is stored with the rows, in the same write, and looked up by every later leader.",
-    guard="dedupe",
+    protects="The key is stored with the messages, in the same change, and looked up by every later leader.",
+    mutant="dedupe",
     without="The messages are stored twice.",
     violations=frozenset({"duplicated"}),
     where=Where.CLUSTER,
@@ -80,50 +85,49 @@ RETRIED_PUBLISH = Case(
 
 
 async def killed_in_delivery(scene: Scene) -> None:
-    """Kill a leader whose rows are stored and not committed, while a consumer reads."""
+    """Kill a leader whose append is stored and not answered, while a consumer is behind it."""
     topic = await scene.topic()
     old = await scene.led(topic)
     beside = scene.another(old.node)
     links = scene.cluster.links
     storage = links.of("node-hbase", opener=old.node)
-    before = await _stored_rows(scene, topic)
+    async with scene.process("publisher", old.node) as process:
+        await scene.publish(process, topic, BEFORE)
+    before = await _stored(scene, topic)
     async with scene.process("consumer", beside) as consumer:
-        page = await consumer.poll(topic, cursor="consumer")
+        page = await consumer.poll(topic, cursor="consumer", limit=READ_FIRST)
         await links.cut(storage, "down")
         asked = asyncio.create_task(publish_at(scene, topic, old.node, "unacknowledged"))
 
         async def stored() -> int | None:
-            rows = await _stored_rows(scene, topic)
-            return rows if rows > before else None
+            messages = await _stored(scene, topic)
+            return messages if messages > before else None
 
-        rows = await scene.until(stored, "no row was stored")
+        messages = await scene.until(stored, "nothing was stored")
         await scene.cluster.kill(old.node)
         await links.heal(storage, "down")
         await asyncio.gather(asked)
-        page += await consumer.poll(topic, page[-1].id, cursor="consumer")
         new = await scene.succeeded(topic, old)
         await consumer.poll(topic, page[-1].id, cursor="consumer")
     scene.fault(
-        "the leader was killed (kill -9) between rows and commit, and a consumer read",
+        "the leader was killed (kill -9) before it could acknowledge, and a consumer read on",
         happened=asked.result() is None,
-        uncommitted_rows=rows - before,
+        unacknowledged=messages - before,
         epochs=[old.epoch, new.epoch],
     )
     await scene.finish(topic)
 
 
-async def _stored_rows(scene: Scene, topic: Target) -> int:
-    """Return how many rows of a topic's messages HBase has, whether they count or not."""
+async def _stored(scene: Scene, topic: Target) -> int:
+    """Return how many messages of a topic HBase has, asked past the proxies."""
     told = tomllib.loads(await asyncio.to_thread(_storage, scene))["hbase"]
-    gateway = Gateways([Address(*parse_address(told["hbase_gateways"][0]))])
-    schema = Schema(prefix=told["hbase_table_prefix"])
+    gateways = Gateways([Address(*parse_address(told["hbase_gateways"][0]))])
+    table = HBaseTable(gateways, Schema(prefix=told["hbase_table_prefix"]))
     try:
-        cells = HBaseCells(gateway, schema)
-        prefix = log_prefix(LogId(TopicId("default", topic.name), topic.generation))
-        stop = prefix + b"\xff" * 16
-        return len(await cells.keys(Table.MESSAGES, prefix, stop, rows_max=KEYS_MAX))
+        log = LogId(TopicId("default", topic.name), topic.generation)
+        return len(await rows_of(Logs(table, SystemClock()), log))
     finally:
-        await gateway.close()
+        await table.close()
 
 
 def _storage(scene: Scene) -> str:
@@ -136,13 +140,13 @@ CONSUMER_SKIP = Case(
     name="consumer-skip",
     title="A consumer skips messages when its leader dies",
     happens=(
-        "The answers of storage to the leader are cut off, so that its rows are stored and not committed; "
-        "it is killed (kill -9) with publishes under way; a consumer goes on through another node."
+        "The answers of storage to the leader are cut off, so that an append is stored and not acknowledged; "
+        "it is killed (kill -9); a consumer that is behind goes on through another node, at the next leader."
     ),
-    protects="Reads end at the commit pointer, so no cursor stands where nothing was committed.",
-    guard="commit-pointer",
-    without="The consumer is shown what is never in the log, and its cursor stands behind it.",
-    violations=frozenset({"phantom", "changed_read", "skipped", "refused_but_stored"}),
+    protects="A leader's memory begins at its claim: what lies before is read from storage.",
+    mutant="cache-complete",
+    without="The consumer is led past what the leader before had stored.",
+    violations=frozenset({"skipped", "changed_read", "lost_middle", "lost_prefix"}),
     where=Where.CLUSTER,
     play=killed_in_delivery,
 )
@@ -158,12 +162,14 @@ async def outage(scene: Scene) -> None:
     began, refused, acknowledged = time.monotonic(), 0, 0
     while time.monotonic() - began < OUTAGE_S:
         for node in scene.cluster.nodes:
-            done = await publish_at(scene, topic, node, f"meanwhile-{acknowledged + refused}")
+            name = f"meanwhile-{acknowledged + refused}"
+            done = await publish_at(scene, topic, node, name, deadline_s=ASK_S)
             acknowledged += done is not None
             refused += done is None
             await asyncio.sleep(0.1)
     was_gone = not scene.cluster.is_running(zookeeper)
-    during = await scene.led(topic)
+    done = await publish_at(scene, topic, before.node, "at-last", deadline_s=ASK_S)
+    during = None if done is None else scene.by(done)
     await scene.cluster.start(zookeeper)
     after = await _in_contact(scene)
     led = await scene.led(topic)
@@ -207,8 +213,9 @@ ZOOKEEPER_OUTAGE = Case(
     title="The whole cluster steps down together when ZooKeeper hiccups",
     happens="The nodes' ZooKeeper is killed for 20 s, five sessions long, under publishes through every node.",
     protects="Who leads goes on: storage decides, and only failover waits for ZooKeeper.",
-    guard=None,
-    without="There is nothing to switch off: no code stops a leader that has lost contact.",
+    mutant="suspended",
+    without="No node leads until ZooKeeper is back.",
+    violations=frozenset({"unavailable", "leader_moved"}),
     where=Where.CLUSTER,
     play=outage,
 )
@@ -225,7 +232,11 @@ async def wiped(scene: Scene) -> None:
         done = await scene.until_acknowledged(process, topic, lambda _: True)
     kept = scene.by(done)
     await scene.cluster.kill(kept.node)
-    new = await scene.succeeded(topic, kept)
+    async with scene.process("after-the-kill", scene.another(kept.node)) as process:
+        done = await scene.until_acknowledged(
+            process, topic, lambda published: scene.by(published).node != kept.node
+        )
+    new = scene.by(done)
     scene.fault(
         "ZooKeeper lost its data, and every session with it",
         happened=not set(sessions.values()) & set(after.values()),
@@ -241,9 +252,10 @@ ZOOKEEPER_WIPED = Case(
     name="zookeeper-wiped",
     title="Ids and epochs start again when ZooKeeper has lost its data",
     happens="The nodes' ZooKeeper is killed, its data deleted, and started; then the leader is killed.",
-    protects="Epochs and ids come from the control row in storage alone; ZooKeeper's numbers are never used.",
-    guard=None,
-    without="There is nothing to switch off: no number of ZooKeeper's goes into an epoch or an id.",
+    protects="Epochs and ids come from the log in storage alone; ZooKeeper's numbers are never used.",
+    mutant="zookeeper-epochs",
+    without="The epoch falls, and what an older leader still sends has the higher one.",
+    violations=frozenset({"epoch_fell", "two_epochs"}),
     where=Where.CLUSTER,
     play=wiped,
 )
@@ -316,7 +328,7 @@ TWIN_INSTANCE = Case(
         "A number is claimed in ZooKeeper, and in storage with the incarnation; an incarnation that sees "
         "another stops."
     ),
-    guard="id-claim",
+    mutant="id-claim",
     without="Both go on under one number, and can write the same keys.",
     violations=frozenset({"same_instance_id"}),
     where=Where.CLUSTER,

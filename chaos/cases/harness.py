@@ -8,9 +8,9 @@ fault happened is told by ``fault``, from what clients, logs and files show.
 from __future__ import annotations
 
 import asyncio
-import re
+import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -30,7 +30,7 @@ WAIT_S: Final = 60.0
 EVERY_S: Final = 0.05
 AGAIN_S: Final = 0.1
 SCALE: Final = replace(REAL, padded=False, deadline_s=30.0, final_s=30.0, again_s=0.2)
-_SEEN_EPOCH: Final = re.compile(r"the control row has epoch (\d+)")
+_FENCED: Final = "Another leads topic"
 
 
 class Led(NamedTuple):
@@ -171,8 +171,9 @@ class Scene:
         return self.cluster.member(node).log()[after:]
 
     def tried_in(self, epoch: int, log: str) -> bool:
-        """Whether a leader was told by storage, on trying to commit, that a later epoch has begun."""
-        return any(int(seen) > epoch for seen in _SEEN_EPOCH.findall(log))
+        """Whether a leader was told by storage, on trying to append, that a later epoch has begun."""
+        told = [json.loads(line) for line in log.splitlines() if '"topic let go"' in line]
+        return any(one["epoch"] <= epoch and _FENCED in one["why"] for one in told)
 
     def acknowledged_late(self, node: str, epoch: int) -> int:
         """Return how often a node acknowledged in an epoch after a later one had acknowledged."""

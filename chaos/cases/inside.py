@@ -17,6 +17,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from typing_extensions import override
+
 from broker.clock import SystemClock
 from broker.errors import BrokerError
 from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
@@ -24,7 +26,7 @@ from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.storage.table import Cell, NoAnswer, Space, Table
+from broker.storage.table import Cell, NoAnswer, Space
 from broker.testing.bare import append, rows_of
 from chaos.cases.harness import WAIT_S, Scene
 
@@ -63,7 +65,7 @@ class Gate:
         await self._open.wait()
 
 
-class Way(Table):
+class Way(MemoryTable):
     """One node's way to the table.
 
     Attributes:
@@ -77,22 +79,17 @@ class Way(Table):
 
     def __init__(self, table: MemoryTable) -> None:
         """Lead to the table."""
+        super().__init__(is_alone=False)
+        self.spaces = table.spaces
         self.table = table
         self.gate = Gate()
         self.loses = False
         self.lies = self.lied = self.past_reads = self.read_past = 0
         self.past = table
-        self.is_alone = False
-        self.cell_bytes_max = table.cell_bytes_max
-        self.change_bytes_max = table.change_bytes_max
-        self.cells = table.cells
-        self.columns = table.columns
-        self.scan = table.scan
-        self.put = table.put
-        self.delete = table.delete
         self._late: list[partial[Coroutine[None, None, bool]]] = []
         self._lost = asyncio.Event()
 
+    @override
     async def change(
         self,
         space: Space,
@@ -129,6 +126,7 @@ class Way(Table):
             await make()
         return len(late)
 
+    @override
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
         """Return cells of a row, as they are or were."""
         if self.past_reads:
@@ -136,9 +134,6 @@ class Way(Table):
             self.read_past += 1
             return await self.past.get(space, row, columns)
         return await self.table.get(space, row, columns)
-
-    async def close(self) -> None:
-        """Leave the table to the others."""
 
 
 class Keeper:

@@ -67,9 +67,11 @@ async def split_brain(scene: Scene) -> None:
     await scene.finish(topic)
 
 
-async def publish_at(scene: Scene, topic: Target, node: str, name: str) -> Published | None:
+async def publish_at(
+    scene: Scene, topic: Target, node: str, name: str, **settings: Any
+) -> Published | None:
     """Publish through one node under a name of its own."""
-    async with scene.process(name, node) as process:
+    async with scene.process(name, node, **settings) as process:
         return await scene.attempt(process, topic)
 
 

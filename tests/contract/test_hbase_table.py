@@ -21,6 +21,7 @@ from broker.storage.hbase.store import init_hbase, open_hbase
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.health import Ended
 from broker.storage.table import HEAD, NoAnswer, Space
+from broker.testing.contract.log import LogContract
 from broker.testing.contract.table import Place, TableContract, column
 from broker.testing.servers import HBaseServer, thrift2_idl
 from tests.unit.storage.hbase.fake import IDL
@@ -50,6 +51,10 @@ async def harness(hbase_server: HBaseServer) -> Harness:
 
 
 class TestHBase(TableContract):
+    pass
+
+
+class TestLogOverHBase(LogContract):
     pass
 
 

@@ -32,7 +32,7 @@ DOORS = {
     "matplotlib": ["chaos/plots.py"],
     "multidict": [TEST_KIT],  # Of aiohttp.
     "orjson": ["broker/api/*"],
-    "plyvel": ["broker/storage/leveldb_database.py", "broker/storage/leveldb/*"],
+    "plyvel": ["broker/storage/leveldb/*"],
     "prometheus_client": ["broker/metrics.py"],
     "psutil": [TEST_KIT],
     "pyspark": ["broker/spark/*", "broker/streams/*"],
@@ -40,7 +40,6 @@ DOORS = {
     "rich": ["broker/cli.py", "broker/cli/*"],
     "structlog": ["broker/logs.py"],
     "tenacity": ["broker/routing/*"],
-    "thriftpy2": ["broker/storage/hbase*.py", "broker/storage/hbase/*"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
     "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*"],
     "yarl": ["broker/client/transport.py", TEST_KIT],  # Of aiohttp.
@@ -105,4 +104,4 @@ def test_every_door_is_declared_and_every_declared_package_of_the_product_has_a_
 )
 def test_the_rule_finds_a_stray_import(source: str) -> None:
     assert strays("broker/topics/ids.py", source)
-    assert strays("broker/storage/leveldb_database.py", "import plyvel\n") == []
+    assert strays("broker/storage/leveldb/database.py", "import plyvel\n") == []

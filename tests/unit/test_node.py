@@ -121,7 +121,7 @@ async def test_damaged_data_are_not_served(tmp_path: Path) -> None:
     async with started(config(tmp_path)):
         pass
     (tmp_path / "db" / "CURRENT").unlink()
-    with pytest.raises(StorageCorrupt, match="broker storage check"):
+    with pytest.raises(StorageCorrupt, match="broker storage verify"):
         await Node(config(tmp_path)).start()
 
 

@@ -9,8 +9,8 @@ calls under way, rather not one that has just told of an exception: perhaps anot
         └──────────────────── answers a question ◀──────────────────┘ pauses that double
 
 The question is what a gateway knows by itself, whatever state HBase is in, and each new connection is asked it
-before it carries a call: so a gateway that is frozen, or a proxy before one that is away, takes no call of
-which nobody would know what became. What a dead gateway costs is the calls that were under way there. If none
+before it carries a call: so a gateway that is frozen, or a proxy before one that is away, takes no call whose
+outcome would then be unknown. A dead gateway costs the calls that were under way there. If none
 is good, a call waits a little for one and is then refused: nothing was sent.
 
 ==========================================  ==========================================================
@@ -47,7 +47,7 @@ CONNECT_S = 2.0
 IDLE_S = 30.0
 CONNECTIONS_MAX = 16
 CLOSE_S = 1.0
-"""How long calls may still take when nobody will make another."""
+"""How long calls under way may still take at the close."""
 PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 2.0
 DOUBTED_S = 0.5

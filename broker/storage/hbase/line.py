@@ -1,9 +1,9 @@
 """One connection to a gateway: one request at a time, and its answer.
 
-A gateway closes a connection that was idle for 60 s and tells nobody: the next request would be written
-into it and be lost, with an unknown outcome. So a line on which something arrived that nobody asked for,
+A gateway closes a connection that was idle for 60 s without a word: the next request would be written
+into it and be lost, with an unknown outcome. So a line on which something arrived without a request,
 which is how the end of a stream looks, is over; ``is_silent`` also asks the system, because the loop may not
-have got there yet. What the loop itself notices ends a line at once.
+have got there yet. An end that the loop itself notices ends a line at once.
 
 All of it runs in the event loop. The ways to talk to one gateway of HBase 2.6.1 that were measured, in turns, on
 two cores at a load of 10 (trust the ratios): one head, and 20 cells of 16 KiB; the median of a lone call and
@@ -33,7 +33,7 @@ Settle = Callable[[Any, Exception | None], None]
 
 
 class LineCut(ConnectionError):
-    """The gateway ended the connection before the answer was whole, or said what nobody asked for."""
+    """The gateway ended the connection before the answer was whole, or spoke without a request."""
 
 
 class Line(asyncio.Protocol):

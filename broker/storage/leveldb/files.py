@@ -52,7 +52,7 @@ def corrupt(directory: Path, what: str) -> StorageCorrupt:
     """Return the error for a damaged store, which says what to do about it."""
     return StorageCorrupt(
         f"the store in {directory} is damaged: {what}. Nothing was changed. "
-        f"See what is wrong with: broker storage check {directory}"
+        f"See what is wrong with: broker storage verify {directory}"
     )
 
 
@@ -136,6 +136,16 @@ def _read_identity(directory: Path) -> Identity | None:
     return identity
 
 
+def other_format(directory: Path) -> str | None:
+    """Return what to do about a store that another release wrote; None: it is of this format, or damaged."""
+    try:
+        found = json.loads((directory / _IDENTITY).read_text())["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    is_other = isinstance(found, int) and found != FORMAT
+    return _wrong_format(directory, found) if is_other else None
+
+
 def _wrong_format(directory: Path, found: int) -> str:
     if found > FORMAT:
         return (
@@ -215,6 +225,11 @@ def snapshot(directory: Path, target: Path, *, linked: bool) -> None:
 def mark_closed(directory: Path) -> None:
     """Leave the sizes of all files, after the database was closed."""
     _replace(directory, _CLEAN, json.dumps(_sizes(directory)))
+
+
+def was_closed(directory: Path) -> bool:
+    """Whether the last process closed the database."""
+    return (directory / _CLEAN).exists()
 
 
 def mark_open(directory: Path) -> bool:

@@ -32,6 +32,15 @@ def cells_prefix(space: Space, row: bytes) -> bytes:
     return lead + _LENGTH.pack(len(row)) + row
 
 
+def row_of_cell(key: bytes) -> bytes | None:
+    """Return the row of a cell that is no head; None: no such key can be."""
+    if len(key) <= 1 + _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(key, 1)
+    row = key[1 + _LENGTH.size :][:length]
+    return row if len(row) == length else None
+
+
 def has_cells(space: Space) -> bool:
     """Whether rows of the space may have cells beside their heads."""
     return space in _CELLS

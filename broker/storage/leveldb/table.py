@@ -240,6 +240,19 @@ async def open_table(
     """
     options = options or Options()
     lock, database = await asyncio.to_thread(open_directory, directory, options)
+    return table_of(directory, lock, database, options, observe=observe, fault=fault)
+
+
+def table_of(
+    directory: Path,
+    lock: files.DirectoryLock,
+    database: Database,
+    options: Options,
+    *,
+    observe: Observe | None = None,
+    fault: Fault | None = None,
+) -> LevelDBTable:
+    """Return the table over a database that is open. Arguments as ``open_table`` has them."""
     writer = Writer(
         database,
         probe_interval_s=options.probe_interval_s,

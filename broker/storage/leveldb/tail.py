@@ -5,7 +5,7 @@ anything after a power cut: zero pages, old garbage, a hole before intact bytes.
 damage and refuses to open, although everything that was synced is intact.
 
 One thread writes, and syncs each write before the next. So at most the *last* write of the newest log is
-unsynced, and nobody was told that it was done; the same holds for the last edit of the manifest, which
+unsynced, and no caller was told that it was done; the same holds for the last edit of the manifest, which
 LevelDB syncs before it relies on it. Both files have one format (log_format.md of LevelDB)::
 
     blocks of 32 KiB, of records   checksum (4) | length (2) | kind (1) | data

@@ -93,7 +93,6 @@ async def _store(process: Process, target: Target, pointer: int) -> None:
 
 
 WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
-    "plain": lambda: LogWorkload(publishing=(publishers.single, publishers.keyed)),
     "relayed": lambda: LogWorkload(publishing=(relayed,)),
     "storing": lambda: LogWorkload(publishing=(storing, publishers.single)),
     **OF_TIMES,

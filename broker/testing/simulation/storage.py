@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from broker.errors import BodyTooLarge, BrokerError
 from broker.storage.health import CANCELLED, Ended
 from broker.storage.memory.adversary import AdversaryTable
-from broker.storage.table import HEAD, Cell, Cells, NoAnswer, NotSent, Space, TableError
+from broker.storage.table import Cell, Cells, NoAnswer, NotSent, Space, TableError
 from broker.testing.simulation.layers import Layers
 
 Answer = TypeVar("Answer")
@@ -28,16 +28,10 @@ STORAGE: Final = Context()
 
 
 class StorageWay:
-    """What is wrong between one machine and storage. ``happened`` counts what it cost.
-
-    Attributes:
-        changes_late_s: how much later changes come that put entries, and are sent by now; all else,
-            changes of heads alone too, is in time.
-    """
+    """What is wrong between one machine and storage. ``happened`` counts what it cost."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self.changes_late_s = 0.0
         self.happened: Counter[str] = Counter()
         self._cuts = Layers[tuple[bool, bool]]()
         """Of each whether it cuts the way there, and the way back."""
@@ -134,16 +128,11 @@ class LinkedTable:
         clear: bool = False,
     ) -> bool:
         """Change cells of a row together if its head is ``expected``."""
-        table, way = self._table, self._way
-        puts, deletes = dict(puts), list(deletes)
-
-        async def work() -> bool:
-            if way.changes_late_s and puts.keys() != {HEAD}:
-                way.happened["late_changes"] += 1
-                await asyncio.sleep(way.changes_late_s)
-            return await table.change(space, row, expected, puts, deletes, clear=clear)
-
-        return await self._call("change", work)
+        sent, gone = dict(puts), list(deletes)
+        return await self._call(
+            "change",
+            lambda: self._table.change(space, row, expected, sent, gone, clear=clear),
+        )
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
         """Return those of the named cells that a row has."""

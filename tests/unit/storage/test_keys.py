@@ -10,29 +10,37 @@ TOPIC = TopicId("default", "notes")
 
 
 def test_the_layout_byte_for_byte():
-    row = row_id(0x0102030405060708, 0x090A)
+    page = row_id(0x0102030405060708, 0x090A)
     tail = bytes(range(1, 11))
-    assert keys.row_key(LogId(TOPIC, 3), row) == b"default:notes:\0\0\0\x03" + tail
-    payload = keys.row_key(LogId(TOPIC, 3, -2), row)
+    assert keys.page_key(LogId(TOPIC, 3), page) == b"default:notes:\0\0\0\x03" + tail
+    payload = keys.page_key(LogId(TOPIC, 3, -2), page)
     assert payload == b"default:notes:\0\0\0\x03" + b"\xff" * 7 + b"\xfe" + tail
-    assert keys.control_key(LogId(TOPIC, 3)) == b"default:notes:\0\0\0\0c"
-    assert keys.control_key(LogId(TOPIC, 3, 1)) == (
-        b"default:notes:\0\0\0\0c\0\0\0\x03\0\0\0\0\0\0\0\x01"
+    assert keys.page_of(payload) == page
+    assert keys.root_key(LogId(TOPIC, 3)) == b"default:notes:\0\0\0\0r"
+    assert keys.root_key(LogId(TOPIC, 3, 1)) == (
+        b"default:notes:\0\0\0\0r\0\0\0\x03\0\0\0\0\0\0\0\x01"
     )
-    assert keys.side_prefix(LogId(TOPIC, 3), keys.IDEMPOTENCY) == (
-        b"default:notes:\0\0\0\0k\0\0\0\x03"
-    )
+    assert keys.mark_prefix(LogId(TOPIC, 3)) == b"default:notes:\0\0\0\0k\0\0\0\x03"
 
 
-def test_all_generations_share_one_control_row():
-    assert keys.control_key(LogId(TOPIC, 1)) == keys.control_key(LogId(TOPIC, 2))
-    assert keys.control_key(LogId(TOPIC, 1, 5)) != keys.control_key(LogId(TOPIC, 2, 5))
+def test_all_generations_share_one_root():
+    assert keys.root_key(LogId(TOPIC, 1)) == keys.root_key(LogId(TOPIC, 2))
+    assert keys.root_key(LogId(TOPIC, 1, 5)) != keys.root_key(LogId(TOPIC, 2, 5))
 
 
 @given(st.integers(1, (1 << 31) - 1), st.integers(-(1 << 63), (1 << 63) - 1))
-def test_a_payload_log_is_known_by_its_control_key(generation, number):
+def test_a_payload_log_is_known_by_the_key_of_its_root(generation, number):
     log = LogId(TOPIC, generation, number)
-    assert keys.payload_log_of(TOPIC, keys.control_key(log)) == log
+    assert keys.payload_log_of_root(TOPIC, keys.root_key(log)) == log
+    assert keys.is_root(keys.root_key(log))
+    assert not keys.is_root(keys.page_key(log, row_id(1, 1)))
+
+
+@given(st.integers(0, 1 << 62), st.integers(0, 1 << 62))
+def test_roots_of_payload_logs_sort_by_their_numbers(one, other):
+    first, last = (keys.root_key(LogId(TOPIC, 1, number)) for number in (one, other))
+    assert (first < last) == (one < other)
+    assert keys.payload_root_range(TOPIC, 1, one, other) == (first, last)
 
 
 @given(st.binary(min_size=1, max_size=4), st.binary(max_size=6))

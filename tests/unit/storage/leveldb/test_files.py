@@ -64,7 +64,7 @@ def test_damage_is_named_and_nothing_is_changed(
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
     with pytest.raises(StorageCorrupt, match=named) as refusal:
         files.prepare(store)
-    assert f"broker storage check {store}" in refusal.value.message
+    assert f"broker storage verify {store}" in refusal.value.message
     assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == before
 
 

@@ -134,7 +134,7 @@ async def test_a_damaged_table_file_is_found_by_the_reading(tmp_path: Path) -> N
     await table.close()
     file.write_bytes(data)
     table = await open_table(tmp_path)
-    with pytest.raises(StorageCorrupt, match="broker storage check"):
+    with pytest.raises(StorageCorrupt, match="broker storage verify"):
         await table.get(SPACE, ROW, [b"e1"])
     with pytest.raises(StorageCorrupt):
         await table.cells(SPACE, ROW, b"e", b"f", cells_max=9, bytes_max=9)
