@@ -23,6 +23,6 @@ async def test_how_many_messages_lie_behind_an_id(broker: Broker) -> None:
     assert (await broker.call("GET", f"{lag}?after={start}")).json["messages"] == 3
     told = (await broker.call("GET", f"{lag}?after={first.upper()}")).json
     assert told == {"after": first, "messages": 2}
-    for wrong in ("", "?after=", "?after=12", "?after=xx", f"?after={start}&more=1"):
+    for wrong in ("", "?after=", "?after=12", "?after=xx"):
         assert (await broker.call("GET", lag + wrong)).status == 400
     assert (await broker.call("GET", topic_path("no", f"lag?after={start}"))).status == 404

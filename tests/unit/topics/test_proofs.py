@@ -42,7 +42,7 @@ async def published(node: Member) -> int:
 
 
 async def browsed(node: Member) -> int:
-    return len((await node.topics.browse(TOPIC, BrowseQuery())).rows)
+    return len((await node.topics.browse(TOPIC, BrowseQuery())).entries)
 
 
 async def lag(node: Member) -> int:
