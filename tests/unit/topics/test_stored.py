@@ -174,7 +174,7 @@ async def test_a_store_waits_for_a_publish_that_fails_before_its_seal(bench: Ben
     await bench.stored(5, b"a")
     gate = Gate()
 
-    async def refused(real: object, *arguments: object) -> None:
+    async def refused(real: object, *arguments: object, **named: object) -> None:
         gate.reached.set()
         await gate.opened.wait()
         raise Unavailable("not sent")
