@@ -12,6 +12,7 @@ from typing import Any
 from broker.config import Config, Key, iter_keys
 from broker.errors import BrokerError, registry
 from broker.settings import as_text
+from broker.testing.mutants import MUTANTS
 from chaos.cases import CASES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,120 +49,68 @@ the same request, sent again unchanged, is both safe and useful.
 _GUARDS_HEAD = """
 # Guards
 
-A guard is one check in one place that keeps messages safe (`broker/guards.py`). Tests can switch it off,
-under `BROKER_TESTING=1` alone, and a node that runs without one says so. A guard whose absence nothing
-notices is not tested: each is taken away in runs of the [simulated cluster](simulation.md), and the checkers,
-which see nothing but what clients were told, must find what goes wrong. What storage does in such a run is in
-`broker/testing/adversary.py`, what is checked in `broker/testing/checkers/`.
+A guard is a rule that a careless change could drop, and with it a promise. The product has no switch for any.
+For each there is a **mutant** in the test kit (`broker/testing/mutants.py`): one function of the product, swapped for
+one that lacks the rule. A guard whose absence nothing notices is not tested: so tests put each mutant in force, and
+the checkers, which see nothing but what clients were told, must name what goes wrong.
 
-Some are found soon in random seeds of three virtual minutes, as `make sim` draws them; for the others there
-are schedules, in which what is rare happens soon. The count is of the first seed that shows anything, from
-seed 1 on; it changes with the code.
+They do so in random runs of one log (`broker/testing/logs`), in the [simulated cluster](simulation.md), and in real
+processes ([failure cases](../chaos-cases.md)). The model that the rules were found with has the same mutants
+(`tests/model`).
 
 ```sh
-python -m broker.testing.simulation.directed --random 200 dedupe      after how many random seeds
-python -m broker.testing.simulation.directed dedupe                   what the schedule shows
-python -m broker.testing.simulation.directed dedupe --with            the same with the guard in force
+python -m broker.testing.mutants                                      their names
+python -m broker.testing.mutants dedupe serve --port 8080             a broker without one
+python -m broker.testing.logs.exploration --plan storm --mutant tokens --runs 100
+python -m broker.testing.simulation.directed dedupe                   what its schedule shows in the cluster
+python -m broker.testing.simulation.directed dedupe --with            the same with the guard
 ```
 
-| guard | what it protects | what is found without it | after how many random seeds |
-|---|---|---|---|
+| guard | what its mutant does | runs of one log: plan | in the cluster: workload, seed: faults | found there as |
+|---|---|---|---|---|
 """
 
-_EXPLORED_HEAD = """
-## In one topic's storage
+_ELSEWHERE_HEAD = """
+A schedule of the cluster is about a minute of virtual time, in which what is rare happens soon. The seed that shows
+the mutant must show nothing wrong without it. What goes wrong, in the words of a client:
 
-Each is also taken away in a run of the exploration: two nodes' storage of one topic, with nothing above it.
-
-A run is a plan and a seed, and repeats exactly while the code is the same; the test also takes the seeds
-that follow. With all guards in force `make test` makes some runs of other seeds each day, `make test-all` thousands,
-and none may show anything.
-
-| guard | without it | plan, seed | found as |
-|---|---|---|---|
+| guard | without it |
+|---|---|
 """
 
+_NOT_IN_CLUSTER_HEAD = """
+The cluster does not show these:
 
-_CLUSTER_GUARDS_HEAD = """
-## In the whole cluster
-
-The schedules: nodes, clients, routing, and the network between them. One is a workload, a seed, the kinds of
-fault that come, and what storage does; each is about a minute of virtual time. The test takes the guard away
-and looks for the violation by name, in the seeds from the recorded one on; the seed that shows it must show
-nothing wrong with the guard in force.
-
-| guard | without it | workload, seed: faults | found as |
-|---|---|---|---|
+| guard | why not | shown in |
+|---|---|---|
 """
 
 
 def guards_page() -> str:
     """Return ``docs/internals/guards.md``."""
-    table = tomllib.loads((ROOT / "tests/simulation/guards.toml").read_text(encoding="utf-8"))
-    explored = [
-        f"| `{row['name']}` | {row['without_it']} | {row['plan']}, {row['seed']} "
-        f"| `{row['violation']}` |\n"
-        for row in table["guard"]
-    ]
-    elsewhere = [
-        f"| `{row['name']}` | {row['without_it']} | `{row['test']}` | {_found_as(row)} |\n"
-        for row in table["elsewhere"]
-    ]
-    example = table["guard"][0]
+    table = tomllib.loads((ROOT / "tests/simulation/cluster_mutants.toml").read_text("utf-8"))
+    scheduled = {row["name"]: row for row in table["mutant"]}
     return "".join(
         [
             MADE,
             _GUARDS_HEAD,
-            *_all_guards(),
-            _EXPLORED_HEAD,
-            *explored,
-            (
-                "\nTo see one:\n\n```sh\npython -m broker.testing.exploration "
-                f"--without {example['name']} --plan {example['plan']} --seed {example['seed']}\n```\n"
+            *(_guard(name, scheduled.get(name)) for name in MUTANTS),
+            _ELSEWHERE_HEAD,
+            *(f"| `{row['name']}` | {row['without_it']} |\n" for row in table["mutant"]),
+            _NOT_IN_CLUSTER_HEAD,
+            *(
+                f"| `{row['name']}` | {row['why']} | `{row['where']}` |\n"
+                for row in table["elsewhere"]
             ),
-            "\nOther tests take these away:\n\n",
-            "| guard | without it | test | found as |\n|---|---|---|---|\n",
-            *elsewhere,
-            *_cluster_guards(),
         ]
     )
 
 
-def _of_clusters() -> dict[str, list[dict[str, Any]]]:
-    return tomllib.loads((ROOT / "tests/simulation/cluster_guards.toml").read_text("utf-8"))
-
-
-def _all_guards() -> Iterator[str]:
-    table = _of_clusters()
-    scheduled = {row["name"]: row["violation"] for row in table["guard"]}
-    elsewhere = {row["name"]: row["test"] for row in table["elsewhere"]}
-    for row in table["random"]:
-        name, found = row["name"], row.get("found", [])
-        words = dict.fromkeys([*found, *filter(None, [scheduled.get(name)])])
-        shown = (
-            ", ".join(f"`{word}`" for word in words) or f"nothing in a cluster; `{elsewhere[name]}`"
-        )
-        yield f"| `{name}` | {row['protects']} | {shown} | {_seeds(row)} |\n"
-
-
-def _seeds(row: dict[str, Any]) -> str:
-    """Return after how many random seeds a guard was missed."""
-    if "seeds" not in row:
-        return "not run"
-    return str(row["seeds"]) if row.get("found") else f"none in {row['seeds']}"
-
-
-def _cluster_guards() -> list[str]:
-    table = _of_clusters()
-    return [
-        _CLUSTER_GUARDS_HEAD,
-        *(
-            f"| `{row['name']}` | {row['without_it']} | {_schedule(row)} | `{row['violation']}` |\n"
-            for row in table["guard"]
-        ),
-        "\nThese it does not show:\n\n| guard | why not | shown in |\n|---|---|---|\n",
-        *(f"| `{row['name']}` | {row['why']} | `{row['test']}` |\n" for row in table["elsewhere"]),
-    ]
+def _guard(name: str, row: dict[str, Any] | None) -> str:
+    mutant = MUTANTS[name]
+    plan = mutant.plan or "none"
+    shown = "none | none" if row is None else f"{_schedule(row)} | `{row['violation']}`"
+    return f"| `{name}` | {mutant.does} | {plan} | {shown} |\n"
 
 
 def _schedule(row: dict[str, Any]) -> str:
@@ -170,10 +119,6 @@ def _schedule(row: dict[str, Any]) -> str:
     storage = [name for name in row["bias"] if not name.endswith("_ms")]
     workload = row.get("workload", "log")
     return f"{workload}, {row['seed']}: {', '.join([*dict.fromkeys(faults), *storage]) or 'calm'}"
-
-
-def _found_as(row: dict[str, str]) -> str:
-    return f"`{row['violation']}`" if "violation" in row else "a failed assertion"
 
 
 _CASES_HEAD = """
@@ -186,19 +131,19 @@ is taken away (exit 1, and the verdict names what is wrong): a test that can't f
 ```
 python -m chaos cases                                list them; --json
 python -m chaos case zombie-leader                   play one
-python -m chaos case zombie-leader --without-guard   the same without what protects
+python -m chaos case zombie-leader --mutant          the same without what protects
 python -m chaos case all                             all of them, on one cluster
 ```
 
 Where they are played: *cluster*: three nodes, ZooKeeper and HBase, every connection through Toxiproxy, on
 tables of its own for each case; *alone*: a broker, or its store, over LevelDB, as processes; *inside*: the
-stores of several nodes in the verifier's own process, over tables that do on demand what no real server can
-be made to do at a chosen moment. Processes are told which guard they lack by `BROKER_WITHOUT_GUARDS`, under
-`BROKER_TESTING=1`, and the case sees to it that they say so in log, `/healthz` and status. Guards are in
-[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`. When all were
-played last, each three times without its guard: [22 November 2026](results/2026-11-22-cases.md).
+logs of several nodes in the verifier's own process, over a table that does on demand what no real server can
+be made to do at a chosen moment. What protects is taken away by a **mutant**: the product with one function swapped
+(`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
+[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`. How the cases went
+over the storage before pages: [22 November 2026](results/2026-11-22-cases.md).
 
-| # | case | what happens | what protects | guard | without it the verdict says |
+| # | case | what happens | what protects | mutant | without it the verdict says |
 |---|---|---|---|---|---|
 """
 
@@ -245,12 +190,11 @@ def cases_page() -> str:
 
 
 def _case_row(case: Case) -> str:
-    guard = f"`{case.guard}`" if case.guard else "none"
     found = ", ".join(f"`{name}`" for name in sorted(case.violations))
     without = f"{case.without} ({found})" if found else case.without
     return (
         f"| {case.number} | `{case.name}` ({case.where}) | {case.title}. {case.happens} | {case.protects} "
-        f"| {guard} | {without} |\n"
+        f"| `{case.mutant}` | {without} |\n"
     )
 
 

@@ -1,30 +1,33 @@
-"""``broker storage``: make stores, and look after a data directory while no broker serves it."""
+"""``broker storage``: make stores, look into them, and look after a data directory that no broker serves."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from broker import settings as resolution
 from broker.cli.node import configured_by, resolved
-from broker.cli.options import NotNow, json_option
+from broker.cli.options import NotNow, json_option, topic_argument
 from broker.cli.output import write_json, write_properties, write_table
 from broker.errors import UnavailableError
 
 if TYPE_CHECKING:
     from broker.config import Config
+    from broker.model import TopicId
     from broker.storage.hbase.schema import Made
-    from broker.storage.leveldb_check import Report
+    from broker.storage.log import Logs
+    from broker.storage.report import Report, Tell
+    from broker.storage.showing import Shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,33 +43,160 @@ def _directory(command: Command) -> Command:
 
 @click.group()
 def storage() -> None:
-    """Make stores; look after a data directory ("data" if none is named) that no broker serves.
+    """Make stores; verify, show, mend and sweep them.
+
+    A data directory ("data" if none is named) must not be served meanwhile; the store of a cluster may be.
 
     \b
     broker storage init --hbase-gateways localhost:9090
-    broker storage check data
+    broker storage verify data
+    broker storage verify --hbase-gateways localhost:9090
+    broker storage show audit/logins --entries 20
     broker storage repair data mended
     broker storage sweep data
     """  # noqa: D301
 
 
 @storage.command()
-@_directory
+@click.argument(
+    "directory",
+    metavar="[DIR]",
+    required=False,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
+@configured_by({"hbase"})
 @json_option
-def check(directory: Path, as_json: bool) -> None:
+def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Read everything in a store and say what is wrong; change nothing.
+
+    Chains of pages are walked forwards and back; checksums, counts, marks, references and payload logs are
+    compared. Of a data directory that no broker serves, or of a cluster in HBase, also while it serves.
 
     Exits 0 if nothing is wrong, 1 if something is.
 
     \b
-    broker storage check data
+    broker storage verify data
+    broker storage verify --hbase-gateways hbase1:9090,hbase2:9090
+    broker storage verify --config node1.toml --json
     """  # noqa: D301
-    from broker.storage import leveldb_check  # noqa: PLC0415 - Only these commands need LevelDB.
-
-    with _own_store(), _progress("checking") as progress:
-        report = leveldb_check.check(directory, progress)
+    config = resolved(file, flags).config
+    with _own_store(), _progress("verifying") as tell:
+        report = asyncio.run(_verified(directory, config, tell))
     _show(report, as_json=as_json)
-    click.get_current_context().exit(0 if report.is_sound else 1)
+
+
+async def _verified(directory: Path | None, config: Config, tell: Tell) -> Report:
+    from broker.storage.check import verify as verify_logs  # noqa: PLC0415 - Slow to import.
+
+    window_ms = int(config.topics.idempotency_window_s * 1000)
+    if directory is not None or not config.hbase.hbase_gateways:
+        from broker.storage.leveldb.mending import verify_directory  # noqa: PLC0415
+
+        directory = directory or config.storage.data_dir
+        return await verify_directory(directory, tell, window_ms=window_ms)
+    async with _opened(None, config) as logs:
+        return await verify_logs(logs, tell, window_ms=window_ms)
+
+
+@asynccontextmanager
+async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]:
+    """Give the logs of a data directory that no broker serves, or of a cluster, for looking."""
+    from broker.clock import SystemClock  # noqa: PLC0415
+    from broker.storage.log import Logs  # noqa: PLC0415
+
+    if directory is not None or not config.hbase.hbase_gateways:
+        from broker.storage.leveldb.mending import opened_copy  # noqa: PLC0415
+
+        async with opened_copy(directory or config.storage.data_dir) as table:
+            yield Logs(table, SystemClock())
+        return
+    try:
+        from broker.storage.hbase.store import open_hbase  # noqa: PLC0415 - Of clusters alone.
+    except ModuleNotFoundError as error:
+        raise _not_installed(error) from error
+    opened = await open_hbase(config.hbase, SystemClock())
+    try:
+        yield Logs(opened, SystemClock())
+    finally:
+        await opened.close()
+
+
+@storage.command()
+@topic_argument
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="A data directory that no broker serves.  [default: storage.data_dir of the configuration]",
+)
+@click.option(
+    "--pages",
+    "pages_max",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="How many of the last pages are shown.",
+)
+@click.option(
+    "--entries",
+    "entries_max",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="How many of the last entries in them are shown.",
+)
+@click.option(
+    "--payload-log", "number", type=int, help="Show this payload log of the topic instead."
+)
+@click.option(
+    "--generation",
+    type=click.IntRange(min=1),
+    help="Of the topic or payload log.  [default: the last one]",
+)
+@configured_by({"hbase"})
+@json_option
+def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
+    topic: TopicId,
+    directory: Path | None,
+    pages_max: int,
+    entries_max: int,
+    number: int | None,
+    generation: int | None,
+    file: Path | None,
+    as_json: bool,
+    **flags: str | None,
+) -> None:
+    """Print how a topic lies in its store: root, heads of pages and entries, decoded.
+
+    \b
+    broker storage show audit/logins
+    broker storage show audit/logins --dir data --entries 100 --json
+    broker storage show audit/logins --hbase-gateways hbase1:9090 --payload-log 1700000000000000
+    """  # noqa: D301
+    from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
+    from broker.storage.keys import LogId  # noqa: PLC0415
+    from broker.storage.showing import shown  # noqa: PLC0415
+
+    config = resolved(file, flags).config
+
+    async def looked() -> Shown:
+        async with _opened(directory, config) as logs:
+            known = generation or 0
+            if number is not None and not known:
+                root = await logs.root(LogId(topic, 0))
+                known = 0 if root is None else root.generation
+            log = LogId(topic, known, number)
+            return await shown(logs.resolver, log, pages_max=pages_max, entries_max=entries_max)
+
+    with _own_store():
+        found = asyncio.run(looked())
+    if found.root is None and not found.pages:
+        what = f"topic {topic}" if number is None else f"payload log {number} of topic {topic}"
+        raise click.ClickException(f"nothing of {what} is stored there")
+    if as_json:
+        write_json(storage_text.shown_json(found))
+    else:
+        storage_text.write_shown(found)
 
 
 @storage.command()
@@ -74,22 +204,22 @@ def check(directory: Path, as_json: bool) -> None:
 @click.argument("copy", type=click.Path(path_type=Path))
 @json_option
 def repair(directory: Path, copy: Path, as_json: bool) -> None:
-    """Make a mended copy of a damaged store; the original stays as it is.
+    """Make a mended copy of a damaged data directory; the original stays as it is.
 
-    Read what it says before you serve the copy: what is lost is lost.
+    LevelDB keeps what it can read; then the copy is verified, which tells what is lost. Read it before you
+    serve the copy. Exits 0 if nothing is wrong with the copy, 1 if something is.
 
     \b
     broker storage repair data mended && broker serve --data-dir mended
     """  # noqa: D301
-    from broker.storage import leveldb_check  # noqa: PLC0415
+    from broker.storage.leveldb import mending  # noqa: PLC0415 - Only these commands need LevelDB.
 
-    with _own_store(), _progress("mending") as progress:
+    with _own_store(), _progress("mending") as tell:
         try:
-            report = leveldb_check.repair(directory, copy, progress)
+            report = asyncio.run(mending.repair(directory, copy, tell))
         except FileExistsError as error:
             raise click.ClickException(f"{copy} exists; name a new directory") from error
     _show(report, as_json=as_json)
-    click.get_current_context().exit(0 if report.is_sound else 1)
 
 
 @storage.command()
@@ -154,9 +284,7 @@ def _init_tables(config: Config, *, as_json: bool) -> None:
     try:
         from broker.storage.hbase.store import init_hbase  # noqa: PLC0415 - Of clusters alone.
     except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"a cluster needs the package {error.name!r}: pip install 'tms-broker[cluster]'"
-        ) from error
+        raise _not_installed(error) from error
     try:
         made = asyncio.run(init_hbase(config.hbase))
     except UnavailableError as error:
@@ -196,26 +324,38 @@ def _own_store() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on standard error, to people only."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+def _progress(what: str) -> Iterator[Tell]:
+    """Show a bar on standard error, to people only: topics, and how much was read."""
+    counted = TextColumn(
+        "{task.completed:.0f} of {task.total:.0f} topics, {task.fields[megabytes]} MB"
+    )
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        counted,
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task(what, total=0, megabytes=0)
+        yield lambda seen: bar.update(
+            task, completed=seen.topics, total=seen.topics_all, megabytes=seen.bytes >> 20
+        )
 
 
 def _show(report: Report, *, as_json: bool) -> None:
+    """Write a report, and exit by it."""
+    from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
+
     if as_json:
-        write_json({**asdict(report), "directory": str(report.directory)})
-        return
-    counted = ("message_logs", "payload_logs", "rows", "side_rows", "records", "ignorable", "bytes")
-    write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
-    for line in report.mended:
-        click.echo(f"mended: {line}")
-    for line in report.problems:
-        click.echo(f"wrong: {line}")
-    wrong = len(report.problems)
-    click.echo(f"wrong in all: {wrong}" if wrong else "nothing is wrong")
+        write_json(asdict(report))
+    else:
+        storage_text.write_report(report)
+    click.get_current_context().exit(0 if report.is_sound else 1)
+
+
+def _not_installed(error: ModuleNotFoundError) -> click.ClickException:
+    return click.ClickException(
+        f"a cluster needs the package {error.name!r}: pip install 'tms-broker[cluster]'"
+    )

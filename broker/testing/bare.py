@@ -15,6 +15,7 @@ from broker.storage.keys import LogId
 from broker.storage.log import Logs
 
 _BYTES_AT_ONCE = 1 << 20
+_CELLS_AT_ONCE = 16
 
 
 class Row(NamedTuple):
@@ -50,6 +51,20 @@ async def rows_of(
         for entry in await reader.next(_BYTES_AT_ONCE):
             found += [row for row in _rows(entry) if _is_between(row.id, after, through)]
     return found
+
+
+async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[Row], bool]:
+    """Return the last messages, the last first, ``count`` or some more; whether these are all.
+
+    Raises:
+        Unavailable, StorageCorrupt: see rows_of.
+    """
+    reader = logs.reader(log, ROW_ID_MIN)
+    found: list[Row] = []
+    while not reader.ended and len(found) < count:
+        for entry in await reader.before(_CELLS_AT_ONCE, _BYTES_AT_ONCE):
+            found += reversed(list(_rows(entry)))
+    return found, reader.ended
 
 
 def _is_between(row: RowId, after: RowId, through: RowId | None) -> bool:

@@ -54,6 +54,10 @@ class HookedTable:
         """Let the next calls of this name be those hooks, each called with the real one first."""
         self._hooks[call].extend(hooks)
 
+    def forget_hooks(self) -> None:
+        """Let all further calls be the real ones."""
+        self._hooks.clear()
+
     def __getattr__(self, name: str) -> Any:
         """Give a call of the table, with its hook if there is one."""
         real = getattr(self._inner, name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pkgutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Final, NamedTuple, Self
 from unittest import mock
@@ -16,18 +16,22 @@ from unittest import mock
 from broker.clock import WallGuard
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
-from broker.leading.cluster_tenure import ClusterTenure
-from broker.model import ROW_ID_MIN, RowId, Snapshot
+from broker.leading.cluster_tenure import ClusterTenure, Holder
+from broker.leading.tenure import Place
+from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
 from broker.storage import entry, head, log, root
+from broker.storage.entry import Entry
 from broker.storage.head import Head, Verdict
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.writer import Writer
 from broker.storage.memory.rows import Rows
+from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.storage.table import Space
 from broker.topics import leader
 from broker.topics.cache import CacheBudget, TopicCache
+from broker.topics.ids import Position, RowIds
 
 Patch = AbstractContextManager[object]
 _PLYVEL: Final = "broker.storage.leveldb.database.plyvel"
@@ -136,6 +140,26 @@ def _in_progress() -> Patch:
 # Clocks.
 
 
+def _clock_ids() -> Patch:
+    appended = OwnPage._appended  # noqa: SLF001
+
+    def by_the_clock(_: RowIds, now_ms: int) -> Position:
+        return Position(now_ms, 0)
+
+    def unlooked(self: OwnPage, added: Sequence[Entry], *rest: Any) -> Head:
+        held = self.head
+        self.head = held._replace(pointer=min(held.pointer, row_before(added[0].first)))
+        try:
+            return appended(self, added, *rest)
+        finally:
+            self.head = held
+
+    return _all(
+        mock.patch.object(RowIds, "_start", by_the_clock),
+        mock.patch.object(OwnPage, "_appended", unlooked),
+    )
+
+
 def _boot_clock() -> Patch:
 
     def now_ms(self: WallGuard, wall_ms: float, boot_ms: float) -> int:
@@ -149,19 +173,27 @@ def _boot_clock() -> Patch:
 
 
 def _suspended() -> Patch:
-    changed = ClusterTenure._contact_changed  # noqa: SLF001
+    changed, placed = ClusterTenure._contact_changed, ClusterTenure.place  # noqa: SLF001
     letting_go: set[asyncio.Task[None]] = set()
 
+    def nowhere(self: ClusterTenure, topic: TopicId) -> Place:
+        if self._coordinator.contact is not Contact.CONNECTED:
+            return Place(here=False, node=None)
+        return placed(self, topic)
+
     def let_go(self: ClusterTenure, contact: Contact) -> None:
-        holder = self._holder
-        if contact is not Contact.CONNECTED and holder is not None:
-            letting_go.add(asyncio.ensure_future(_hand_over(holder)))
         changed(self, contact)
+        if contact is not Contact.CONNECTED and self._holder is not None:
+            led = list(self._holder.topics_led())
+            letting_go.add(asyncio.create_task(_hand_over(self._holder, led)))
 
-    async def _hand_over(holder: Any) -> None:
-        await holder.hand_over(list(holder.topics_led()))
+    async def _hand_over(holder: Holder, led: list[TopicId]) -> None:
+        await holder.hand_over(led)
 
-    return mock.patch.object(ClusterTenure, "_contact_changed", let_go)
+    return _all(
+        mock.patch.object(ClusterTenure, "place", nowhere),
+        mock.patch.object(ClusterTenure, "_contact_changed", let_go),
+    )
 
 
 def _zookeeper_epochs() -> Patch:
@@ -266,6 +298,9 @@ MUTANTS: Final[Mapping[str, Swapped]] = {
     ),
     "in-progress": Swapped(
         "a poll takes transactions in progress for committed ones", _in_progress
+    ),
+    "clock-ids": Swapped(
+        "ids come from the clock alone, and an append does not look at them", _clock_ids
     ),
     "boot-clock": Swapped("a wall clock that jumps is believed at once", _boot_clock),
     "suspended": Swapped(

@@ -269,8 +269,7 @@ class Topics:
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
             await self.get(topic)
-        if rollback.pointer < 0:
-            raise TransactionTooOld(f"{rollback.pointer} is no transaction's write pointer.")
+        _check_is_pointer(rollback.pointer)
         await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
 
     async def _check_before_leading(
@@ -297,6 +296,7 @@ class Topics:
             self._check_age(request.pointer)
 
     def _check_age(self, pointer: int) -> None:
+        _check_is_pointer(pointer)
         life_max_s = self.around.settings.transaction_life_max_s
         began_ms = pointer // POINTERS_PER_MS
         if began_ms + life_max_s * 1000 <= self.around.clock.now_ms():
@@ -367,3 +367,9 @@ class Topics:
         """Finish what is under way and hand every log off."""
         self.begin_drain()
         await self.leaders.close()
+
+
+def _check_is_pointer(pointer: int) -> None:
+    """Refuse what no transaction can have: negative numbers are those of stages."""
+    if pointer < 0:
+        raise TransactionTooOld(f"{pointer} is no transaction's write pointer.")

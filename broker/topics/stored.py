@@ -108,8 +108,9 @@ class StoredPayloads:
     ) -> Published:
         known = self._logs.pop(number, None)
         if known is not None:
-            # What is being stored comes to its end; a store that comes now opens the log anew, and waits.
-            await known.idle()
+            # What is being written comes to its end. A store that comes now, or still looks for its key,
+            # opens the log anew, and waits for this.
+            await known.writer.idle()
             known.writer.retire()
         if deadline is not None and deadline <= self._around.clock.monotonic():
             raise Overloaded("The deadline passed in the queue.")

@@ -24,6 +24,7 @@ from chaos.cases.harness import Scene
 ACKNOWLEDGED: Final = 60
 RUN_S: Final = 90.0
 MESSAGES: Final = 400
+_PADDING: Final = b"x" * 500
 
 
 async def power_cut(scene: Scene) -> None:
@@ -141,10 +142,11 @@ async def flipped(scene: Scene) -> None:
         topic = await scene.topic()
         async with scene.process("publisher") as process:
             for _ in range(MESSAGES):
-                labels = [f"{label}:{'x' * 500}" for label in process.labels(1)]
+                labels = [f"{label}:{_PADDING.decode()}" for label in process.labels(1)]
                 await process.publish(topic, labels)
         await asyncio.to_thread(broker.stop)
-        table = await asyncio.to_thread(_flip, broker.data_dir)
+        table, place = await asyncio.to_thread(_found, broker.data_dir)
+        await asyncio.to_thread(_flip, table, place)
         refused = await _refuses(scene, broker, topic)
         kept = await asyncio.to_thread(table.exists)
         scene.fault(
@@ -156,21 +158,25 @@ async def flipped(scene: Scene) -> None:
         if not kept:
             scene.violation("cleaned_up", f"{table.name} was removed")
             return
-        await asyncio.to_thread(_flip, broker.data_dir, table)
+        await asyncio.to_thread(_flip, table, place)
         await asyncio.to_thread(broker.start)
         await scene.finish(topic)
 
 
-def _flip(directory: Path, table: Path | None = None) -> Path:
-    """Flip a bit in the middle of a table, by default of the largest; return which."""
-    tables = sorted(directory.rglob("*.ldb"), key=lambda path: path.stat().st_size)
-    chosen = table or tables[-1]
-    with chosen.open("r+b") as file:
-        file.seek(chosen.stat().st_size // 2)
+def _found(directory: Path) -> tuple[Path, int]:
+    """Return the largest table, and where in the midst of it a payload lies."""
+    table = max(directory.rglob("*.ldb"), key=lambda path: path.stat().st_size)
+    data = table.read_bytes()
+    return table, data.index(_PADDING, len(data) // 2) + len(_PADDING) // 2
+
+
+def _flip(table: Path, place: int) -> None:
+    """Flip a bit of a file."""
+    with table.open("r+b") as file:
+        file.seek(place)
         byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
+        file.seek(place)
         file.write(bytes([byte ^ 0x10]))
-    return chosen
 
 
 async def _refuses(scene: Scene, broker: BrokerProcess, topic: Target) -> str | None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from broker.client import Published
 from broker.testing.workloads.process import Target
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Led, Scene
+from chaos.cases.splits import publish_at
 
 ROUNDS: Final = 5
-LATE: Final = 10
+LATE: Final = 5
 
 
 async def zombie(scene: Scene) -> None:
@@ -26,12 +28,10 @@ async def zombie(scene: Scene) -> None:
         old = await scene.led(topic)
         place = len(scene.log_of(old.node))
         await scene.cluster.pause(old.node)
-        asked = [
-            asyncio.create_task(_late(scene, topic, old, f"late-{number}-{one}"))
-            for one in range(LATE)
-        ]
+        asked = _late(scene, topic, old, f"late-{number}")
         try:
             new = await scene.succeeded(topic, old, f"successor-{number}")
+            asked += _late(scene, topic, old, f"later-{number}")
         finally:
             await scene.cluster.resume(old.node)
         await asyncio.gather(*asked)
@@ -51,9 +51,12 @@ async def zombie(scene: Scene) -> None:
     await scene.finish(topic)
 
 
-async def _late(scene: Scene, topic: Target, old: Led, name: str) -> None:
-    async with scene.process(name, old.node) as process:
-        await scene.attempt(process, topic)
+def _late(scene: Scene, topic: Target, old: Led, name: str) -> list[asyncio.Task[Published | None]]:
+    """Ask a node that does not answer."""
+    return [
+        asyncio.create_task(publish_at(scene, topic, old.node, f"{name}-{one}"))
+        for one in range(LATE)
+    ]
 
 
 ZOMBIE_LEADER = Case(

@@ -1,4 +1,4 @@
-"""The failure cases: each proves that its fault happened, passes, and fails without its guard."""
+"""The failure cases: each proves that its fault happened, passes, and fails under its mutant."""
 
 import json
 
@@ -6,7 +6,8 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from click.testing import CliRunner
 
-from broker import guards
+from broker.storage.memory.rows import Rows
+from broker.testing import mutants
 from broker.testing.checkers import NAMES, Violation
 from broker.testing.fixtures import require
 from chaos.cases import CASES, Case, Played, Where
@@ -19,7 +20,7 @@ OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "same_instance_id", "ti
 IN_SHORT = ("zombie-leader", "late-rollback")
 """Of the cases that are played on a cluster, those that every run of the tests plays: all would take too long.
 
-Without their guards, cases are played by the nightly run alone.
+Under their mutants they are played by the nightly run alone.
 """
 
 quick = pytest.mark.timeout(120)
@@ -31,11 +32,13 @@ on_a_cluster = [
 ]
 
 
-def some(*where: Where, guarded: bool = False) -> list[ParameterSet]:
+def some(where: Where, *, mutated: bool = False) -> list[ParameterSet]:
     chosen = []
     for case in CASES.values():
-        if case.where in where and (case.guard is not None or not guarded):
-            is_short = not guarded and (case.where is not Where.CLUSTER or case.name in IN_SHORT)
+        if case.where is where:
+            is_short = where is Where.INSIDE or (
+                not mutated and (where is Where.ALONE or case.name in IN_SHORT)
+            )
             marks = [] if is_short else [pytest.mark.nightly]
             chosen.append(pytest.param(case, id=case.name, marks=marks))
     return chosen
@@ -52,14 +55,15 @@ def failed(played: Played) -> None:
 
 
 @pytest.mark.parametrize("case", some(Where.INSIDE))
-async def test_a_case_of_stores_passes(case: Case) -> None:
+async def test_a_case_of_logs_passes(case: Case) -> None:
     passed(await play(case, None))
 
 
-@pytest.mark.parametrize("case", some(Where.INSIDE, guarded=True))
-async def test_a_case_of_stores_fails_without_its_guard(case: Case) -> None:
-    failed(await play(case, None, without=case.guard))
-    assert not guards.switched_off()
+@pytest.mark.parametrize("case", some(Where.INSIDE, mutated=True))
+async def test_a_case_of_logs_fails_under_its_mutant(case: Case) -> None:
+    change = Rows.change
+    failed(await play(case, None, mutant=case.mutant))
+    assert Rows.change is change, "the mutant went with the case"
 
 
 @pytest.mark.integration
@@ -73,9 +77,9 @@ async def test_a_case_of_one_broker_passes(case: Case) -> None:
 @pytest.mark.integration
 @pytest.mark.slow
 @quick
-@pytest.mark.parametrize("case", some(Where.ALONE, guarded=True))
-async def test_a_case_of_one_broker_fails_without_its_guard(case: Case) -> None:
-    failed(await play(case, None, without=case.guard))
+@pytest.mark.parametrize("case", some(Where.ALONE, mutated=True))
+async def test_a_case_of_one_broker_fails_under_its_mutant(case: Case) -> None:
+    failed(await play(case, None, mutant=case.mutant))
 
 
 class TestOnACluster:
@@ -86,10 +90,10 @@ class TestOnACluster:
         require("hbase")
         passed(await play(case, cluster))
 
-    @pytest.mark.parametrize("case", some(Where.CLUSTER, guarded=True))
-    async def test_a_case_fails_without_its_guard(self, case: Case, cluster: ChaosCluster) -> None:
+    @pytest.mark.parametrize("case", some(Where.CLUSTER, mutated=True))
+    async def test_a_case_fails_under_its_mutant(self, case: Case, cluster: ChaosCluster) -> None:
         require("hbase")
-        failed(await play(case, cluster, without=case.guard))
+        failed(await play(case, cluster, mutant=case.mutant))
 
 
 def test_there_are_twenty_four() -> None:
@@ -99,22 +103,22 @@ def test_there_are_twenty_four() -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_each_says_what_protects_and_how_that_shows(case: Case) -> None:
     assert all((case.title, case.happens, case.protects, case.without))
-    assert case.guard is None or case.guard in guards.NAMES
-    assert bool(case.violations) is (case.guard is not None)
+    assert case.mutant in mutants.NAMES
+    assert case.violations
     assert case.violations <= set(NAMES) | OWN_NAMES
 
 
 def test_what_came_of_a_case_is_its_exit_code() -> None:
     case = CASES["zombie-leader"]
-    assert Played(case, None).exit_code == 2, "nothing happened"
-    assert Played(case, None, faults={"pause": False}).exit_code == 2
-    assert Played(case, None, faults={"pause": True}).exit_code == 0
-    assert Played(case, None, faults={"pause": True}, is_known=False).exit_code == 2
+    assert Played(case).exit_code == 2, "nothing happened"
+    assert Played(case, faults={"pause": False}).exit_code == 2
+    assert Played(case, faults={"pause": True}).exit_code == 0
+    assert Played(case, faults={"pause": True}, is_known=False).exit_code == 2
     wrong = [Violation("lost_tail", "")]
-    assert Played(case, None, wrong).exit_code == 1
-    assert not Played(case, None, wrong).is_as_expected
-    assert Played(case, case.guard, wrong).as_json()["as_expected"]
-    assert not Played(case, case.guard, [Violation("torn", "")]).is_as_expected
+    assert Played(case, violations=wrong).exit_code == 1
+    assert not Played(case, violations=wrong).is_as_expected
+    assert Played(case, case.mutant, wrong).as_json()["as_expected"]
+    assert not Played(case, case.mutant, [Violation("torn", "")]).is_as_expected
 
 
 def test_the_command_line_lists_them_and_plays_one() -> None:
@@ -123,11 +127,5 @@ def test_the_command_line_lists_them_and_plays_one() -> None:
     assert "zombie-leader" in CliRunner().invoke(cli, ["cases"]).stdout
     played = CliRunner().invoke(cli, ["case", "epoch-race", "--json"])
     assert (played.exit_code, json.loads(played.stdout)["verdict"]) == (0, "valid")
-    told = CliRunner().invoke(cli, ["case", "epoch-race", "--without-guard"])
-    assert (told.exit_code, "lost_tail" in told.stdout) == (1, True)
-
-
-def test_a_case_without_a_guard_of_ours_says_why() -> None:
-    told = CliRunner().invoke(cli, ["case", "zookeeper-outage", "--without-guard"])
-    assert told.exit_code == 2
-    assert CASES["zookeeper-outage"].without in " ".join(told.output.split())
+    told = CliRunner().invoke(cli, ["case", "epoch-race", "--mutant"])
+    assert (told.exit_code, "skipped" in told.stdout) == (1, True)

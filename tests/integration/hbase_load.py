@@ -1,4 +1,4 @@
-"""Clients of the log store over a real HBase, whose history the checkers judge.
+"""Clients of logs over a real HBase, whose history the checkers judge.
 
 Each topic has two nodes that claim it from each other now and then, publishers that append through
 whichever node they come to, and readers in both directions. They go on until told to stop, through
@@ -13,17 +13,21 @@ from contextlib import asynccontextmanager
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.hbase_gateways import Address, Gateways
-from broker.storage.hbase_cells import HBaseCells
-from broker.storage.hbase_schema import HBaseAdmin, Schema
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_before, row_id, timestamp_of
+from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.schema import HBaseAdmin, Schema
+from broker.storage.hbase.table import HBaseTable
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
-from broker.storage.ports import Batch, Hold, Rows, Segment
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.storage.ownpage import PageBounds
+from broker.testing.bare import Row, append, back_of, rows_of
 from broker.testing.history import History
 
 DEADLINE_S = 90
-PAGE = 5_000
+BACK = 100
+BOUNDS = PageBounds(bytes_max=32 << 10, cells_max=60)
+"""Small, so that pages are rolled while servers are killed."""
 CALL_S = 4.0
 """Less than a gateway may take, so that calls also end unknown that it is still about to do."""
 
@@ -31,9 +35,9 @@ CALL_S = 4.0
 class Node:
     """One node's hold on one topic, claimed again whenever it is over."""
 
-    def __init__(self, name: str, store: TableLogStore, log: LogId) -> None:
+    def __init__(self, name: str, logs: Logs, log: LogId) -> None:
         self.name = name
-        self.store = store
+        self.logs = logs
         self.log = log
         self.hold: Hold | None = None
         self._claiming = asyncio.Lock()
@@ -42,8 +46,8 @@ class Node:
     async def led(self) -> Hold:
         async with self._claiming:
             if self.hold is None or self.hold.done:
-                self.hold = await self.store.claim(self.log, self.name)
-                self._next_ms = timestamp_of(self.hold.control.pointer) + 1
+                self.hold = await self.logs.claim(self.log, self.name)
+                self._next_ms = timestamp_of(self.hold.pointer) + 1
             return self.hold
 
     def ids(self, count: int) -> list[RowId]:
@@ -54,7 +58,7 @@ class Node:
 class Load:
     """All clients. ``acknowledged`` counts rows, of all topics together and by topic."""
 
-    def __init__(self, stores: Sequence[TableLogStore], topics: int, *, takeovers: float) -> None:
+    def __init__(self, stores: Sequence[Logs], topics: int, *, takeovers: float) -> None:
         self.stores = stores
         self.logs = [LogId(TopicId("default", f"load{number}"), 1) for number in range(topics)]
         self.history = History(time.monotonic_ns)
@@ -113,11 +117,8 @@ class Load:
         await asyncio.gather(*self._running)
         for log in self.logs:
             await self._nodes[log][0].led()  # Whatever is late is fenced.
-            after, more = ROW_ID_MIN, True
-            while more:
-                page = await self._page("final", self.stores[0], log, after, PAGE)
-                assert page is not None, f"{log.topic} can't be read"
-                after, more = page.seen, page.more
+            found = await self._follow("final", self.stores[0], log, ROW_ID_MIN, None)
+            assert found is not None, f"{log.topic} can't be read"
 
     async def _publish(self, name: str, log: LogId) -> None:
         number = 0
@@ -138,8 +139,7 @@ class Load:
         ending = self.history.invoke(name, "publish", str(node.log.topic), asked)
         ending.node, ending.epoch = node.name, hold.epoch
         try:
-            segment = Segment(ids, [payload.encode() for payload in payloads])
-            await node.store.append(hold, Batch([segment], ids[-1]))
+            await append(hold, ids, [payload.encode() for payload in payloads])
         except BrokerError as error:
             if error.outcome == "refused":
                 self.refused += 1
@@ -163,49 +163,46 @@ class Load:
         """Follow the log, and look back over some of it."""
         after, back = ROW_ID_MIN, 0
         while not self._stopped:
-            store = self._chance.choice(self.stores)
-            page = await self._page(f"{name} follows", store, log, after, 500, cursor=True)
-            if page is not None and page.control is not None and page.rows:
-                after = page.seen
+            logs = self._chance.choice(self.stores)
+            rows = await self._follow(f"{name} follows", logs, log, after, f"{name} follows")
+            after = rows[-1].id if rows else after
             back += 1
-            await self._page(f"{name} back {back}", store, log, ROW_ID_MIN, 100, reverse=True)
+            await self._look_back(f"{name} back {back}", logs, log)
 
-    async def _page(
-        self,
-        name: str,
-        store: TableLogStore,
-        log: LogId,
-        after: RowId,
-        rows_max: int,
-        *,
-        reverse: bool = False,
-        cursor: bool = False,
-    ) -> Rows | None:
-        asked = {
-            "after": after.hex(),
-            "through": ROW_ID_MAX.hex(),
-            "reverse": reverse,
-            "cursor": name if cursor else None,
-            "generation": 1,
-        }
+    async def _follow(
+        self, name: str, logs: Logs, log: LogId, after: RowId, cursor: str | None
+    ) -> list[Row] | None:
+        """Read to the end."""
+        asked = {"after": after.hex(), "through": ROW_ID_MAX.hex(), "reverse": False}
+        asked |= {"cursor": cursor, "generation": 1}
         ending = self.history.invoke(name, "read", str(log.topic), asked)
         try:
-            page = await store.scan(
-                log, after, ROW_ID_MAX, rows_max=rows_max, bytes_max=1 << 22, reverse=reverse
-            )
+            rows = await rows_of(logs, log, after)
         except BrokerError as error:
             ending.fail(repr(error))
             return None
-        control = page.control
-        ending.ok(
-            {
-                "rows": [[row.id.hex(), (row.payload or b"").decode(), None] for row in page.rows],
-                "seen": page.seen.hex(),
-                "floor": "" if control is None else control.floor.hex(),
-                "pointer": "" if control is None else control.pointer.hex(),
-            }
-        )
-        return page
+        seen = rows[-1].id if rows else after
+        ending.ok({"rows": told(rows), "seen": seen.hex(), "floor": "", "pointer": seen.hex()})
+        return rows
+
+    async def _look_back(self, name: str, logs: Logs, log: LogId) -> None:
+        """Read the last messages, the last first."""
+        asked = {"after": ROW_ID_MIN.hex(), "through": ROW_ID_MAX.hex(), "reverse": True}
+        asked |= {"cursor": None, "generation": 1}
+        ending = self.history.invoke(name, "read", str(log.topic), asked)
+        try:
+            rows, is_whole = await back_of(logs, log, BACK)
+        except BrokerError as error:
+            ending.fail(repr(error))
+            return
+        first = ROW_ID_MIN if is_whole else row_before(rows[-1].id)
+        last = rows[0].id.hex() if rows else ROW_ID_MIN.hex()
+        ending.ok({"rows": told(rows), "seen": first.hex(), "floor": "", "pointer": last})
+
+
+def told(rows: Sequence[Row]) -> list[list[str | None]]:
+    """Return rows as histories have them."""
+    return [[row.id.hex(), (row.payload or b"").decode(), None] for row in rows]
 
 
 @asynccontextmanager
@@ -215,7 +212,7 @@ async def loaded(addresses: Sequence[Address], prefix: str, *, topics: int, take
     nodes = [Gateways(addresses, connections_max=8, call_s=CALL_S) for _ in range(2)]
     try:
         await HBaseAdmin(nodes[0], schema).init(regions=4)
-        stores = [TableLogStore(HBaseCells(node, schema), SystemClock()) for node in nodes]
+        stores = [Logs(HBaseTable(node, schema), SystemClock(), bounds=BOUNDS) for node in nodes]
         load = Load(stores, topics, takeovers=takeovers)
         load.start()
         yield load

@@ -222,7 +222,7 @@ def test_ctrl_c_and_a_closed_pipe_end_a_tail_quietly(node: ServedNode, broker: B
         assert cut.stderr.read() == b""
 
 
-def test_a_store_is_made_checked_swept_and_mended(tmp_path: Path) -> None:
+def test_a_store_is_made_verified_swept_and_mended(tmp_path: Path) -> None:
     data = tmp_path / "data"
     command = [sys.executable, "-m", "broker.cli", "storage"]
 
@@ -236,34 +236,36 @@ def test_a_store_is_made_checked_swept_and_mended(tmp_path: Path) -> None:
     with BrokerProcess(data) as process, SyncClient(process.url) as client:
         client.create_topic("a/b")
         client.publish("a/b", [b"1", b"2"])
-        busy = storage("check", str(data))
+        busy = storage("verify", str(data))
         assert busy.returncode == 4
         assert "in use by another process" in busy.stderr
         assert "broker serve" not in busy.stderr
         told = json.loads(storage("sweep", str(data), "--json").stderr)
         assert (told["code"], told["retriable"]) == ("no_leader", True)
         assert process.stop() == 0
-    report = json.loads(storage("check", str(data), "--json").stdout)
-    assert (report["problems"], report["rows"]) == ([], 2)
+    report = json.loads(storage("verify", str(data), "--json").stdout)
+    assert (report["problems"], report["messages"]) == ([], 2)
+    shown = json.loads(storage("show", "a/b", "--dir", str(data), "--json").stdout)
+    assert [entry["count"] for entry in shown["entries"]] == [2]
     swept = storage("sweep", str(data), "--json")
     assert (swept.returncode, swept.stderr) == (0, "")
     assert json.loads(swept.stdout)["topics"] == 1
     assert storage("repair", str(data), str(tmp_path / "mended")).returncode == 0
     assert storage("repair", str(data), str(tmp_path / "mended")).returncode == 1
     (data / "db" / "CURRENT").unlink()
-    damaged = storage("check", str(data))
+    damaged = storage("verify", str(data))
     assert damaged.returncode == 1
     assert "CURRENT is missing" in damaged.stdout
     assert damaged.stdout.splitlines()[-1].startswith("wrong in all: ")
 
 
 def test_where_there_is_no_store_none_is_made(tmp_path: Path, broker: Broker) -> None:
-    for command in ("check", "sweep"):
+    for command in ("verify", "sweep"):
         told = broker("storage", command, str(tmp_path))
         assert told.returncode == 1
         assert b"there is no store in" in told.stdout + told.stderr
     missing = broker("storage", "repair", str(tmp_path), str(tmp_path / "copy"))
-    assert (missing.returncode, b"there is no database in" in missing.stderr) == (1, True)
+    assert (missing.returncode, b"there is no store in" in missing.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
-from broker.storage.hbase_gateways import Address
+from broker.storage.hbase.gateways import Address
 from broker.testing.checkers import check
 from broker.testing.cluster.local import LocalCluster
 from broker.testing.cluster.places import Sizes

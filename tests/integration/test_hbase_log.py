@@ -1,4 +1,4 @@
-"""What the log store promises over a real HBase: synced before acknowledged, there after a kill."""
+"""What logs promise over a real HBase: synced before acknowledged, there after a kill."""
 
 import asyncio
 import re
@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from broker import guards
 from broker.clock import SystemClock
 from broker.config import Durability
 from broker.errors import BrokerError
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.hbase_gateways import Address, Gateways
-from broker.storage.hbase_cells import HBaseCells
-from broker.storage.hbase_schema import HBaseAdmin, Schema
+from broker.model import RowId, TopicId, row_id, timestamp_of
+from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.schema import HBaseAdmin, Schema
+from broker.storage.hbase.table import HBaseTable
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
-from broker.storage.ports import Batch, Hold, Segment
-from broker.storage.tables import TableLogStore
+from broker.storage.log import Logs
+from broker.testing.bare import append, rows_of
 from broker.testing.servers import HBaseServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -34,18 +34,21 @@ DEADLINE_S = 90
 @asynccontextmanager
 async def opened(
     server: HBaseServer, durability: Durability = Durability.FSYNC
-) -> AsyncIterator[TableLogStore]:
-    """A log store with tables of its own."""
+) -> AsyncIterator[Logs]:
+    """Logs in tables of their own."""
     gateway = Gateways([Address("127.0.0.1", server.thrift2_port)])
     schema = Schema("default", f"log_{secrets.token_hex(4)}_", durability)
     await HBaseAdmin(gateway, schema).init(regions=2)
-    yield TableLogStore(HBaseCells(gateway, schema), SystemClock(), call_s=60)
+    yield Logs(HBaseTable(gateway, schema), SystemClock(), call_s=60)
     await gateway.close()
 
 
-def batch(first_ms: int, rows: int) -> Batch:
-    ids = [row_id(first_ms + number, 0) for number in range(rows)]
-    return Batch([Segment(ids, [b"payload of " + row for row in ids])], ids[-1])
+def ids_from(first_ms: int, rows: int) -> list[RowId]:
+    return [row_id(first_ms + number, 0) for number in range(rows)]
+
+
+def payloads(ids: list[RowId]) -> list[bytes]:
+    return [b"payload of " + row for row in ids]
 
 
 @asynccontextmanager
@@ -74,53 +77,53 @@ def counted(report: Path) -> int:
     return sum(int(calls) for calls in lines)
 
 
-async def commits(store: TableLogStore, first: int = 0) -> None:
-    """Append one batch after the other: each is two synced writes, rows and control row."""
-    hold = await store.claim(LOGS[0], "a")
-    for number in range(first + 1, first + COMMITS + 1):
-        await store.append(hold, batch(1000 * number, 5))
+async def commits(logs: Logs) -> None:
+    """Append one batch after the other: each is one synced write."""
+    hold = await logs.claim(LOGS[0], "a")
+    for number in range(1, COMMITS + 1):
+        ids = ids_from(1000 * number, 5)
+        await append(hold, ids, payloads(ids))
 
 
 def demand_synced(report: Path, commits: int) -> None:
     """What is acknowledged is on disk: no commit shares its syncs with another that came later."""
-    assert counted(report) >= 2 * commits, f"{counted(report)} syncs for {commits} commits"
+    assert counted(report) >= commits, f"{counted(report)} syncs for {commits} commits"
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-async def test_rows_and_commits_are_synced_unless_durability_says_otherwise(
-    hbase_server: HBaseServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_appends_are_synced_unless_durability_says_otherwise(
+    hbase_server: HBaseServer, tmp_path: Path
 ) -> None:
-    """The demand must fail for stores that leave a sync out, or all of them."""
-    monkeypatch.setenv("BROKER_TESTING", "1")
-    synced, rows_unsynced, flushed = (tmp_path / name for name in ("one", "two", "three"))
-    async with opened(hbase_server) as store:
-        async with syncs_counted(hbase_server, synced):
-            await commits(store)
-        async with syncs_counted(hbase_server, rows_unsynced):
-            with guards.without("row-sync"):
-                await commits(store, COMMITS)
-    async with (
-        opened(hbase_server, Durability.FLUSHED) as store,
-        syncs_counted(hbase_server, flushed),
-    ):
-        await commits(store)
+    """The demand must fail for logs whose writes are not synced."""
+    synced, flushed = tmp_path / "synced", tmp_path / "flushed"
+    for durability, report in ((Durability.FSYNC, synced), (Durability.FLUSHED, flushed)):
+        async with opened(hbase_server, durability) as logs, syncs_counted(hbase_server, report):
+            await commits(logs)
     demand_synced(synced, COMMITS)
-    for report in (rows_unsynced, flushed):
-        with pytest.raises(AssertionError, match=f"syncs for {COMMITS} commits"):
-            demand_synced(report, COMMITS)
-    assert counted(rows_unsynced) >= COMMITS
-    assert counted(flushed) < COMMITS
+    with pytest.raises(AssertionError, match=f"syncs for {COMMITS} commits"):
+        demand_synced(flushed, COMMITS)
+
+
+async def test_a_claim_tells_when_the_server_wrote_it(hbase_server: HBaseServer) -> None:
+    async with opened(hbase_server) as logs:
+        first, again = await logs.claim(LOGS[0], "a"), await logs.claim(LOGS[0], "b")
+    assert first.before_server_ms is None
+    assert first.claimed_server_ms is not None
+    assert again.before_server_ms == first.claimed_server_ms
+    assert again.claimed_server_ms is not None
+    assert again.claimed_server_ms >= again.before_server_ms
+    assert abs(again.claimed_server_ms - SystemClock().now_ms()) < 60_000
 
 
 class Writer:
     """Appends to one log until told to stop, and claims it again whenever it must."""
 
-    def __init__(self, store: TableLogStore, log: LogId) -> None:
+    def __init__(self, logs: Logs, log: LogId) -> None:
         self.acknowledged: list[RowId] = []
         self.refused: set[RowId] = set()
         self.appended = asyncio.Condition()
         self.stopped = False
-        self._store = store
+        self._logs = logs
         self._log = log
         self._next_ms = 1000
 
@@ -129,21 +132,21 @@ class Writer:
         while not self.stopped:
             try:
                 if hold is None or hold.done:
-                    hold = await self._store.claim(self._log, "a")
+                    hold = await self._logs.claim(self._log, "a")
                 await self._append(hold)
             except BrokerError:
                 continue  # What it says of the batch is kept; the server comes back.
 
     async def _append(self, hold: Hold) -> None:
-        this = batch(max(self._next_ms, timestamp_of(hold.control.pointer) + 1), 7)
-        self._next_ms = timestamp_of(this.last) + 1
+        ids = ids_from(max(self._next_ms, timestamp_of(hold.pointer) + 1), 7)
+        self._next_ms = timestamp_of(ids[-1]) + 1
         try:
-            await self._store.append(hold, this)
+            await append(hold, ids, payloads(ids))
         except BrokerError as error:
             if error.outcome == "refused":
-                self.refused.update(this.segments[0].ids)
+                self.refused.update(ids)
             raise
-        self.acknowledged += this.segments[0].ids
+        self.acknowledged += ids
         async with self.appended:
             self.appended.notify_all()
 
@@ -158,8 +161,8 @@ class Writer:
 @pytest.mark.server("hbase")
 async def test_what_was_acknowledged_is_there_after_a_kill() -> None:
     with HBaseServer() as server:
-        async with opened(server) as store:
-            writers = [Writer(store, log) for log in LOGS]
+        async with opened(server) as logs:
+            writers = [Writer(logs, log) for log in LOGS]
             running = asyncio.gather(*(writer.run() for writer in writers))
             await asyncio.gather(*(writer.more(300) for writer in writers))
             server.kill()
@@ -169,10 +172,7 @@ async def test_what_was_acknowledged_is_there_after_a_kill() -> None:
                 writer.stopped = True
             await running
             for writer, log in zip(writers, LOGS, strict=True):
-                page = await store.scan(
-                    log, ROW_ID_MIN, ROW_ID_MAX, rows_max=1 << 20, bytes_max=1 << 26
-                )
-                found = {row.id: row.payload for row in page.rows}
+                found = {row.id: row.payload for row in await rows_of(logs, log)}
                 assert all(found.get(row) == b"payload of " + row for row in writer.acknowledged)
                 assert not writer.refused & found.keys()
                 assert list(found) == sorted(found)

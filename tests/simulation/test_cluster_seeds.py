@@ -24,13 +24,8 @@ from broker.testing.simulation.run import simulate
 SEEDS = 100
 SEEDS_DRAWN = 5
 MINUTES = 3.0
-MISBEHAVIOUR = {"late_writes", "lies", "lost_answers", "moves", "old_answers", "partial_puts"}
+MISBEHAVIOUR = {"late_writes", "lies", "lost_answers", "old_falses", "old_rows", "partial", "short"}
 """What storage must have done in them, by the adversary's own words."""
-
-
-@pytest.fixture(autouse=True)
-def allow_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
 
 
 WEIGHTS = {name: kind.weight for name, kind in KINDS.items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from broker import guards
+from broker.testing import mutants
 from broker.testing.one_node import simulate
 from broker.topics.state import TopicState
 
@@ -17,15 +17,11 @@ FEW, ENOUGH = 4, 12
 """Seeds among which a missing guard is found, and with it nothing."""
 
 
-@pytest.fixture(autouse=True)
-def allow_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
-
-
 @pytest.mark.simulation
 @pytest.mark.timeout(300)
-def test_no_seed_of_today_shows_anything_wrong(drawn_seed: int) -> None:
-    judge(drawn_seed)
+@pytest.mark.parametrize("plan", ["usual", "alone"])
+def test_no_seed_of_today_shows_anything_wrong(drawn_seed: int, plan: str) -> None:
+    judge(drawn_seed, plan)
 
 
 @pytest.mark.simulation
@@ -33,14 +29,14 @@ def test_no_seed_of_today_shows_anything_wrong(drawn_seed: int) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
 def test_no_seed_shows_anything_wrong(first: int) -> None:
-    judge(first)
+    judge(first, "usual" if first % (2 * CHUNK) == 1 else "alone")
 
 
-def judge(first: int) -> None:
+def judge(first: int, plan: str) -> None:
     """Run some seeds, the first of which is given."""
     starts = acknowledged = unknown = 0
     for seed in range(first, first + CHUNK):
-        outcome = simulate(seed)
+        outcome = simulate(seed, plan)
         assert outcome.verdict.is_valid, f"{outcome.command}\n{outcome.verdict}"
         starts += outcome.starts
         acknowledged += sum(call.op == "publish" and call.is_ok for call in outcome.calls)
@@ -70,17 +66,16 @@ def found_within(names: set[str], plan: str = "usual") -> bool:
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("guard", "names", "plan"),
+    ("mutant", "names", "plan"),
     [
         ("ids-rise", {"changed_read", "skipped", "old_rows", "reordered", "id_reused"}, "usual"),
         ("dedupe", {"two_answers", "duplicated"}, "usual"),
-        ("seal-first", {"payloads_changed", "payloads_lost"}, "usual"),
-        ("pointer-tag", {"rolled_back"}, "usual"),
+        ("close-at-publish", {"payloads_changed", "payloads_lost"}, "usual"),
         ("sweep-margin", {"expired_early"}, "swept"),
     ],
 )
-def test_a_guard_taken_away_is_found(guard: str, names: set[str], plan: str) -> None:
-    with guards.without(guard):
+def test_a_mutant_is_found(mutant: str, names: set[str], plan: str) -> None:
+    with mutants.in_force(mutant):
         assert found_within(names, plan)
 
 

@@ -51,7 +51,9 @@ class Place(NamedTuple):
         """Return a key that sorts by ``ms``: of a page, or of a record."""
         if space is Space.RECORDS:
             return b"contract/%s/\x00'\"\xff/%08d" % (self.token.encode(), ms)
-        return page_key(LogId(self.topic, 1, None if space is Space.MESSAGES else -7), row_id(ms, 3))
+        return page_key(
+            LogId(self.topic, 1, None if space is Space.MESSAGES else -7), row_id(ms, 3)
+        )
 
 
 def column(number: int, kind: bytes = b"p") -> bytes:

@@ -1,16 +1,12 @@
 """Directed runs: schedules in which what is rare happens soon, for what random seeds seldom meet.
 
 A schedule says which kinds of fault a run has, how dense they are, and how storage misbehaves; its seed says
-the rest. So a guard that is switched off is found within a minute of virtual time, by the same nodes,
+the rest. So a mutant (broker/testing/mutants.py) is found within a minute of virtual time, by the same nodes,
 workloads and checkers as ever. What only schedules have is in ``rare``.
-``tests/simulation/cluster_guards.toml`` holds a schedule for each guard::
+``tests/simulation/cluster_mutants.toml`` holds a schedule for each::
 
-    python -m broker.testing.simulation.directed dedupe            what is found without it
-    python -m broker.testing.simulation.directed dedupe --with     the same with the guard in force
-
-The same file says after how many random seeds, as ``make sim`` draws them, each is found; this counts them::
-
-    python -m broker.testing.simulation.directed --random 200 [GUARD]
+    python -m broker.testing.simulation.directed dedupe            what is found without the guard
+    python -m broker.testing.simulation.directed dedupe --with     the same with the guard
 """
 
 from __future__ import annotations
@@ -19,21 +15,18 @@ import argparse
 import random
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from broker.storage.memory.adversary import CALM, Bias
-from broker.testing import mutants
-from broker.testing.checkers import NAMES
-from broker.testing.simulation.__main__ import MINUTES, WORKLOADS
 from broker.testing.simulation.faults import KINDS
-from broker.testing.simulation.plan import EARLY_MS, Fault, Plan, draw_plan
+from broker.testing.simulation.plan import EARLY_MS, Fault, Plan
 from broker.testing.simulation.report import failure
 from broker.testing.simulation.run import Outcome, simulate
 
-TABLE: Final = Path("tests/simulation/cluster_guards.toml")
+TABLE: Final = Path("tests/simulation/cluster_mutants.toml")
 START_S: Final = 3.0
 
 
@@ -106,66 +99,28 @@ def _plain(bias: Bias) -> dict[str, float]:
     return {name: getattr(bias, name) for name in Bias.__dataclass_fields__}
 
 
-class Met(NamedTuple):
-    """What random seeds show without a guard.
-
-    Attributes:
-        seeds: how many were run; the last of them shows it, if one does.
-        found: the checkers' words for what is wrong.
-    """
-
-    seeds: int
-    found: tuple[str, ...]
-
-
-def met(guard: str, seeds_max: int) -> Met:
-    """Run seed after seed without a guard until the checkers find something wrong."""
-    kinds = {name: kind.weight for name, kind in KINDS.items()}
-    for seed in range(1, seeds_max + 1):
-        plan = draw_plan(seed, minutes=MINUTES, workloads=WORKLOADS, kinds=kinds, mutant=guard)
-        if found := simulate(plan).verdict.names & NAMES:
-            return Met(seed, tuple(sorted(found)))
-    return Met(seeds_max, ())
-
-
 # For people.
 
 
 def rows(table: Path = TABLE) -> list[dict[str, Any]]:
     """Return the table's rows."""
-    found: list[dict[str, Any]] = tomllib.loads(table.read_text())["guard"]
+    found: list[dict[str, Any]] = tomllib.loads(table.read_text())["mutant"]
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the schedule of a guard, and print what it shows; or count the seeds that guards take."""
-    parser = argparse.ArgumentParser(prog="python -m broker.testing.simulation.directed")
-    parser.add_argument("guard", nargs="?", choices=sorted(mutants.MUTANTS))
-    parser.add_argument("--with", dest="held", action="store_true", help="with the guard in force")
-    parser.add_argument("--seed", type=int, help="another than the recorded one")
-    parser.add_argument("--random", type=int, metavar="SEEDS", help="so many random seeds at most")
-    chosen = parser.parse_args(arguments)
-    if chosen.random is not None:
-        return _count([chosen.guard] if chosen.guard else sorted(mutants.MUTANTS), chosen.random)
+    """Run the schedule of a guard, and print what it shows."""
     scheduled = {row["name"]: row for row in rows()}
-    if chosen.guard not in scheduled:
-        parser.error(f"there are schedules for {', '.join(scheduled)}")
-    plan = Schedule.of(scheduled[chosen.guard]).plan(
-        seed=chosen.seed, mutant=None if chosen.held else chosen.guard
-    )
-    outcome = simulate(plan)
+    parser = argparse.ArgumentParser(prog="python -m broker.testing.simulation.directed")
+    parser.add_argument("guard", choices=sorted(scheduled))
+    parser.add_argument("--with", dest="held", action="store_true", help="with the guard")
+    parser.add_argument("--seed", type=int, help="another than the recorded one")
+    chosen = parser.parse_args(arguments)
+    mutant = None if chosen.held else chosen.guard
+    outcome = simulate(Schedule.of(scheduled[chosen.guard]).plan(seed=chosen.seed, mutant=mutant))
     for line in _told(outcome, chosen.guard):
         sys.stdout.write(line + "\n")
     return 1 if outcome.verdict.names else 0
-
-
-def _count(names: Sequence[str], seeds_max: int) -> int:
-    for name in names:
-        seeds, found = met(name, seeds_max)
-        told = f"seed {seeds}: {', '.join(found)}" if found else f"nothing in {seeds} seeds"
-        sys.stdout.write(f"{name}: {told}\n")
-        sys.stdout.flush()
-    return 0
 
 
 def _told(outcome: Outcome, guard: str) -> Iterator[str]:

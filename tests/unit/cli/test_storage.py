@@ -1,14 +1,23 @@
-"""``broker storage init`` for HBase, against a gateway of Thrift's own bytes; what sweeps tell."""
+"""``broker storage``: against a LevelDB store, and against a gateway of Thrift's own bytes."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import plyvel
 import pytest
 
 from broker import node
 from broker.cli.app import run
-from tests.unit.storage.served_gateway import Served, serving
+from broker.clock import SystemClock
+from broker.config import HBaseConfig
+from broker.storage.hbase.store import init_hbase, open_hbase
+from broker.storage.leveldb.files import DirectoryLock
+from broker.storage.leveldb.table import open_table
+from broker.storage.log import Logs
+from broker.testing.full_store import BOUNDS, PUBLISHED_LOG, Filler, StillClock
+from tests.unit.storage.hbase.fake import Served, serving
 
 
 @pytest.fixture
@@ -17,20 +26,204 @@ def gateway() -> Iterator[Served]:
         yield served
 
 
-def init(*words: str) -> int:
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data directory with everything in it, which no test changes."""
+    directory = tmp_path_factory.mktemp("stores") / "data"
+
+    async def fill() -> None:
+        table = await open_table(directory)
+        await Filler(Logs(table, StillClock(), bounds=BOUNDS)).fill()
+        await table.close()
+
+    asyncio.run(fill())
+    return directory
+
+
+@pytest.fixture
+def full_tables(gateway: Served) -> list[str]:
+    """The words for a cluster's store with everything in it."""
+    where = where_of(gateway)
+    config = HBaseConfig(hbase_gateways=(where,), hbase_regions=1)
+
+    async def fill() -> None:
+        await init_hbase(config)
+        table = await open_hbase(config, SystemClock())
+        await Filler(Logs(table, StillClock(), bounds=BOUNDS)).fill()
+        await table.close()
+
+    asyncio.run(fill())
+    return ["--hbase-gateways", where]
+
+
+def where_of(gateway: Served) -> str:
+    return f"127.0.0.1:{gateway.address.port}"
+
+
+def storage(*words: str) -> int:
     with pytest.raises(SystemExit) as exited:
-        run(["storage", "init", *words])
+        run(["storage", *words])
     return int(exited.value.code or 0)
+
+
+def damaged(full: Path, copy: Path) -> Path:
+    """Return a copy of a store without one of its pages."""
+    asyncio.run(_copied(full, copy))
+    database = plyvel.DB(str(copy / "db"))
+    pages = [key for key, _ in database.iterator(prefix=b"mcheck:full:\0\0\0\1")]
+    database.delete(pages[-2])
+    database.close()
+    (copy / "CLEAN").unlink(missing_ok=True)
+    return copy
+
+
+async def _copied(full: Path, copy: Path) -> None:
+    from broker.storage.leveldb.mending import repair  # noqa: PLC0415
+
+    await repair(full, copy)
+
+
+# Verifying.
+
+
+def test_a_sound_store_is_told_to_be_so(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert storage("verify", str(full)) == 0
+    said = capsys.readouterr().out
+    assert "topics        7\n" in said
+    assert said.endswith("nothing is wrong\n")
+
+
+def test_the_configuration_names_the_store(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "broker.toml"
+    config.write_text(f'[storage]\ndata_dir = "{full}"\n')
+    assert storage("verify", "--config", str(config), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["topics"], report["wrong"], report["problems"]) == (7, 0, [])
+
+
+def test_what_is_wrong_is_told_and_is_the_exit_code(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = damaged(full, tmp_path / "copy")
+    assert storage("verify", str(store)) == 1
+    said = capsys.readouterr().out
+    assert "wrong: check:full, generation 1, page" in said
+    assert "it is missing" in said
+    assert "wrong in all: " in said
+
+
+def test_a_cluster_is_verified_while_it_may_be_served(
+    full_tables: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert storage("verify", *full_tables, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["topics"] == 7
+
+
+def test_a_store_in_use_can_be_verified_later(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = DirectoryLock(full)
+    assert storage("verify", str(full)) == 4
+    lock.close()
+    said = capsys.readouterr().err
+    assert "is in use by another process" in said
+    assert "broker serve" not in said
+
+
+def test_where_there_is_no_store_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert storage("verify", str(tmp_path)) == 1
+    assert f"there is no store in {tmp_path}" in capsys.readouterr().err
+
+
+# Repairing.
+
+
+def test_a_copy_is_mended_and_what_is_lost_is_told(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert storage("repair", str(full), str(tmp_path / "copy")) == 0
+    assert "nothing is wrong" in capsys.readouterr().out
+    assert storage("repair", str(full), str(tmp_path / "copy")) == 1
+    assert "name a new directory" in capsys.readouterr().err
+    store = damaged(full, tmp_path / "damaged")
+    assert storage("repair", str(store), str(tmp_path / "mended"), "--json") == 1
+    assert json.loads(capsys.readouterr().out)["wrong"] > 0
+
+
+# Showing.
+
+
+def test_a_topic_is_shown_decoded(full: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert storage("show", "check/full", "--dir", str(full), "--entries", "100") == 0
+    said = capsys.readouterr().out
+    assert "state       live\ngeneration  1\nepoch       2\n" in said
+    for word in ("sealed", "open", "gone", "filler", "marks 1", "ended", "lifetime ms 3600000"):
+        assert word in said
+    assert "pointer 77, rolled back in 1" in said
+    assert f"pointer {PUBLISHED_LOG}, payload log {PUBLISHED_LOG}" in said
+
+
+def test_a_topic_is_shown_as_json(
+    full: Path, full_tables: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = []
+    for words in (["--dir", str(full)], full_tables):
+        assert (
+            storage("show", "check/full", *words, "--json", "--entries", "3", "--pages", "2") == 0
+        )
+        shown.append(json.loads(capsys.readouterr().out))
+    for each in shown:
+        assert (len(each["pages"]), len(each["entries"])) == (2, 3)
+        assert each["pages"][-1]["page"] == each["root"]["page"]
+        assert each["entries"][-1]["last"] == each["pages"][-1]["pointer"]
+        assert each["entries"][-1]["marks"][0]["last"] == each["pages"][-1]["pointer"]
+    assert shown[0]["entries"] == shown[1]["entries"]
+
+
+def test_entries_are_shown_in_order_across_pages(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert storage("show", "check/full", "--dir", str(full), "--json", "--entries", "999") == 0
+    shown = json.loads(capsys.readouterr().out)
+    lasts = [entry["last"] for entry in shown["entries"]]
+    assert lasts == sorted(set(lasts))
+    assert len(lasts) == sum(page["cells"] for page in shown["pages"] if page["state"] != "gone")
+
+
+def test_a_payload_log_and_an_older_generation_are_shown(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number = ["--payload-log", str(PUBLISHED_LOG)]
+    assert storage("show", "check/full", "--dir", str(full), *number) == 0
+    said = capsys.readouterr().out
+    assert "published" in said
+    assert "closed" in said
+    assert storage("show", "check/again", "--dir", str(full), "--generation", "2", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["pages"][-1]["state"] == "closed"
+
+
+def test_what_is_not_stored_can_not_be_shown(
+    full: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert storage("show", "check/none", "--dir", str(full)) == 1
+    assert "nothing of topic check:none is stored there" in capsys.readouterr().err
+
+
+# Making tables.
 
 
 def test_the_tables_are_made_and_what_was_done_is_told(
     gateway: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = f"127.0.0.1:{gateway.address.port}"
+    where = where_of(gateway)
     words = ["--hbase-gateways", where, "--hbase-namespace", "prod", "--hbase-regions", "4"]
-    assert init(*words) == 0
+    assert storage("init", *words) == 0
     assert "table      prod:broker_messages  made  4" in capsys.readouterr().out
-    assert init(*words, "--json") == 0
+    assert storage("init", *words, "--json") == 0
     made = json.loads(capsys.readouterr().out)
     assert [each["made"] for each in made] == [False] * 4
     assert [each["regions"] for each in made] == [None, 4, 4, 1]
@@ -39,24 +232,27 @@ def test_the_tables_are_made_and_what_was_done_is_told(
 def test_tables_that_are_not_as_they_must_be_are_told(
     gateway: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    where = f"127.0.0.1:{gateway.address.port}"
-    assert init("--hbase-gateways", where) == 0
-    assert init("--hbase-gateways", where, "--durability", "flushed") == 1
+    where = where_of(gateway)
+    assert storage("init", "--hbase-gateways", where) == 0
+    assert storage("init", "--hbase-gateways", where, "--durability", "flushed") == 1
     assert "wrong: broker_messages: its durability" in capsys.readouterr().err
 
 
 def test_without_a_folder_or_a_gateway_it_says_what_is_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert init() == 2
+    assert storage("init") == 2
     assert "--hbase-gateways" in capsys.readouterr().err
 
 
 def test_without_hbase_it_can_be_tried_again_later(capsys: pytest.CaptureFixture[str]) -> None:
-    assert init("--hbase-gateways", "127.0.0.1:1", "--hbase-connect", "0.1") == 4
+    assert storage("init", "--hbase-gateways", "127.0.0.1:1", "--hbase-connect", "0.1") == 4
     said = capsys.readouterr().err
     assert "HBase did not make the tables" in said
     assert "broker serve" not in said
+
+
+# Sweeping.
 
 
 @pytest.mark.parametrize(
@@ -78,7 +274,5 @@ def test_a_sweep_that_is_not_whole_exits_with_1(
         return report
 
     monkeypatch.setattr(node, "sweep_store", sweep_store)
-    with pytest.raises(SystemExit) as exited:
-        run(["storage", "sweep", str(tmp_path)])
-    assert exited.value.code == code
+    assert storage("sweep", str(tmp_path)) == code
     assert ("it is damaged" in capsys.readouterr().out) is (report.problem is not None)

@@ -34,8 +34,8 @@ class Stalled:
 
     def stall(self) -> list[Gate]:
         """Let storage say nothing to the next batches."""
-        gates = [Gate() for _ in range(self.bench.store.pipeline_depth)]
-        self.bench.store.on("append", *(gate.before for gate in gates))
+        gates = [Gate()]
+        self.bench.table.on("append", *(gate.before for gate in gates))
         self._gates += gates
         return gates
 
@@ -131,7 +131,7 @@ async def test_what_is_being_written_has_its_own_outcome(bench: Bench) -> None:
     await bench.create()
     await bench.publish(b"first")
     gate = Gate()
-    bench.store.on("append", gate.before)
+    bench.table.on("append", gate.before)
     options = PublishOptions(deadline=bench.clock.monotonic() + 1.0)
     writing = asyncio.ensure_future(bench.publish(b"slow", options=options))
     await gate.reached.wait()

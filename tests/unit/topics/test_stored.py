@@ -4,30 +4,47 @@ import asyncio
 from typing import Any
 
 import pytest
-from broker.storage.control import State
 
 from broker.errors import (
-    BadRequest,
     Fenced,
     OutcomeUnknown,
+    Overloaded,
     PayloadsSealed,
     StorageFull,
     TransactionTooOld,
     Unavailable,
 )
 from broker.model import Poll, RollbackRange, Snapshot
+from broker.storage import head as heads
+from broker.storage.head import PageState
+from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
+from broker.storage.root import RootState
+from broker.storage.table import NotSent, Space
 from broker.testing.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
-from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
 
 LOG = LogId(TOPIC, 1, 5)
 
 
-async def state_of(bench: Bench, number: int = 5) -> State:
-    control = await bench.around.store.head(LOG._replace(number=number))
-    assert control is not None
-    return control.state
+async def state_of(bench: Bench, number: int = 5) -> RootState:
+    root = await bench.around.payload_logs.root(LOG._replace(number=number))
+    assert root is not None
+    return root.state
+
+
+def reopened(value: bytes) -> bytes:
+    """Return a page's head as it was before the page was closed."""
+    return heads.encode(heads.decode(value)._replace(state=PageState.OPEN))
+
+
+async def seen(bench: Bench) -> list[bytes]:
+    """Return what a transaction sees that began after all others had ended."""
+    return await bench.payloads(Poll(snapshot=Snapshot(transaction_id=100, read_pointer=100)))
+
+
+async def _real(real: Hook, *arguments: Any, **named: Any) -> Any:
+    return await real(*arguments, **named)
 
 
 async def test_stored_payloads_are_seen_when_their_reference_is(bench: Bench) -> None:
@@ -43,11 +60,12 @@ async def test_stored_payloads_are_seen_when_their_reference_is(bench: Bench) ->
 async def test_the_reference_seals_first_and_is_marked_after(bench: Bench) -> None:
     await bench.create()
     await bench.stored(5, b"a")
+    bench.table.calls.clear()
     await bench.publish(pointer=5)
     await settle()
-    order = [c for c in bench.store.calls if c in {"seal", "append", "mark_published"}]
-    assert order == ["append", "seal", "append", "mark_published"]
-    assert await state_of(bench) is State.PUBLISHED
+    changes = [call for call in bench.table.calls if call in {"head", "root", "append"}]
+    assert changes == ["head", "root", "append", "root"]
+    assert await state_of(bench) is RootState.PUBLISHED
 
 
 @pytest.mark.parametrize("stores", [[], [b"a"]])
@@ -88,10 +106,10 @@ async def test_sealed_then_crashed_appends_it_the_second_time(bench: Bench) -> N
     await bench.create()
     await bench.stored(5, b"a")
     await bench.publish(b"m")
-    bench.store.on("append", failing(OutcomeUnknown("crashed")))
+    bench.table.on("append", failing(OutcomeUnknown("crashed")))
     with pytest.raises(OutcomeUnknown):
         await bench.publish(pointer=5)
-    assert await state_of(bench) is State.SEALED
+    assert await state_of(bench) is RootState.SEALED
     with pytest.raises(PayloadsSealed):
         await bench.stored(5, b"late")
     bench.restart()
@@ -102,12 +120,13 @@ async def test_sealed_then_crashed_appends_it_the_second_time(bench: Bench) -> N
 
 @pytest.mark.parametrize("restart", [True, False])
 async def test_appended_then_crashed_is_found_the_second_time(bench: Bench, restart: bool) -> None:
-    bench.restart(page_rows_max=2)
+    bench.bounds = PageBounds(cells_max=2)
+    bench.restart()
     await bench.create()
     await bench.stored(5, b"a")
     for _ in range(5):
         await bench.publish(b"m")
-    bench.store.on("append", done_but(OutcomeUnknown("the answer was lost")))
+    bench.table.on("append", done_but(OutcomeUnknown("the answer was lost")))
     with pytest.raises(OutcomeUnknown):
         await bench.publish(pointer=5)
     for _ in range(5):
@@ -135,7 +154,7 @@ async def test_a_store_at_the_time_of_the_publish_is_in_it_or_refused(bench: Ben
     await bench.create()
     await bench.stored(5, b"a")
     gate = Gate()
-    bench.store.on("append", gate.before)
+    bench.table.on("append", gate.before)
     early = asyncio.ensure_future(bench.stored(5, b"early"))
     await gate.reached.wait()
     publishing = asyncio.ensure_future(bench.publish(pointer=5))
@@ -156,12 +175,12 @@ async def test_a_store_waits_for_a_publish_that_fails_before_its_seal(bench: Ben
     await bench.stored(5, b"a")
     gate = Gate()
 
-    async def refused(real: object, *arguments: object) -> None:
+    async def refused(real: object, *arguments: object, **named: object) -> None:
         gate.reached.set()
         await gate.opened.wait()
         raise Unavailable("not sent")
 
-    bench.store.on("seal", refused)
+    bench.table.on("head", refused)
     publishing = asyncio.ensure_future(bench.publish(pointer=5))
     await gate.reached.wait()
     storing = asyncio.ensure_future(bench.stored(5, b"b"))
@@ -181,7 +200,7 @@ async def test_a_keyed_store_that_comes_behind_the_seal_is_refused_and_leading_g
     await bench.stored(5, b"a")
     leader = bench.leader()
     gate = Gate()
-    bench.store.on("side", gate.before)
+    bench.table.on("scan", gate.before)
     late = asyncio.ensure_future(bench.stored(5, b"late", options=PublishOptions(key="k")))
     await gate.reached.wait()
     await bench.publish(pointer=5)
@@ -195,7 +214,7 @@ async def test_the_caller_may_leave_a_publish_half_way(bench: Bench) -> None:
     await bench.create()
     await bench.stored(5, b"a")
     gate = Gate()
-    bench.store.on("seal", gate.after)
+    bench.table.on("head", gate.after)
     publishing = asyncio.ensure_future(bench.publish(pointer=5))
     await gate.reached.wait()
     publishing.cancel()
@@ -205,13 +224,14 @@ async def test_the_caller_may_leave_a_publish_half_way(bench: Bench) -> None:
 
 
 async def test_a_store_is_acknowledged_only_while_the_topic_is_led(bench: Bench) -> None:
+    bench.memory.is_alone = False
     await bench.create()
     await bench.stored(5, b"a")
     gate = Gate()
-    bench.store.on("append", gate.after)
+    bench.table.on("append", gate.after)
     storing = asyncio.ensure_future(bench.stored(5, b"b"))
     await gate.reached.wait()
-    await bench.around.store.claim(LogId(TOPIC, 1), "another")
+    await bench.logs.claim(LogId(TOPIC, 1), "another")
     gate.open()
     with pytest.raises(OutcomeUnknown):
         await storing
@@ -219,27 +239,29 @@ async def test_a_store_is_acknowledged_only_while_the_topic_is_led(bench: Bench)
 
 
 async def test_a_check_that_cannot_be_made_is_an_unknown_outcome(bench: Bench) -> None:
+    bench.memory.is_alone = False
     await bench.create()
     await bench.stored(5, b"a")
-    bench.store.on("head", failing(Unavailable("no answer")))
+    bench.table.on("get", failing(Unavailable("no answer")))
     with pytest.raises(OutcomeUnknown):
         await bench.stored(5, b"b")
 
 
 async def test_stores_share_checks_that_were_begun_after_their_commits(bench: Bench) -> None:
+    bench.memory.is_alone = False
     await bench.create()
     for number in (5, 6, 7):
         await bench.stored(number, b"a")
-    before = bench.store.calls.count("head")
+    before = bench.table.calls.count("get")
     await asyncio.gather(*(bench.stored(number, b"b") for number in (5, 6, 7)))
-    assert bench.store.calls.count("head") - before == 1
+    assert bench.table.calls.count("get") - before == 1
 
 
 async def test_a_fenced_store_is_done_by_the_next_leader(bench: Bench) -> None:
     await bench.create()
     await bench.stored(5, b"a")
     old = bench.leader()
-    bench.store.on("append", failing(Fenced("over")))
+    bench.table.on("append", failing(Fenced("over")))
     await bench.stored(5, b"b")
     assert bench.leader() is not old
     await bench.publish(pointer=5)
@@ -250,7 +272,7 @@ async def test_a_failed_seal_gives_the_topic_up_and_may_be_repeated(bench: Bench
     await bench.create()
     await bench.stored(5, b"a")
     old = bench.leader()
-    bench.store.on("seal", done_but(StorageFull("full", outcome="unknown")))
+    bench.table.on("head", done_but(StorageFull("full", outcome="unknown")))
     with pytest.raises(StorageFull):
         await bench.publish(pointer=5)
     await bench.publish(pointer=5)
@@ -263,7 +285,7 @@ async def test_open_payload_logs_are_bounded_and_those_in_use_stay(bench: Bench)
     await bench.create()
     gate = Gate()
     await bench.stored(5, b"a")
-    bench.store.on("side", gate.before)
+    bench.table.on("scan", gate.before)
     slow = asyncio.ensure_future(bench.stored(5, b"slow", options=PublishOptions(key="k")))
     await gate.reached.wait()
     kept = bench.leader().payloads._logs[5]
@@ -299,33 +321,21 @@ async def test_a_reference_that_shows_no_seal_is_read_again_and_then_refused(ben
     await bench.publish(pointer=5)
     stale = 3
 
-    async def old_answer(real: Hook, log: LogId, *arguments: object, **named: object) -> Any:
+    async def old_answer(real: Hook, space: Space, *arguments: object, **named: object) -> Any:
         nonlocal stale
-        page = await real(log, *arguments, **named)
-        if log.number is not None and stale:
-            stale -= 1
-            return page._replace(control=None, rows=[])
-        return page
+        found = await real(space, *arguments, **named)
+        if space is not Space.PAYLOADS or not stale:
+            return found
+        stale -= 1
+        return [(row, cell._replace(value=reopened(cell.value))) for row, cell in found]
 
     bench.forget_cache()
-    bench.store.on("scan", *[old_answer] * 20)
+    bench.table.on("scan", *[old_answer] * 20)
     assert await bench.payloads() == [b"a"]
     stale = 100
-    bench.store.on("scan", *[old_answer] * 20)
+    bench.table.on("scan", *[old_answer] * 20)
     with pytest.raises(Unavailable):
         await bench.poll()
-
-
-async def test_without_its_guard_a_store_changes_what_was_published(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await bench.create()
-    await bench.stored(5, b"a")
-    with in_force("seal-first"):
-        await bench.publish(pointer=5)
-        assert await bench.payloads() == [b"a"]
-        await bench.stored(5, b"late")
-        assert await bench.payloads() == [b"a", b"late"]
 
 
 # Rolling back.
@@ -335,7 +345,7 @@ async def test_a_rolled_back_reference_is_seen_without_a_snapshot_alone(bench: B
     await bench.create()
     await bench.stored(5, b"a")
     done = await bench.publish(pointer=5)
-    assert await bench.topics.rollback(TOPIC, RollbackRange(5, done.first, done.last)) == 1
+    await bench.topics.rollback(TOPIC, RollbackRange(5, done.first, done.last))
     snapshot = Snapshot(transaction_id=100, read_pointer=100)
     for _ in range(2):
         assert await bench.payloads() == [b"a"]
@@ -349,17 +359,35 @@ async def test_a_rollback_after_a_takeover_finds_the_rows(bench: Bench) -> None:
     await bench.create()
     done = await bench.publish(b"a", b"b", pointer=7)
     bench.restart()
-    assert await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last)) == 2
-    assert await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last)) == 2
+    for _ in range(2):
+        await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last))
+        assert await seen(bench) == []
 
 
-async def test_a_fenced_rollback_is_redone_under_a_claim(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "error", [Fenced("over"), Unavailable("down"), OutcomeUnknown("lost"), NotSent("gone")]
+)
+@pytest.mark.parametrize("done", [False, True])
+async def test_a_rollback_that_fails_midway_is_unknown_and_may_be_repeated(
+    bench: Bench, error: Exception, *, done: bool
+) -> None:
+    """Some of its pages are changed; so it is neither refused nor another leader's to refuse."""
+    bench.bounds = PageBounds(cells_max=1)
+    bench.restart()
     await bench.create()
-    done = await bench.publish(b"a", pointer=7)
-    bench.store.on("negate", failing(Fenced("over")))
-    assert await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last)) == 1
-    snapshot = Snapshot(transaction_id=100, read_pointer=100)
-    assert await bench.payloads(Poll(snapshot=snapshot)) == []
+    rows = [await bench.publish(b"%d" % number, pointer=7) for number in range(3)]
+    rollback = RollbackRange(7, rows[0].first, rows[-1].last)
+    bench.table.on("rolled", _real, done_but(error) if done else failing(error))
+    if isinstance(error, NotSent):  # The first time it may have been made: it is never taken back.
+        bench.table.on("get", _real, *[failing(NotSent("gone"))] * 10_000)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await bench.topics.rollback(TOPIC, rollback)
+    assert (caught.value.outcome, caught.value.retriable) == ("unknown", False)
+    bench.table.forget_hooks()
+    await bench.topics.rollback(TOPIC, rollback)
+    assert await seen(bench) == []
+    bench.restart()
+    assert await seen(bench) == []
 
 
 async def test_a_rollback_goes_on_without_its_caller(bench: Bench) -> None:
@@ -367,7 +395,7 @@ async def test_a_rollback_goes_on_without_its_caller(bench: Bench) -> None:
     await bench.create()
     done = await bench.publish(b"a", pointer=7)
     gate = Gate()
-    bench.store.on("negate", gate.after)
+    bench.table.on("rolled", gate.after)
     rolling = asyncio.ensure_future(
         bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last))
     )
@@ -385,15 +413,16 @@ async def test_a_negative_pointer_rolls_nothing_forward(bench: Bench) -> None:
     await bench.create()
     done = await bench.publish(b"a", pointer=7)
     await bench.topics.rollback(TOPIC, RollbackRange(7, done.first, done.last))
-    with pytest.raises(BadRequest):
+    with pytest.raises(TransactionTooOld):
         await bench.topics.rollback(TOPIC, RollbackRange(-7, done.first, done.last))
     for asked in (
         bench.publish(b"x", pointer=-7),
         bench.publish(pointer=-7),
         bench.stored(-7, b"x"),
     ):
-        with pytest.raises(BadRequest):
+        with pytest.raises(TransactionTooOld) as caught:
             await asked
+        assert (caught.value.http_status, caught.value.code) == (422, "transaction_too_old")
     snapshot = Snapshot(transaction_id=100, read_pointer=100)
     assert await bench.payloads(Poll(snapshot=snapshot)) == []
 
@@ -413,3 +442,68 @@ async def test_a_transaction_past_its_longest_life_is_refused(bench: Bench) -> N
     ):
         with pytest.raises(TransactionTooOld):
             await asked
+
+
+async def test_a_reference_that_waits_past_its_deadline_is_refused_and_not_stored(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+    bench.table.on("append", gate.before)
+    slow = asyncio.ensure_future(bench.publish(b"slow"))
+    await gate.reached.wait()
+    options = PublishOptions(deadline=bench.clock.monotonic() + 0.5)
+    late = asyncio.ensure_future(bench.publish(pointer=5, options=options))
+    await settle()
+    behind = asyncio.ensure_future(bench.publish(b"behind"))
+    await bench.pass_ms(600)
+    with pytest.raises(Overloaded) as caught:
+        await asyncio.wait_for(late, 0)
+    assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
+    await bench.pass_ms(1400)
+    gate.open()
+    await asyncio.gather(slow, behind)
+    assert await bench.payloads() == [b"slow", b"behind"]
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"slow", b"behind", b"a"]
+
+
+@pytest.mark.parametrize("gated", ["head", "root"])
+async def test_a_reference_whose_payload_log_is_closed_too_slowly_is_refused(
+    bench: Bench, gated: str
+) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+    bench.table.on(gated, gate.after)
+    options = PublishOptions(deadline=bench.clock.monotonic() + 0.5)
+    late = asyncio.ensure_future(bench.publish(pointer=5, options=options))
+    await gate.reached.wait()
+    await bench.publish(b"behind")
+    await bench.pass_ms(2000)
+    gate.open()
+    with pytest.raises(Overloaded):
+        await late
+    assert await bench.payloads() == [b"behind"]
+
+
+async def test_publishing_goes_on_between_the_pages_of_a_rollback(bench: Bench) -> None:
+    bench.bounds = PageBounds(cells_max=4)
+    bench.restart()
+    await bench.create()
+    rows = [await bench.publish(*[b"x"] * 2500, pointer=7) for _ in range(40)]
+    rollback = RollbackRange(7, rows[0].first, rows[-1].last)
+    gates = [Gate() for _ in range(3)]
+    bench.table.on("rolled", *(gate.after for gate in gates))
+    rolling = asyncio.ensure_future(bench.topics.rollback(TOPIC, rollback))
+    for number, gate in enumerate(gates):
+        await gate.reached.wait()
+        # The page before is changed, the next one is not: a publish is not held up meanwhile.
+        await asyncio.wait_for(bench.publish(b"%d" % number), 1)
+        assert not rolling.done()
+        gate.open()
+    await rolling
+    assert await seen(bench) == [b"0", b"1", b"2"]
+    bench.restart()
+    assert await seen(bench) == [b"0", b"1", b"2"]

@@ -1,0 +1,178 @@
+"""What ``broker storage`` shows of a store: a report, and a log as it is stored, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from broker.cli.output import time_text, write_properties, write_table
+from broker.model import RowId, timestamp_of
+from broker.storage.entry import Entry
+from broker.storage.head import NO_END, Head
+from broker.storage.report import COUNTED, Report
+from broker.storage.root import Root, RootState
+from broker.storage.showing import Shown, ShownEntry, ShownPage
+
+_FLAGS: Final = ((1, "pointer"), (2, "lifetime"), (4, "reference"), (8, "stored"), (16, "stub"))
+
+
+def write_report(report: Report) -> None:
+    """Write what a check saw, and what is wrong, a problem a line."""
+    counted = [name for name in COUNTED if name != "wrong"]
+    write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
+    for line in report.problems:
+        click.echo(f"wrong: {line}")
+    if report.wrong > len(report.problems):
+        click.echo(f"… and {report.wrong - len(report.problems)} more")
+    click.echo(f"wrong in all: {report.wrong}" if report.wrong else "nothing is wrong")
+
+
+def shown_json(shown: Shown) -> dict[str, Any]:
+    """Return a log as JSON: ids and tokens in hex."""
+    return {
+        "topic": str(shown.log.topic),
+        "generation": shown.log.generation,
+        "payload_log": shown.log.number,
+        "root": None if shown.root is None else _root_json(shown.root),
+        "pages": [{"page": page.key.hex(), **_fields(page.head)} for page in shown.pages],
+        "entries": [_entry_json(each) for each in shown.entries],
+    }
+
+
+def _root_json(root: Root) -> dict[str, Any]:
+    return {name: _json(value) for name, value in root._asdict().items()} | {
+        "state": root.state.name.lower()
+    }
+
+
+def _fields(head: Head | str) -> dict[str, Any]:
+    if isinstance(head, str):
+        return {"wrong": head}
+    fields = {name: _json(value) for name, value in head._asdict().items()}
+    end_ms = None if head.first_end_ms == NO_END else head.first_end_ms
+    return fields | {"state": head.state.name.lower(), "first_end_ms": end_ms}
+
+
+def _json(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _entry_json(shown: ShownEntry) -> dict[str, Any]:
+    known = {"page": shown.page.hex(), "column": shown.column.hex()}
+    entry = shown.entry
+    if isinstance(entry, str):
+        return {**known, "wrong": entry}
+    return {
+        **known,
+        "first": entry.first.hex(),
+        "last": entry.last.hex(),
+        "count": entry.count,
+        "epoch": entry.epoch,
+        "flags": _flags(entry),
+        "bytes": len(entry.items),
+        "pointer": entry.pointer,
+        "lifetime_ms": entry.lifetime_ms,
+        "payload_log": entry.number,
+        "rolled_back": [[first.hex(), last.hex()] for first, last in entry.rolled],
+        "marks": [
+            {
+                "kind": mark.kind,
+                "key": mark.key.hex(),
+                "first": mark.first.hex(),
+                "last": mark.last.hex(),
+            }
+            for mark in entry.marks
+        ],
+    }
+
+
+def _flags(entry: Entry) -> list[str]:
+    return [name for flag, name in _FLAGS if entry.flags & flag]
+
+
+def write_shown(shown: Shown) -> None:
+    """Write a log: its root, and tables of its last pages and entries."""
+    if shown.root is None:
+        click.echo("it has no root: nothing was ever stored")
+    else:
+        write_properties(dict(_root_lines(shown.root)))
+    if shown.pages:
+        click.echo()
+        heads = (
+            "PAGE",
+            "STATE",
+            "EPOCH",
+            "OWNER",
+            "POINTER",
+            "TOTAL",
+            "BYTES",
+            "ENTRIES",
+            "MARKED",
+        )
+        write_table((*heads, "PREV"), map(_page_cells, shown.pages))
+    if shown.entries:
+        click.echo()
+        entry_heads = ("FIRST", "LAST", "PUBLISHED", "COUNT", "EPOCH", "BYTES", "KIND")
+        write_table(entry_heads, map(_entry_cells, shown.entries))
+
+
+def _root_lines(root: Root) -> Iterator[tuple[str, object]]:
+    yield "state", root.state.name.lower()
+    yield "generation", root.generation
+    yield "epoch", root.epoch
+    yield "page", root.page.hex()
+    yield "floor", root.floor.hex()
+    yield "gone below", root.gone.hex()
+    if root.state in {RootState.SEALED, RootState.PUBLISHED, RootState.DROPPED}:
+        yield "sealed at", _id(root.at)
+        yield "reference", _id(root.reference)
+    if root.dropped_ms:
+        yield "dropped", time_text(root.dropped_ms)
+
+
+def _id(row: RowId) -> str:
+    return row.hex() if any(row) else "none"
+
+
+def _page_cells(page: ShownPage) -> Sequence[str]:
+    head = page.head
+    if isinstance(head, str):
+        return (page.key.hex(), f"wrong: {head}", *[""] * 8)
+    numbers = (head.total, head.bytes, head.cells)
+    return (
+        page.key.hex(),
+        head.state.name.lower(),
+        str(head.epoch),
+        head.owner or "none",
+        head.pointer.hex(),
+        *map(str, numbers),
+        head.marked.hex(),
+        head.prev.hex(),
+    )
+
+
+def _entry_cells(shown: ShownEntry) -> Sequence[str]:
+    entry = shown.entry
+    if isinstance(entry, str):
+        return (shown.column.hex(), f"wrong: {entry}", *[""] * 5)
+    time = time_text(timestamp_of(entry.first))
+    numbers = (entry.count, entry.epoch, len(entry.items))
+    return entry.first.hex(), entry.last.hex(), time, *map(str, numbers), _kind(entry)
+
+
+def _kind(entry: Entry) -> str:
+    told: Mapping[str, object] = {
+        "pointer": entry.pointer,
+        "lifetime ms": entry.lifetime_ms,
+        "payload log": entry.number,
+    }
+    parts = [f"{name} {value}" for name, value in told.items() if value is not None]
+    if entry.is_stub:
+        parts.append("ended")
+    if entry.rolled:
+        parts.append(f"rolled back in {len(entry.rolled)}")
+    if entry.marks:
+        parts.append(f"marks {len(entry.marks)}")
+    return ", ".join(parts) or "plain"

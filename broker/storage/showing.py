@@ -1,0 +1,120 @@
+"""A log as it is stored, for people who look for what is wrong: root, heads and entries, nothing judged."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage import root as roots
+from broker.storage.entry import Entry
+from broker.storage.head import Head, PageState
+from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
+from broker.storage.resolve import Resolver
+from broker.storage.root import Root
+
+_CELLS_AT_ONCE: Final = 256
+
+
+class ShownPage(NamedTuple):
+    """A page's key and head, or what is wrong with the head."""
+
+    key: RowId
+    head: Head | str
+
+
+class ShownEntry(NamedTuple):
+    """An entry with the page that it lies in, or what is wrong with it."""
+
+    page: RowId
+    column: bytes
+    entry: Entry | str
+
+
+class Shown(NamedTuple):
+    """A log's root, its last pages and its last entries, each in order."""
+
+    log: LogId
+    root: Root | None
+    pages: list[ShownPage]
+    entries: list[ShownEntry]
+
+
+async def shown(resolver: Resolver, log: LogId, *, pages_max: int, entries_max: int) -> Shown:
+    """Return a log as stored; generation 0 is the one that the topic's root has.
+
+    Raises:
+        Unavailable: the store does not answer.
+        StorageCorrupt: the root does not decode.
+    """
+    cell = await resolver.head(space_of(log), root_key(log))
+    root = None if cell is None else roots.decode(cell.value)
+    if log.generation == 0 and root is not None:
+        log = log._replace(generation=root.generation)
+    first, last = page_key(log, ROW_ID_MIN), page_key(log, ROW_ID_MAX)
+    rows = await resolver.read(
+        lambda: resolver.table.scan(space_of(log), first, last, limit=pages_max, reverse=True)
+    )
+    pages = [_page(row, cell.value) for row, cell in rows]
+    found: list[ShownEntry] = []
+    for page in pages:
+        if len(found) >= entries_max:
+            break
+        if not (isinstance(page.head, Head) and page.head.state is PageState.GONE):
+            found += await _entries(resolver, log, page.key, entries_max - len(found))
+    return Shown(log, root, pages[::-1], found[::-1])
+
+
+def _page(row: bytes, value: bytes) -> ShownPage:
+    try:
+        return ShownPage(page_of(row), heads.decode(value))
+    except (StorageCorrupt, ValueError) as error:
+        return ShownPage(page_of(row), str(error))
+
+
+async def _entries(
+    resolver: Resolver, log: LogId, page: RowId, entries_max: int
+) -> list[ShownEntry]:
+    """Return the last entries of a page, the last one first."""
+    found: list[ShownEntry] = []
+    rolled: dict[bytes, bytes] = {}
+    row, last = page_key(log, page), entries.ENTRIES_END
+    while len(found) < entries_max:
+        cells = await resolver.read(
+            lambda last=last: resolver.table.cells(  # type: ignore[misc]
+                space_of(log),
+                row,
+                b"e",
+                last,
+                cells_max=_CELLS_AT_ONCE,
+                bytes_max=1 << 20,
+                reverse=True,
+            )
+        )
+        for column, value in cells.cells:
+            if entries.is_rolled_column(column):
+                rolled[column] = value
+            else:
+                x = rolled.pop(entries.rolled_column(column), None)
+                found.append(ShownEntry(page, column, _entry(value, x)))
+        if not cells.more:
+            break
+        last = _below(cells.cells[-1][0])
+    return found[:entries_max]
+
+
+def _entry(value: bytes, rolled: bytes | None) -> Entry | str:
+    try:
+        entry = entries.decode(value)
+        if rolled is not None:
+            entry.rolled = entries.decode_rolled(rolled)
+    except (StorageCorrupt, ValueError) as error:
+        return str(error)
+    return entry
+
+
+def _below(column: bytes) -> bytes:
+    """Return a column below another one, and above all others that are."""
+    return column[:-1] + bytes([column[-1] - 1]) + b"\xff" * 8 if column[-1] else column[:-1]

@@ -1,0 +1,67 @@
+"""The check of a store over a real HBase: a healthy one, one that is written to meanwhile, a damaged one."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.model import ROW_ID_MIN
+from broker.storage.check import verify
+from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.schema import HBaseAdmin, Schema
+from broker.storage.hbase.table import HBaseTable
+from broker.storage.keys import LogId, page_key
+from broker.storage.log import Logs
+from broker.storage.sweeping import clear_below_floor, raise_floor
+from broker.storage.table import Space
+from broker.testing.full_store import BOUNDS, FULL, Filler, StillClock
+from broker.testing.servers import HBaseServer
+
+pytestmark = pytest.mark.integration
+
+LOG = LogId(FULL, 1)
+
+
+@pytest.fixture
+async def logs(hbase_server: HBaseServer) -> AsyncIterator[Logs]:
+    gateways = Gateways([Address("127.0.0.1", hbase_server.thrift2_port)])
+    schema = Schema("default", f"check_{secrets.token_hex(4)}_")
+    admin = HBaseAdmin(gateways, schema)
+    await admin.init(regions=2)
+    logs = Logs(HBaseTable(gateways, schema), StillClock(), bounds=BOUNDS)
+    await Filler(logs).fill()
+    yield logs
+    await admin.remove()
+    await logs.close()
+
+
+async def test_what_is_stored_is_sound_until_it_is_damaged(logs: Logs) -> None:
+    report = await verify(logs)
+    assert report.problems == []
+    assert (report.topics, report.payload_logs) == (7, 6)
+    await logs.table.delete(Space.MESSAGES, [page_key(LOG, ROW_ID_MIN)])
+    report = await verify(logs)
+    assert any("the pages before it are missing" in line for line in report.problems)
+
+
+async def test_a_check_may_run_while_others_write(logs: Logs) -> None:
+    filler = Filler(logs)
+    writing = asyncio.create_task(_keep_writing(filler))
+    while not writing.done():
+        assert (await verify(logs)).problems == []
+    await writing
+
+
+async def _keep_writing(filler: Filler) -> None:
+    hold = await filler.logs.claim(LOG, "writer")
+    ids = filler.ids(1)
+    while ids[0] <= hold.pointer:
+        ids = filler.ids(1)
+    for number in range(30):
+        ids = await filler.append(hold)
+        await filler.append(hold, key=f"busy {number}")
+        if number % 10 == 9:
+            await raise_floor(hold, ids[0])
+            await clear_below_floor(filler.logs.resolver, hold, 99)
+    hold.end()

@@ -1,0 +1,56 @@
+"""Each mutant that the simulated cluster can show is found by the checkers; the others are found elsewhere."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.testing import mutants
+from broker.testing.checkers import NAMES
+from broker.testing.simulation.directed import Schedule
+from broker.testing.simulation.run import simulate
+
+FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text())
+WINDOW: int = FILE["window"]
+ROWS: list[dict[str, Any]] = FILE["mutant"]
+ELSEWHERE: list[dict[str, Any]] = FILE["elsewhere"]
+SOON = ("repeat-or-never", "deadline", "dedupe")
+"""One of storage, one of routing, one of topics, that the first seed shows: looked at in each run."""
+
+
+def test_every_guard_is_accounted_for() -> None:
+    """By a schedule here, by a plan of the runs of one log, or by a test of its own."""
+    named = [row["name"] for row in (*ROWS, *ELSEWHERE)]
+    assert len(set(named)) == len(named)
+    in_one_log = {name for name, mutant in mutants.MUTANTS.items() if mutant.plan is not None}
+    assert {*named, *in_one_log} == set(mutants.MUTANTS)
+    assert {row["violation"] for row in ROWS} <= NAMES | {"unexpected_error"}
+
+
+@pytest.mark.parametrize("row", ELSEWHERE, ids=lambda row: row["name"])
+def test_what_the_cluster_can_not_show_is_shown_elsewhere(row: dict[str, Any]) -> None:
+    assert row["name"] in Path(row["where"]).read_text()
+
+
+@pytest.mark.simulation
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=() if row["name"] in SOON else pytest.mark.nightly, id=row["name"])
+        for row in ROWS
+    ],
+)
+def test_it_is_found_by_name(row: dict[str, Any]) -> None:
+    schedule = Schedule.of(row)
+    for seed in range(schedule.seed, schedule.seed + WINDOW):
+        found = simulate(schedule.plan(seed=seed, mutant=row["name"])).verdict
+        if row["violation"] not in found.names:
+            continue
+        whole = simulate(schedule.plan(seed=seed)).verdict
+        assert whole.is_valid, f"seed {seed}, with nothing taken away: {whole}"
+        return
+    pytest.fail(f"no {row['violation']} in {WINDOW} seeds")
