@@ -58,6 +58,7 @@ _PLAIN_HEADER = struct.Struct(f">20x{ROW_ID_BYTES}sIH")
 """Of an entry that is not judged: last id, count, number of marks."""
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
+_CHECK = struct.Struct(">I")
 _CRC = struct.Struct("<I")
 _WHOLE: Final = 0x2144DF1C
 """The CRC-32 of any bytes that their own CRC-32 follows, little-endian."""
@@ -287,14 +288,15 @@ def is_rolled_column(column: bytes) -> bool:
 
 def checked(body: bytes) -> bytes:
     """Return a value with its checksum."""
-    return body + _CRC.pack(zlib.crc32(body))
+    return body + _CHECK.pack(zlib.crc32(body))
 
 
 def unchecked(value: bytes, name: str) -> bytes:
     """Return what ``checked`` was given. Raises StorageCorrupt."""
-    if len(value) < _CRC.size or zlib.crc32(value) != _WHOLE:
+    body = value[: -_CHECK.size]
+    if len(value) < _CHECK.size or value[-_CHECK.size :] != _CHECK.pack(zlib.crc32(body)):
         raise StorageCorrupt(f"{name} fails its checksum")
-    return value[: -_CRC.size]
+    return body
 
 
 def encode_rolled(ranges: Sequence[Range]) -> bytes:
