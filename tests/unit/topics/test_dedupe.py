@@ -175,7 +175,9 @@ async def test_a_key_that_is_stored_counts_as_long_as_it_is_there(
         await bench.publish(b"b", options=K)
     assert await bench.payloads() == [b"a"]
     await bench.pass_ms(1000)  # Until the claim's marks are on disk.
+    await bench.pass_ms(1000)  # The claim's marks are on disk then.
     await bench.sweeper.sweep()
+    await bench.topics.close()
     bench.restart()
     assert not (await bench.publish(b"b", options=K)).replayed
 
