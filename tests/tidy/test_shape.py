@@ -14,7 +14,6 @@ LONG = {
     "broker/client/aio.py": "the whole surface of the client in one class, half of it contracts",
     "broker/config.py": "every key with its bounds, and which of them contradict each other",
     "broker/storage/entry.py": "what one cell holds: its value, its column, and both ways between",
-    "broker/storage/entry.py": "an entry, its column and its cell: one format before one pair of eyes",
     "broker/testing/contract/table.py": "one suite, read from top to bottom",
 }
 
