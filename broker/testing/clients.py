@@ -12,8 +12,8 @@ from broker.errors import BrokerError
 from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, RowId, TopicId
 from broker.testing.clock import VirtualLoop
 from broker.testing.history import History
-from broker.testing.node import Answered, WholeNode
 from broker.testing.mortal import NodeDied
+from broker.testing.node import Answered, WholeNode
 from broker.topics.settings import NO_OPTIONS, PublishOptions
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
