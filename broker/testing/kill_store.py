@@ -38,6 +38,7 @@ from broker.testing.bare import append, rows_of
 from broker.testing.drivers import Done, Gone, Refused, Seen, collapse, expand
 from broker.topics.batches import IDEMPOTENCY
 from broker.topics.dedupe import key_hash
+from broker.topics.registry import TopicRegistry
 
 _LINE_BYTES_MAX = 1 << 26
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -241,7 +242,7 @@ class _Leader:
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
-        self._records = Records(logs.resolver)
+        self._registry = TopicRegistry(Records(logs.resolver))
         self._payloads = PayloadLogs(logs, "child")
         self._holds: dict[tuple[str, int], Hold] = {}
         self._claiming: dict[str, asyncio.Lock] = {}
@@ -265,29 +266,24 @@ class _Leader:
         return [row_id(self._last_ms, number) for number in range(rows)]
 
     async def create(self, topic: str) -> dict[str, Any]:
+        identifier = TopicId("default", topic)
         while True:
-            record = await self._records.get(topic.encode())
-            generation = 1 if record is None else int(record.value.rstrip(b"-"))
-            if record is None or record.value.endswith(b"-"):
-                generation += record is not None
-                version = None if record is None else record.version
-                await self._records.put_if(topic.encode(), version, b"%d" % generation)
+            record = await self._registry.read(identifier)
+            if record is None or record.deleted:
+                generation = (await self._registry.create(identifier, {"ttl": "3600"})).generation
+            else:
+                generation = record.generation
             try:
                 await self._hold(topic, generation)
             except Deleted:  # A life ended in the midst of it.
-                await self._record_deleted(topic, generation)
+                await self._registry.delete(identifier, generation)
             else:
                 return {"generation": generation}
 
     async def delete(self, topic: str, generation: int) -> dict[str, Any]:
         await self._logs.delete(_log(topic, generation), "child")
-        await self._record_deleted(topic, generation)
+        await self._registry.delete(TopicId("default", topic), generation)
         return {}
-
-    async def _record_deleted(self, topic: str, generation: int) -> None:
-        record = await self._records.get(topic.encode())
-        assert record is not None
-        await self._records.put_if(topic.encode(), record.version, b"%d-" % generation)
 
     async def publish(
         self,

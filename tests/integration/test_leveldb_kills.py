@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.storage.leveldb.mending import verify_directory
 from broker.testing.checkers import check
 from broker.testing.history import History
 from broker.testing.kill_store import DieAt, StoreDriver
@@ -32,6 +33,7 @@ async def test_nothing_acknowledged_is_lost_by_kills(tmp_path: Path) -> None:
     assert counts.kills >= KILLS
     assert counts.acknowledged >= MESSAGES
     assert counts.unknown > 0
+    assert (await verify_directory(tmp_path / "data")).problems == [], f"seed {seed}"
 
 
 CALLS = 14
@@ -54,6 +56,8 @@ async def test_a_death_at_any_write_loses_nothing_that_was_acknowledged(
             await driver.stop()
         verdict = check(history.calls())
         assert verdict.violations == (), f"at write {number}, seed {drawn_seed}"
+        report = await verify_directory(tmp_path / str(number))
+        assert report.problems == [], f"at write {number}, seed {drawn_seed}"
         unknown += sum(event.type == "unknown" for event in history.events)
     assert number > CALLS
     assert unknown >= number - 1
