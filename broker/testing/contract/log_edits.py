@@ -14,8 +14,8 @@ from broker.storage import sweeping
 from broker.storage.entry import Mark, Shared
 from broker.storage.head import NO_END, PageState
 from broker.storage.hold import Hold
-from broker.storage.payloads import PayloadLogs
 from broker.storage.marks import sweep_marks
+from broker.storage.payloads import PayloadLogs
 from broker.testing.contract.log_bench import (
     ALL,
     BODY,
