@@ -131,19 +131,19 @@ is taken away (exit 1, and the verdict names what is wrong): a test that can't f
 ```
 python -m chaos cases                                list them; --json
 python -m chaos case zombie-leader                   play one
-python -m chaos case zombie-leader --without-guard   the same without what protects
+python -m chaos case zombie-leader --mutant          the same without what protects
 python -m chaos case all                             all of them, on one cluster
 ```
 
 Where they are played: *cluster*: three nodes, ZooKeeper and HBase, every connection through Toxiproxy, on
 tables of its own for each case; *alone*: a broker, or its store, over LevelDB, as processes; *inside*: the
-stores of several nodes in the verifier's own process, over tables that do on demand what no real server can
-be made to do at a chosen moment. Processes are told which guard they lack by `BROKER_WITHOUT_GUARDS`, under
-`BROKER_TESTING=1`, and the case sees to it that they say so in log, `/healthz` and status. Guards are in
-[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`. When all were
-played last, each three times without its guard: [22 November 2026](results/2026-11-22-cases.md).
+logs of several nodes in the verifier's own process, over a table that does on demand what no real server can
+be made to do at a chosen moment. What protects is taken away by a **mutant**: the product with one function swapped
+(`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
+[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`. How the cases went
+over the storage before pages: [22 November 2026](results/2026-11-22-cases.md).
 
-| # | case | what happens | what protects | guard | without it the verdict says |
+| # | case | what happens | what protects | mutant | without it the verdict says |
 |---|---|---|---|---|---|
 """
 
@@ -190,12 +190,11 @@ def cases_page() -> str:
 
 
 def _case_row(case: Case) -> str:
-    guard = f"`{case.guard}`" if case.guard else "none"
     found = ", ".join(f"`{name}`" for name in sorted(case.violations))
     without = f"{case.without} ({found})" if found else case.without
     return (
         f"| {case.number} | `{case.name}` ({case.where}) | {case.title}. {case.happens} | {case.protects} "
-        f"| {guard} | {without} |\n"
+        f"| `{case.mutant}` | {without} |\n"
     )
 
 

@@ -401,6 +401,14 @@ class Client:
         """Return a topic's figures: messages, bytes, first and last, rates."""
         return protocol.json_object(await self._calls.read(protocol.stats(self._topic(topic))))
 
+    async def lag(self, topic: TopicName, after: MessageId) -> int:
+        """Return how many messages were published behind an id: how far a consumer is behind.
+
+        Every message counts, also one that has expired or that its transaction rolled back.
+        """
+        request = protocol.lag(self._topic(topic), after)
+        return protocol.lag_count(await self._calls.read(request))
+
     # --- The cluster ------------------------------------------------------------------------------
 
     async def ask(self, request: Request) -> dict[str, Any]:

@@ -321,6 +321,17 @@ def stats(topic: TopicId) -> Request:
     return _read("GET", f"{_topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
 
 
+def lag(topic: TopicId, after: MessageId) -> Request:
+    """Ask how many messages were published behind an id."""
+    path = f"{_topic_path(topic)}/lag?after={after.hex()}"
+    return _read("GET", path, {"Accept": JSON}, topic=topic)
+
+
+def lag_count(reply: Reply) -> int:
+    """Read the answer to ``lag``."""
+    return int(json_object(reply)["messages"])
+
+
 def json_object(reply: Reply) -> dict[str, Any]:
     """Read an answer that is a JSON object."""
     value: dict[str, Any] = json.loads(reply.body)

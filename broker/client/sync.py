@@ -204,6 +204,7 @@ class SyncClient:
     events = _iterating(Client.events)
     browse = _blocking(Client.browse)
     stats = _blocking(Client.stats)
+    lag = _blocking(Client.lag)
     ask = _blocking(Client.ask)
 
     def publish_later(

@@ -18,7 +18,7 @@ So the first column at or above ``e`` + X holds the first message at or above X,
 transaction's entries without reading them. The cell ``x`` follows its entry at once, and comes with it.
 
 An entry has at most 16 KiB of items, or one message. Messages with a write pointer, a lifetime or a
-reference have entries of their own, so what must be judged is judged once for all messages of an entry.
+reference have entries of their own, so a reader judges once for all messages of an entry.
 An entry never changes. When its lifetime has ended it is replaced by a **stub**, its header alone.
 
 Items of a payload log lack the reference's half of the id, which is not known yet; they are framed again
@@ -260,7 +260,7 @@ def has_life(column: bytes) -> bool:
 
 
 def rolled_column(column: bytes) -> bytes:
-    """Return the column of the cell that tells what of an entry was rolled back."""
+    """Return the column of the cell that tells which part of an entry was rolled back."""
     return column + _ROLLED
 
 

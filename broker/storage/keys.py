@@ -113,7 +113,7 @@ def log_prefix(log: LogId) -> bytes:
 
 
 def side_prefix(log: LogId, kind: bytes) -> bytes:
-    """Return the prefix of a log's side rows of one kind; the side key follows it."""
+    """Return the prefix of those rows of a log that are no pages, of one kind; their key follows it."""
     prefix = topic_prefix(log.topic) + _INT32.pack(0) + kind
     if log.number is not None:
         return prefix + _INT32.pack(log.generation) + _INT64.pack(log.number)

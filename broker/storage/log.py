@@ -241,9 +241,12 @@ class Logs:
             raise Fenced(f"Another claims topic '{log.topic}'.")
         before = root or Root(log.generation, RootState.OPEN)
         linked = roots.linked(before, tail.page, head.epoch)._replace(token=tokens.fresh())
-        if not await self._link(log, value, linked):
+        confirmed = await self._link(log, value, linked)
+        if confirmed is None:
             raise Fenced(f"Another claims topic '{log.topic}'.")
-        hold = Hold(log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=linked)
+        hold = Hold(
+            log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=confirmed
+        )
         if not self.table.is_alone and log.number is None:
             written = await self.resolver.head(space, row)
             hold.claimed_server_ms = None if written is None else written.server_ms
@@ -251,9 +254,13 @@ class Logs:
         await self._index_marks(hold)
         return hold
 
-    async def _link(self, log: LogId, value: bytes | None, linked: Root) -> bool:
-        """Name the page in the root, at every claim: only then is the root as read the present one."""
-        return await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
+    async def _link(self, log: LogId, value: bytes | None, linked: Root) -> Root | None:
+        """Name the page in the root, at every claim: only then is the root as read the present one.
+
+        Returns the root as it is now; None: it was not the one that was read.
+        """
+        done = await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
+        return linked if done else None
 
     async def _index_marks(self, hold: Hold) -> None:
         """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""

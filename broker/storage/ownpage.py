@@ -6,7 +6,7 @@ one is built when it is resolved::
 
     append ──change──▶ confirmed ──page full: the same change sealed it──▶ roll: make the next page, link it
                           │
-                          └─▶ answered at once; what comes next waits for the roll
+                          └─▶ answered at once; the next change waits for the roll
 
 A page that was fenced, or whose change has an unknown outcome, or that was sealed and could not be rolled,
 is *done*: the log is to be claimed again before its next change.
@@ -184,7 +184,7 @@ class OwnPage:
     async def _roll(self) -> None:
         """Make and link the page after the own one, which is sealed (rule 4); the caller has the turn.
 
-        A page that is sealed takes nothing more, so whatever goes wrong here ends the hold.
+        A page that is sealed takes nothing more, so every error here ends the hold.
         """
         page = self.head.next
         head = heads.following(

@@ -8,7 +8,7 @@ sealed, up to that page's pointer::
     open, with entries                      the end
     absent, gone, or open without entries   read the root again: if the floor is above, go on from there
 
-Which pages are sealed does not change, so what was read once needs no second scan.
+A sealed page stays sealed, so a head that was read once needs no second scan.
 """
 
 from __future__ import annotations

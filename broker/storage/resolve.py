@@ -1,8 +1,8 @@
-"""Changes whose outcome is found out: what a store did not say is read (rule 2 of the design).
+"""Changes whose outcome is found out: where a store did not say, a reading does (rule 2 of the design).
 
 A table says True, False or nothing. False and nothing are not yet outcomes: a change that was made may be
 told as False, one that was not may be made later. Each writer's head has a token that no other head has,
-so a reading decides. What can't be decided before the deadline is OutcomeUnknown.
+so a reading decides. Without a decision before the deadline the outcome is OutcomeUnknown.
 """
 
 from __future__ import annotations

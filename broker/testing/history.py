@@ -66,9 +66,9 @@ and references, whose payload is null), *messages* (what a poll gives: inline an
 (what browsing gives: all three). An answer vouches for everything from ``after`` up to ``seen``, by default its last
 id: rows that are missing there are not in the log. ``cursor`` names a consumer: each of its reads goes on
 where the last one that showed something ended. ``floor`` and ``pointer`` are the log's, where the reader
-sees the control row. Ages are counted by ``time_ns``; ``at_ms``, the wall clock of whoever asks, is left
-out where what is told may have been read before it was asked for (the rest of a stream): nobody can say
-then how old it was when it was read. The pointer of a row is negative when rolled back, null if there is none or it is not shown. A *snapshot*
+sees its root and its last head. Ages are counted by ``time_ns``; ``at_ms``, the wall clock of the reader, is
+left out where what is told may have been read before it was asked for (the rest of a stream): its age
+when it was read is not known then. The pointer of a row is negative when rolled back, null if there is none or it is not shown. A *snapshot*
 is {"transaction_id", "read_pointer", "write_pointer", "invalids", "in_progress", "checkpoint_pointers",
 "visibility"}, see ``snapshot_value``.
 

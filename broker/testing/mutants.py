@@ -140,18 +140,18 @@ def _link(_: Any) -> Any:
 
 
 def _link_every_claim(link: Any) -> Any:
-    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> bool:
-        if value is not None and roots.decode(value).page == linked.page:
-            return True
-        return bool(await link(self, log, value, linked))
+    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> Root | None:
+        root = None if value is None else roots.decode(value)
+        if root is not None and root.page == linked.page:
+            return root
+        return await link(self, log, value, linked)  # type: ignore[no-any-return]
 
     return mutant
 
 
 def _own_after_link(link: Any) -> Any:
-    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> bool:
-        await link(self, log, value, linked)
-        return True
+    async def mutant(self: Logs, log: LogId, value: bytes | None, linked: Root) -> Root | None:
+        return await link(self, log, value, linked) or linked
 
     return mutant
 
@@ -350,7 +350,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         resolve,
         "judged",
         _taken_for_never(Verdict.UNKNOWN),
-        "zombies",
     ),
     "seal-before-make": Mutant(
         "the next page is made, then the own one sealed",
@@ -361,9 +360,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "link": Mutant("the root never names a later page", roots, "linked", _link, "floor"),
     "link-every-claim": Mutant(
-        "a claim links only if the root names another page", Logs, "_link", _link_every_claim, None
+        "a claim links only if the root names another page", Logs, "_link", _link_every_claim
     ),
-    "own-after-link": Mutant("a failed link is ignored", Logs, "_link", _own_after_link, "zombies"),
+    "own-after-link": Mutant("a failed link is ignored", Logs, "_link", _own_after_link),
     "sealed-before-next": Mutant(
         "a reader goes on from an open page",
         reading.LogReader,
@@ -432,7 +431,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         sweeping,
         "turn_gone",
         _dead_generations_stay,
-        "generations",
     ),
     "close-at-delete": Mutant(
         "the root is deleted, the tail not closed",

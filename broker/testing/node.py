@@ -1,6 +1,6 @@
 """A node in this process that can die and come back: real handlers, over storage that stays.
 
-Handlers, topics and log store are the shipped ones; requests are values (``call``), so that a whole run
+Handlers, topics and logs are the shipped ones; requests are values (``call``), so that a whole run
 needs no socket and no second of real time. What a node was doing when it was killed stops where it was;
 what it had sent may still arrive.
 """

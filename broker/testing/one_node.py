@@ -378,7 +378,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--plan", choices=sorted(PLANS), default="usual")
     parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
-    parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS), help="without this guard")
+    parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
     chosen = parser.parse_args(arguments)
     bad = 0
     for seed in range(chosen.seed, chosen.seed + chosen.runs):

@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from broker.clock import SystemClock
+from broker.storage.check import verify
+from broker.storage.leveldb.table import open_table
+from broker.storage.log import Logs
+from broker.storage.report import Report
 from broker.testing.checkers import check
 from broker.testing.history import History, calls_of, of
 from broker.testing.kill_broker import BrokerDriver, located
@@ -17,6 +22,15 @@ KILLS = int(os.environ.get("BROKER_KILLS", "50"))
 KILLS_IN_SHORT = 12
 MESSAGES_A_KILL = 400
 LIFE_MAX_S = 10**10
+
+
+async def checked(directory: Path) -> Report:
+    """Return what `broker storage check` finds."""
+    table = await open_table(directory)
+    try:
+        return await verify(Logs(table, SystemClock()))
+    finally:
+        await table.close()
 
 
 @pytest.mark.integration
@@ -42,6 +56,9 @@ async def test_kills_lose_nothing_that_was_acknowledged(
     verdict = check(calls)
     assert verdict.violations == (), f"{counts}, seed {drawn_seed}"
     assert verdict.is_known
+    report = await checked(tmp_path / "data")
+    assert report.problems == [], f"seed {drawn_seed}"
+    assert report.messages >= messages
     assert counts.kills >= kills
     assert counts.acknowledged >= messages
     assert counts.unknown > 0

@@ -13,15 +13,10 @@ from broker.testing.simulation.directed import Schedule
 from broker.testing.simulation.plan import Plan
 from broker.testing.simulation.run import simulate
 
-FILE = tomllib.loads((Path(__file__).parent / "cluster_guards.toml").read_text())
-GUARD = "confirm-cas"
+FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text())
+MUTANT = "dedupe"
 """Found only where something happens to a leader."""
 MINUTES = 0.5
-
-
-@pytest.fixture(autouse=True)
-def allow_switches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BROKER_TESTING", "1")
 
 
 def names(plan: Plan) -> set[str]:
@@ -31,13 +26,13 @@ def names(plan: Plan) -> set[str]:
 @pytest.mark.simulation
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_a_schedule_without_a_guard_is_shortened_and_still_shows_it(
+def test_a_schedule_of_a_mutant_is_shortened_and_still_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (row,) = [row for row in FILE["guard"] if row["name"] == GUARD]
+    (row,) = [row for row in FILE["mutant"] if row["name"] == MUTANT]
     schedule = replace(Schedule.of(row), minutes=MINUTES)
     seeds = range(schedule.seed, schedule.seed + FILE["window"])
-    plans = (schedule.plan(seed=seed, without=[GUARD]) for seed in seeds)
+    plans = (schedule.plan(seed=seed, mutant=MUTANT) for seed in seeds)
     plan = next(plan for plan in plans if row["violation"] in names(plan))
     file = tmp_path / "plan.json"
     file.write_text(plan.to_json())
@@ -50,5 +45,5 @@ def test_a_schedule_without_a_guard_is_shortened_and_still_shows_it(
     assert set(shorter.faults) < set(plan.faults)
     assert shorter.minutes <= plan.minutes
     assert row["violation"] in names(shorter)
-    # It is the guard's absence that it shows.
-    assert not names(replace(shorter, without=()))
+    # It is the mutant that it shows.
+    assert not names(replace(shorter, mutant=None))

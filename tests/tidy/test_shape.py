@@ -14,8 +14,6 @@ LONG = {
     "broker/client/aio.py": "the whole surface of the client in one class, half of it contracts",
     "broker/config.py": "every key with its bounds, and which of them contradict each other",
     "broker/storage/entry.py": "what one cell holds: its value, its column, and both ways between",
-    "broker/testing/contract/log_lifecycle.py": "one suite, read from top to bottom",
-    "broker/testing/contract/log_store.py": "one suite, read from top to bottom",
     "broker/testing/contract/table.py": "one suite, read from top to bottom",
 }
 

@@ -10,7 +10,7 @@ calls under way, rather not one that has just told of an exception: perhaps anot
 
 The question is what a gateway knows by itself, whatever state HBase is in, and each new connection is asked it
 before it carries a call: so a gateway that is frozen, or a proxy before one that is away, takes no call whose
-outcome would then be unknown. What a dead gateway costs is the calls that were under way there. If none
+outcome would then be unknown. A dead gateway costs the calls that were under way there. If none
 is good, a call waits a little for one and is then refused: nothing was sent.
 
 ==========================================  ==========================================================

@@ -3,7 +3,7 @@
 A gateway closes a connection that was idle for 60 s without a word: the next request would be written
 into it and be lost, with an unknown outcome. So a line on which something arrived without a request,
 which is how the end of a stream looks, is over; ``is_silent`` also asks the system, because the loop may not
-have got there yet. What the loop itself notices ends a line at once.
+have got there yet. An end that the loop itself notices ends a line at once.
 
 All of it runs in the event loop. The ways to talk to one gateway of HBase 2.6.1 that were measured, in turns, on
 two cores at a load of 10 (trust the ratios): one head, and 20 cells of 16 KiB; the median of a lone call and

@@ -5,7 +5,7 @@ a ``checkAndMutate``. True is certain. False is not: the gateway's client repeat
 answer, and the repetition finds the new head. HBase does not tell an absent cell from an empty one: no head
 is empty. A row without a head has no cells that could be deleted.
 
-**Cells that are too large** are refused before they are sent: what HBase says of them is "Internal error".
+**Cells that are too large** are refused before they are sent: HBase says "Internal error" of them.
 
 **A range of cells** is one Get, so all of one moment. A Get has no bound in bytes, only in cells. This
 module guesses how many cells will do, by the size of those that the topic had last; it asks again if they
@@ -13,7 +13,7 @@ were far too few. Backwards there is no Get: it reads the names and sizes of the
 cells from the name on at which the bounds are reached.
 
 **A delete** has a time that no clock reaches: with the server's own it would leave what a clock further ahead
-has written. So what was deleted once stays hidden, whatever is put there.
+has written. So a cell or row that was deleted once stays hidden, also if it is put again.
 
 A lone append is one call where rows and then a compare-and-set were two: 1.37 ms, and 2.46 (medians, in turns;
 0.52 to 0.56 of it in two runs). 20 entries of 16 KiB are read in 2.0 ms, and 4,096 of 300 bytes in 50 to 100, of

@@ -5,7 +5,7 @@ more, that is never. So the ranges of keys that went are merged on purpose: some
 pages at a time, in a thread of its own, with a pause of nine times as long after each, so that all this
 takes a tenth of a processor at most. (1.3 GB in 80,000 cells: 2.8 s of processor time.)
 
-What went before the process ended is left to LevelDB's own merging.
+After a restart the ranges of before are left to LevelDB's own merging.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one door to plyvel: a LevelDB database in a store's directory.
 
-LevelDB is opened with paranoid checks, and every read of values verifies checksums: what does not fit is
+LevelDB is opened with paranoid checks, and every read of values verifies checksums: a value that does not fit is
 StorageCorrupt, and nothing is mended in passing but the end of a log that was never synced (tail.py).
 
 LevelDB merges files on one thread, and stops writes while twelve new ones wait to be merged.

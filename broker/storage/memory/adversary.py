@@ -15,7 +15,7 @@ Over a table in memory, each of these with a probability of its own (``Bias``), 
                 old_answer    rows are shown in an older state, each row on its own
                 short         fewer cells than asked for, and ``more``: a page is read in pieces
 
-A caller that is cancelled has sent its write or not; what was sent may land at any later moment. A make
+A caller that is cancelled has sent its write or not; a write that was sent may land at any later moment. A make
 of a page (absent expected) comes much later than other changes: also after its page is gone. Errors are
 followed by success, since each call is decided on its own. Servers' clocks may be wrong from the start.
 Nothing that was written is lost: every write is on disk (FSYNC_WAL).

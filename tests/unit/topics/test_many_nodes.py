@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from broker.storage.ports import Batch, Hold, Segment
 
 from broker.errors import (
     ClockSkew,
@@ -21,11 +20,13 @@ from broker.errors import (
 from broker.leading import placement
 from broker.leading.tenure import Place
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
-from broker.testing.bench import Gate, Hook, failing, settle
+from broker.testing.bare import append
+from broker.testing.bench import Gate, failing, settle
 from broker.testing.clock import pass_time
 from broker.testing.many import Cluster, Load, Member, head, led_by
-from broker.topics.leader import TopicLeader
+from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(40)]
@@ -72,7 +73,7 @@ async def test_without_coordination_nothing_new_is_claimed_but_what_is_ones_own(
     node = await led_by(cluster, TOPIC)
     await cluster.create(TOPICS[1])
     cluster.coordination.outage()
-    node.store.on("append", failing(OutcomeUnknown("lost")))
+    node.table.on("append", failing(OutcomeUnknown("lost")))
     with pytest.raises(OutcomeUnknown):
         await publish_at(node, b"unknown")
     before = cluster.loop.time()
@@ -228,7 +229,7 @@ async def test_after_a_fencing_a_lease_is_verified_before_the_next_claim(
         return await verify()
 
     lease.verify = noted  # type: ignore[method-assign]
-    await other_of(cluster, home).store.claim(LogId(TOPIC, 1), "stranger")
+    await other_of(cluster, home).logs.claim(LogId(TOPIC, 1), "stranger")
     await asyncio.gather(*(publish_at(home, b"m") for _ in range(3)))
     assert asked == [resource]
     await publish_at(home, b"m")
@@ -326,7 +327,7 @@ async def test_a_delete_elsewhere_ends_a_leader_that_has_not_heard_of_it(
 ) -> None:
     await cluster.start(0, 1)
     home = await led_by(cluster, TOPIC)
-    await other_of(cluster, home).store.tombstone(LogId(TOPIC, 1), "other")
+    await other_of(cluster, home).logs.delete(LogId(TOPIC, 1), "other")
     with pytest.raises(TopicNotFound):
         await cluster.publish(home, TOPIC, b"late")
     with pytest.raises(TopicNotFound):
@@ -413,7 +414,7 @@ async def test_an_update_is_written_once_though_its_leader_is_fenced_meanwhile(
     await updating.gate.reached.wait()
     first = home.topics.leaders.states[TOPIC].leader
     assert first is not None
-    await other_of(cluster, home).store.claim(LogId(TOPIC, 1), "somebody")
+    await other_of(cluster, home).logs.claim(LogId(TOPIC, 1), "somebody")
     updating.gate.open()
     await updating.done
     assert updating.puts == 1, "the one that was held up"
@@ -430,7 +431,7 @@ async def test_an_update_that_is_written_is_not_refused_for_want_of_a_leader(
     home = await led_by(cluster, TOPIC)
     updating = Updating(cluster, home)
     await updating.gate.reached.wait()
-    await other_of(cluster, home).store.claim(LogId(TOPIC, 1), "somebody")
+    await other_of(cluster, home).logs.claim(LogId(TOPIC, 1), "somebody")
 
     async def nobody(*_: Any) -> Any:
         raise NoLeader("nobody leads")
@@ -463,17 +464,11 @@ async def test_a_fenced_leader_shows_no_stale_end(cluster: Cluster) -> None:
     assert not home.leads(TOPIC), "a poll has shown it that another leads"
 
 
-async def test_without_the_proof_a_fenced_leader_shows_a_stale_end(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_the_proof_a_fenced_leader_shows_a_stale_end(cluster: Cluster) -> None:
     home, _ = await zombie(cluster)
 
-    async def believed(leader: TopicLeader, *, with_edits: bool) -> bool:
-        del leader, with_edits
-        return True
-
-    monkeypatch.setattr(TopicLeader, "is_shown", believed)
-    assert await cluster.payloads(home, TOPIC) == [b"first"]
+    with in_force("proof"):
+        assert await cluster.payloads(home, TOPIC) == [b"first"]
 
 
 async def test_a_fenced_leader_goes_by_the_lifetime_that_another_gave_the_topic(
@@ -489,12 +484,12 @@ async def test_a_fenced_leader_goes_by_the_lifetime_that_another_gave_the_topic(
 async def test_polls_that_come_together_share_the_proof(cluster: Cluster) -> None:
     (node,) = await cluster.start(0)
     await led_by(cluster, TOPIC)
-    node.store.calls.clear()
+    node.table.calls.clear()
     await asyncio.gather(*(cluster.poll(node, TOPIC) for _ in range(50)))
-    assert node.store.calls == ["head"]
-    node.store.calls.clear()
+    assert node.table.calls == ["get"]
+    node.table.calls.clear()
     gates = [Gate(), Gate()]
-    node.store.on("head", *(gate.before for gate in gates))
+    node.table.on("get", *(gate.before for gate in gates))
     polls = []
     for gate in gates:
         polls.append(asyncio.ensure_future(cluster.poll(node, TOPIC)))
@@ -502,39 +497,38 @@ async def test_polls_that_come_together_share_the_proof(cluster: Cluster) -> Non
     polls += [asyncio.ensure_future(cluster.poll(node, TOPIC)) for _ in range(50)]
     await settle()
     assert not any(poll.done() for poll in polls)
-    assert node.store.calls == ["head"] * 2, "those under way began before the last polls came"
+    assert node.table.calls == ["get"] * 2, "those under way began before the last polls came"
     for gate in gates:
         gate.open()
     await asyncio.gather(*polls)
-    assert node.store.calls == ["head"] * 3
+    assert node.table.calls == ["get"] * 3
 
 
-async def test_a_poll_with_a_snapshot_sees_a_rollback_that_storage_has(cluster: Cluster) -> None:
+async def test_a_poll_with_a_snapshot_sees_a_rollback_that_was_answered(cluster: Cluster) -> None:
     (node,) = await cluster.start(0)
     await led_by(cluster, TOPIC)
     rolled = await cluster.publish(node, TOPIC, b"in transaction", pointer=5)
     gate = Gate()
-    node.store.on("negate", gate.after)
+    node.table.on("rolled", gate.after)
     rolling = asyncio.ensure_future(
         node.topics.rollback(TOPIC, RollbackRange(5, rolled.first, rolled.last))
     )
     await gate.reached.wait()
-    poll = Poll(snapshot=Snapshot(transaction_id=100, read_pointer=100))
-    assert [m.payload for m in await cluster.poll(node, TOPIC, poll)] == [b"first"]
     gate.open()
     await rolling
-    node.store.calls.clear()
+    poll = Poll(snapshot=Snapshot(transaction_id=100, read_pointer=100))
+    node.table.calls.clear()
     assert [m.payload for m in await cluster.poll(node, TOPIC, poll)] == [b"first"]
-    assert node.store.calls == ["head"], "the cache shows it, too"
+    assert node.table.calls == ["get"], "the cache shows it, too"
 
 
 async def test_storage_that_does_not_answer_a_proof_is_read_instead(cluster: Cluster) -> None:
     (node,) = await cluster.start(0)
     await led_by(cluster, TOPIC)
-    node.store.calls.clear()
-    node.store.on("head", failing(Unavailable("down")))
+    node.table.calls.clear()
+    node.table.on("get", failing(Unavailable("down")))
     assert await cluster.payloads(node, TOPIC) == [b"first"]
-    assert node.store.calls == ["head", "scan"]
+    assert "cells" in node.table.calls, "entries are read"
     assert node.leads(TOPIC)
 
 
@@ -546,16 +540,16 @@ async def test_no_commit_is_missed_between_a_look_into_storage_and_a_claim(
     await cluster.create(TOPIC)
     home = cluster.leader_of(TOPIC)
     stranger = other_of(cluster, home)
+    hold = await stranger.logs.claim(LogId(TOPIC, 1), "stranger")
     gate = Gate()
     if claims_itself:
-        home.store.on("claim", gate.before)
+        home.table.on("head", gate.before)
     else:
-        home.store.on("scan", gate.after)
+        home.table.on("scan", gate.after)
     polling = asyncio.ensure_future(home.topics.poll(TOPIC, Poll(), wait_s=20))
     await gate.reached.wait()
-    hold = await stranger.store.claim(LogId(TOPIC, 1), "stranger")
     ids = stranger.around.row_ids(0).take(1, home.clock.now_ms(), home.clock.monotonic() * 1000)
-    await stranger.store.append(hold, Batch((Segment(ids, [b"between"]),), ids[-1]))
+    await append(hold, ids, [b"between"])
     if not claims_itself:
         await home.topics.leaders.lead(TOPIC, home.clock.monotonic() + 5)
     gate.open()
@@ -564,19 +558,34 @@ async def test_no_commit_is_missed_between_a_look_into_storage_and_a_claim(
     assert cluster.loop.time() - before < 0.1
 
 
+# What is deleted and rolled back.
+
+
+async def test_a_fenced_leader_answers_no_rollback(cluster: Cluster) -> None:
+    home, other = await zombie(cluster)
+    rows = await cluster.publish(other, TOPIC, b"undone", pointer=5)
+    rollback = RollbackRange(5, rows.first, rows.last)
+    with pytest.raises((NotLeader, OutcomeUnknown)):
+        await home.topics.rollback(TOPIC, rollback)
+    await cluster.routed(home, lambda node: node.topics.rollback(TOPIC, rollback))
+    poll = Poll(snapshot=Snapshot(transaction_id=100, read_pointer=100))
+    for node in (home, other):
+        assert [m.payload for m in await cluster.poll(node, TOPIC, poll)] == [b"first", b"second"]
+
+
+async def test_a_topic_whose_deleter_died_before_the_record_said_so_is_deleted(
+    cluster: Cluster,
+) -> None:
+    await cluster.start(0, 1)
+    home = await led_by(cluster, TOPIC)
+    other = other_of(cluster, home)
+    await other.logs.delete(LogId(TOPIC, 1), other.me.incarnation)
+    for node in (home, other):
+        with pytest.raises(TopicNotFound):
+            await cluster.publish(node, TOPIC, b"after its end")
+
+
 # Clocks.
-
-
-def at_server_ms(offset_ms: int) -> Hook:
-    """Claim on a server whose clock differs by so much from the node's."""
-
-    async def hook(real: Any, log: LogId, owner: str, **named: Any) -> Any:
-        hold = await real(log, owner, **named)
-        clock = asyncio.get_running_loop().time() * 1000 + 1_600_000_000_000
-        hold.claimed_server_ms = int(clock) + offset_ms
-        return hold
-
-    return hook
 
 
 @pytest.mark.parametrize("offset_ms", [-5000, 5000])
@@ -585,7 +594,7 @@ async def test_a_node_whose_clock_is_off_leads_nothing_and_says_so(
 ) -> None:
     (node,) = await cluster.start(0)
     await cluster.create(TOPIC)
-    node.store.on("claim", at_server_ms(offset_ms))
+    cluster.memory.server_ms = lambda: node.clock.now_ms() + offset_ms
     with pytest.raises(ClockSkew):
         await publish_at(node, b"m")
     (skew,) = node.skews
@@ -598,7 +607,7 @@ async def test_a_node_whose_clock_is_off_leads_nothing_and_says_so(
 async def test_a_small_difference_of_clocks_is_fine(cluster: Cluster) -> None:
     (node,) = await cluster.start(0)
     await cluster.create(TOPIC)
-    node.store.on("claim", at_server_ms(1500))
+    cluster.memory.server_ms = lambda: node.clock.now_ms() + 1500
     await publish_at(node, b"m")
     assert node.skews == []
 
@@ -662,14 +671,14 @@ async def test_each_topic_is_swept_by_the_node_that_should_lead_it(cluster: Clus
     assert [report.skipped for report in reports] == [0, 0]
     assert sum(report.topics for report in reports) == len(TOPICS)
     assert all(0 < report.topics < len(TOPICS) for report in reports)
-    assert sum(report.rows for report in reports) == len(TOPICS) + len(deleted)
+    assert sum(report.rows for report in reports) == 2 * len(TOPICS)
     for topic in TOPICS[:-6]:
         assert cluster.leader_of(topic).leads(topic)
 
 
 @pytest.mark.parametrize("ahead_ms", [0, 60_000])
 async def test_a_clock_that_went_wrong_since_the_claims_sweeps_nothing(
-    cluster: Cluster, ahead_ms: int
+    cluster: Cluster, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim compares the clocks, but the last one may be long ago: so does every sweep."""
     cluster.settings.update(sweep_margin_ms=0)
@@ -680,13 +689,18 @@ async def test_a_clock_that_went_wrong_since_the_claims_sweeps_nothing(
         await cluster.publish(node, topic, b"new")
     await pass_time(10)
 
-    async def server_ms(_: Any, hold: Hold) -> int:
-        return node.clock.now_ms() - ahead_ms
+    asked, real = 0, Hold.server_ms
 
-    node.store.on("server_ms", server_ms)
+    async def server_ms(hold: Hold) -> int | None:
+        nonlocal asked
+        asked += 1
+        return await real(hold)
+
+    monkeypatch.setattr(Hold, "server_ms", server_ms)
+    cluster.memory.server_ms = lambda: node.clock.now_ms() - ahead_ms
     report = await node.sweeper.sweep()
-    assert node.store.calls.count("server_ms") == 1
+    assert asked == 1
     if ahead_ms:
         assert (report.rows, report.skipped, node.skews) == (0, 1, [ahead_ms])
     else:
-        assert (report.rows, report.skipped, node.skews) == (3, 0, [])
+        assert (report.rows, report.skipped, node.skews) == (6, 0, [])

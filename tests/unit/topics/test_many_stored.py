@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from broker.storage.cells import Columns, Table
-from broker.storage.old_reading import table_of
 
-from broker.errors import OutcomeUnknown
+from broker.errors import NotLeader, Unavailable
 from broker.leading import placement
 from broker.model import PublishRequest, TopicId
-from broker.storage.keys import LogId, control_key
+from broker.storage.keys import LogId, root_key
+from broker.storage.table import HEAD, Cell, Space
+from broker.testing.bench import Hook, failing
 from broker.testing.clock import pass_time
 from broker.testing.many import Cluster, Member, led_by
 from broker.topics.settings import PublishOptions
@@ -37,33 +38,26 @@ async def move(cluster: Cluster, to: Member) -> None:
 
 
 async def test_a_store_that_lands_late_is_not_stored_again_under_its_key(cluster: Cluster) -> None:
-    """The first leader's commit lands after the second one has looked for the key, before it commits."""
+    """The first leader's append comes to the store when the second one has stored the same."""
     home, other = await both(cluster)
-    real = cluster.cells.check_and_put
-    late: list[Any] = []
-    landed: list[bool] = []
-    sent = asyncio.Event()
+    sent, landed = asyncio.Event(), []
 
-    async def late_first(table: Table, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        if key == control_key(LOG):
-            if not late:
-                late.append((table, key, expected, value))
-                sent.set()
-                await pass_time(5)
-            elif not landed:
-                landed.append(await real(*late[0]))
-        return await real(table, key, expected, value)
+    async def late(real: Hook, *arguments: Any, **named: Any) -> bool:
+        sent.set()
+        await pass_time(5)
+        landed.append(await real(*arguments, **named))
+        return False
 
-    cluster.cells.check_and_put = late_first  # type: ignore[method-assign]
+    home.table.on("append", late)
     request, options = PublishRequest(NUMBER, [b"stored"]), PublishOptions(key="k")
     first = asyncio.ensure_future(home.topics.store(TOPIC, request, options))
     await sent.wait()
     await move(cluster, other)
-    again = await other.topics.store(TOPIC, request, options)
-    assert landed == [True]
-    assert again.replayed
-    with pytest.raises(OutcomeUnknown):
+    await other.topics.store(TOPIC, request, options)
+    with pytest.raises(NotLeader):
         await first
+    assert landed == [False]
+    assert (await other.topics.store(TOPIC, request, options)).replayed
     await cluster.publish(other, TOPIC, pointer=NUMBER)
     assert await cluster.payloads(other, TOPIC) == [b"first", b"stored"]
 
@@ -74,25 +68,25 @@ async def test_an_old_answer_about_stored_payloads_makes_no_second_reference(
 ) -> None:
     home, other = await both(cluster)
     await home.topics.store(TOPIC, PublishRequest(NUMBER, [b"stored"]))
-    before = await cluster.cells.get(table_of(LOG), control_key(LOG))
+    before = await cluster.memory.get(Space.PAYLOADS, root_key(LOG), (HEAD,))
     if not is_marked:
-        home.store.on("mark_published", _nothing)
+        home.table.on("root", _real, failing(Unavailable("as in a crash")))
     published = await home.topics.publish(TOPIC, REFERENCE)
     await move(cluster, other)
-    real = cluster.cells.get
+    real = cluster.memory.get
     old = [before]
 
-    async def old_first(table: Table, key: bytes) -> Columns | None:
-        if key == control_key(LOG) and old:
+    async def old_first(space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
+        if row == root_key(LOG) and space is Space.PAYLOADS and old:
             return old.pop()
-        return await real(table, key)
+        return await real(space, row, columns)
 
-    cluster.cells.get = old_first  # type: ignore[method-assign]
+    cluster.memory.get = old_first  # type: ignore[method-assign]
     again = await other.topics.publish(TOPIC, REFERENCE)
     assert not old
     assert again.first == published.first
     assert await cluster.payloads(other, TOPIC) == [b"first", b"stored"]
 
 
-async def _nothing(*_: Any) -> None:
-    """Leave the mark out, as a crash does."""
+async def _real(real: Hook, *arguments: Any, **named: Any) -> Any:
+    return await real(*arguments, **named)

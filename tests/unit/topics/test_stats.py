@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.model import ROW_ID_MIN
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
@@ -23,9 +24,11 @@ async def test_stats_tell_what_is_there(bench: Bench) -> None:
     await bench.poll()
     assert (await bench.topics.stats(TOPIC)).poll_per_s > 0
     await bench.stored(5, b"x")
+    await bench.stored(6, b"p", b"q")
     last = await bench.publish(pointer=6)
     stats = await bench.topics.stats(TOPIC)
-    assert (stats.messages, stats.messages_exact, stats.bytes_exact) == (3, False, False)
+    assert (stats.messages, stats.messages_exact, stats.bytes_exact) == (4, True, False)
+    assert stats.published == 5, "what has expired was published, too"
     assert (stats.first, stats.last) == (first.first + bytes(10), last.first + bytes(10))
     assert stats.open_payload_logs == 1
     assert stats.publish_per_s > 0
@@ -53,9 +56,37 @@ async def test_the_ends_of_a_topic_are_those_of_what_lives(bench: Bench, cells_m
 
 
 async def test_more_than_a_page_is_estimated_by_the_payloads_of_the_page(bench: Bench) -> None:
-    bench.restart(page_rows_max=3)
+    bench.bounds = PageBounds(cells_max=2)
+    bench.restart(page_bytes_max=16)
     await bench.create()
-    await bench.publish(*[b"four"] * 10)
+    for _ in range(10):
+        await bench.publish(b"four")
     stats = await bench.topics.stats(TOPIC)
     assert (stats.messages, stats.bytes) == (10, 40)
     assert (stats.messages_exact, stats.bytes_exact) == (False, False)
+
+
+@pytest.mark.parametrize("cells_max", [1, 2, 100])
+async def test_how_far_a_consumer_is_behind(bench: Bench, cells_max: int) -> None:
+    """References count as the messages that they stand for; what has expired was published, too."""
+    bench.bounds = PageBounds(cells_max=cells_max)
+    bench.restart()
+    await bench.create()
+    nothing = ROW_ID_MIN + bytes(10)
+    assert await bench.topics.lag(TOPIC, nothing) == 0
+    await bench.stored(5, b"x", b"y")
+    await bench.stored(5, b"z")
+    rows = [
+        await bench.publish(b"a", b"b"),
+        await bench.publish(pointer=5),
+        await bench.publish(b"brief", options=PublishOptions(ttl_s=1)),
+        await bench.publish(b"c"),
+    ]
+    await bench.pass_ms(2000)
+    for _ in range(2):
+        behind = [await bench.topics.lag(TOPIC, row.last + bytes(10)) for row in rows]
+        assert behind == [5, 2, 1, 0]
+        assert await bench.topics.lag(TOPIC, rows[0].first + bytes(10)) == 6
+        assert await bench.topics.lag(TOPIC, nothing) == 7
+        assert (await bench.topics.stats(TOPIC)).published == 7
+        bench.restart()

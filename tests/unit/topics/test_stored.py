@@ -8,6 +8,7 @@ import pytest
 from broker.errors import (
     Fenced,
     OutcomeUnknown,
+    Overloaded,
     PayloadsSealed,
     StorageFull,
     TransactionTooOld,
@@ -174,7 +175,7 @@ async def test_a_store_waits_for_a_publish_that_fails_before_its_seal(bench: Ben
     await bench.stored(5, b"a")
     gate = Gate()
 
-    async def refused(real: object, *arguments: object) -> None:
+    async def refused(real: object, *arguments: object, **named: object) -> None:
         gate.reached.set()
         await gate.opened.wait()
         raise Unavailable("not sent")
@@ -441,3 +442,68 @@ async def test_a_transaction_past_its_longest_life_is_refused(bench: Bench) -> N
     ):
         with pytest.raises(TransactionTooOld):
             await asked
+
+
+async def test_a_reference_that_waits_past_its_deadline_is_refused_and_not_stored(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+    bench.table.on("append", gate.before)
+    slow = asyncio.ensure_future(bench.publish(b"slow"))
+    await gate.reached.wait()
+    options = PublishOptions(deadline=bench.clock.monotonic() + 0.5)
+    late = asyncio.ensure_future(bench.publish(pointer=5, options=options))
+    await settle()
+    behind = asyncio.ensure_future(bench.publish(b"behind"))
+    await bench.pass_ms(600)
+    with pytest.raises(Overloaded) as caught:
+        await asyncio.wait_for(late, 0)
+    assert (caught.value.outcome, caught.value.retriable) == ("refused", True)
+    await bench.pass_ms(1400)
+    gate.open()
+    await asyncio.gather(slow, behind)
+    assert await bench.payloads() == [b"slow", b"behind"]
+    await bench.publish(pointer=5)
+    assert await bench.payloads() == [b"slow", b"behind", b"a"]
+
+
+@pytest.mark.parametrize("gated", ["head", "root"])
+async def test_a_reference_whose_payload_log_is_closed_too_slowly_is_refused(
+    bench: Bench, gated: str
+) -> None:
+    await bench.create()
+    await bench.stored(5, b"a")
+    gate = Gate()
+    bench.table.on(gated, gate.after)
+    options = PublishOptions(deadline=bench.clock.monotonic() + 0.5)
+    late = asyncio.ensure_future(bench.publish(pointer=5, options=options))
+    await gate.reached.wait()
+    await bench.publish(b"behind")
+    await bench.pass_ms(2000)
+    gate.open()
+    with pytest.raises(Overloaded):
+        await late
+    assert await bench.payloads() == [b"behind"]
+
+
+async def test_publishing_goes_on_between_the_pages_of_a_rollback(bench: Bench) -> None:
+    bench.bounds = PageBounds(cells_max=4)
+    bench.restart()
+    await bench.create()
+    rows = [await bench.publish(*[b"x"] * 2500, pointer=7) for _ in range(40)]
+    rollback = RollbackRange(7, rows[0].first, rows[-1].last)
+    gates = [Gate() for _ in range(3)]
+    bench.table.on("rolled", *(gate.after for gate in gates))
+    rolling = asyncio.ensure_future(bench.topics.rollback(TOPIC, rollback))
+    for number, gate in enumerate(gates):
+        await gate.reached.wait()
+        # The page before is changed, the next one is not: a publish is not held up meanwhile.
+        await asyncio.wait_for(bench.publish(b"%d" % number), 1)
+        assert not rolling.done()
+        gate.open()
+    await rolling
+    assert await seen(bench) == [b"0", b"1", b"2"]
+    bench.restart()
+    assert await seen(bench) == [b"0", b"1", b"2"]

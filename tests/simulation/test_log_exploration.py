@@ -1,0 +1,80 @@
+"""Random runs of the log protocol over the table at its worst, and the mutants that they find."""
+
+import multiprocessing
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from broker.testing import mutants
+from broker.testing.logs.exploration import PLANS, Summary, explore, explore_many
+
+RUNS = 300
+RUNS_AT_NIGHT = 4000
+APART = 10
+"""The seeds of two days lie further apart than one night takes."""
+CHUNK = 50
+FOUND_WITHIN = {
+    "entry-epoch": 100,
+    "finish-a-begun-deletion": 250,
+    "gone-stays": 150,
+    "look-at-the-root": 250,
+    "sealed-before-next": 100,
+    "stale-is-not-never": 150,
+}
+"""Seeds to try, where it takes more than RUNS_MAX."""
+RUNS_MAX = 60
+
+pytestmark = pytest.mark.simulation
+
+
+def told(summary: Summary) -> str:
+    return "\n".join(
+        f"python -m broker.testing.logs.exploration --seed {bad.seed} --plan {bad.plan} --story\n    "
+        + "\n    ".join([*bad.wrong[:5], *bad.story[-30:]])
+        for bad in summary.bad
+    )
+
+
+def judge(summaries: list[Summary]) -> Counter[str]:
+    happened = sum((summary.happened for summary in summaries), Counter())
+    bad = [told(summary) for summary in summaries if summary.bad]
+    assert not bad, "\n".join(bad)
+    return happened
+
+
+@pytest.mark.timeout(300)
+def test_no_run_shows_anything_wrong(drawn_seed):
+    first = drawn_seed * APART
+    happened = judge([explore_many(range(first, first + RUNS))])
+    for name in ("killed", "stood still", "lies", "late_writes", "again", "old_rows", "old_falses"):
+        assert happened[name] > RUNS / 5, f"too little went wrong to trust this: {happened}"
+    for name in ("append", "keyed", "rollback", "floor", "store", "publish", "delete", "poll"):
+        assert happened[f"{name} ok"] > RUNS / 5, f"too little was done to trust this: {happened}"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_no_run_of_thousands_shows_anything_wrong(drawn_seed):
+    first = drawn_seed * APART + RUNS
+    chunks = [range(at, at + CHUNK) for at in range(first, first + RUNS_AT_NIGHT, CHUNK)]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        judge(list(pool.map(explore_many, chunks)))
+
+
+@pytest.mark.parametrize("plan", sorted(PLANS))
+def test_a_seed_repeats_its_run(plan):
+    one, other = explore(5, plan), explore(5, plan)
+    assert one.story == other.story
+    assert one.happened == other.happened
+    assert explore(6, plan).story != one.story
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name, each in mutants.MUTANTS.items() if each.plan])
+def test_a_mutant_is_found(name):
+    plan = mutants.MUTANTS[name].plan
+    runs = FOUND_WITHIN.get(name, RUNS_MAX)
+    with mutants.in_force(name):
+        summary = explore_many(range(1, 1 + runs), plan, bad_max=1)
+    assert summary.bad, f"{runs} runs of plan {plan} with the mutant {name!r} show nothing wrong"

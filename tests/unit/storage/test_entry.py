@@ -1,0 +1,274 @@
+import binascii
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import StorageCorrupt
+from broker.model import ROW_ID_BYTES, row_after, row_before, row_id
+from broker.storage import entry as entries
+from broker.storage.entry import (
+    ENTRIES_END,
+    ENTRY_BYTES_MAX,
+    PLAIN,
+    Mark,
+    Shared,
+    column_from,
+    decode,
+    decode_rolled,
+    encode,
+    encode_rolled,
+    entries_in,
+    entries_of,
+    has_life,
+    is_rolled_column,
+    joined,
+    last_of,
+    merged,
+    pointer_of,
+    rolled_column,
+    stub_of,
+)
+
+FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "entries-format-1.txt"
+
+ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
+IDS = st.lists(ROWS, min_size=1, max_size=40, unique=True).map(sorted)
+NUMBERS = st.none() | st.integers(-(1 << 63), (1 << 63) - 1)
+SHARED = st.builds(Shared, NUMBERS, NUMBERS, NUMBERS, st.booleans())
+MARKS = st.builds(
+    Mark,
+    st.integers(0, 255),
+    st.binary(min_size=16, max_size=16),
+    ROWS,
+    ROWS,
+    st.binary(min_size=32, max_size=32),
+)
+
+
+@st.composite
+def made(draw, shared=SHARED, payload_max=600):
+    ids = draw(IDS)
+    payloads = [draw(st.binary(max_size=payload_max)) for _ in ids]
+    found = entries_of(draw(st.integers(0, 1 << 63)), ids, payloads, draw(shared))
+    return ids, payloads, found
+
+
+def parts(entry):
+    payloads = [] if entry.is_stub else [entry.payload(n) for n in range(entry.count)]
+    ids = [] if entry.is_stub else entry.ids()
+    fields = (entry.flags, entry.epoch, entry.first, entry.last, entry.count, entry.items)
+    shared = (entry.pointer, entry.lifetime_ms, entry.number, tuple(entry.marks))
+    return (*fields, *shared, ids, payloads)
+
+
+@given(made(), st.lists(MARKS, max_size=3))
+def test_an_entry_comes_back_as_it_was(given_, marks):
+    ids, payloads, found = given_
+    found[0].marks = tuple(marks)
+    again = [decode(encode(entry)) for entry in found]
+    assert [parts(entry) for entry in again] == [parts(entry) for entry in found]
+    assert [row for entry in again for row in entry.ids()] == ids
+    assert [e.payload(n) for e in again for n in range(e.count)] == payloads
+    assert sum(entry.payload_bytes() for entry in again) == sum(map(len, payloads))
+    for entry in again:
+        assert [entry.id(place) for place in range(entry.count)] == entry.ids()
+
+
+@given(made(), st.data())
+def test_a_changed_byte_is_noticed(given_, data):
+    value = bytearray(encode(given_[2][0]))
+    place = data.draw(st.integers(0, len(value) - 1))
+    value[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(StorageCorrupt):
+        decode(bytes(value))
+
+
+@given(made(), st.data())
+def test_a_value_that_is_cut_off_is_noticed(given_, data):
+    value = encode(given_[2][0])
+    with pytest.raises(StorageCorrupt):
+        decode(value[: data.draw(st.integers(0, len(value) - 1))])
+
+
+def test_another_format_is_refused():
+    body = b"\x02" + encode(entries_of(1, [row_id(1, 1)], [b"x"])[0])[1:-4]
+    with pytest.raises(StorageCorrupt, match="format 2"):
+        decode(body + binascii.crc32(body).to_bytes(4, "big"))
+
+
+@given(made(), st.lists(MARKS, max_size=2))
+def test_a_stub_keeps_the_header(given_, marks):
+    entry = given_[2][0]
+    entry.marks = tuple(marks)
+    stub = decode(encode(stub_of(entry)))
+    assert (stub.is_stub, entry.is_stub, stub.items) == (True, False, b"")
+    assert parts(stub)[1:5] == parts(entry)[1:5]
+    assert parts(stub)[6:10] == parts(entry)[6:10]
+    assert stub.column == entry.column
+    assert [stub.place_at(stub.first), stub.place_after(stub.first)] == [stub.count] * 2
+
+
+# Sizes.
+
+
+@given(made(payload_max=6000))
+def test_an_entry_has_so_many_bytes_or_one_message(given_):
+    for entry in given_[2]:
+        assert entry.count == 1 or len(entry.items) <= ENTRY_BYTES_MAX
+    for entry, following in pairwise(given_[2]):
+        # None is smaller than it must be.
+        start, end = following._starts[0], following._end(0)
+        assert len(entry.items) + end - start > ENTRY_BYTES_MAX
+
+
+def test_a_message_larger_than_an_entry_is_alone():
+    ids = [row_id(1, n) for n in range(3)]
+    found = entries_of(1, ids, [b"a", bytes(1 << 20), b"b"])
+    assert [entry.count for entry in found] == [1, 1, 1]
+    assert decode(encode(found[1])).payload(0) == bytes(1 << 20)
+
+
+# Places, against a model.
+
+
+@given(made(), ROWS)
+def test_places(given_, row):
+    for entry in given_[2]:
+        ids = entry.ids()
+        for wanted in (row, *ids[:3], *map(row_after, ids[:3]), *map(row_before, ids[-3:])):
+            assert entry.place_at(wanted) == sum(each < wanted for each in ids)
+            assert entry.place_after(wanted) == sum(each <= wanted for each in ids)
+
+
+@given(made(), st.data())
+def test_runs_and_limits(given_, data):
+    entry = given_[2][0]
+    first = data.draw(st.integers(0, entry.count - 1))
+    stop = data.draw(st.integers(first + 1, entry.count))
+    bytes_max = data.draw(st.integers(0, len(entry.items) + 10))
+    items = [entry.run(place, place + 1) for place in range(entry.count)]
+    assert b"".join(items) == entry.items
+    assert entry.run(first, stop) == b"".join(items[first:stop])
+    reached = entry.stop_within(first, stop, bytes_max)
+    assert first < reached <= stop
+    assert reached == first + 1 or len(entry.run(first, reached)) <= bytes_max
+    assert reached == stop or len(entry.run(first, reached + 1)) > bytes_max
+
+
+@given(made(st.just(Shared(is_stored=True))), ROWS)
+def test_stored_items_are_framed_under_their_reference(given_, reference):
+    ids, payloads, found = given_
+    whole = entries_of(1, [reference] * len(ids), payloads)
+    tails = b"".join(entry.framed(reference, 0, entry.count) for entry in found)
+    with_tails = b"".join(entry.items for entry in whole)
+    assert len(tails) == len(with_tails)
+    assert tails[1 : 1 + 2 * ROW_ID_BYTES] == reference + ids[0]
+
+
+@given(made(st.just(PLAIN), payload_max=3000))
+def test_joined_entries_read_as_one(given_):
+    ids, payloads, found = given_
+    one = joined(found)
+    assert (one.ids(), one.count, one.first, one.last) == (ids, len(ids), ids[0], ids[-1])
+    assert [one.payload(place) for place in range(one.count)] == payloads
+    assert one.items == b"".join(entry.items for entry in found)
+
+
+# Columns.
+
+
+@given(st.lists(made(), min_size=1, max_size=4), ROWS)
+def test_columns_sort_by_last_id_and_a_rolled_cell_stands_behind_its_entry(given_, row):
+    every = {entry.last: entry for _, _, found in given_ for entry in found}
+    columns = sorted(
+        column
+        for entry in every.values()
+        for column in (
+            entry.column,
+            *((rolled_column(entry.column),) * (entry.pointer is not None)),
+        )
+    )
+    plain = [column for column in columns if not is_rolled_column(column)]
+    assert [last_of(column) for column in plain] == sorted(every)
+    for before, column in pairwise(columns):
+        if is_rolled_column(column):
+            assert column == rolled_column(before)
+    for column in plain:
+        entry = every[last_of(column)]
+        assert pointer_of(column) == entry.pointer
+        assert has_life(column) == (entry.lifetime_ms is not None)
+        assert column < ENTRIES_END
+        assert (column >= column_from(row)) == (entry.last >= row)
+
+
+# What was rolled back.
+
+
+RANGES = st.lists(st.tuples(ROWS, ROWS).map(lambda ends: (min(ends), max(ends))), max_size=8)
+
+
+@given(RANGES, st.lists(ROWS, max_size=8))
+def test_merged_ranges_have_the_same_ids(ranges, rows):
+    out = merged(ranges)
+    assert decode_rolled(encode_rolled(out)) == out
+    assert all(one[1] < other[0] for one, other in pairwise(out))
+    for row in (*rows, *(end for each in ranges for end in each)):
+        is_in = any(first <= row <= last for first, last in ranges)
+        assert any(first <= row <= last for first, last in out) == is_in
+
+
+@given(RANGES.filter(bool), st.data())
+def test_a_damaged_rolled_cell_is_noticed(ranges, data):
+    value = bytearray(encode_rolled(ranges))
+    value[data.draw(st.integers(0, len(value) - 1))] ^= 0x40
+    with pytest.raises(StorageCorrupt):
+        decode_rolled(bytes(value))
+
+
+def test_a_rolled_cell_of_a_wrong_length_is_noticed():
+    with pytest.raises(StorageCorrupt):
+        decode_rolled(entries.checked(b"abc"))
+
+
+def test_entries_come_with_what_was_rolled_back_of_them():
+    one, two = (entries_of(1, [row_id(n, 0)], [b"x"], Shared(pointer=n))[0] for n in (1, 2))
+    ranges = ((one.first, one.last),)
+    cells = [
+        (one.column, encode(one)),
+        (rolled_column(one.column), encode_rolled(ranges)),
+        (two.column, encode(two)),
+    ]
+    assert [entry.rolled for entry in entries_in(cells)] == [ranges, ()]
+    assert [entry.is_rolled_back(one.first) for entry in entries_in(cells)] == [True, False]
+    assert [entry.last for entry in entries_in(cells[1:])] == [two.last]
+
+
+def test_an_entry_in_anothers_column_is_noticed():
+    one, two = (entries_of(1, [row_id(n, 0)], [b"x"])[0] for n in (1, 2))
+    with pytest.raises(StorageCorrupt, match="another one"):
+        list(entries_in([(one.column, encode(two))]))
+
+
+# Bytes of today, which every later release reads.
+
+
+def samples():
+    ids = [row_id(1_700_000_000_000, n) for n in (0, 1, 300)]
+    bodies = [b"", b"two", bytes(200)]
+    mark = Mark(1, b"k" * 16, ids[0], ids[-1], b"b" * 32)
+    plain = entries_of(7, ids, bodies)[0]
+    plain.marks = (mark,)
+    tied = entries_of(7, ids, bodies, Shared(pointer=-5, lifetime_ms=60_000))[0]
+    reference = entries_of(7, ids[:1], [b""], Shared(pointer=9, number=9))[0]
+    stored = entries_of(7, ids, bodies, Shared(is_stored=True))[0]
+    return [plain, tied, reference, stored, stub_of(tied)]
+
+
+def test_bytes_of_format_1_are_read_and_written_as_ever():
+    lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
+    assert [encode(entry) for entry in samples()] == lines[: len(samples())]
+    assert [parts(decode(line)) for line in lines[:-1]] == [parts(entry) for entry in samples()]
+    assert decode_rolled(lines[-1]) == ((row_id(1, 1), row_id(2, 2)),)

@@ -1,0 +1,88 @@
+import itertools
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
+from broker.storage import records as module
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
+from broker.storage.resolve import Resolver
+from broker.storage.table import HEAD, NoAnswer, NotSent, Space
+
+
+class Table(MemoryTable):
+    """Raises ``error`` at the next change, before or after it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.errors = []
+
+    async def change(self, *args, **more):
+        when, error = self.errors.pop(0) if self.errors else ("", None)
+        if when == "before":
+            raise error
+        done = await super().change(*args, **more)
+        if when == "after":
+            raise error
+        return done
+
+
+@pytest.fixture
+def table():
+    return Table()
+
+
+@pytest.fixture
+def records(table):
+    numbers = itertools.count()
+    nonce = lambda: next(numbers).to_bytes(8, "big")  # noqa: E731
+    return Records(Resolver(table, SystemClock(), call_s=0.05), nonce)
+
+
+async def test_a_put_whose_answer_is_lost_is_found_out(records, table):
+    table.errors = [("after", NoAnswer("lost"))]
+    version = await records.put_if(b"k", None, b"v")
+    assert (await records.get(b"k")) == (b"v", version)
+    table.errors = [("before", NoAnswer("lost"))]
+    assert await records.put_if(b"k", version, b"w") is not None
+    assert (await records.get(b"k")).value == b"w"
+
+
+async def test_a_put_that_was_not_sent_was_not_made(records, table):
+    table.errors = [("before", NotSent("refused"))]
+    with pytest.raises(Unavailable):
+        await records.put_if(b"k", None, b"v")
+    assert await records.get(b"k") is None
+
+
+async def test_a_put_that_is_never_answered_is_unknown(records, table):
+    table.errors = [("before", NoAnswer("lost"))] * 1000
+    with pytest.raises(OutcomeUnknown):
+        await records.put_if(b"k", None, b"v")
+
+
+async def test_the_same_value_again_is_another_version(records):
+    one = await records.put_if(b"k", None, b"v")
+    other = await records.put_if(b"k", one, b"v")
+    assert one != other
+    assert await records.put_if(b"k", one, b"w") is None
+
+
+async def test_a_damaged_record_is_noticed(records, table):
+    await records.put_if(b"k", None, b"v")
+    cell = (await table.get(Space.RECORDS, b"k", [HEAD]))[HEAD]
+    await table.put(Space.RECORDS, {b"k": cell.value[:-1] + b"?"})
+    with pytest.raises(StorageCorrupt):
+        await records.get(b"k")
+
+
+async def test_a_prefix_is_scanned_in_pieces(records, monkeypatch):
+    monkeypatch.setattr(module, "ROWS_AT_ONCE", 3)
+    for number in range(10):
+        await records.put_if(b"a/%d" % number, None, b"%d" % number)
+    await records.put_if(b"a0", None, b"not")
+    await records.put_if(b"Z", None, b"not")
+    found = await records.scan_prefix(b"a/")
+    assert [record.value for _, record in found] == [b"%d" % number for number in range(10)]
+    assert len(await records.scan_prefix(b"")) == 12

@@ -1,0 +1,188 @@
+import random
+
+import pytest
+
+from broker.errors import OutcomeUnknown, StorageCorrupt, StorageFull, Unavailable
+from broker.model import row_id
+from broker.storage import entry as entries
+from broker.storage import head as heads
+from broker.storage.entry import Shared, entries_of, stub_of
+from broker.storage.head import Head, PageState, Verdict
+from broker.storage.resolve import Resolver, Tokens, epoch_of
+from broker.storage.table import HEAD, Cell, NoAnswer, NotSent, Space
+from broker.testing.clock import VirtualClock, simulate
+
+OLD = Head(5, "me", b"old" * 4, row_id(1, 0))
+NEW = OLD._replace(token=b"new" * 4, pointer=row_id(2, 0))
+LATER = NEW._replace(epoch=6, token=b"oth" * 4)
+MINE = entries_of(5, [row_id(2, 0)], [b"mine"])[0]
+THEIRS = entries_of(6, [row_id(2, 0)], [b"theirs"])[0]
+SAME_EPOCH = entries_of(5, [row_id(2, 0)], [b"another"])[0]
+
+
+class Scripted:
+    """A table that answers as told, the last answer again and again."""
+
+    is_alone = False
+
+    def __init__(self, changes, gets):
+        self.changes, self.gets = list(changes), list(gets)
+        self.calls = []
+
+    @staticmethod
+    def _next(answers):
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def change(self, _space, row, expected, puts, deletes=(), *, clear=False):
+        self.calls.append(("change", row, expected, dict(puts), tuple(deletes), clear))
+        return self._next(self.changes)
+
+    async def get(self, _space, _row, columns):
+        self.calls.append(("get", *columns))
+        return self._next(self.gets)
+
+
+def shown(head, entry=None):
+    cells = {} if head is None else {HEAD: Cell(heads.encode(head))}
+    if entry is not None:
+        cells[entry.column] = Cell(entries.encode(entry))
+    return cells
+
+
+def append(changes, gets=()):
+    """Return what an append ends with, and the calls it made."""
+    table = Scripted(changes, gets)
+
+    async def run(loop):
+        resolver = Resolver(table, VirtualClock(loop), call_s=2.0)
+        cells = {MINE.column: entries.encode(MINE)}
+        return await resolver.append(Space.MESSAGES, b"row", OLD, NEW, cells)
+
+    try:
+        return simulate(run), table.calls
+    except Exception as error:  # noqa: BLE001 - What it ends with.
+        return error, table.calls
+
+
+NO_ANSWER, NOT_SENT = NoAnswer("lost"), NotSent("refused")
+
+
+@pytest.mark.parametrize("doubt", [False, NO_ANSWER])
+@pytest.mark.parametrize(
+    ("gets", "verdict"),
+    [
+        ([shown(NEW, MINE)], Verdict.APPLIED),
+        ([shown(LATER, MINE)], Verdict.LOST),
+        ([shown(LATER, stub_of(MINE))], Verdict.LOST),
+        ([shown(LATER)], Verdict.NEVER),
+        ([shown(LATER, THEIRS)], Verdict.NEVER),
+        ([shown(LATER._replace(state=PageState.GONE))], Verdict.UNKNOWN),
+        ([shown(NEW._replace(token=b"oth" * 4), SAME_EPOCH)], Verdict.UNKNOWN),
+        ([shown(None), shown(OLD._replace(token=b"x" * 12)), shown(NEW, MINE)], Verdict.APPLIED),
+        ([NO_ANSWER, NOT_SENT, Unavailable("busy"), shown(NEW, MINE)], Verdict.APPLIED),
+        ([shown(None)], Verdict.UNKNOWN),
+        ([NO_ANSWER], Verdict.UNKNOWN),
+    ],
+)
+def test_what_a_reading_tells(doubt, gets, verdict):
+    assert append([doubt], gets)[0] is verdict
+
+
+def test_true_is_certain():
+    verdict, calls = append([True])
+    assert (verdict, len(calls)) == (Verdict.APPLIED, 1)
+
+
+def test_a_change_that_is_not_applied_yet_is_repeated_byte_for_byte():
+    verdict, calls = append([NO_ANSWER, False, NOT_SENT, True], [shown(OLD)])
+    changes = [call for call in calls if call[0] == "change"]
+    assert (verdict, len(changes)) == (Verdict.APPLIED, 4)
+    assert all(call == changes[0] for call in changes)
+
+
+def test_a_change_that_is_never_applied_yet_is_unknown_at_the_deadline():
+    assert append([NO_ANSWER], [shown(OLD)])[0] is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("refusal", [NOT_SENT, Unavailable("busy")])
+def test_the_first_refusal_is_certain(refusal):
+    error, calls = append([refusal])
+    assert isinstance(error, Unavailable)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("refusal", [NOT_SENT, Unavailable("busy")])
+def test_a_refusal_after_doubt_is_not(refusal):
+    assert append([NO_ANSWER, refusal], [shown(OLD), shown(NEW, MINE)])[0] is Verdict.APPLIED
+    assert append([NO_ANSWER, refusal], [shown(OLD)])[0] is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("error", [StorageFull("full"), StorageCorrupt("bad")])
+def test_errors_that_know_more_are_final(error):
+    assert append([error])[0] is error
+
+
+def swap(changes, gets=(), expected=b"old", **more):
+    table = Scripted(changes, gets)
+
+    async def run(loop):
+        resolver = Resolver(table, VirtualClock(loop), call_s=2.0)
+        return await resolver.swap(Space.MESSAGES, b"row", expected, b"new", **more)
+
+    try:
+        return simulate(run), table.calls
+    except Exception as error:  # noqa: BLE001 - What it ends with.
+        return error, table.calls
+
+
+@pytest.mark.parametrize(
+    ("changes", "gets", "expected", "outcome"),
+    [
+        ([True], [], b"old", True),
+        ([False], [{HEAD: Cell(b"new")}], b"old", True),
+        ([False], [{HEAD: Cell(b"other")}], b"old", False),
+        ([False], [{}], b"old", False),
+        ([False, True], [{}], None, True),
+        ([NO_ANSWER, True], [NO_ANSWER, {HEAD: Cell(b"old")}], b"old", True),
+    ],
+)
+def test_changes_of_a_head_alone(changes, gets, expected, outcome):
+    assert swap(changes, gets, expected)[0] is outcome
+
+
+def test_a_change_of_a_head_whose_outcome_stays_open():
+    assert isinstance(swap([NO_ANSWER], [NO_ANSWER])[0], OutcomeUnknown)
+    assert isinstance(swap([NOT_SENT])[0], Unavailable)
+
+
+def test_a_swap_hands_on_what_else_changes():
+    _, calls = swap([True], puts={b"ex": b"1"}, deletes=[b"e1"], clear=True)
+    assert calls == [("change", b"row", b"old", {HEAD: b"new", b"ex": b"1"}, (b"e1",), True)]
+
+
+def test_readings_are_repeated_until_the_deadline():
+    table = Scripted([], [NO_ANSWER, NOT_SENT, {HEAD: Cell(b"v")}])
+    found = simulate(lambda loop: Resolver(table, VirtualClock(loop)).head(Space.MESSAGES, b"r"))
+    assert found == Cell(b"v")
+    table = Scripted([], [NO_ANSWER])
+    with pytest.raises(Unavailable):
+        simulate(lambda loop: Resolver(table, VirtualClock(loop)).head(Space.MESSAGES, b"r"))
+
+
+def test_tokens_rise_within_a_hold_and_differ_between_holds():
+    one, other = Tokens(b"a" * 8), Tokens(b"b" * 8)
+    mine = [one.fresh() for _ in range(300)]
+    assert sorted(set(mine)) == mine
+    assert all(one.is_mine(token) and not other.is_mine(token) for token in mine)
+
+
+def test_whose_an_entry_is():
+    mine = entries.encode(MINE)
+    tied = entries_of(5, [row_id(2, 0)], [random.Random(1).randbytes(9)], Shared(lifetime_ms=1))[0]
+    assert epoch_of(mine, mine, 5) == 5
+    assert epoch_of(entries.encode(THEIRS), mine, 5) == 6
+    assert epoch_of(entries.encode(SAME_EPOCH), mine, 5) is None
+    assert epoch_of(entries.encode(stub_of(tied)), entries.encode(tied), 5) == 5

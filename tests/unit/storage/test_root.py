@@ -1,0 +1,81 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import StorageCorrupt
+from broker.model import row_id
+from broker.storage.entry import checked
+from broker.storage.root import Root, RootState, decode, encode, linked
+
+FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "roots-format-1.txt"
+ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
+ROOTS = st.builds(
+    Root,
+    st.integers(-(1 << 31), (1 << 31) - 1),
+    st.sampled_from(RootState),
+    st.integers(0, (1 << 64) - 1),
+    ROWS,
+    ROWS,
+    ROWS,
+    st.binary(min_size=12, max_size=12),
+    ROWS,
+    ROWS,
+    st.integers(-(1 << 63), (1 << 63) - 1),
+)
+
+
+@given(ROOTS)
+def test_a_root_comes_back_as_it_was(root):
+    assert decode(encode(root)) == root
+
+
+@given(ROOTS, st.data())
+def test_a_changed_byte_is_noticed(root, data):
+    value = bytearray(encode(root))
+    value[data.draw(st.integers(0, len(value) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(StorageCorrupt):
+        decode(bytes(value))
+
+
+@given(ROOTS, st.data())
+def test_a_value_of_another_length_is_noticed(root, data):
+    value = encode(root)
+    with pytest.raises(StorageCorrupt):
+        decode(value[: data.draw(st.integers(0, len(value) - 1))])
+    with pytest.raises(StorageCorrupt):
+        decode(checked(value[:-4] + b"\0"))
+
+
+def test_another_format_is_refused():
+    body = b"\x02" + encode(Root(1, RootState.LIVE))[1:-4]
+    with pytest.raises(StorageCorrupt, match="format 2"):
+        decode(checked(body))
+
+
+@given(ROOTS, ROWS)
+def test_a_link_changes_page_and_epoch_alone(root, page):
+    assert linked(root, page, 9) == root._replace(page=page, epoch=9)
+
+
+def samples():
+    rich = Root(
+        -2,
+        RootState.PUBLISHED,
+        1 << 63,
+        row_id(1_700_000_000_000, 3),
+        row_id(1_600_000_000_000, 2),
+        row_id(1_500_000_000_000, 1),
+        bytes(range(12)),
+        row_id(7, 7),
+        row_id(8, 8),
+        -1,
+    )
+    return [Root(1, RootState.LIVE), rich]
+
+
+def test_bytes_of_format_1_are_read_and_written_as_ever():
+    lines = [bytes.fromhex(line) for line in FIXTURES.read_text().split()]
+    assert [encode(root) for root in samples()] == lines
+    assert [decode(line) for line in lines] == samples()
