@@ -7,7 +7,7 @@
     number of marks | marks                             for later requests (keys)
     offsets                                             where each item begins, 2 bytes each
     items                                               Avro items of a poll's reply
-    CRC-32 of all before
+    CRC-32 of all before, little-endian                 so that the CRC-32 of any whole value is one number
 
 Its **column** tells what a reader must know before it takes the value::
 
@@ -33,7 +33,7 @@ import zlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
@@ -45,14 +45,22 @@ FORMAT: Final = 1
 ENTRY_BYTES_MAX: Final = 16 * 1024
 """The most bytes of items in an entry of more than one message."""
 
+SMALL_BYTES_MAX: Final = 4096
+"""The most bytes of an entry that is read as one with its neighbours."""
+
 POINTER, LIFE, REFERENCE, STORED, STUB = 1, 2, 4, 8, 16
 _JUDGED = POINTER | LIFE | REFERENCE
+_PLAIN_KIND = b"0"
 _KINDS = {flags: bytes([0x30 + flags]) for flags in range(8)}
 
 _FIXED = struct.Struct(f">BBQ{ROW_ID_BYTES}s{ROW_ID_BYTES}sI")
+_PLAIN_HEADER = struct.Struct(f">20x{ROW_ID_BYTES}sIH")
+"""Of an entry that is not judged: last id, count, number of marks."""
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
-_CRC = struct.Struct(">I")
+_CRC = struct.Struct("<I")
+_WHOLE: Final = 0x2144DF1C
+"""The CRC-32 of any bytes that their own CRC-32 follows, little-endian."""
 MARK_KEY_BYTES: Final = 16
 _MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s32s")
 _RANGE = struct.Struct(f">{ROW_ID_BYTES}s{ROW_ID_BYTES}s")
@@ -108,7 +116,7 @@ class Entry:
         first: RowId,
         last: RowId,
         count: int,
-        starts: Sequence[int],
+        starts: Sequence[int] | bytes,
         items: bytes,
         *,
         pointer: int | None = None,
@@ -116,7 +124,7 @@ class Entry:
         number: int | None = None,
         marks: Sequence[Mark] = (),
     ) -> None:
-        """Keep the parts; ``starts`` has where each item begins in ``items``."""
+        """Keep the parts; ``starts`` has where each item begins in ``items``, or bytes as they are stored."""
         self.flags = flags
         self.epoch = epoch
         self.first = first
@@ -130,6 +138,14 @@ class Entry:
         self.rolled: tuple[Range, ...] = ()
         self._starts = starts
         self._id_at = 0 if flags & STORED else 1
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """Where each item begins in ``items``. Who takes a whole entry does not ask."""
+        starts = self._starts
+        if isinstance(starts, bytes):
+            self._starts = starts = _unpacked(starts)
+        return starts
 
     @property
     def is_plain(self) -> bool:
@@ -158,17 +174,17 @@ class Entry:
 
     def id(self, place: int) -> RowId:
         """Return the id of one message."""
-        start = self._starts[place] + self._id_at
+        start = self.starts[place] + self._id_at
         return self.items[start : start + ROW_ID_BYTES]
 
     def ids(self) -> list[RowId]:
         """Return the ids of all messages."""
         items, at = self.items, self._id_at
-        return [items[start + at : start + at + ROW_ID_BYTES] for start in self._starts]
+        return [items[start + at : start + at + ROW_ID_BYTES] for start in self.starts]
 
     def payload(self, place: int) -> bytes:
         """Return one message's payload."""
-        start = self._starts[place] + self._id_at
+        start = self.starts[place] + self._id_at
         start += ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES
         _, start = read_long(self.items, start)
         return self.items[start : self._end(place)]
@@ -183,7 +199,7 @@ class Entry:
             return self.count
         if row <= self.first:
             return 0
-        return bisect_left(self._starts, row, key=self._id_of)
+        return bisect_left(self.starts, row, key=self._id_of)
 
     def place_after(self, row: RowId) -> int:
         """Return the place of the first message with an id above ``row``; a stub has none."""
@@ -191,25 +207,25 @@ class Entry:
             return self.count
         if row < self.first:
             return 0
-        return bisect_right(self._starts, row, key=self._id_of)
+        return bisect_right(self.starts, row, key=self._id_of)
 
     def stop_within(self, first: int, stop: int, bytes_max: int) -> int:
         """Return how far messages from ``first`` go in about ``bytes_max``; one goes in any case."""
-        if len(self.items) - self._starts[first] <= bytes_max:
+        if len(self.items) - self.starts[first] <= bytes_max:
             return stop
-        fitting = bisect_right(self._starts, self._starts[first] + bytes_max) - 1
+        fitting = bisect_right(self.starts, self.starts[first] + bytes_max) - 1
         return min(max(fitting, first + 1), stop)
 
     def run(self, first: int, stop: int) -> bytes:
         """Return the items of the messages ``first`` to ``stop`` (exclusive), as they are stored."""
         if first == 0 and stop == self.count:
             return self.items
-        return self.items[self._starts[first] : self._end(stop - 1)]
+        return self.items[self.starts[first] : self._end(stop - 1)]
 
     def framed(self, reference: RowId, first: int, stop: int) -> bytes:
         """Return items of a payload log as items of a reply, under the id of their reference."""
         items, lead = self.items, _MESSAGE_LEAD + reference
-        starts = self._starts[first:stop]
+        starts = self.starts[first:stop]
         ends = [*starts[1:], self._end(stop - 1)]
         return b"".join([lead + items[start:end] for start, end in zip(starts, ends, strict=True)])
 
@@ -222,7 +238,7 @@ class Entry:
         return self.items[start : start + ROW_ID_BYTES]
 
     def _end(self, place: int) -> int:
-        return self._starts[place + 1] if place + 1 < self.count else len(self.items)
+        return self.starts[place + 1] if place + 1 < self.count else len(self.items)
 
     @property
     def column(self) -> bytes:
@@ -276,10 +292,9 @@ def checked(body: bytes) -> bytes:
 
 def unchecked(value: bytes, name: str) -> bytes:
     """Return what ``checked`` was given. Raises StorageCorrupt."""
-    body = value[: -_CRC.size]
-    if len(value) < _CRC.size or value[-_CRC.size :] != _CRC.pack(zlib.crc32(body)):
+    if len(value) < _CRC.size or zlib.crc32(value) != _WHOLE:
         raise StorageCorrupt(f"{name} fails its checksum")
-    return body
+    return value[: -_CRC.size]
 
 
 def encode_rolled(ranges: Sequence[Range]) -> bytes:
@@ -333,44 +348,57 @@ def entries_of(
     epoch: int, ids: Sequence[RowId], payloads: Sequence[bytes], shared: Shared = PLAIN
 ) -> list[Entry]:
     """Return messages as entries, in order; each has ENTRY_BYTES_MAX of items, or one message."""
-    lengths = [
-        SHORT_LONGS[size] if size < _SHORT else encode_long(size) for size in map(len, payloads)
-    ]
-    if shared.is_stored:
-        items = [b"".join(parts) for parts in zip(ids, lengths, payloads, strict=True)]
-    else:
-        tails = [
-            _INLINE_TAILS[size] if size < _SHORT else bytes(ROW_ID_BYTES) + encode_long(size)
-            for size in map(len, payloads)
-        ]
-        items = [
-            b"".join((_MESSAGE_LEAD, row, tail, payload))
-            for row, tail, payload in zip(ids, tails, payloads, strict=True)
-        ]
-    sizes = list(map(len, items))
-    out, first, flags = [], 0, shared.flags
-    while first < len(items):
-        stop, size = first + 1, sizes[first]
-        while stop < len(items) and size + sizes[stop] <= ENTRY_BYTES_MAX:
-            size += sizes[stop]
-            stop += 1
-        starts = list(accumulate(sizes[first : stop - 1], initial=0))
-        out.append(
-            Entry(
-                flags,
-                epoch,
-                ids[first],
-                ids[stop - 1],
-                stop - first,
-                starts,
-                items[first] if stop == first + 1 else b"".join(items[first:stop]),
-                pointer=shared.pointer,
-                lifetime_ms=shared.lifetime_ms,
-                number=shared.number,
-            )
+    parts, ends = _framed(ids, payloads, is_stored=shared.is_stored)
+    count, out, first, at, flags = len(ids), [], 0, 0, shared.flags
+    while first < count:
+        stop = max(bisect_right(ends, at + ENTRY_BYTES_MAX, first), first + 1)
+        entry = Entry(
+            flags,
+            epoch,
+            ids[first],
+            ids[stop - 1],
+            stop - first,
+            _starts_between(ends, first, stop),
+            b"".join(parts[4 * first : 4 * stop]),
+            pointer=shared.pointer,
+            lifetime_ms=shared.lifetime_ms,
+            number=shared.number,
         )
-        first = stop
+        out.append(entry)
+        first, at = stop, ends[stop - 1]
     return out
+
+
+def _framed(
+    ids: Sequence[RowId], payloads: Sequence[bytes], *, is_stored: bool
+) -> tuple[list[bytes], Sequence[int]]:
+    """Return the parts of items, four of each, and where each item ends. Payloads are often of one size."""
+    lead, short = (b"", SHORT_LONGS) if is_stored else (_MESSAGE_LEAD, _INLINE_TAILS)
+    count, zero, fixed = len(ids), short[0][:-1], len(lead) + ROW_ID_BYTES
+    sizes = list(map(len, payloads))
+    size = sizes[0]
+    ends: Sequence[int]
+    if sizes.count(size) == count:
+        tail = short[size] if size < _SHORT else zero + encode_long(size)
+        tails = [tail] * count
+        item = fixed + len(tail) + size
+        ends = range(item, item * count + 1, item)
+    else:
+        tails = [short[size] if size < _SHORT else zero + encode_long(size) for size in sizes]
+        ends = list(
+            accumulate([fixed + len(tail) + size for tail, size in zip(tails, sizes, strict=True)])
+        )
+    parts = [lead] * (4 * count)
+    parts[1::4], parts[2::4], parts[3::4] = ids, tails, payloads
+    return parts, ends
+
+
+def _starts_between(ends: Sequence[int], first: int, stop: int) -> Sequence[int]:
+    """Return where the items ``first`` to ``stop`` (exclusive) begin in an entry of their own."""
+    if isinstance(ends, range):
+        return range(0, ends.step * (stop - first), ends.step)
+    at = ends[first - 1] if first else 0
+    return [0, *(end - at for end in ends[first : stop - 1])]
 
 
 def encode_count(messages: int) -> bytes:
@@ -384,24 +412,6 @@ def messages_of(entry: Entry) -> int:
         (count,) = _NUMBER.unpack(entry.payload(0))
         return int(count)
     return entry.count
-
-
-def joined(entries: Sequence[Entry]) -> Entry:
-    """Return plain entries that follow each other as one, for reading; it is never stored."""
-    starts: list[int] = []
-    at = 0
-    for entry in entries:
-        starts += [start + at for start in entry._starts] if at else entry._starts  # noqa: SLF001 - Its own class.
-        at += len(entry.items)
-    return Entry(
-        entries[0].flags,
-        entries[-1].epoch,
-        entries[0].first,
-        entries[-1].last,
-        len(starts),
-        starts,
-        b"".join([entry.items for entry in entries]),
-    )
 
 
 def stub_of(entry: Entry) -> Entry:
@@ -431,13 +441,25 @@ def encode(entry: Entry) -> bytes:
     ]
     parts.append(_COUNT.pack(len(entry.marks)))
     parts += [_MARK.pack(*mark) for mark in entry.marks]
-    if not entry.flags & STUB:
-        offsets = array("H", entry._starts)  # noqa: SLF001 - Its own class.
-        if _FLIPPED:
-            offsets.byteswap()
-        parts += [offsets.tobytes(), entry.items]
-    body = b"".join(parts)
-    return body + _CRC.pack(zlib.crc32(body))
+    if not entry.is_stub:
+        parts.append(_packed(entry.starts))
+    lead = b"".join(parts)
+    return b"".join((lead, entry.items, _CRC.pack(zlib.crc32(entry.items, zlib.crc32(lead)))))
+
+
+def _packed(starts: Sequence[int]) -> bytes:
+    offsets = array("H", starts)
+    if _FLIPPED:
+        offsets.byteswap()
+    return offsets.tobytes()
+
+
+def _unpacked(value: bytes) -> Sequence[int]:
+    starts = array("H")
+    starts.frombytes(value)
+    if _FLIPPED:
+        starts.byteswap()
+    return starts
 
 
 def decode(value: bytes) -> Entry:
@@ -445,7 +467,7 @@ def decode(value: bytes) -> Entry:
     body_end = len(value) - _CRC.size
     if body_end < _FIXED.size + _COUNT.size:
         raise StorageCorrupt("an entry is cut off")
-    if value[body_end:] != _CRC.pack(zlib.crc32(memoryview(value)[:body_end])):
+    if zlib.crc32(value) != _WHOLE:
         raise StorageCorrupt("an entry fails its checksum")
     form, flags, epoch, first, last, count = _FIXED.unpack_from(value)
     if form != FORMAT:
@@ -465,12 +487,8 @@ def decode(value: bytes) -> Entry:
             Mark(*_MARK.unpack_from(value, at + i * _MARK.size)) for i in range(mark_count)
         )
         at += mark_count * _MARK.size
-    starts = array("H")
-    if not flags & STUB:
-        starts.frombytes(value[at : at + 2 * count])
-        if _FLIPPED:
-            starts.byteswap()
-        at += 2 * count
+    starts = b"" if flags & STUB else value[at : at + 2 * count]
+    at += len(starts)
     return Entry(
         flags,
         epoch,
@@ -505,3 +523,70 @@ def entries_in(cells: Sequence[tuple[bytes, bytes]]) -> Iterator[Entry]:
             raise StorageCorrupt(f"the entry in column {column.hex()} is another one")
     if waiting is not None:
         yield waiting
+
+
+def gathered(cells: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
+    """Return the entries of cells, small plain ones that follow each other as one.
+
+    For reading alone: what is gathered lacks its marks. Raises as ``entries_in`` does.
+    """
+    found: list[Entry] = []
+    start = 0
+    for is_small, group in groupby(cells, _is_small):
+        stop = start + sum(1 for _ in group)
+        if is_small and stop > start + 1:
+            found.append(_gathered(cells[start:stop]))
+        else:
+            found += entries_in(cells[start:stop])
+        start = stop
+    return found
+
+
+def _is_small(cell: tuple[bytes, bytes]) -> bool:
+    column, value = cell
+    return (
+        len(column) == _PLAIN_COLUMN_BYTES
+        and len(value) <= SMALL_BYTES_MAX
+        and column.endswith(_PLAIN_KIND)
+    )
+
+
+def _gathered(cells: Sequence[tuple[bytes, bytes]]) -> Entry:
+    """Return plain entries as one, without making each of them."""
+    first, last = decode(cells[0][1]), last_of(cells[-1][0])
+    items: list[bytes] = []
+    starts: list[int] = []
+    size = 0
+    for column, value in cells:
+        if zlib.crc32(value) != _WHOLE or value[0] != FORMAT:
+            decode(value)  # It says what is wrong.
+        own_last, count, mark_count = _PLAIN_HEADER.unpack_from(value)
+        if own_last != column[1:-1]:
+            raise StorageCorrupt(f"the entry in column {column.hex()} is another one")
+        at = _PLAIN_HEADER.size + mark_count * _MARK.size + 2 * count
+        if count == 1:
+            starts.append(size)
+        else:
+            starts += [size + start for start in _unpacked(value[at - 2 * count : at])]
+        item = value[at : -_CRC.size]
+        items.append(item)
+        size += len(item)
+    return Entry(first.flags, first.epoch, first.first, last, len(starts), starts, b"".join(items))
+
+
+def joined(entries: Sequence[Entry]) -> Entry:
+    """Return plain entries that follow each other as one, for reading; it is never stored."""
+    sizes = [len(entry.items) for entry in entries]
+    bases = list(accumulate(sizes, initial=0))
+    counts = [entry.count for entry in entries]
+    if max(counts) == 1:
+        starts = bases[:-1]
+    else:
+        starts = [
+            base + start
+            for base, entry in zip(bases, entries, strict=False)
+            for start in entry.starts
+        ]
+    first, last = entries[0], entries[-1]
+    items = b"".join([entry.items for entry in entries])
+    return Entry(first.flags, last.epoch, first.first, last.last, len(starts), starts, items)

@@ -141,7 +141,7 @@ class LogReader:
     ) -> list[Entry]:
         """Take entries of a page that is there; what it says of its end is where this goes on."""
         cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
-        found = list(entries.entries_in(cells.cells))
+        found = entries.gathered(cells.cells)
         if found:
             self.after = max(self.after, found[-1].last)
             self._pauses = None

@@ -280,6 +280,7 @@ def _checksums() -> Patch:
     return _all(
         mock.patch(f"{_PLYVEL}.DB", unverified),
         *(mock.patch.object(module, "zlib", _Constant) for module in (entry, head, root)),
+        mock.patch.object(entry, "_WHOLE", _Constant.crc32()),
     )
 
 
