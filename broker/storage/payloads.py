@@ -30,6 +30,7 @@ from broker.storage.keys import (
     space_of,
 )
 from broker.storage.log import Logs
+from broker.storage.marks import forget_marks
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 
@@ -185,6 +186,7 @@ class PayloadLogs:
 
     async def forget(self, log: LogId) -> None:
         """Remove every row of a payload log that was dropped a margin ago, or of a dead generation."""
+        await forget_marks(self._resolver, log)
         rows = [page_key(log, page) for page, _ in await self._pages(log)]
         # The root goes last: it is what says that pages may still be there.
         for some in (rows, [root_key(log)]):
