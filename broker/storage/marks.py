@@ -209,7 +209,9 @@ async def forget_marks(resolver: Resolver, log: LogId) -> int:
     """
     went, after = 0, b""
     while True:
-        some, following = await sweep_marks(resolver, log, ROW_ID_MAX, ROW_ID_MAX, after, ROWS_AT_ONCE)
+        some, following = await sweep_marks(
+            resolver, log, ROW_ID_MAX, ROW_ID_MAX, after, ROWS_AT_ONCE
+        )
         went += some
         if following is None:
             return went

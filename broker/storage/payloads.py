@@ -18,6 +18,7 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import sweeping
+from broker.storage.entry import Mark
 from broker.storage.head import Head
 from broker.storage.hold import Hold
 from broker.storage.keys import (
@@ -30,7 +31,7 @@ from broker.storage.keys import (
     space_of,
 )
 from broker.storage.log import Logs
-from broker.storage.marks import forget_marks
+from broker.storage.marks import Marks, forget_marks
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 
@@ -157,6 +158,22 @@ class PayloadLogs:
         """Return the head of a payload log's last page; None: it has none, or it has gone."""
         found = await self._logs.find_tail(log, root)
         return None if found is None else found.head
+
+    async def find_mark(self, log: LogId, root: Root, kind: int, key: bytes) -> Mark | None:
+        """Return the mark of a key in a closed payload log, by its index or by the entries above that.
+
+        Raises:
+            Unavailable: storage does not answer.
+        """
+        tail = await self.tail(log, root)
+        if tail is None:
+            return None
+        found = await Marks(log, self._resolver, tail.marked).find(kind, key)
+        reader = self._logs.reader(log, tail.marked, tail.pointer)
+        while not reader.ended and not found:
+            for entry in await reader.next(1 << 20):
+                found += [mark for mark in entry.marks if (mark.kind, mark.key) == (kind, key)]
+        return found[-1] if found else None
 
     async def roots(
         self, topic: TopicId, generation: int, through: int, after: int = -1

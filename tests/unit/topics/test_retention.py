@@ -214,6 +214,7 @@ async def test_old_generations_all_go_and_the_present_one_stays(swept: Bench) ->
         await swept.create(ttl_s=TTL_S)
         await swept.publish(*[b"%d" % generation] * 5, options=PublishOptions(key="k"))
         await swept.stored(pointer_now(swept), b"stored")
+        await swept.pass_ms(1000)
         if generation < 3:
             await swept.topics.delete(TOPIC)
     await swept.sweeper.sweep()
