@@ -16,13 +16,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from broker.errors import BrokerError, Fenced
-from broker.model import ROW_ID_BYTES, RowId
+from broker.errors import Fenced
+from broker.model import ROW_ID_BYTES, ROW_ID_MAX, RowId
 from broker.storage import entry as entries
 from broker.storage.entry import MARK_KEY_BYTES, Entry, Mark
 from broker.storage.keys import LogId, mark_prefix, prefix_end, space_of
 from broker.storage.resolve import Resolver
-from broker.storage.table import TableError
 
 PENDING_MAX: Final = 1000
 PENDING_BYTES_MAX: Final = 4 << 20
@@ -198,8 +197,22 @@ async def sweep_marks(
         row for row, _ in found if row[-ROW_ID_BYTES:] < before and row[-ROW_ID_BYTES:] <= marked
     ]
     if old:
-        try:
-            await resolver.table.delete(space_of(log), old)
-        except (TableError, BrokerError):
-            return 0, None
+        await resolver.read(lambda: resolver.table.delete(space_of(log), old))
     return len(old), found[-1][0] + b"\0" if len(found) == limit else None
+
+
+async def forget_marks(resolver: Resolver, log: LogId) -> int:
+    """Remove every mark of a log that takes no requests any more; return how many went.
+
+    Raises:
+        Unavailable: storage does not answer.
+    """
+    went, after = 0, b""
+    while True:
+        some, following = await sweep_marks(
+            resolver, log, ROW_ID_MAX, ROW_ID_MAX, after, ROWS_AT_ONCE
+        )
+        went += some
+        if following is None:
+            return went
+        after = following

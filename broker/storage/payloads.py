@@ -18,6 +18,7 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import sweeping
+from broker.storage.entry import Mark
 from broker.storage.head import Head
 from broker.storage.hold import Hold
 from broker.storage.keys import (
@@ -30,6 +31,7 @@ from broker.storage.keys import (
     space_of,
 )
 from broker.storage.log import Logs
+from broker.storage.marks import Marks, forget_marks
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 
@@ -157,6 +159,22 @@ class PayloadLogs:
         found = await self._logs.find_tail(log, root)
         return None if found is None else found.head
 
+    async def find_mark(self, log: LogId, root: Root, kind: int, key: bytes) -> Mark | None:
+        """Return the mark of a key in a closed payload log, by its index or by the entries above that.
+
+        Raises:
+            Unavailable: storage does not answer.
+        """
+        tail = await self.tail(log, root)
+        if tail is None:
+            return None
+        found = await Marks(log, self._resolver, tail.marked).find(kind, key)
+        reader = self._logs.reader(log, tail.marked, tail.pointer)
+        while not reader.ended and not found:
+            for entry in await reader.next(1 << 20):
+                found += [mark for mark in entry.marks if (mark.kind, mark.key) == (kind, key)]
+        return found[-1] if found else None
+
     async def roots(
         self, topic: TopicId, generation: int, through: int, after: int = -1
     ) -> list[tuple[LogId, Root]]:
@@ -185,6 +203,7 @@ class PayloadLogs:
 
     async def forget(self, log: LogId) -> None:
         """Remove every row of a payload log that was dropped a margin ago, or of a dead generation."""
+        await forget_marks(self._resolver, log)
         rows = [page_key(log, page) for page, _ in await self._pages(log)]
         # The root goes last: it is what says that pages may still be there.
         for some in (rows, [root_key(log)]):

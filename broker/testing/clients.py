@@ -9,11 +9,20 @@ from itertools import count
 from typing import Any
 
 from broker.errors import BrokerError
-from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, RowId, TopicId
+from broker.model import (
+    ROW_ID_MIN,
+    Message,
+    Poll,
+    PublishRequest,
+    RollbackRange,
+    RowId,
+    Snapshot,
+    TopicId,
+)
 from broker.testing.clock import VirtualLoop
 from broker.testing.history import History
-from broker.testing.node import Answered, WholeNode
 from broker.testing.mortal import NodeDied
+from broker.testing.node import Answered, WholeNode
 from broker.topics.settings import NO_OPTIONS, PublishOptions
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
@@ -227,6 +236,21 @@ def pointer_of(entry: dict[str, Any]) -> int | None:
     if pointer is not None and entry["tx_state"] == "rolled_back":
         return -pointer
     return pointer
+
+
+def consumable(entries: list[dict[str, Any]], snapshot: Snapshot | None) -> list[tuple[str, str]]:
+    """Return (id, payload) of what a consumer receives, by the entries of a browse."""
+    found = []
+    for entry in entries:
+        pointer = pointer_of(entry)
+        if snapshot is not None and pointer is not None:
+            if pointer < 0 or snapshot.is_invalid(pointer):
+                continue
+            if not snapshot.is_visible(pointer):
+                break
+        if entry["kind"] != "reference":
+            found.append((entry["id"], entry["payload"]))
+    return found
 
 
 def _wide(row: RowId) -> str:

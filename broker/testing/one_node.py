@@ -45,7 +45,7 @@ from broker.storage.memory.adversary import AdversaryTable, Bias
 from broker.storage.memory.table import MemoryTable
 from broker.testing import checkers, mutants
 from broker.testing.checkers import Verdict, Violation
-from broker.testing.clients import LOG, Clients, path_of, pointer_of
+from broker.testing.clients import LOG, Clients, consumable, path_of
 from broker.testing.clock import VirtualClock, VirtualLoop, virtual_loop
 from broker.testing.history import Call
 from broker.testing.lives import Lives
@@ -327,21 +327,6 @@ class Run(Clients):
                 if [(m.id.hex(), m.payload.decode()) for m in got] != wanted:
                     detail = f"width {width}, {snapshot!r}: {len(got)} for {len(wanted)}"
                     self.violations.append(Violation("wrong_page", detail))
-
-
-def consumable(entries: list[dict[str, Any]], snapshot: Snapshot | None) -> list[tuple[str, str]]:
-    """Return (id, payload) of what a consumer receives, by the entries of a browse."""
-    found = []
-    for entry in entries:
-        pointer = pointer_of(entry)
-        if snapshot is not None and pointer is not None:
-            if pointer < 0 or snapshot.is_invalid(pointer):
-                continue
-            if not snapshot.is_visible(pointer):
-                break
-        if entry["kind"] != "reference":
-            found.append((entry["id"], entry["payload"]))
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ from broker.model import (
 from broker.storage import sweeping
 from broker.storage.head import NO_END, Head
 from broker.storage.keys import LogId
-from broker.storage.marks import sweep_marks
+from broker.storage.marks import forget_marks, sweep_marks
 from broker.storage.root import Root, RootState
 from broker.storage.sweeping import Ends
 from broker.topics.leader import TopicLeader
@@ -352,8 +352,8 @@ class Sweeper:
                     resolver, topic, generation, after, self._pages_max
                 )
                 report.rows += went
+            report.rows += await forget_marks(resolver, LogId(topic, generation))
         while found := await self._around.payload_logs.of_generations(topic, below):
             for log in found:
-                report.rows += await self._around.payload_logs.empty(log)
                 await self._around.payload_logs.forget(log)
         self._cleared[topic] = below

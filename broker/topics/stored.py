@@ -32,7 +32,8 @@ from broker.errors import (
 from broker.model import PublishRequest, RowId, row_after
 from broker.storage.payloads import LogClosed, Sealed
 from broker.storage.root import Root, RootState
-from broker.topics.batches import Batch
+from broker.topics.batches import IDEMPOTENCY, Batch
+from broker.topics.dedupe import Answer, check_same_body, key_hash
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.settings import Published, PublishOptions
 from broker.topics.surroundings import Surroundings
@@ -183,11 +184,31 @@ class StoredPayloads:
         assert request.pointer is not None
         number = request.pointer
         while True:
-            async with self._opened(number) as payloads:
-                try:
+            try:
+                async with self._opened(number) as payloads:
                     return await self._store_into(payloads, number, request, options)
-                except _Retired:
-                    continue
+            except _Retired:
+                continue
+            except PayloadsSealed:
+                before = await self._stored_before(number, request, options)
+                if before is None:
+                    raise
+                return before
+
+    async def _stored_before(
+        self, number: int, request: PublishRequest, options: PublishOptions
+    ) -> Published | None:
+        """Return the answer that a key's store had before its payloads were published."""
+        log = self._hold.log._replace(number=number)
+        root = await self._around.payload_logs.root(log)
+        if options.key is None or root is None:
+            return None
+        find = self._around.payload_logs.find_mark
+        mark = await find(log, root, IDEMPOTENCY, key_hash(options.key))
+        if mark is None:
+            return None
+        check_same_body(Answer(mark.first, mark.last, mark.body), request_hash(request, options))
+        return Published(mark.first, mark.last, number, replayed=True)
 
     async def _store_into(
         self, payloads: KeyedLog, number: int, request: PublishRequest, options: PublishOptions

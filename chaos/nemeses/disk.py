@@ -1,7 +1,7 @@
 """Disks of a broker over LevelDB: the power goes, the disk is full, a bit is not what it was.
 
-A power cut is a kill after which every file ends where its last sync began; or, torn, somewhere between that
-and where it was written to. A flipped bit must be noticed: the broker may refuse to start or to answer, but
+A power cut is a kill after which every file ends where its last sync began; or, torn, has anything behind that:
+pages that were written, zeros, garbage, in any order. A flipped bit must be noticed: the broker may refuse to start or to answer, but
 what it says must be true. It is flipped back in the end, or the files are put back as they were.
 """
 
@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from typing_extensions import override
 
 from broker.testing.servers import ServerFailed
+from broker.testing.synced import scrambled
 from chaos.nemesis import Repeated
 from chaos.standalone import NODE, Standalone
 from chaos.target import Ability, Target, Unable
@@ -49,19 +50,22 @@ class PowerCut(Repeated):
         await broker.kill(NODE)
         cut = await asyncio.to_thread(self._cut, broker, chance)
         await broker.start(NODE)
-        return {"bytes_lost": cut}
+        return {"bytes_unsynced": cut}
 
     def _cut(self, broker: Standalone, chance: random.Random) -> int:
-        """Cut the files; return how many bytes are lost."""
+        """Cut the files; return how many bytes were not synced."""
         disk, lost = broker.written(), 0
         for name, written in sorted(disk.written.items()):
             path = Path(name)
             if not path.is_file() or not path.is_relative_to(broker.data):
                 continue
             synced = disk.synced.get(name, 0)
-            keep = chance.randint(synced, max(synced, written)) if self._torn else synced
-            lost += max(path.stat().st_size - keep, 0)
-            os.truncate(path, min(keep, path.stat().st_size))
+            before = path.stat().st_size
+            if self._torn:
+                path.write_bytes(scrambled(path.read_bytes(), min(synced, before), chance))
+            else:
+                os.truncate(path, min(synced, before))
+            lost += max(min(written, before) - synced, 0)
         return lost
 
 

@@ -20,7 +20,7 @@ from broker.storage.payloads import PayloadLogs
 from broker.storage.root import RootState
 from broker.storage.table import HEAD, NoAnswer, NotSent
 from broker.testing import mutants
-from broker.testing.contract.log import SMALL, Bench
+from broker.testing.contract.log_bench import SMALL, Bench
 
 Meanwhile = Callable[[], Awaitable[None]]
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import RowId, row_id
-from broker.storage.entry import ENTRY_BYTES_MAX, Entry
+from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
 from broker.testing.clock import VirtualLoop, simulate
-from broker.topics.batches import Batch, answer, batch_of, messages_of
+from broker.topics.batches import Batch, answer, batch_of
 from broker.topics.settings import Published
 from broker.topics.writer import Write
 

@@ -175,7 +175,9 @@ async def test_a_key_that_is_stored_counts_as_long_as_it_is_there(
         await bench.publish(b"b", options=K)
     assert await bench.payloads() == [b"a"]
     await bench.pass_ms(1000)  # Until the claim's marks are on disk.
+    await bench.pass_ms(1000)  # The claim's marks are on disk then.
     await bench.sweeper.sweep()
+    await bench.topics.close()
     bench.restart()
     assert not (await bench.publish(b"b", options=K)).replayed
 
@@ -224,15 +226,20 @@ async def test_a_key_is_its_topics_and_a_stores_key_its_payload_logs(bench: Benc
     assert (await bench.stored(5, b"c", options=K)).replayed
 
 
-async def test_a_keyed_store_is_repeated_as_it_was_until_its_publish(bench: Bench) -> None:
+async def test_a_keyed_store_is_repeated_as_it_was_also_after_its_publish(bench: Bench) -> None:
     await bench.create()
     first = await bench.stored(5, b"p", options=K)
     assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
     bench.restart()
     assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
     await bench.publish(pointer=5)
+    assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.stored(5, b"q", options=K)
     with pytest.raises(PayloadsSealed):
-        await bench.stored(5, b"p", options=K)
+        await bench.stored(5, b"p", options=PublishOptions(key="another"))
+    bench.restart()
+    assert await bench.stored(5, b"p", options=K) == first._replace(replayed=True)
     assert await bench.payloads() == [b"p"]
 
 

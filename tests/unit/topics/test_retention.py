@@ -47,6 +47,13 @@ async def rows_of(bench: Bench, log: LogId = LOG) -> int:
     return count
 
 
+async def marks_of(bench: Bench) -> list[bytes]:
+    """The rows of all marks of the topic's messages."""
+    prefix = mark_prefix(LOG)[:-4]
+    found = await bench.memory.scan(Space.MESSAGES, prefix, prefix_end(prefix), limit=100)
+    return [row for row, _ in found]
+
+
 def is_gone(head: bytes) -> bool:
     return heads.decode(head).state is heads.PageState.GONE
 
@@ -207,6 +214,7 @@ async def test_old_generations_all_go_and_the_present_one_stays(swept: Bench) ->
         await swept.create(ttl_s=TTL_S)
         await swept.publish(*[b"%d" % generation] * 5, options=PublishOptions(key="k"))
         await swept.stored(pointer_now(swept), b"stored")
+        await swept.pass_ms(1000)
         if generation < 3:
             await swept.topics.delete(TOPIC)
     await swept.sweeper.sweep()
@@ -214,8 +222,10 @@ async def test_old_generations_all_go_and_the_present_one_stays(swept: Bench) ->
         assert await rows_of(swept, LogId(TOPIC, generation)) == 0
         assert await swept.around.payload_logs.roots(TOPIC, generation, 1 << 62) == []
     assert await swept.payloads() == [b"3"] * 5
+    assert [row[-31:-27] for row in await marks_of(swept)] == [b"\0\0\0\3"]
     await swept.topics.delete(TOPIC)
     await swept.sweeper.sweep()
+    assert await marks_of(swept) == []
     assert await rows_of(swept, LogId(TOPIC, 3)) == 0
     assert (await swept.create()).generation == 4
     assert await swept.payloads() == []

@@ -1,4 +1,4 @@
-"""Guards of stored payloads that need two leaders, or a crash at one moment: with each, and without it."""
+"""Guards of topics that need two leaders, a crash at one moment, or two clocks: with each, and without it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 
-from broker.errors import BrokerError, OutcomeUnknown
+from broker.errors import BrokerError, ClockSkew, OutcomeUnknown
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.table import NotSent
@@ -60,3 +60,20 @@ async def test_a_reference_is_looked_for_before_it_is_published_again(bench: Ben
 async def test_without_a_look_it_is_there_twice(bench: Bench) -> None:
     with in_force("look-for-the-reference"):
         assert await publish_twice_over_a_crash(bench) == 2
+
+
+async def publish_by_a_clock_that_is_behind(bench: Bench) -> None:
+    bench.memory.is_alone = False
+    bench.memory.server_ms = lambda: bench.clock.now_ms() + 10_000
+    await bench.create()
+    await bench.publish(b"by a wrong clock")
+
+
+async def test_a_leader_whose_clock_is_far_off_takes_nothing(bench: Bench) -> None:
+    with pytest.raises(ClockSkew):
+        await publish_by_a_clock_that_is_behind(bench)
+
+
+async def test_without_a_look_at_the_clock_it_does(bench: Bench) -> None:
+    with in_force("clock"):
+        await publish_by_a_clock_that_is_behind(bench)

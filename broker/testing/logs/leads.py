@@ -1,0 +1,121 @@
+"""What a node of a random run stands on: its way to the table, and what it has in memory while it leads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from broker.model import RowId, timestamp_of
+from broker.storage import sweeping
+from broker.storage.entry import Entry
+from broker.storage.hold import Hold
+from broker.storage.memory.adversary import AdversaryTable
+from broker.testing.clock import VirtualClock
+from broker.topics.ids import RowIds, first_timestamp_ms
+
+
+class NodeTable:
+    """The way of one node to the table: nothing passes while the node stands still."""
+
+    def __init__(self, table: AdversaryTable) -> None:
+        """Let calls pass."""
+        self._table = table
+        self.going = asyncio.Event()
+        self.going.set()
+        self.is_alone = False
+        self.cell_bytes_max = table.cell_bytes_max
+        self.change_bytes_max = table.change_bytes_max
+
+    async def _passed(self, call: Callable[..., Awaitable[Any]], *args: Any, **more: Any) -> Any:
+        if not self.going.is_set():
+            await self.going.wait()
+        try:
+            return await call(*args, **more)
+        finally:
+            if not self.going.is_set():
+                await self.going.wait()
+
+    async def change(self, *args: Any, **more: Any) -> Any:
+        """As Table."""
+        return await self._passed(self._table.change, *args, **more)
+
+    async def get(self, *args: Any, **more: Any) -> Any:
+        """As Table."""
+        return await self._passed(self._table.get, *args, **more)
+
+    async def cells(self, *args: Any, **more: Any) -> Any:
+        """As Table."""
+        return await self._passed(self._table.cells, *args, **more)
+
+    async def columns(self, *args: Any, **more: Any) -> Any:
+        """As Table."""
+        return await self._passed(self._table.columns, *args, **more)
+
+    async def scan(self, *args: Any, **more: Any) -> Any:
+        """As Table."""
+        return await self._passed(self._table.scan, *args, **more)
+
+    async def put(self, *args: Any, **more: Any) -> Any:
+        """As Table."""
+        return await self._passed(self._table.put, *args, **more)
+
+    async def delete(self, *args: Any, **more: Any) -> Any:
+        """As Table."""
+        return await self._passed(self._table.delete, *args, **more)
+
+    async def close(self) -> None:
+        """As Table."""
+
+
+class Cached(NamedTuple):
+    """A message in a leader's memory."""
+
+    id: RowId
+    label: str
+    pointer: int | None
+    is_hidden: bool
+
+
+class Lead:
+    """What a node has in memory while it leads."""
+
+    def __init__(self, hold: Hold, clock: VirtualClock, instance: int) -> None:
+        """Begin after the claim."""
+        self.hold = hold
+        self.cache: list[Cached] = []
+        self.turn = asyncio.Lock()
+        self.parts: dict[int, Part] = {}
+        self.publishing: dict[int, asyncio.Lock] = {}
+        self.ids = _ids(hold, clock, instance)
+        self.ends = sweeping.Ends(hold.log.generation)
+
+    def take(self, added: Sequence[Entry]) -> None:
+        """Take entries into memory."""
+        for entry in added:
+            if entry.is_stub:
+                continue
+            for place in range(entry.count):
+                row = entry.id(place)
+                label = entry.payload(place).decode()
+                self.cache.append(Cached(row, label, entry.pointer, entry.is_rolled_back(row)))
+
+
+class Part:
+    """A payload log that a leader has open."""
+
+    def __init__(self, hold: Hold, clock: VirtualClock, instance: int) -> None:
+        """Begin after the claim."""
+        self.hold = hold
+        self.turn = asyncio.Lock()
+        self.ids = _ids(hold, clock, instance)
+
+
+def _ids(hold: Hold, clock: VirtualClock, instance: int) -> RowIds:
+    first_ms = first_timestamp_ms(clock.now_ms(), timestamp_of(hold.pointer))
+    return RowIds(
+        first_ms=first_ms,
+        monotonic_ms=clock.monotonic() * 1000,
+        lead_ms_max=1 << 50,
+        instance=instance,
+    )
