@@ -392,6 +392,8 @@ def is_short(head: Head, reached: RowId, through: RowId) -> bool:
 
 def _cut(found: Cells, through: RowId) -> Cells:
     """Leave out what lies behind the entry that holds ``through``."""
+    if not found.cells or entries.last_of(found.cells[-1][0]) < through:
+        return found
     for place, (column, _) in enumerate(found.cells):
         if not entries.is_rolled_column(column) and entries.last_of(column) >= through:
             stop = place + 1
