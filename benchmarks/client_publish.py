@@ -51,7 +51,8 @@ async def _publishers(publish: Publish, seconds: float) -> Load:
     return Load(len(latencies), seconds, latencies)
 
 
-async def _ours(server: peers.OurServer, seconds: float) -> Load:
+async def ours_published(server: peers.OurServer, seconds: float) -> Load:
+    """Publish through our client."""
     async with Client(server.url) as client:
         await client.create_topic(TOPIC, if_exists="keep")
         return await _publishers(partial(client.publish, TOPIC), seconds)
@@ -95,7 +96,7 @@ async def measure(bench: Bench) -> Question:
     sides: list[Side] = []
     ours = await bench.server("ours", peers.OurServer)
     assert isinstance(ours, peers.OurServer)
-    sides.append(Side(name=OURS, run=partial(_ours, ours), server=ours, count_syncs=True))
+    sides.append(Side(name=OURS, run=partial(ours_published, ours), server=ours, count_syncs=True))
     for name, make, run in ((KAFKA, peers.kafka, _kafka), (REDIS, peers.redis, _redis)):
         server = await bench.server(name, make)
         if server is None:

@@ -118,18 +118,19 @@ async def _filled(bench: Bench, name: str, *, messages: int, per_request: int) -
             await prepared.create_topic(server.port, topic)
         say(f"  storing {messages:,} messages")
         began_ms = _now_ms()
-        await _fill(server.port, messages, per_request)
+        await fill(server.port, messages, per_request)
         ended_ms = _now_ms()
         say(f"  stored in {(ended_ms - began_ms) / 1000:.0f} s; waiting for LevelDB to settle")
-        await _settled(server.pid)
+        await settled(server.pid)
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.start)
-        await _settled(server.pid)
+        await settled(server.pid)
     return _Filled(server, STORED if name == FULL else NEW, began_ms, ended_ms)
 
 
-async def _fill(port: int, messages: int, per_request: int) -> None:
-    requests = prepared.publishes(STORED, messages=per_request, requests=10)
+async def fill(port: int, messages: int, per_request: int, topic: str = STORED) -> None:
+    """Publish so many messages as fast as that goes."""
+    requests = prepared.publishes(topic, messages=per_request, requests=10)
     wires = [await connect(port) for _ in range(2)]
     left = messages // per_request
 
@@ -144,7 +145,7 @@ async def _fill(port: int, messages: int, per_request: int) -> None:
         wire.close()
 
 
-async def _settled(pid: int) -> None:
+async def settled(pid: int) -> None:
     """Wait until the server rests: LevelDB compacts for a while after much was written."""
     deadline = time.monotonic() + _SETTLE_S_MAX
     used_s = occupancy.process_s(pid)

@@ -24,7 +24,7 @@ MUST = 2.0
 _WAIT_S = 30
 
 
-class _Meter:
+class Meter:
     """Measures all three in turn, and hands each side its own times."""
 
     def __init__(self, port: int) -> None:
@@ -76,7 +76,7 @@ async def measure(bench: Bench) -> Question:
     assert isinstance(server, peers.OurServer)
     async with bench.awake(server):
         await prepared.create_topic(server.port, TOPIC)
-    meter = _Meter(server.port)
+    meter = Meter(server.port)
     beside: dict[str, list[float]] = {SYNC: [], PING: []}
 
     def figure(load: Load) -> float:

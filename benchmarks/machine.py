@@ -37,6 +37,11 @@ def described() -> dict[str, Any]:
     }
 
 
+def commit_of(checkout: Path) -> str:
+    """Return the commit of a checkout, shortened."""
+    return _said("git", "-C", str(checkout), "rev-parse", "--short", "HEAD")
+
+
 def _said(*command: str) -> str:
     if shutil.which(command[0]) is None:
         return ""

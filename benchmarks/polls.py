@@ -47,7 +47,7 @@ async def measure(bench: Bench) -> Question:
         warm_s = bench.plan.cdap_warm_s if source == CDAP else None
         whole = [(prepared.poll(TOPIC), MESSAGES)]
         for name, polls in ((_whole(source), whole), (_paged(source), requests)):
-            run = partial(_consume, server.port, polls)
+            run = partial(consume, server.port, polls)
             sides.append(Side(name=name, run=run, server=server, warm_s=warm_s))
     await bench.measure(question, sides, run_s=bench.plan.long_run_s / 2)
     for named, must in ((_whole, 2.0), (_paged, 1.0)):
@@ -87,7 +87,7 @@ def decoded(body: bytes) -> list[Message]:
     return messages
 
 
-async def _consume(port: int, polls: Sequence[tuple[bytes, int]], seconds: float) -> Load:
+async def consume(port: int, polls: Sequence[tuple[bytes, int]], seconds: float) -> Load:
     """Poll one after the other until the time is over."""
     wire = await skim(port)
     latencies, count, at = array("q"), 0, 0

@@ -65,13 +65,18 @@ class Ground:
         """In the order of their numbers."""
         self._made: set[str] = set()
 
+    @property
+    def members(self) -> Sequence[Member]:
+        """The nodes of this ground."""
+        return self.cluster.nodes
+
     async def look(self) -> None:
         """Learn which number each node has."""
-        member = self.cluster.nodes[0]
+        member = self.members[0]
         told = await self.get(_port(member), "/v1/cluster")
         numbers = {node["url"]: node["node"] for node in told["nodes"]}
         self.nodes = sorted(
-            Node(numbers[str(member.url)], _port(member), member) for member in self.cluster.nodes
+            Node(numbers[str(member.url)], _port(member), member) for member in self.members
         )
 
     async def get(self, port: int, path: str) -> Any:

@@ -30,7 +30,7 @@ async def measure(bench: Bench, ground: Ground) -> Question:
     """Ask how long a topic takes nothing while its leadership moves."""
     question = Question(letter="i", title="the pause of a topic while its leadership moves")
     for publishers in (1, 4):
-        gaps, apart = await _moved(bench, ground, publishers)
+        gaps, apart = await moved(bench, ground, publishers)
         plural = "" if publishers == 1 else "s"
         name = f"planned handoff, {publishers} publisher{plural}"
         judge(question, name, gaps, HANDOFF_MUST_MS, apart, part=0.99)
@@ -74,7 +74,7 @@ class Sets:
         return (self._kept, "") if self.are_enough else (self._kept + self._others, self._apart)
 
 
-async def _moved(bench: Bench, ground: Ground, publishers: int) -> tuple[list[float], str]:
+async def moved(bench: Bench, ground: Ground, publishers: int) -> tuple[list[float], str]:
     """Move a topic to and fro; return each move's pause, of the publisher that waited longest.
 
     As ``Sets`` judges them.

@@ -1,0 +1,146 @@
+"""What it costs to remove what has expired, and how many bytes messages and topics take, now and before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+from benchmarks import occupancy, prepared
+from benchmarks.before.sides import BEFORE, NOW, both, end_both, named, related
+from benchmarks.figures import Question, Run, Series, judged, percentile
+from benchmarks.full_topic import fill, settled
+from benchmarks.harness import Bench, say
+from benchmarks.load import Load, ask, drive, http_request
+from benchmarks.peers import OurServer
+
+SWEEPS = ("--sweep-interval", "1", "--sweep-margin", "0", "--sweep-rest", "0")
+TOPIC, BESIDE = "expired", "beside"
+QUIET_S, LANES = 5.0, 4
+SLICE_S, SWEPT_S_MAX = 5.0, 900.0
+QUICK_SLICE_S = 1.0
+STILL_SLICES = 3
+IDLE_TOPICS = 1_000
+COUNT_MUST, P99_MUST, IDLE_MUST = 0.05, 1.5, 1024.0
+
+
+async def measure(bench: Bench, before: Path) -> Question:
+    """Ask for the processor time of removing messages, and publishes meanwhile beside quiet ones."""
+    count = bench.plan.stored_messages
+    question = Question(letter="expiry", title=f"LevelDB: removing {count:,} expired messages")
+    servers = await both(bench, before, *SWEEPS)
+    for name in (NOW, BEFORE):
+        await _removed(bench, question, name, servers[name], count)
+    related(question, "processor time", must=COUNT_MUST, at_most=True)
+    for name in (NOW, BEFORE):
+        during, quiet = (question.named(named(name, f"publish p99, {when}")) for when in _WHEN)
+        value = (during.median_of_all or 0.0) / (quiet.median_of_all or 1.0)
+        must = P99_MUST if name == NOW else None
+        text = f"{name}: publish p99 while removing / quiet"
+        question.ratios.append(judged(text, value, must=must, at_most=True))
+    end_both(bench, *SWEEPS)
+    return question
+
+
+_WHEN = ("while removing", "quiet")
+
+
+async def _removed(
+    bench: Bench, question: Question, name: str, server: OurServer, count: int
+) -> None:
+    """Fill a topic, let it all expire, and count what its removal took above publishing alone."""
+    async with bench.awake(server):
+        for topic in (TOPIC, BESIDE):
+            await prepared.create_topic(server.port, topic)
+        say(f"  storing {count:,} messages in {name}")
+        await fill(server.port, count, 1_000, TOPIC)
+        await settled(server.pid)
+        slice_s = QUIET_S if count >= 5_000_000 else QUICK_SLICE_S
+        quiet, quiet_cpu_s = await _published(server, slice_s)
+        per_slice_s = quiet_cpu_s
+        full = _bytes(server)
+        await _expire(server.port, TOPIC)
+        taken: list[float] = []
+        p99s: list[float] = []
+        still, began = 0, time.monotonic()
+        while still < STILL_SLICES and time.monotonic() - began < SWEPT_S_MAX:
+            load, cpu_s = await _published(server, slice_s)
+            taken.append(max(cpu_s - per_slice_s, 0.0))
+            p99s.append(_p99(load))
+            # Work goes on while this takes more than a tenth of a core above what publishing takes.
+            busy = taken[-1] > slice_s / 10
+            still = 0 if busy or _bytes(server) > full / 2 else still + 1
+    say(f"  {name}: {sum(taken):.1f} s of processor time in {len(taken) * slice_s:.0f} s")
+    p99 = max(p99s[: max(len(p99s) - still, 1)])
+    for what, value, unit in (
+        ("processor time", sum(taken), "s"),
+        (f"publish p99, {_WHEN[0]}", p99, "ms"),
+        (f"publish p99, {_WHEN[1]}", _p99(quiet), "ms"),
+    ):
+        runs = [Run(value=max(value, 1e-3))]
+        question.series.append(Series(name=named(name, what), unit=unit, runs=runs, runs_wanted=1))
+
+
+async def _published(server: OurServer, seconds: float) -> tuple[Load, float]:
+    """Publish to another topic; return the load and the server's processor time."""
+    lanes = [prepared.publishes(BESIDE, messages=1, requests=64)] * LANES
+    before_s = occupancy.process_s(server.pid)
+    load = await drive(server.port, lanes, units=1, seconds=seconds)
+    return load, occupancy.process_s(server.pid) - before_s
+
+
+async def _expire(port: int, topic: str) -> None:
+    """Give a topic the shortest life."""
+    path = f"/v1/namespaces/{prepared.NAMESPACE}/topics/{topic}/properties"
+    body = json.dumps({"ttl": "1"}).encode()
+    await ask(port, http_request("PUT", path, body, "application/json"))
+
+
+def _p99(load: Load) -> float:
+    return percentile(sorted(load.latencies_ns), 0.99) / 1e6
+
+
+async def disk(bench: Bench, before: Path) -> Question:
+    """Ask how many bytes on disk a message of 256 B takes, and a topic that got one message."""
+    question = Question(letter="disk", title="LevelDB: bytes on disk")
+    count = min(bench.plan.stored_messages, 1_000_000)
+    flags = ("--sweep-interval", "3600")
+    servers = await both(bench, before, *flags)
+    for name, server in servers.items():
+        async with bench.awake(server):
+            empty = await _at_rest(server)
+            await prepared.create_topic(server.port, TOPIC)
+            await fill(server.port, count, 100, TOPIC)
+            full = await _at_rest(server)
+            for number in range(IDLE_TOPICS):
+                await prepared.create_topic(server.port, f"idle-{number}")
+                (request,) = prepared.publishes(f"idle-{number}", messages=1, requests=1)
+                await ask(server.port, request)
+            idle = await _at_rest(server)
+        for what, value in (
+            ("a message", (full - empty) / count),
+            ("an idle topic", (idle - full) / IDLE_TOPICS - prepared.PAYLOAD_BYTES),
+        ):
+            series = Series(name=named(name, what), unit="B", runs_wanted=1)
+            series.runs.append(Run(value=max(value, 1.0)))
+            question.series.append(series)
+    related(question, "a message", must=1.0, at_most=True)
+    value = question.named(named(NOW, "an idle topic")).median or 0.0
+    question.ratios.append(judged("an idle topic, B", value, must=IDLE_MUST, at_most=True))
+    end_both(bench, *flags)
+    return question
+
+
+async def _at_rest(server: OurServer) -> int:
+    """Return the bytes on disk after a restart, which leaves none of it in LevelDB's log alone."""
+    await settled(server.pid)
+    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(server.start)
+    await settled(server.pid)
+    return _bytes(server)
+
+
+def _bytes(server: OurServer) -> int:
+    files = (server.folder / "data").rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())

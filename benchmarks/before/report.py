@@ -1,0 +1,67 @@
+"""docs/benchmarks-storage.md: ``python -m benchmarks.before.report FILE``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import RATIO_SPREAD_MAX
+from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
+from benchmarks.report import DOCS, section
+
+PAGE, FIGURES = "benchmarks-storage.md", "benchmarks-storage.json"
+_MADE = "<!-- Made by `python -m benchmarks.before.report`: measure anew, don't edit. -->"
+
+_INTRODUCTION = """\
+Measured by `python -m benchmarks.before` on {date}: {processor}, {cores} cores, Linux {kernel}, Python
+{python}, Java {java}. *Now* is commit {commit}, *before* is commit {before}; their servers took turns in one
+run, on the same machine, with the same load. Payloads are 256 random bytes. A standalone server has one core
+and the load the other; a cluster of each is three nodes on the same ZooKeeper and HBase {hbase} (one region
+server, one Thrift-2 gateway), with tables of its own.
+
+Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and no
+more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A ratio is the
+median of the ratios turn by turn; where their middle half lies around its bound and is wider than
+{spread:.0%} of it, it is no result. Where too few runs were kept, the median of all stands in brackets. The
+machine appends and syncs 256 bytes {syncs:,.0f} times a second.
+"""
+
+
+def as_markdown(results: dict[str, Any]) -> str:
+    """Return the page."""
+    introduction = _INTRODUCTION.format(
+        **{name: results[name] for name in ("date", "processor", "cores", "kernel", "python")},
+        java=results["java"],
+        commit=results["commit"],
+        before=results["before"],
+        hbase=results["servers"]["hbase"],
+        syncs=results["raw_sync"][0]["per_second"],
+        others=OTHERS_MAX,
+        stolen=STOLEN_MAX,
+        spread=RATIO_SPREAD_MAX,
+    )
+    parts = ["# Benchmarks of the storage, now and before", _MADE, introduction]
+    if results["quick"]:
+        parts.insert(2, "**A quick look with short runs: no basis for conclusions.**")
+    for question in results["questions"]:
+        parts += [part for part in section(question) if part]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def main(source: Path) -> None:
+    """Write the page and the figures that it is made of."""
+    (DOCS / PAGE).write_text(as_markdown(json.loads(source.read_text())))
+    if source.resolve() != (DOCS / FIGURES).resolve():
+        shutil.copyfile(source, DOCS / FIGURES)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.before.report",
+        description="Write the page of the storage's benchmarks.",
+    )
+    parser.add_argument("file", type=Path, help="what `python -m benchmarks.before` wrote")
+    main(parser.parse_args().file)

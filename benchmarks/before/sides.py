@@ -1,0 +1,74 @@
+"""The servers of both checkouts, alone on LevelDB."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from benchmarks import peers
+from benchmarks.figures import Question, Ratio, compare
+from benchmarks.harness import Bench
+from broker.testing.servers import Server
+
+NOW, BEFORE = "now", "before"
+NO_CACHE = ("--cache-bytes-max", "0")
+
+
+def environment_of(checkout: Path) -> dict[str, str]:
+    """Return the variables under which Python takes its modules from a checkout, and not from here."""
+    return {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
+
+
+class ServerBefore(peers.OurServer):
+    """``broker serve`` of another checkout."""
+
+    name: ClassVar[str] = "before"
+
+    def __init__(self, checkout: Path, *flags: str) -> None:
+        """Serve with the code in ``checkout``."""
+        super().__init__(*flags)
+        self._environment = {**os.environ, **environment_of(checkout)}
+
+
+async def both(bench: Bench, before: Path, *flags: str) -> Mapping[str, peers.OurServer]:
+    """Return both servers, each started once for the same flags."""
+    makers: dict[str, Callable[[], Server]] = {
+        NOW: partial(peers.OurServer, *flags),
+        BEFORE: partial(ServerBefore, before, *flags),
+    }
+    servers: dict[str, peers.OurServer] = {}
+    for name, make in makers.items():
+        server = await bench.server(" ".join((name, *flags)), make)
+        if not isinstance(server, peers.OurServer):
+            raise TypeError(f"{name} does not serve: {bench.absent(' '.join((name, *flags)))}")
+        servers[name] = server
+    return servers
+
+
+def end_both(bench: Bench, *flags: str) -> None:
+    """End the servers that ``both`` gave."""
+    for name in (NOW, BEFORE):
+        bench.stop(" ".join((name, *flags)))
+
+
+def related(
+    question: Question,
+    what: str,
+    *,
+    must: float | None = None,
+    aim: float | None = None,
+    at_most: bool = False,
+) -> Ratio:
+    """Relate now to before and put the ratio into the question."""
+    now, before = (question.named(named(side, what)) for side in (NOW, BEFORE))
+    ratio = compare(now, before, must=must, aim=aim, at_most=at_most)
+    question.ratios.append(ratio)
+    return ratio
+
+
+def named(side: str, what: str) -> str:
+    """Return the name of a series."""
+    return f"{side}, {what}"
