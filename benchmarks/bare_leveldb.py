@@ -17,7 +17,7 @@ import time
 import plyvel
 
 from benchmarks import prepared
-from broker.storage.leveldb_database import Options
+from broker.storage.leveldb.database import Options
 
 _HEAD = bytes(9)
 _OURS = Options()

@@ -1,95 +1,101 @@
-"""Commits to HBase with nothing around them: rows like ours, synced, then one compare-and-set.
+"""Commits to HBase with nothing around them: one compare-and-set of a head that carries the messages with it.
 
 ``python -m benchmarks.cluster.bare_commits GATEWAY TABLE LANES MESSAGES SECONDS`` prints JSON: messages, seconds,
 and the nanoseconds of each commit. Each lane is a thread with a connection and a topic of its own, which
 does one commit after the other::
 
-    put, or putMultiple    MESSAGES rows of an epoch and a payload     FSYNC_WAL
-    checkAndPut            the topic's control cell                    FSYNC_WAL
+    checkAndPut    the head of the topic's page, and MESSAGES messages as entries    FSYNC_WAL
 
 This is what a leader must have on disk before it acknowledges a batch; what a node makes beside it is what
-the broker costs.
+the broker costs. It speaks through thriftpy2, by the gateway's own definition.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import Any
+
+import thriftpy2
+from thriftpy2.protocol import TBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.transport import TBufferedTransportFactory
 
 from benchmarks import prepared
 from benchmarks.cluster.threads import measure
-from broker.model import TopicId
-from broker.storage.hbase_cells import salt_of
-from broker.storage.hbase_connections import Address, Connections, Timeouts
-from broker.storage.hbase_exchange import IDL
-from broker.storage.hbase_requests import FAMILY
-from broker.storage.keys import LogId, control_key, log_prefix
+from broker.model import TopicId, row_id
+from broker.storage.entry import encode, entries_of
+from broker.storage.hbase.schema import salt_of
+from broker.storage.keys import LogId, page_key
 
+IDL = thriftpy2.load(
+    str(Path(__file__).parents[2] / "tests" / "data" / "hbase2.thrift"), module_name="hbase2_thrift"
+)
+_PROTOCOL: Any = TBinaryProtocolFactory  # It has no types.
+_TRANSPORT: Any = TBufferedTransportFactory
 _FSYNC = IDL.TDurability.FSYNC_WAL
-_TAG = 2
-_ID_BYTES = 10
-_CONTROL_BYTES = 150
-"""As long as a topic's control row with one range is."""
+_HEAD_BYTES = 130
+"""As long as a page's head is."""
+_PAGE_COMMITS = 500
+"""So many commits go to one row, as to a page."""
 
 
 class Lane:
     """One topic's commits, one after the other."""
 
-    def __init__(self, connections: Connections, table: str, name: str, messages: int) -> None:
-        """Write ``messages`` rows with each commit."""
-        log = LogId(TopicId(prepared.NAMESPACE, name), 1)
-        prefix, control = log_prefix(log), control_key(log)
-        self._client: Any = connections.take().client
+    def __init__(self, gateway: tuple[str, int], table: str, name: str, messages: int) -> None:
+        """Write ``messages`` messages with each commit."""
+        self._log = LogId(TopicId(prepared.NAMESPACE, name), 1)
+        self._client: Any = make_client(
+            IDL.THBaseService,
+            *gateway,
+            proto_factory=_PROTOCOL(),
+            trans_factory=_TRANSPORT(),
+            timeout=60_000,
+        )
         self._table = table.encode()
-        self._prefix = salt_of(prefix) + prefix
-        self._control = salt_of(control) + control
         self._messages = messages
-        self._payloads = prepared.payloads(1024)
-        self._epoch = _cell(b"e", bytes(8), _TAG)
+        payloads = prepared.payloads(1024)
+        self._payloads = [payloads[number % len(payloads)] for number in range(messages)]
         self._committed: bytes | None = None
-        self._row = time.time_ns()
-        """Rows rise over all runs, so that none is written twice."""
+        self._ms = time.time_ns() // 1_000_000
+        """Ids rise over all runs, so that none is written twice."""
+        self._commits = 0
+        self._row = b""
 
     def commit(self) -> None:
-        """Write rows and the control cell."""
-        puts = [self._put(self._row + index) for index in range(self._messages)]
-        self._row += self._messages
-        if len(puts) == 1:
-            self._client.put(self._table, puts[0])
-        else:
-            self._client.putMultiple(self._table, puts)
-        value = self._row.to_bytes(_CONTROL_BYTES, "big")
+        """Write entries and the head."""
+        self._ms += 1
+        if self._commits % _PAGE_COMMITS == 0:
+            key = page_key(self._log, row_id(self._ms, 0))
+            self._row, self._committed = salt_of(key) + key, None
+        self._commits += 1
+        ids = [row_id(self._ms, number) for number in range(self._messages)]
+        cells = [
+            _cell(b"e", entry.column, encode(entry)) for entry in entries_of(1, ids, self._payloads)
+        ]
+        head = self._commits.to_bytes(_HEAD_BYTES, "big")
         put = IDL.TPut(
-            row=self._control, durability=_FSYNC, columnValues=[_cell(b"c", value, None)]
+            row=self._row, durability=_FSYNC, columnValues=[_cell(b"h", b"h", head), *cells]
         )
-        done = self._client.checkAndPut(
-            self._table, self._control, FAMILY, b"c", self._committed, put
-        )
+        done = self._client.checkAndPut(self._table, self._row, b"h", b"h", self._committed, put)
         if not done:
-            raise RuntimeError("the control cell of a lane has another writer")
-        self._committed = value
-
-    def _put(self, row: int) -> Any:
-        payload = self._payloads[row % len(self._payloads)]
-        return IDL.TPut(
-            row=self._prefix + row.to_bytes(_ID_BYTES, "big"),
-            durability=_FSYNC,
-            columnValues=[self._epoch, _cell(b"p", payload, _TAG)],
-        )
+            raise RuntimeError("the head of a lane has another writer")
+        self._committed = head
 
 
-def _cell(column: bytes, value: bytes, tag: int | None) -> Any:
-    return IDL.TColumnValue(family=FAMILY, qualifier=column, value=value, timestamp=tag)
+def _cell(family: bytes, column: bytes, value: bytes) -> Any:
+    return IDL.TColumnValue(family=family, qualifier=column, value=value)
 
 
 def main(gateway: str, table: str, lanes: int, messages: int, seconds: float) -> None:
     """Commit for so many seconds; exit with 1 if a lane could not."""
     host, _, port = gateway.rpartition(":")
-    connections = Connections([Address(host, int(port))], Timeouts(30.0, 5.0, 60.0))
     run = time.time_ns()
-    made = [Lane(connections, table, f"bare-{run}-{number}", messages) for number in range(lanes)]
-    # What is done once before makes the control cell.
+    made = [
+        Lane((host, int(port)), table, f"bare-{run}-{number}", messages) for number in range(lanes)
+    ]
     measure([lane.commit for lane in made], messages, seconds)
 
 

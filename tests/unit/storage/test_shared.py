@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from broker.testing.bench import settle
 from broker.storage.shared import AT_ONCE, SharedRead
+from broker.testing.bench import settle
 
 
 class Source:
