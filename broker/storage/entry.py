@@ -50,14 +50,15 @@ SMALL_BYTES_MAX: Final = 4096
 
 POINTER, LIFE, REFERENCE, STORED, STUB = 1, 2, 4, 8, 16
 _JUDGED = POINTER | LIFE | REFERENCE
-_PLAIN_KIND = b"0"
-_KINDS = {flags: bytes([0x30 + flags]) for flags in range(8)}
+_PLAIN = 0x30
+_KINDS = {flags: bytes([_PLAIN + flags]) for flags in range(8)}
 
 _FIXED = struct.Struct(f">BBQ{ROW_ID_BYTES}s{ROW_ID_BYTES}sI")
 _PLAIN_HEADER = struct.Struct(f">20x{ROW_ID_BYTES}sIH")
 """Of an entry that is not judged: last id, count, number of marks."""
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
+_CHECK = struct.Struct(">I")
 _CRC = struct.Struct("<I")
 _WHOLE: Final = 0x2144DF1C
 """The CRC-32 of any bytes that their own CRC-32 follows, little-endian."""
@@ -272,7 +273,7 @@ def pointer_of(column: bytes) -> int | None:
 
 def has_life(column: bytes) -> bool:
     """Whether an entry's column tells of a lifetime of its own."""
-    return not is_rolled_column(column) and bool((column[1 + ROW_ID_BYTES] - 0x30) & LIFE)
+    return not is_rolled_column(column) and bool((column[1 + ROW_ID_BYTES] - _PLAIN) & LIFE)
 
 
 def rolled_column(column: bytes) -> bytes:
@@ -287,14 +288,15 @@ def is_rolled_column(column: bytes) -> bool:
 
 def checked(body: bytes) -> bytes:
     """Return a value with its checksum."""
-    return body + _CRC.pack(zlib.crc32(body))
+    return body + _CHECK.pack(zlib.crc32(body))
 
 
 def unchecked(value: bytes, name: str) -> bytes:
     """Return what ``checked`` was given. Raises StorageCorrupt."""
-    if len(value) < _CRC.size or zlib.crc32(value) != _WHOLE:
+    body = value[: -_CHECK.size]
+    if len(value) < _CHECK.size or value[-_CHECK.size :] != _CHECK.pack(zlib.crc32(body)):
         raise StorageCorrupt(f"{name} fails its checksum")
-    return value[: -_CRC.size]
+    return body
 
 
 def encode_rolled(ranges: Sequence[Range]) -> bytes:
@@ -530,25 +532,22 @@ def gathered(cells: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
 
     For reading alone: what is gathered lacks its marks. Raises as ``entries_in`` does.
     """
+    small = [
+        len(column) == _PLAIN_COLUMN_BYTES
+        and column[-1] == _PLAIN
+        and len(value) <= SMALL_BYTES_MAX
+        for column, value in cells
+    ]
     found: list[Entry] = []
     start = 0
-    for is_small, group in groupby(cells, _is_small):
-        stop = start + sum(1 for _ in group)
+    for is_small, group in groupby(small):
+        stop = start + len(list(group))
         if is_small and stop > start + 1:
             found.append(_gathered(cells[start:stop]))
         else:
             found += entries_in(cells[start:stop])
         start = stop
     return found
-
-
-def _is_small(cell: tuple[bytes, bytes]) -> bool:
-    column, value = cell
-    return (
-        len(column) == _PLAIN_COLUMN_BYTES
-        and len(value) <= SMALL_BYTES_MAX
-        and column.endswith(_PLAIN_KIND)
-    )
 
 
 def _gathered(cells: Sequence[tuple[bytes, bytes]]) -> Entry:

@@ -29,6 +29,8 @@ from broker.storage.root import Root, RootState
 from broker.storage.table import Cells
 
 CELLS_AT_ONCE: Final = 1024
+CELL_OVERHEAD_BYTES: Final = 96
+"""What a message takes beside its payload, in a cell of its own."""
 
 
 class LogReader:
@@ -74,17 +76,18 @@ class LogReader:
         if self._page is not None and after < self._page:
             self._page = self._head = None
 
-    async def next(self, bytes_max: int, cells_max: int = CELLS_AT_ONCE) -> list[Entry]:
+    async def next(self, bytes_max: int, messages_max: int | None = None) -> list[Entry]:
         """Return the next entries with messages behind ``after``, of about ``bytes_max`` bytes.
 
-        None at all does not mean the end: see ``ended``.
+        ``messages_max`` is how many the caller will take: more than about so many are not read. None at
+        all does not mean the end: see ``ended``.
 
         Raises:
             Unavailable: storage does not answer, or only answers from before.
         """
         if self.after >= self._through:
             self.ended = True
-        if self.ended or (self._page is None and not await self._locate()):
+        if self.ended or (self._page is None and not await self._locate(forwards=True)):
             return []
         assert self._page is not None
         if self._head is None:
@@ -92,19 +95,33 @@ class LogReader:
         if self._head is None or self._head.state is PageState.GONE or self._is_empty(self._head):
             await self._look_at_root(self._page)
             return []
+        cells_max = CELLS_AT_ONCE
+        if messages_max is not None:
+            cells_max = messages_max
+            bytes_max = min(bytes_max, messages_max * _message_bytes(self._head))
         return await self._entries(self._page, self._head, cells_max, bytes_max)
 
     @staticmethod
     def _is_empty(head: Head) -> bool:
         return head.is_open and not head.cells
 
-    async def _locate(self) -> bool:
-        """Find the page at or before the wanted id; False if there is nothing to read."""
+    async def _locate(self, *, forwards: bool = False) -> bool:
+        """Find the page at or before the wanted id; False if there is nothing to read.
+
+        ``forwards``: an earlier page does, as ``next`` leads from it to those behind.
+        """
         self.root = await self._read_root()
         if self.root is None:
             self.ended = True
             return False
         wanted = max(row_after(self.after), self.root.floor)
+        if forwards and wanted >= self.root.page:
+            self._page, self._head = self.root.page, None
+            return True
+        known = self._resolver.sealed.find(self._log, wanted)
+        if known is not None:
+            self._page, self._head = known
+            return True
         found = await self._resolver.read(
             lambda: self._resolver.table.scan(
                 self._space,
@@ -116,6 +133,7 @@ class LogReader:
         )
         if found:
             self._page, self._head = page_of(found[0][0]), heads.decode(found[0][1].value)
+            self._resolver.sealed.learn(self._log, self._page, self._head)
         else:
             self._page, self._head = self._floor(self.root), None
         return True
@@ -134,7 +152,11 @@ class LogReader:
 
     async def _head_of(self, page: RowId) -> Head | None:
         cell = await self._resolver.head(self._space, page_key(self._log, page))
-        return None if cell is None else heads.decode(cell.value)
+        if cell is None:
+            return None
+        head = heads.decode(cell.value)
+        self._resolver.sealed.learn(self._log, page, head)
+        return head
 
     async def _entries(
         self, page: RowId, head: Head, cells_max: int, bytes_max: int
@@ -360,6 +382,11 @@ class LogReader:
         return found
 
 
+def _message_bytes(head: Head) -> int:
+    """Return about how many bytes of cells a message takes, of payloads as the log has had them."""
+    return CELL_OVERHEAD_BYTES + head.bytes // max(head.total, 1)
+
+
 def is_short(head: Head, reached: RowId, through: RowId) -> bool:
     """Whether more entries of a page that is sealed or closed are to come, up to its pointer."""
     return not head.is_open and head.cells > 0 and reached < min(head.pointer, through)
@@ -367,6 +394,8 @@ def is_short(head: Head, reached: RowId, through: RowId) -> bool:
 
 def _cut(found: Cells, through: RowId) -> Cells:
     """Leave out what lies behind the entry that holds ``through``."""
+    if not found.cells or entries.last_of(found.cells[-1][0]) < through:
+        return found
     for place, (column, _) in enumerate(found.cells):
         if not entries.is_rolled_column(column) and entries.last_of(column) >= through:
             stop = place + 1

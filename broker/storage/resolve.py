@@ -16,6 +16,7 @@ from broker.errors import OutcomeUnknown, Unavailable
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.head import TOKEN_BYTES, Head, Verdict, judged
+from broker.storage.sealed import SealedPages
 from broker.storage.table import HEAD, Cell, NoAnswer, NotSent, Space, Table, TableError
 
 NONCE_BYTES: Final = 8
@@ -84,6 +85,7 @@ class Resolver:
         self.clock = clock
         self.call_s = call_s
         self._nonce = nonce
+        self.sealed = SealedPages()
 
     def tokens(self) -> Tokens:
         """Return tokens for a new hold, or for one change."""

@@ -215,8 +215,8 @@ class Reading:
         """Read what fits of a reference's payloads; then ``self._reference`` is None, or what is left."""
         payloads = reference.payloads
         while self._left > 0 and self._bytes < bytes_max and not payloads.ended:
-            cells_max = min(self._left, self._around.settings.page_rows_max)
-            for entry in await payloads.next(bytes_max - self._bytes, cells_max):
+            messages_max = min(self._left, self._around.settings.page_rows_max)
+            for entry in await payloads.next(bytes_max - self._bytes, messages_max):
                 now_ms = self._around.clock.now_ms()
                 life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
                 first = entry.place_after(payloads.taken)
@@ -284,9 +284,9 @@ class PayloadReader:
         self._reader = around.logs.reader(self._log, after, through)
         self._tries = STALE_READS_MAX
 
-    async def next(self, bytes_max: int, cells_max: int = 4096) -> list[Entry]:
+    async def next(self, bytes_max: int, messages_max: int = 4096) -> list[Entry]:
         """Return the next entries. Raises Unavailable: the log shows no end, and it stayed so."""
-        found = await self._reader.next(bytes_max, cells_max)
+        found = await self._reader.next(bytes_max, messages_max)
         if self._reader.ended and not await self._is_whole():
             await self.read_again()
         return found

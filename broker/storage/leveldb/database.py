@@ -178,7 +178,9 @@ class Database:
             self.reading() as db,
             db.iterator(start=start, stop=last + b"\x00", **arguments) as iterator,
         ):
-            pairs = itertools.takewhile(lambda pair: pair[0] >= first, iterator)
+            pairs = iterator
+            if reverse:
+                pairs = itertools.takewhile(lambda pair: pair[0] >= first, iterator)
             for pair in pairs:
                 found.append(pair)
                 size += len(pair[1])

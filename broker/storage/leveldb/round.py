@@ -6,6 +6,7 @@ it adds anything to the batch, so a change that fails has added nothing.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -66,7 +67,9 @@ class Postponed(Exception):
 class RecentHeads:
     """Heads that are on disk, as the last writes left them; a bounded number of them.
 
-    The writer thread alone changes it. The event loop may look a head up.
+    The writer thread puts what it wrote. The event loop looks heads up, and adds those that it had read from
+    the database, if none was lost in the meantime: a head that was written since is in here then, and
+    stays; one that is being written just now comes after it.
     """
 
     def __init__(self, heads_max: int = 16_384, bytes_max: int = 1024) -> None:
@@ -74,19 +77,36 @@ class RecentHeads:
         self._heads: dict[bytes, bytes] = {}
         self._heads_max = heads_max
         self._bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self.losses = 0
+        """Rises whenever something is forgotten."""
         self.get = self._heads.get
 
     def remember(self, key: bytes, head: bytes | None) -> None:
         """Keep a head; None, or a long one, is forgotten."""
-        self._heads.pop(key, None)
-        if head is not None and len(head) <= self._bytes_max:
+        with self._lock:
+            self._heads.pop(key, None)
+            if head is None or len(head) > self._bytes_max:
+                self.losses += 1
+                return
             self._heads[key] = head
             if len(self._heads) > self._heads_max:
                 del self._heads[next(iter(self._heads))]
+                self.losses += 1
+
+    def learn(self, key: bytes, head: bytes | None, losses: int) -> None:
+        """Keep a head as read; ``losses`` are those from before it was read."""
+        if head is None or len(head) > self._bytes_max:
+            return
+        with self._lock:
+            if losses == self.losses and len(self._heads) < self._heads_max:
+                self._heads.setdefault(key, head)
 
     def forget(self) -> None:
         """Forget all: nothing is known of the database any more."""
-        self._heads.clear()
+        with self._lock:
+            self._heads.clear()
+            self.losses += 1
 
 
 class Round:

@@ -1,7 +1,7 @@
 """The port over LevelDB, for the one process that has the directory open.
 
 Writes go through one thread, which compares heads and shares syncs (writer.py). Reads run in a few
-threads (readers.py), and see what was written before they began. A head that the writer has put lately is
+threads (readers.py), and see what was written before they began. A head that was put or read lately is
 answered on the event loop without any hop, so a proof of leading costs a look into a dict.
 
 Clearing a page finds its cells twice: in a reading thread, which waits for the disk if it must, and then in
@@ -122,7 +122,9 @@ class LevelDBTable:
             key = head_key(space, row)
             head = self._writer.recent.get(key)
             if head is None:
+                losses = self._writer.recent.losses
                 head = await self._readers.read(partial(self._database.get, key))
+                self._writer.recent.learn(key, head, losses)
             return {} if head is None else {HEAD: Cell(head)}
         named = [column for column in columns if column == HEAD or has_cells(space)]
         keys = [

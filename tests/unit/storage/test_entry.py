@@ -96,7 +96,7 @@ def test_a_value_that_is_cut_off_is_noticed(given_, data):
 def test_another_format_is_refused():
     body = b"\x02" + encode(entries_of(1, [row_id(1, 1)], [b"x"])[0])[1:-4]
     with pytest.raises(StorageCorrupt, match="format 2"):
-        decode(body + binascii.crc32(body).to_bytes(4, "big"))
+        decode(body + binascii.crc32(body).to_bytes(4, "little"))
 
 
 @given(made(), st.lists(MARKS, max_size=2))

@@ -1,0 +1,51 @@
+"""Heads of sealed pages that were read once: where such a page begins and ends never changes.
+
+So a reader that looks for an id in one of them needs no scan. A page may have gone since; its entries are
+gone then, and the reader, which finds fewer than the head tells of, reads the head again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from typing import Final
+
+from broker.model import RowId
+from broker.storage.head import Head
+from broker.storage.keys import LogId
+
+PAGES_MAX: Final = 16_384
+
+
+class SealedPages:
+    """A bounded number of heads; those of the log that was learned of first go first."""
+
+    def __init__(self, pages_max: int = PAGES_MAX) -> None:
+        """Start empty."""
+        self._logs: OrderedDict[LogId, tuple[list[RowId], list[Head]]] = OrderedDict()
+        self._left = pages_max
+
+    def learn(self, log: LogId, page: RowId, head: Head) -> None:
+        """Keep the head of a page if it is sealed."""
+        if not head.is_sealed:
+            return
+        pages, heads = self._logs.setdefault(log, ([], []))
+        place = bisect_left(pages, page)
+        if place < len(pages) and pages[place] == page:
+            return
+        pages.insert(place, page)
+        heads.insert(place, head)
+        self._left -= 1
+        if self._left < 0:
+            self._left += len(self._logs.popitem(last=False)[1][0])
+
+    def find(self, log: LogId, row: RowId) -> tuple[RowId, Head] | None:
+        """Return the page that an id lies in, if it is known."""
+        known = self._logs.get(log)
+        if known is None:
+            return None
+        pages, heads = known
+        place = bisect_right(pages, row) - 1
+        if place < 0 or row > heads[place].pointer:
+            return None
+        return pages[place], heads[place]
