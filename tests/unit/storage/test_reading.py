@@ -14,7 +14,9 @@ from broker.testing.bench import HookedTable
 LOG = LogId(TopicId("ns", "t"), 1)
 
 
-async def test_an_entry_whose_page_goes_while_it_is_read_is_not_shown_without_its_rollback() -> None:
+async def test_an_entry_whose_page_goes_while_it_is_read_is_not_shown_without_its_rollback() -> (
+    None
+):
     table = HookedTable(MemoryTable())
     logs = Logs(table, SystemClock(), bounds=PageBounds(cells_max=1))
     hold = await logs.claim(LOG, "node")
