@@ -141,7 +141,7 @@ logs of several nodes in the verifier's own process, over a table that does on d
 be made to do at a chosen moment. What protects is taken away by a **mutant**: the product with one function swapped
 (`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
 [guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`. How the cases went
-over the storage before pages: [22 November 2026](results/2026-11-22-cases.md).
+last: [23 November 2026](results/2026-11-23-cases.md).
 
 | # | case | what happens | what protects | mutant | without it the verdict says |
 |---|---|---|---|---|---|

@@ -231,9 +231,11 @@ class LogReader:
             return found
         if len(found.cells) > 1:
             return Cells(found.cells[:-1], more=True)
-        x = entries.rolled_column(column)
-        more = await self._resolver.read(lambda: self._resolver.table.get(self._space, row, (x,)))
-        return Cells([*found.cells, *((x, cell.value) for cell in more.values())], more=True)
+        both = (column, entries.rolled_column(column))
+        seen = await self._resolver.read(lambda: self._resolver.table.get(self._space, row, both))
+        # Without the entry the page has gone meanwhile, and what was rolled back in it with it.
+        there = both if column in seen else ()
+        return Cells([(each, seen[each].value) for each in there if each in seen], more=True)
 
     # Backwards, and single pages.
 

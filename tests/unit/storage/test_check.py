@@ -26,6 +26,7 @@ from broker.storage.report import PROBLEMS_MAX, Progress
 from broker.storage.root import RootState
 from broker.storage.sweeping import clear_below_floor, raise_floor
 from broker.storage.table import HEAD, Cell, Cells, Space
+from broker.testing.bench import settle
 from broker.testing.full_store import (
     AGAIN,
     BOUNDS,
@@ -509,15 +510,15 @@ class Yielding(MemoryTable):
     """Lets others have a turn before every reading."""
 
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
-        await asyncio.sleep(0)
+        await settle(1)
         return await super().get(space, row, columns)
 
     async def cells(self, *given: Any, **named: Any) -> Cells:
-        await asyncio.sleep(0)
+        await settle(1)
         return await super().cells(*given, **named)
 
     async def scan(self, *given: Any, **named: Any) -> list[tuple[bytes, Cell]]:
-        await asyncio.sleep(0)
+        await settle(1)
         return await super().scan(*given, **named)
 
 
@@ -529,7 +530,7 @@ async def _keep_writing(filler: Filler, rounds: int) -> None:
         ids = await filler.append(hold, shared=Shared(5))
         await filler.append(hold, key=f"busy {number}")
         await hold.rollback(5, ids[0], ids[1])
-        await asyncio.sleep(0)
+        await settle(1)
         if number % 5 == 4:
             await raise_floor(hold, ids[0])
             await clear_below_floor(filler.logs.resolver, hold, 99)

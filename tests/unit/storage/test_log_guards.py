@@ -20,6 +20,7 @@ from broker.storage.payloads import PayloadLogs
 from broker.storage.root import RootState
 from broker.storage.table import HEAD, NoAnswer, NotSent
 from broker.testing import mutants
+from broker.testing.bench import settle
 from broker.testing.contract.log_bench import SMALL, Bench
 
 Meanwhile = Callable[[], Awaitable[None]]
@@ -249,8 +250,8 @@ async def test_what_is_published_while_a_tail_expires_stays_above_the_floor(benc
 
     await hold._turn.acquire()
     raising = asyncio.ensure_future(sweeping.raise_floor(hold, bound))
-    while not hold._turn._waiters:  # noqa: ASYNC110 - It is to wait.
-        await asyncio.sleep(0)
+    while not hold._turn._waiters:
+        await settle(1)
     ids = bench.ids(1)
     await hold._change_page(
         hold._appended(bench.entries(hold, ids, PLAIN), 1, 0),
