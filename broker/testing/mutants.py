@@ -424,7 +424,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "the floor rises above the tail", sweeping, "raise_floor", _floor_not_tail, "floor"
     ),
     "gone-stays": Mutant(
-        "heads of pages below the floor are removed", sweeping, "turn_gone", _gone_stays, "floor"
+        "heads of pages below the floor are removed", sweeping, "turn_gone", _gone_stays
     ),
     "dead-generations-stay": Mutant(
         "heads of a dead generation are removed",

@@ -17,7 +17,6 @@ CHUNK = 50
 FOUND_WITHIN = {
     "entry-epoch": 100,
     "finish-a-begun-deletion": 250,
-    "gone-stays": 150,
     "look-at-the-root": 250,
     "sealed-before-next": 100,
     "stale-is-not-never": 150,
