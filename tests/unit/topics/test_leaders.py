@@ -361,7 +361,7 @@ async def test_no_wake_up_is_lost_between_the_reading_and_the_waiting(bench: Ben
     for call in ("before", "after"):
         bench.forget_cache()
         gate = Gate()
-        bench.table.on("scan", getattr(gate, call))
+        bench.table.on("cells", getattr(gate, call))
         poll = waiting(bench, Poll(old.id, inclusive=False))
         await gate.reached.wait()
         await bench.publish(call.encode())
