@@ -1,4 +1,4 @@
-"""What a standalone node stands on: a LevelDB table, and no other node beside it."""
+"""The ground of a standalone node: a LevelDB table, and no other node beside it."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ class ChainCheck:
             and self._is_known
             and root.page == root.floor
         ):
-            # Nothing was claimed yet.
+            # No node has claimed the log yet.
             if root.generation == 1 and root.epoch:
                 self._wrong("it has no page", f"the root has epoch {root.epoch}")
             return

@@ -254,7 +254,7 @@ class TopicCheck:
             if log not in pointers or mark.last > pointers[log]:
                 root = await self._reading.root(log)
                 if root is None or root.generation != log.generation:
-                    return []  # What of a payload log or a generation is left.
+                    return []  # The rest of a payload log or a generation.
                 tail = await self._reading.tail(log, root)
                 pointers.clear()
                 pointers[log] = ROW_ID_MIN if tail is None else tail.pointer

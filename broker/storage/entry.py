@@ -142,7 +142,7 @@ class Entry:
 
     @property
     def starts(self) -> Sequence[int]:
-        """Where each item begins in ``items``. Who takes a whole entry does not ask."""
+        """Where each item begins in ``items``. A reader that takes a whole entry does not ask."""
         starts = self._starts
         if isinstance(starts, bytes):
             self._starts = starts = _unpacked(starts)

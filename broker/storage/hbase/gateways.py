@@ -111,7 +111,7 @@ class Gateways:
         self._some_good = asyncio.Event()
         self._some_good.set()
         self._why: str | None = None
-        """What was wrong with the last that became suspect."""
+        """The failure of the gateway that became suspect last."""
         self._is_closed = False
 
     async def ask(self, name: str, request: bytes) -> Any:
