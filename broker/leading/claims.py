@@ -67,9 +67,9 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
     back_off_s = BACK_OFF_S
     while True:
         try:
-            await tenure.permit(log.topic, deadline)
+            seen = await tenure.permit(log.topic, deadline)
             sent_ms = clock.now_ms()
-            hold = await logs.claim(log, owner)
+            hold = await logs.claim(log, owner, seen)
             return Claimed(hold, skew_ms(hold, sent_ms, clock.now_ms()))
         except (Fenced, OutcomeUnknown, Unavailable) as error:
             if isinstance(error, Fenced):

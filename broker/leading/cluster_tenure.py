@@ -53,6 +53,7 @@ from broker.model import TopicId
 from broker.storage.head import Head
 from broker.storage.log import Logs
 from broker.storage.records import RecordStore
+from broker.storage.tail import Seen
 
 PLACEMENT_READ_S: Final = 10.0
 PLACEMENT_READ_AGAIN_S: Final = 1.0
@@ -216,7 +217,7 @@ class ClusterTenure:
         # Perhaps the other one knows of a pin that this node has not heard of.
         self._told.set()
 
-    async def permit(self, topic: TopicId, deadline: float) -> None:
+    async def permit(self, topic: TopicId, deadline: float) -> Seen:
         """Return once this node may claim the topic. See Tenure.
 
         Raises:
@@ -235,7 +236,8 @@ class ClusterTenure:
                     raise NoLeader("This node is stopping.")
                 await self._wait(changed, deadline, topic)
                 continue
-            written = await self._store.writer(topic)
+            seen = await self._store.look(topic)
+            written = seen.writer
             if written is not None and written.owner == self._owner:
                 break
             if changed.done() or not await self._has_lease(topic, written, changed, deadline):
@@ -249,6 +251,7 @@ class ClusterTenure:
             await self._clock.sleep(pause_s * self._jitter.uniform(0.5, 1.0))
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
         self._fenced.pop(topic, None)
+        return seen
 
     async def _has_lease(
         self,

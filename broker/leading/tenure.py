@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from broker.coordination.ports import NodeInfo
 from broker.errors import NotLeader
 from broker.model import TopicId
+from broker.storage.tail import Seen
 
 
 class Place(NamedTuple):
@@ -42,8 +43,8 @@ class Tenure(Protocol):
     def place(self, topic: TopicId) -> Place:
         """Return who should lead a topic by what is known now. Asks nobody; costs microseconds."""
 
-    async def permit(self, topic: TopicId, deadline: float) -> None:
-        """Return once this node may claim the topic.
+    async def permit(self, topic: TopicId, deadline: float) -> Seen | None:
+        """Return once this node may claim the topic, with what it saw of its log; None: it did not look.
 
         It waits for the lease while another node still has it. After ``fenced`` only a lease that was
         taken, or verified, since then will do.
@@ -65,8 +66,9 @@ class Everything:
         """Return this node."""
         return HERE
 
-    async def permit(self, topic: TopicId, deadline: float) -> None:
+    async def permit(self, topic: TopicId, deadline: float) -> Seen | None:
         """Permit."""
+        return None
 
     def fenced(self, topic: TopicId) -> None:
         """Do nothing: there is nobody to make way for."""

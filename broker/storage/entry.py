@@ -9,14 +9,6 @@
     items                                               Avro items of a poll's reply
     CRC-32 of all before, little-endian                 so that the CRC-32 of any whole value is one number
 
-Its **column** tells what a reader must know before it takes the value::
-
-    e | last id | kind [| write pointer]                kind: the flags pointer, life, reference
-    e | last id | kind | write pointer | x              what was rolled back of that entry: ranges of ids
-
-So the first column at or above ``e`` + X holds the first message at or above X, and a rollback finds a
-transaction's entries without reading them. The cell ``x`` follows its entry at once, and comes with it.
-
 An entry has at most 16 KiB of items, or one message. Messages with a write pointer, a lifetime or a
 reference have entries of their own, so a reader judges once for all messages of an entry.
 An entry never changes. When its lifetime has ended it is replaced by a **stub**, its header alone.
@@ -32,12 +24,13 @@ import sys
 import zlib
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, RowId
+from broker.storage.columns import JUDGED, LIFE, POINTER, REFERENCE, column_of
 from broker.wire.varint import SHORT_LONGS, encode_long, read_long
 
 FORMAT: Final = 1
@@ -45,32 +38,20 @@ FORMAT: Final = 1
 ENTRY_BYTES_MAX: Final = 16 * 1024
 """The most bytes of items in an entry of more than one message."""
 
-SMALL_BYTES_MAX: Final = 4096
-"""The most bytes of an entry that is read as one with its neighbours."""
-
-POINTER, LIFE, REFERENCE, STORED, STUB = 1, 2, 4, 8, 16
-_JUDGED = POINTER | LIFE | REFERENCE
-_PLAIN = 0x30
-_KINDS = {flags: bytes([_PLAIN + flags]) for flags in range(8)}
+STORED, STUB = 8, 16
 
 _FIXED = struct.Struct(f">BBQ{ROW_ID_BYTES}s{ROW_ID_BYTES}sI")
-_PLAIN_HEADER = struct.Struct(f">20x{ROW_ID_BYTES}sIH")
-"""Of an entry that is not judged: last id, count, number of marks."""
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
 _CHECK = struct.Struct(">I")
 _CRC = struct.Struct("<I")
-_WHOLE: Final = 0x2144DF1C
+CRC_BYTES: Final = _CRC.size
+WHOLE: Final = 0x2144DF1C
 """The CRC-32 of any bytes that their own CRC-32 follows, little-endian."""
 MARK_KEY_BYTES: Final = 16
 _MARK = struct.Struct(f">B{MARK_KEY_BYTES}s{ROW_ID_BYTES}s{ROW_ID_BYTES}s32s")
+MARK_BYTES: Final = _MARK.size
 _RANGE = struct.Struct(f">{ROW_ID_BYTES}s{ROW_ID_BYTES}s")
-
-_ENTRIES = b"e"
-ENTRIES_END: Final = _ENTRIES + b"\xff" * (ROW_ID_BYTES + 10)
-_ROLLED = b"x"
-_PLAIN_COLUMN_BYTES = 1 + ROW_ID_BYTES + 1
-_POINTER_COLUMN_BYTES = _PLAIN_COLUMN_BYTES + _NUMBER.size
 
 _MESSAGE_LEAD = encode_long(MESSAGE_ID_BYTES)
 _SHORT = len(SHORT_LONGS)
@@ -145,13 +126,13 @@ class Entry:
         """Where each item begins in ``items``. A reader that takes a whole entry does not ask."""
         starts = self._starts
         if isinstance(starts, bytes):
-            self._starts = starts = _unpacked(starts)
+            self._starts = starts = unpacked_starts(starts)
         return starts
 
     @property
     def is_plain(self) -> bool:
         """Whether every consumer takes its messages, but for their age."""
-        return not self.flags & _JUDGED
+        return not self.flags & JUDGED
 
     @property
     def is_reference(self) -> bool:
@@ -245,45 +226,6 @@ class Entry:
     def column(self) -> bytes:
         """The column of its cell."""
         return column_of(self.last, self.flags, self.pointer)
-
-
-def column_of(last: RowId, flags: int, pointer: int | None) -> bytes:
-    """Return the column of an entry."""
-    kind = _ENTRIES + last + _KINDS[flags & _JUDGED]
-    return kind if pointer is None else kind + _NUMBER.pack(pointer)
-
-
-def column_from(row: RowId) -> bytes:
-    """Return the first column that can hold a message at or above ``row``."""
-    return _ENTRIES + row
-
-
-def last_of(column: bytes) -> RowId:
-    """Return the last id of the entry with this column, or of the entry that an ``x`` belongs to."""
-    return column[1 : 1 + ROW_ID_BYTES]
-
-
-def pointer_of(column: bytes) -> int | None:
-    """Return the write pointer that an entry's column tells."""
-    if len(column) < _POINTER_COLUMN_BYTES:
-        return None
-    (pointer,) = _NUMBER.unpack_from(column, _PLAIN_COLUMN_BYTES)
-    return int(pointer)
-
-
-def has_life(column: bytes) -> bool:
-    """Whether an entry's column tells of a lifetime of its own."""
-    return not is_rolled_column(column) and bool((column[1 + ROW_ID_BYTES] - _PLAIN) & LIFE)
-
-
-def rolled_column(column: bytes) -> bytes:
-    """Return the column of the cell that tells which part of an entry was rolled back."""
-    return column + _ROLLED
-
-
-def is_rolled_column(column: bytes) -> bool:
-    """Whether a column is that of an ``x`` cell."""
-    return len(column) == _POINTER_COLUMN_BYTES + 1
 
 
 def checked(body: bytes) -> bytes:
@@ -456,7 +398,8 @@ def _packed(starts: Sequence[int]) -> bytes:
     return offsets.tobytes()
 
 
-def _unpacked(value: bytes) -> Sequence[int]:
+def unpacked_starts(value: bytes) -> Sequence[int]:
+    """Return where items begin, from the bytes as they are stored."""
     starts = array("H")
     starts.frombytes(value)
     if _FLIPPED:
@@ -469,14 +412,14 @@ def decode(value: bytes) -> Entry:
     body_end = len(value) - _CRC.size
     if body_end < _FIXED.size + _COUNT.size:
         raise StorageCorrupt("an entry is cut off")
-    if zlib.crc32(value) != _WHOLE:
+    if zlib.crc32(value) != WHOLE:
         raise StorageCorrupt("an entry fails its checksum")
     form, flags, epoch, first, last, count = _FIXED.unpack_from(value)
     if form != FORMAT:
         raise StorageCorrupt(f"an entry has format {form}; this release reads {FORMAT}")
     at = _FIXED.size
     numbers: list[int | None] = [None, None, None]
-    if flags & _JUDGED:
+    if flags & JUDGED:
         for place, flag in enumerate((POINTER, LIFE, REFERENCE)):
             if flags & flag:
                 numbers[place] = _NUMBER.unpack_from(value, at)[0]
@@ -504,88 +447,3 @@ def decode(value: bytes) -> Entry:
         number=numbers[2],
         marks=marks,
     )
-
-
-def entries_in(cells: Sequence[tuple[bytes, bytes]]) -> Iterator[Entry]:
-    """Yield the entries of cells in the order of their columns, each with what its ``x`` cell says.
-
-    Raises:
-        StorageCorrupt: a cell is no entry, or not the one that its column tells.
-    """
-    waiting: Entry | None = None
-    for column, value in cells:
-        if is_rolled_column(column):
-            if waiting is not None and column.startswith(waiting.column):
-                waiting.rolled = decode_rolled(value)
-            continue
-        if waiting is not None:
-            yield waiting
-        waiting = decode(value)
-        if last_of(column) != waiting.last:
-            raise StorageCorrupt(f"the entry in column {column.hex()} is another one")
-    if waiting is not None:
-        yield waiting
-
-
-def gathered(cells: Sequence[tuple[bytes, bytes]]) -> list[Entry]:
-    """Return the entries of cells, small plain ones that follow each other as one.
-
-    For reading alone: what is gathered lacks its marks. Raises as ``entries_in`` does.
-    """
-    small = [
-        len(column) == _PLAIN_COLUMN_BYTES
-        and column[-1] == _PLAIN
-        and len(value) <= SMALL_BYTES_MAX
-        for column, value in cells
-    ]
-    found: list[Entry] = []
-    start = 0
-    for is_small, group in groupby(small):
-        stop = start + len(list(group))
-        if is_small and stop > start + 1:
-            found.append(_gathered(cells[start:stop]))
-        else:
-            found += entries_in(cells[start:stop])
-        start = stop
-    return found
-
-
-def _gathered(cells: Sequence[tuple[bytes, bytes]]) -> Entry:
-    """Return plain entries as one, without making each of them."""
-    first, last = decode(cells[0][1]), last_of(cells[-1][0])
-    items: list[bytes] = []
-    starts: list[int] = []
-    size = 0
-    for column, value in cells:
-        if zlib.crc32(value) != _WHOLE or value[0] != FORMAT:
-            decode(value)  # It says what is wrong.
-        own_last, count, mark_count = _PLAIN_HEADER.unpack_from(value)
-        if own_last != column[1:-1]:
-            raise StorageCorrupt(f"the entry in column {column.hex()} is another one")
-        at = _PLAIN_HEADER.size + mark_count * _MARK.size + 2 * count
-        if count == 1:
-            starts.append(size)
-        else:
-            starts += [size + start for start in _unpacked(value[at - 2 * count : at])]
-        item = value[at : -_CRC.size]
-        items.append(item)
-        size += len(item)
-    return Entry(first.flags, first.epoch, first.first, last, len(starts), starts, b"".join(items))
-
-
-def joined(entries: Sequence[Entry]) -> Entry:
-    """Return plain entries that follow each other as one, for reading; it is never stored."""
-    sizes = [len(entry.items) for entry in entries]
-    bases = list(accumulate(sizes, initial=0))
-    counts = [entry.count for entry in entries]
-    if max(counts) == 1:
-        starts = bases[:-1]
-    else:
-        starts = [
-            base + start
-            for base, entry in zip(bases, entries, strict=False)
-            for start in entry.starts
-        ]
-    first, last = entries[0], entries[-1]
-    items = b"".join([entry.items for entry in entries])
-    return Entry(first.flags, last.epoch, first.first, last.last, len(starts), starts, items)

@@ -16,6 +16,15 @@ from broker.errors import BrokerError, OutcomeUnknown, Unavailable
 from broker.model import RowId, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
+from broker.storage.columns import (
+    ENTRIES_END,
+    column_from,
+    has_life,
+    is_rolled_column,
+    last_of,
+    pointer_of,
+    rolled_column,
+)
 from broker.storage.head import Head, PageState
 from broker.storage.keys import page_key, page_of
 from broker.storage.ownpage import OwnPage, PageBounds
@@ -121,14 +130,14 @@ class Hold(OwnPage):
             return {}
         row = page_key(self.log, page)
         through = min(last, head.pointer)
-        columns = await self._columns(row, entries.column_from(first), through)
+        columns = await self._columns(row, column_from(first), through)
         found = rolled_targets(columns, pointer, last)
         there = set(columns)
-        known = [x for x in map(entries.rolled_column, found) if x in there]
+        known = [x for x in map(rolled_column, found) if x in there]
         before = await self._values(row, known)
         puts = {}
         for column in found:
-            x = entries.rolled_column(column)
+            x = rolled_column(column)
             ranges = entries.decode_rolled(before[x]) if x in before else ()
             puts[x] = entries.encode_rolled(entries.merged((*ranges, (first, last))))
         return puts
@@ -138,11 +147,11 @@ class Hold(OwnPage):
         pauses = self._resolver.pauses()
         while True:
             columns = await self._resolver.read(
-                lambda: self._resolver.table.columns(self._space, row, start, entries.ENTRIES_END)
+                lambda: self._resolver.table.columns(self._space, row, start, ENTRIES_END)
             )
-            if columns and entries.last_of(columns[-1]) >= through:
+            if columns and last_of(columns[-1]) >= through:
                 return columns
-            if start > entries.column_from(through):
+            if start > column_from(through):
                 return columns
             await _again(pauses)
 
@@ -308,8 +317,8 @@ class Hold(OwnPage):
         if not head.cells:
             return stubs, end_ms
         row = page_key(self.log, page)
-        columns = await self._columns(row, entries.column_from(page), head.pointer)
-        alive = [column for column in columns if entries.has_life(column)]
+        columns = await self._columns(row, column_from(page), head.pointer)
+        alive = [column for column in columns if has_life(column)]
         for first in range(0, len(alive), CELLS_AT_ONCE):
             values = await self._values(row, alive[first : first + CELLS_AT_ONCE])
             for column, value in values.items():
@@ -366,11 +375,11 @@ def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[
     """Return the columns of entries of a transaction that can have messages up to ``last``."""
     found = []
     for column in columns:
-        if entries.is_rolled_column(column):
+        if is_rolled_column(column):
             continue
-        if entries.pointer_of(column) == pointer:
+        if pointer_of(column) == pointer:
             found.append(column)
-        if entries.last_of(column) >= last:
+        if last_of(column) >= last:
             break
     return found
 

@@ -14,6 +14,7 @@ Which rules these are, and why each is needed: docs/internals/why-it-is-safe.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -27,9 +28,10 @@ from broker.storage.head import Head, PageState
 from broker.storage.hold import Hold, PageBounds
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.reading import LogReader
-from broker.storage.resolve import Pauses, Resolver, Tokens, random_nonce
+from broker.storage.resolve import Pauses, Resolver, random_nonce
 from broker.storage.root import Root, RootState
-from broker.storage.table import Cell, Table
+from broker.storage.table import Table
+from broker.storage.tail import Seen, Tail, next_head
 
 CLAIM_TRIES_MAX = 4
 
@@ -40,20 +42,6 @@ class StaleGeneration(Exception):
 
 class Deleted(Exception):
     """The root, or the closed tail, says that this generation is deleted."""
-
-
-class Tail(NamedTuple):
-    """The last page of a log: ``value`` None is a page that is still to be made, after ``before``."""
-
-    page: RowId
-    value: Cell | None
-    head: Head | None
-    before: tuple[RowId, Head] | None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the log ended here."""
-        return self.head is not None and self.head.state is PageState.CLOSED
 
 
 class Ends(NamedTuple):
@@ -132,20 +120,20 @@ class Logs:
                 return Tail(page, cell, head, before)
             before, page = (page, head), head.next
 
-    async def writer(self, topic: TopicId) -> Head | None:
-        """Return the head of a topic's tail, of its newest generation: it names who writes there.
+    async def look(self, topic: TopicId) -> Seen:
+        """Return a topic's root and tail as stored now, of its newest generation.
 
         Raises:
-            Unavailable: storage does not answer.
+            Unavailable: storage does not answer, or only answers from before.
         """
         pauses = self.resolver.pauses()
         while True:
-            root = await self.root(LogId(topic, 0))
+            root, value = await self._root(LogId(topic, 0))
             if root is None or root.state is RootState.DELETED:
-                return None
+                return Seen(root, value, None)
             tail = await self.find_tail(LogId(topic, root.generation), root)
             if tail is not None:
-                return tail.head
+                return Seen(root, value, tail)
             await _again(pauses)
 
     async def page_at(self, log: LogId, row: RowId, root: Root) -> tuple[RowId, Head] | None:
@@ -179,8 +167,8 @@ class Logs:
 
     # Claiming.
 
-    async def claim(self, log: LogId, owner: str) -> Hold:
-        """Take a message log: epoch + 1, on disk on return.
+    async def claim(self, log: LogId, owner: str, seen: Seen | None = None) -> Hold:
+        """Take a message log: epoch + 1, on disk on return. ``seen`` is what a look showed lately.
 
         Raises:
             StaleGeneration, Deleted: claiming again does not help.
@@ -190,20 +178,21 @@ class Logs:
         """
         pauses, tries = self.resolver.pauses(), 0
         while True:
-            root, value = await self._root(log)
+            root, value, tail = seen or await self.look(log.topic)
+            seen = None
             if root is None or root.generation < log.generation:
-                await self._make_root(log, root, value)
+                seen = await self._make_root(log, root, value)
             elif root.generation > log.generation:
                 raise StaleGeneration
             elif root.state is RootState.DELETED:
                 raise Deleted
             else:
                 assert value is not None
-                tail = await self.find_tail(log, root)
-                if tail is not None and tail.is_closed:
+                assert tail is not None
+                if tail.is_closed:
                     if await self._finish_deletion(log, root, value, tail):
                         raise Deleted
-                elif tail is not None:
+                else:
                     try:
                         return await self.take(log, root, value, tail, owner)
                     except Fenced:
@@ -211,7 +200,8 @@ class Logs:
                         tries += 1
                         if tries == CLAIM_TRIES_MAX:
                             raise
-            await _again(pauses)
+            if seen is None:
+                await _again(pauses)
 
     async def _finish_deletion(self, log: LogId, root: Root, value: bytes, tail: Tail) -> bool:
         """Finish a deletion whose deleter closed the tail and no more; False if the root changed meanwhile."""
@@ -241,18 +231,25 @@ class Logs:
             raise Fenced(f"Another claims topic '{log.topic}'.")
         before = root or Root(log.generation, RootState.OPEN)
         linked = roots.linked(before, tail.page, head.epoch)._replace(token=tokens.fresh())
-        confirmed = await self._link(log, value, linked)
+        confirmed, written_ms = await asyncio.gather(
+            self._link(log, value, linked), self._written_ms(log, row)
+        )
         if confirmed is None:
             raise Fenced(f"Another claims topic '{log.topic}'.")
         hold = Hold(
             log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=confirmed
         )
-        if not self.table.is_alone and log.number is None:
-            written = await self.resolver.head(space, row)
-            hold.claimed_server_ms = None if written is None else written.server_ms
-            hold.before_server_ms = None if tail.value is None else tail.value.server_ms
+        hold.claimed_server_ms = written_ms
+        hold.before_server_ms = None if tail.value is None else tail.value.server_ms
         await self._index_marks(hold)
         return hold
+
+    async def _written_ms(self, log: LogId, row: bytes) -> int | None:
+        """Return when a topic's tail was written last, by the server's clock; None: no clock tells."""
+        if self.table.is_alone or log.number is not None:
+            return None
+        written = await self.resolver.head(space_of(log), row)
+        return None if written is None else written.server_ms
 
     async def _link(self, log: LogId, value: bytes | None, linked: Root) -> Root | None:
         """Name the page in the root, at every claim: only then is the root as read the present one.
@@ -281,8 +278,11 @@ class Logs:
 
     # Generations.
 
-    async def _make_root(self, log: LogId, root: Root | None, value: bytes | None) -> None:
-        """Begin a topic's generation, after its record said so (rule 11)."""
+    async def _make_root(self, log: LogId, root: Root | None, value: bytes | None) -> Seen | None:
+        """Begin a topic's generation, after its record said so (rule 11); None: look again.
+
+        Its first page is still to be made: a change that expects no page finds out if that is wrong.
+        """
         token = self.resolver.tokens().fresh()
         if root is None:
             new = Root(log.generation, RootState.LIVE, token=token)
@@ -297,8 +297,11 @@ class Logs:
                 token=token,
             )
         else:
-            return  # The former generation lives, by a root from before: read again.
-        await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
+            return None  # The former generation lives, by a root from before.
+        after = roots.encode(new)
+        if not await self.resolver.swap(space_of(log), root_key(log), value, after):
+            return None
+        return Seen(new, after, Tail(new.page, None, None, None))
 
     async def delete(self, log: LogId, owner: str) -> None:
         """Close a topic's log and say in its root that it is deleted; done already is fine too.
@@ -355,29 +358,6 @@ class Logs:
     async def close(self) -> None:
         """Close the table."""
         await self.table.close()
-
-
-def next_head(
-    log: LogId, root: Root | None, tail: Tail, owner: str, tokens: Tokens, epoch: int | None
-) -> Head:
-    """Return the head of a tail under its next writer, taken (3b) or made (3c).
-
-    Raises:
-        Fenced: a payload log has a higher epoch than the topic's leader.
-    """
-    held = tail.head or (tail.before[1] if tail.before is not None else None)
-    if epoch is None:
-        former = held.epoch if held is not None else (root.epoch if root is not None else 0)
-        epoch = former + 1
-    elif held is not None and held.epoch > epoch:
-        raise Fenced(f"Another leads topic '{log.topic}'.")
-    token = tokens.fresh()
-    if tail.head is not None:
-        return heads.taken(tail.head, epoch, owner, token)
-    if tail.before is not None:
-        page, before = tail.before
-        return heads.following(before, page, epoch, owner, token)
-    return heads.first_page(row_before(tail.page), epoch, owner, token)
 
 
 async def _again(pauses: Pauses) -> None:

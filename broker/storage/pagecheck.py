@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_MIN, RowId, row_before, timestamp_of
 from broker.storage import entry as entries
+from broker.storage.columns import column_from, is_rolled_column, last_of
 from broker.storage.entry import STORED, Entry, Mark, messages_of
 from broker.storage.head import NO_END, Head, PageState
 from broker.storage.keys import LogId
@@ -109,21 +110,21 @@ class PageCheck:
     def take(self, column: bytes, value: bytes) -> None:
         """Look at a cell."""
         self.bytes += len(column) + len(value)
-        if not column.startswith(b"e") or len(column) < len(entries.column_from(ROW_ID_MIN)) + 1:
+        if not column.startswith(b"e") or len(column) < len(column_from(ROW_ID_MIN)) + 1:
             self.wrong(f"no cell is called {column.hex()}")
             return
-        last = entries.last_of(column)
+        last = last_of(column)
         if self._may_grow and last > self._head.pointer:
             return
         try:
-            if entries.is_rolled_column(column):
+            if is_rolled_column(column):
                 self._take_rolled(column, value, last)
             else:
                 self._take_entry(column, entries.decode(value), last)
         except (StorageCorrupt, ValueError) as error:
             self._misses = True
             self._last = last
-            self.entries += not entries.is_rolled_column(column)
+            self.entries += not is_rolled_column(column)
             self.wrong(str(error), at=last)
 
     def _take_rolled(self, column: bytes, value: bytes, last: RowId) -> None:

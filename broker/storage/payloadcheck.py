@@ -11,6 +11,7 @@ from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import walk
 from broker.storage.chaincheck import ChainCheck, Look, Reading
+from broker.storage.columns import ENTRIES_END, column_from, is_rolled_column
 from broker.storage.entry import Entry, messages_of
 from broker.storage.head import Head
 from broker.storage.keys import (
@@ -157,14 +158,14 @@ class PayloadsCheck:
             lambda: self._resolver.table.cells(
                 Space.MESSAGES,
                 page_key(log, page),
-                entries.column_from(row),
-                entries.ENTRIES_END,
+                column_from(row),
+                ENTRIES_END,
                 cells_max=1,
                 bytes_max=1,
             )
         )
         for column, value in found.cells:
-            if not entries.is_rolled_column(column):
+            if not is_rolled_column(column):
                 return entries.decode(value)
         return None
 

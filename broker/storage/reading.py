@@ -18,10 +18,18 @@ from typing import Final
 
 from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, RowId, row_after, row_before
-from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
+from broker.storage.columns import (
+    ENTRIES_END,
+    column_from,
+    is_rolled_column,
+    last_of,
+    pointer_of,
+    rolled_column,
+)
 from broker.storage.entry import Entry
+from broker.storage.gathering import entries_in, gathered
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.resolve import Pauses, Resolver
@@ -163,7 +171,7 @@ class LogReader:
     ) -> list[Entry]:
         """Take entries of a page that is there; what it says of its end is where this goes on."""
         cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
-        found = entries.gathered(cells.cells)
+        found = gathered(cells.cells)
         if found:
             self.after = max(self.after, found[-1].last)
             self._pauses = None
@@ -209,14 +217,14 @@ class LogReader:
         """Return cells of a page; the last entry comes with its x cell, or not at all."""
         row, table = page_key(self._log, page), self._resolver.table
         after, through = between
-        first = entries.column_from(row_after(after))
+        first = column_from(row_after(after))
         # The entry that holds ``through`` may end behind it, so the range has no upper end.
         found = await self._resolver.read(
             lambda: table.cells(
                 self._space,
                 row,
                 first,
-                entries.ENTRIES_END,
+                ENTRIES_END,
                 cells_max=cells_max,
                 bytes_max=bytes_max,
             )
@@ -227,11 +235,11 @@ class LogReader:
         if not found.more or not found.cells:
             return found
         column = found.cells[-1][0]
-        if entries.is_rolled_column(column) or entries.pointer_of(column) is None:
+        if is_rolled_column(column) or pointer_of(column) is None:
             return found
         if len(found.cells) > 1:
             return Cells(found.cells[:-1], more=True)
-        both = (column, entries.rolled_column(column))
+        both = (column, rolled_column(column))
         seen = await self._resolver.read(lambda: self._resolver.table.get(self._space, row, both))
         # Without the entry the page has gone meanwhile, and what was rolled back in it with it.
         there = both if column in seen else ()
@@ -314,15 +322,15 @@ class LogReader:
         """
         if not head.cells or head.pointer <= self.after:
             return []
-        row, first = page_key(self._log, page), entries.column_from(row_after(self.after))
+        row, first = page_key(self._log, page), column_from(row_after(self.after))
         columns = await self._resolver.read(
-            lambda: self._resolver.table.columns(self._space, row, first, entries.ENTRIES_END)
+            lambda: self._resolver.table.columns(self._space, row, first, ENTRIES_END)
         )
-        columns = [column for column in columns if not entries.is_rolled_column(column)]
-        if not columns or entries.last_of(columns[-1]) < head.pointer:
+        columns = [column for column in columns if not is_rolled_column(column)]
+        if not columns or last_of(columns[-1]) < head.pointer:
             return None
         # The entry that holds ``through`` may end behind it.
-        stop = bisect_left(columns, self._through, key=entries.last_of)
+        stop = bisect_left(columns, self._through, key=last_of)
         return columns[: stop + 1]
 
     async def _take_last(
@@ -344,13 +352,13 @@ class LogReader:
             )
         )
         cells = found.cells[::-1]
-        if cells and entries.is_rolled_column(cells[0][0]):
+        if cells and is_rolled_column(cells[0][0]):
             cells = cells[1:] if len(cells) > 1 else await self._with_entry(row, cells)
-        columns = [column for column, _ in cells if not entries.is_rolled_column(column)]
+        columns = [column for column, _ in cells if not is_rolled_column(column)]
         if not columns or columns != left[-len(columns) :]:
             return None
         del left[-len(columns) :]
-        out = list(entries.entries_in(cells))[::-1]
+        out = list(entries_in(cells))[::-1]
         return [entry for entry in out if entry.first <= self._through]
 
     async def _with_entry(
@@ -375,7 +383,7 @@ class LogReader:
         pauses = self._resolver.pauses()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
-            found += entries.entries_in(cells.cells)
+            found += entries_in(cells.cells)
             after = max(after, found[-1].last) if found else after
             if not cells.more and after < end and not await pauses.next():
                 raise Unavailable("Storage answers with what was before. Try again.")
@@ -394,12 +402,12 @@ def is_short(head: Head, reached: RowId, through: RowId) -> bool:
 
 def _cut(found: Cells, through: RowId) -> Cells:
     """Leave out what lies behind the entry that holds ``through``."""
-    if not found.cells or entries.last_of(found.cells[-1][0]) < through:
+    if not found.cells or last_of(found.cells[-1][0]) < through:
         return found
     for place, (column, _) in enumerate(found.cells):
-        if not entries.is_rolled_column(column) and entries.last_of(column) >= through:
+        if not is_rolled_column(column) and last_of(column) >= through:
             stop = place + 1
-            if stop < len(found.cells) and entries.is_rolled_column(found.cells[stop][0]):
+            if stop < len(found.cells) and is_rolled_column(found.cells[stop][0]):
                 stop += 1
             has_x = stop > place + 1 or stop < len(found.cells) or not found.more
             return Cells(found.cells[:stop], more=not has_x)

@@ -9,6 +9,7 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
+from broker.storage.columns import ENTRIES_END, is_rolled_column, rolled_column
 from broker.storage.entry import Entry
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
@@ -80,7 +81,7 @@ async def _entries(
     """Return the last entries of a page, the last one first."""
     found: list[ShownEntry] = []
     rolled: dict[bytes, bytes] = {}
-    row, last = page_key(log, page), entries.ENTRIES_END
+    row, last = page_key(log, page), ENTRIES_END
     while len(found) < entries_max:
         cells = await resolver.read(
             lambda last=last: resolver.table.cells(  # type: ignore[misc]
@@ -94,10 +95,10 @@ async def _entries(
             )
         )
         for column, value in cells.cells:
-            if entries.is_rolled_column(column):
+            if is_rolled_column(column):
                 rolled[column] = value
             else:
-                x = rolled.pop(entries.rolled_column(column), None)
+                x = rolled.pop(rolled_column(column), None)
                 found.append(ShownEntry(page, column, _entry(value, x)))
         if not cells.more:
             break

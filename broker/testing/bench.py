@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from broker.model import Message, Poll, PublishRequest, Topic, TopicId
-from broker.storage.entry import is_rolled_column
+from broker.storage.columns import is_rolled_column
 from broker.storage.hold import PageBounds
 from broker.storage.keys import is_root
 from broker.storage.log import Logs

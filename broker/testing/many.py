@@ -287,6 +287,6 @@ async def led_by(cluster: Cluster, topic: TopicId) -> Member:
 
 async def head(member: Member, topic: TopicId) -> Head:
     """Return the head of a topic's tail, which there must be."""
-    found = await member.logs.writer(topic)
+    found = (await member.logs.look(topic)).writer
     assert found is not None
     return found

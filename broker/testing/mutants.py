@@ -26,12 +26,13 @@ from broker.storage.entry import Entry, encode
 from broker.storage.head import Head, PageState, Verdict
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
-from broker.storage.log import Logs, Tail
+from broker.storage.log import Logs
 from broker.storage.marks import Marks
 from broker.storage.memory.rows import Rows
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
+from broker.storage.tail import Tail, next_head
 from broker.testing import mutants_processes, mutants_routing
 
 Swap = Callable[[Any], Any]
@@ -296,9 +297,7 @@ def _close_tail(applies: Callable[[Tail, int | None], bool]) -> Swap:
                 return await close_tail(self, log, root, owner, epoch)  # type: ignore[no-any-return]
             before = tail.before[1] if tail.before is not None else None
             tokens = self.resolver.tokens()
-            return (
-                tail.head or before or log_module.next_head(log, root, tail, owner, tokens, epoch)
-            )
+            return tail.head or before or next_head(log, root, tail, owner, tokens, epoch)
 
         return mutant
 

@@ -19,7 +19,7 @@ from broker.coordination.ports import Contact
 from broker.leading.cluster_tenure import ClusterTenure, Holder
 from broker.leading.tenure import Place
 from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
-from broker.storage import entry, head, log, root
+from broker.storage import entry, head, log, root, tail
 from broker.storage.entry import Entry
 from broker.storage.head import Head, Verdict
 from broker.storage.leveldb.database import Database
@@ -197,7 +197,7 @@ def _suspended() -> Patch:
 
 
 def _zookeeper_epochs() -> Patch:
-    made, next_head = TreeLease.__init__, log.next_head
+    made, next_head = TreeLease.__init__, tail.next_head
     newest = 0
 
     def note(self: TreeLease, locks: Any, wish: Any, name: str, session: int) -> None:
@@ -206,9 +206,9 @@ def _zookeeper_epochs() -> Patch:
         made(self, locks, wish, name, session)
 
     def numbered(
-        log_: Any, root_: Root | None, tail: Any, owner: str, tokens: Tokens, epoch: int | None
+        log_: Any, root_: Root | None, tail_: Any, owner: str, tokens: Tokens, epoch: int | None
     ) -> Head:
-        new = next_head(log_, root_, tail, owner, tokens, epoch)
+        new = next_head(log_, root_, tail_, owner, tokens, epoch)
         return new if epoch is not None else new._replace(epoch=newest + 1)
 
     return _all(

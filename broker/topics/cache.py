@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from broker.model import ROW_ID_MIN, RowId, row_before
-from broker.storage.entry import Entry, joined, merged
+from broker.storage.entry import Entry, merged
+from broker.storage.gathering import joined
 
 SLOT_BYTES_MAX: Final = 64 * 1024
 SLOT_ENTRIES_MAX: Final = 1024

@@ -13,7 +13,7 @@ FILE_LINES_ASKED = 400
 LONG = {
     "broker/client/aio.py": "the whole surface of the client in one class, half of it contracts",
     "broker/config.py": "every key with its bounds, and which of them contradict each other",
-    "broker/storage/entry.py": "what one cell holds: its value, its column, and both ways between",
+    "broker/storage/entry.py": "the value of one cell, from messages and back",
     "broker/storage/reading.py": "one reader, forwards and backwards, by the same rules",
     "broker/testing/contract/log.py": "one suite, read from top to bottom",
     "broker/testing/logs/node.py": "all that a node of the random runs does, one program after the other",

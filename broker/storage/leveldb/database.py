@@ -14,6 +14,7 @@ one topic and of the next overlaps all that the next one has.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -170,7 +171,7 @@ class Database:
         The value that reaches ``bytes_max`` is the last.
         """
         found: list[tuple[bytes, bytes]] = []
-        size = 0
+        size, bound = 0, sys.maxsize if bytes_max is None else bytes_max
         # In reverse, plyvel finds nothing where the one key of a range is its start: it gets no start.
         start = None if reverse else first
         arguments = {"reverse": reverse, "verify_checksums": True}
@@ -181,12 +182,12 @@ class Database:
             pairs = iterator
             if reverse:
                 pairs = itertools.takewhile(lambda pair: pair[0] >= first, iterator)
-            for pair in pairs:
+            for pair in itertools.islice(pairs, pairs_max):
                 found.append(pair)
                 size += len(pair[1])
-                if len(found) >= pairs_max or (bytes_max is not None and size >= bytes_max):
-                    return found, next(pairs, None) is not None
-        return found, False
+                if size >= bound:
+                    break
+            return found, next(pairs, None) is not None
 
     def keys(self, first: bytes, last: bytes) -> list[bytes]:
         """Return the keys in ``[first, last]``. The blocks that hold them are not kept in the cache."""

@@ -140,6 +140,7 @@ def unfinished() -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\n".encode()
 
 
+@pytest.mark.slow
 async def test_who_comes_back_again_and_again_does_not_keep_it_from_ending(
     broker: Broker, http: Http
 ) -> None:
@@ -183,6 +184,7 @@ async def finished(one: socket.socket) -> None:
         assert (await loop.sock_recv(one, 12)) == b"HTTP/1.1 200"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a packet filter of Linux")
 async def test_who_comes_too_late_is_left_to_the_process_that_comes_next() -> None:
     loop = asyncio.get_running_loop()

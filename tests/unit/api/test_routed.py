@@ -116,10 +116,10 @@ async def test_before_its_leader_is_claimed_a_topic_is_not_read_by_who_will_clai
         monkeypatch.setattr(owner, name, noted)
 
     noting(ring.records, "get")
-    noting(topics.around.logs, "writer")
+    noting(topics.around.logs, "look")
     assert (await ring.nodes[0].http("POST", PUBLISH, b"a", TEXT)).status == 200
-    # Which generation to claim, and what the leader before may have changed until then.
-    assert read == ["get", "get"]
+    # Which generation to claim; the claim; what the leader before may have changed until then.
+    assert read == ["get", "look", "get"]
 
 
 async def test_names_that_are_no_topics_leave_nothing_behind(ring: Ring) -> None:

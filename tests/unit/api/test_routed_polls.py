@@ -100,6 +100,7 @@ async def test_a_poll_that_waits_moves_with_the_leader(ring: Ring, node: int) ->
     assert payloads(await waiting) == ["b"]
 
 
+@pytest.mark.slow
 async def test_a_poll_survives_its_leader(ring: Ring) -> None:
     waiting = asyncio.create_task(poll(ring, 1, 20))
     await waits(ring, 0)
@@ -119,6 +120,7 @@ async def test_without_a_leader_polls_read_storage(ring: Ring) -> None:
     assert payloads(await poll(ring, 2, 20)) == ["a"]
 
 
+@pytest.mark.slow
 async def test_a_poll_that_waits_without_a_leader_looks_for_one(ring: Ring) -> None:
     ring.leader = -1
     waiting = asyncio.create_task(poll(ring, 1, 20))

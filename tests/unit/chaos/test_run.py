@@ -18,6 +18,8 @@ from chaos.run import Plan, Run
 from chaos.store import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
 
+pytestmark = pytest.mark.slow
+
 TOPIC = "default:t"
 SILENT_S = 0.2
 LONG_S = 60.0

@@ -21,9 +21,11 @@ from broker.leading.tenure import HERE, Place
 from broker.model import TopicId
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, StaleGeneration
+from broker.storage.tail import Seen
 from broker.testing.clock import VirtualClock, VirtualLoop, simulate
 
 LOG = LogId(TopicId("ns", "t"), 1)
+SEEN = Seen(None, None, None)
 
 
 class Held(NamedTuple):
@@ -47,11 +49,12 @@ class Permits:
         del topic
         return HERE
 
-    async def permit(self, topic: TopicId, deadline: float) -> None:
+    async def permit(self, topic: TopicId, deadline: float) -> Seen:
         assert (topic, deadline) == (LOG.topic, 10)
         self.happened.append("permit")
         if self.happened.count("permit") >= self.refuse_from:
             raise NotLeader("moved")
+        return SEEN
 
     def fenced(self, topic: TopicId) -> None:
         assert topic == LOG.topic
@@ -66,8 +69,8 @@ class Store:
         self._plan = plan
         self.at: list[float] = []
 
-    async def claim(self, log: LogId, owner: str) -> Any:
-        assert (log, owner) == (LOG, "me")
+    async def claim(self, log: LogId, owner: str, seen: Seen) -> Any:
+        assert (log, owner, seen) == (LOG, "me", SEEN)
         self.at.append(self._clock.monotonic())
         answer = self._plan.pop(0) if len(self._plan) > 1 else self._plan[0]
         if isinstance(answer, Exception):

@@ -99,7 +99,7 @@ class World:
         return nodes
 
     async def head(self, topic: TopicId) -> Head | None:
-        return await self.logs.writer(topic)
+        return (await self.logs.look(topic)).writer
 
     async def hint(self, node: Node) -> None:
         await node.session.hint(HINT)

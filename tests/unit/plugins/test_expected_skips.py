@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = "tests.plugins.expected_skips"
 SKIPPING = """
 import pytest

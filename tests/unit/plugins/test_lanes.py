@@ -5,6 +5,8 @@ import pytest
 
 from tests.plugins.lanes import lane_of, niceness_of, place_of
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = "tests.plugins.lanes"
 TELLING = """
 import os

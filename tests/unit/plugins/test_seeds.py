@@ -5,6 +5,8 @@ import pytest
 
 from tests.plugins.seeds import APART, VARIABLE, first_seed
 
+pytestmark = pytest.mark.slow
+
 PLUGIN = "tests.plugins.seeds"
 TELLING = """
 def test_it(drawn_seed):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -89,7 +89,7 @@ class Node:
         del topic
         return self.at
 
-    async def permit(self, topic: TopicId, deadline: float) -> None:
+    async def permit(self, topic: TopicId, deadline: float) -> NoReturn:
         raise NotImplementedError
 
     def fenced(self, topic: TopicId) -> None:

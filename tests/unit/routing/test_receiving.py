@@ -95,6 +95,7 @@ async def test_without_lanes_it_overtakes_them(ring: Ring, far: FarNode) -> None
     assert await payloads(ring) == ["b", "a"]
 
 
+@pytest.mark.slow
 async def test_who_waits_in_vain_for_its_turn_may_ask_again(ring: Ring, far: FarNode) -> None:
     status, code, _ = await far.send(b"b", ticket=Ticket(1, 1, 0))
     assert (status, code) == (503, "no_leader")

@@ -186,6 +186,7 @@ async def test_also_if_the_leader_died_after_it(ring: Ring, lost, to: int) -> No
     assert await payloads(ring, 2) == ["first", "a"]
 
 
+@pytest.mark.slow
 async def test_a_leader_that_is_silent_is_given_up_once_another_leads(ring: Ring) -> None:
     await publish(ring, 1, b"first")
     ring.nodes[0].pause()

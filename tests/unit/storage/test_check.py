@@ -15,7 +15,9 @@ from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.check import verify
+from broker.storage.columns import is_rolled_column, rolled_column
 from broker.storage.entry import Entry, Mark, Shared
+from broker.storage.gathering import entries_in
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, mark_prefix, page_key, page_of, root_key, topic_prefix
 from broker.storage.log import Logs
@@ -78,9 +80,7 @@ async def test_the_healthy_store_has_everything_in_it(table: MemoryTable, logs: 
     assert states == set(PageState)
     found = {roots.decode(row.head.value).state for row in root_rows(table)}
     assert found == set(RootState)
-    stored = [
-        entry for _, row in pages(table, Space.MESSAGES) for entry in entries.entries_in(cells(row))
-    ]
+    stored = [entry for _, row in pages(table, Space.MESSAGES) for entry in entries_in(cells(row))]
     assert any(entry.rolled for entry in stored)
     assert any(entry.is_stub for entry in stored)
     assert any(entry.is_reference for entry in stored)
@@ -155,7 +155,7 @@ class Store:
         """Return an entry of a page at or behind a place, and the page."""
         for at in range(place, 20):
             _, row = self.page(at)
-            for entry in entries.entries_in(cells(row)):
+            for entry in entries_in(cells(row)):
                 if wanted(entry):
                     return row, entry
         raise AssertionError("there is none")
@@ -199,19 +199,19 @@ def flip_entry(store: Store) -> None:
 
 def flip_rollback(store: Store) -> None:
     row, entry = store.entry(0, lambda each: bool(each.rolled))
-    flip(row, entries.rolled_column(entry.column))
+    flip(row, rolled_column(entry.column))
 
 
 def rollback_of_nothing(store: Store) -> None:
     row, entry = store.entry(0, lambda each: bool(each.rolled))
     column = entry.column[:-1] + bytes([entry.column[-1] ^ 1])
-    row.set(entries.rolled_column(column), Cell(entries.encode_rolled(entry.rolled)))
+    row.set(rolled_column(column), Cell(entries.encode_rolled(entry.rolled)))
 
 
 def rollback_backwards(store: Store) -> None:
     row, entry = store.entry(0, lambda each: bool(each.rolled))
     ranges = entries.encode_rolled([(entry.last, entry.first)])
-    row.set(entries.rolled_column(entry.column), Cell(ranges))
+    row.set(rolled_column(entry.column), Cell(ranges))
 
 
 def drop_entry(store: Store) -> None:
@@ -221,7 +221,7 @@ def drop_entry(store: Store) -> None:
 
 def drop_last_entry(store: Store) -> None:
     _, row = store.page(0)
-    last = [column for column, _ in cells(row) if not entries.is_rolled_column(column)][-1]
+    last = [column for column, _ in cells(row) if not is_rolled_column(column)][-1]
     row.set(last, None)
 
 
@@ -242,12 +242,12 @@ def entry_of_another_log(store: Store) -> None:
 
 def entry_that_overlaps(store: Store) -> None:
     _, row = store.page(0)
-    store.replace(row, list(entries.entries_in(cells(row)))[1], first=store.page(0)[0])
+    store.replace(row, list(entries_in(cells(row)))[1], first=store.page(0)[0])
 
 
 def entry_below_its_page(store: Store) -> None:
     _, row = store.page(1)
-    store.replace(row, next(entries.entries_in(cells(row))), first=row_id(1, 1))
+    store.replace(row, next(entries_in(cells(row))), first=row_id(1, 1))
 
 
 def entry_of_a_later_epoch(store: Store) -> None:

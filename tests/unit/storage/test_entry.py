@@ -9,28 +9,29 @@ from hypothesis import strategies as st
 from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_BYTES, row_after, row_before, row_id
 from broker.storage import entry as entries
-from broker.storage.entry import (
+from broker.storage.columns import (
     ENTRIES_END,
+    column_from,
+    has_life,
+    is_rolled_column,
+    last_of,
+    pointer_of,
+    rolled_column,
+)
+from broker.storage.entry import (
     ENTRY_BYTES_MAX,
     PLAIN,
     Mark,
     Shared,
-    column_from,
     decode,
     decode_rolled,
     encode,
     encode_rolled,
-    entries_in,
     entries_of,
-    has_life,
-    is_rolled_column,
-    joined,
-    last_of,
     merged,
-    pointer_of,
-    rolled_column,
     stub_of,
 )
+from broker.storage.gathering import entries_in, joined
 
 FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "entries-format-1.txt"
 

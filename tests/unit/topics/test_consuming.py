@@ -154,6 +154,7 @@ async def check_all(bench: Bench, rows: list[Shown], snapshot: Snapshot | None) 
         assert got == everything, width
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
 def test_every_start_and_every_width_read_what_the_model_says(

@@ -22,6 +22,7 @@ TOPIC = TOPICS[0]
 # Topics that move in good order.
 
 
+@pytest.mark.slow
 async def test_a_node_that_joins_takes_its_share_under_load(cluster: Cluster) -> None:
     await cluster.start(0, 1)
     load = Load(cluster)

@@ -26,6 +26,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(steps, st.sampled_from([None, 0, 7, 255]), st.integers(-HOUR_MS, HOUR_MS))
 def test_ids_rise_whatever_the_clock_does(

@@ -533,7 +533,7 @@ async def test_closing_hands_every_log_off_and_leads_nothing_after(bench: Bench)
         await bench.publish(b"m", topic=topic)
     await bench.topics.close()
     for topic in others:
-        held = await bench.logs.writer(topic)
+        held = (await bench.logs.look(topic)).writer
         assert held is not None
         assert (held.owner, held.total) == ("", 1)
     with pytest.raises(NoLeader):
@@ -571,7 +571,7 @@ async def test_idle_topics_are_handed_off_and_forgotten_and_come_back(bench: Ben
         await bench.publish(b"m", topic=topic)
         await settle()
     assert len(bench.topics.leaders.states) < 40
-    held = await bench.logs.writer(topics[0])
+    held = (await bench.logs.look(topics[0])).writer
     assert held is not None
     assert held.owner == ""
     for topic in topics:

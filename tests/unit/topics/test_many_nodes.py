@@ -346,8 +346,8 @@ async def test_a_claim_whose_record_is_older_than_a_re_creation_finds_the_new_on
     gate = Gate()
     permit = node.tenure.permit
 
-    async def slow(*arguments: Any) -> None:
-        await gate.before(permit, *arguments)
+    async def slow(*arguments: Any) -> Any:
+        return await gate.before(permit, *arguments)
 
     node.tenure.permit = slow  # type: ignore[assignment,method-assign]
     publishing = asyncio.ensure_future(cluster.publish(node, TOPIC, b"m"))

@@ -7,8 +7,9 @@ import pytest
 
 from broker.errors import OutcomeUnknown, PayloadsSealed, TransactionTooOld
 from broker.model import Poll, timestamp_of
-from broker.storage import entry as entries
 from broker.storage import head as heads
+from broker.storage.columns import ENTRIES_END
+from broker.storage.gathering import entries_in
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, log_prefix, mark_prefix, page_key, prefix_end, space_of
 from broker.storage.root import RootState
@@ -40,9 +41,9 @@ async def rows_of(bench: Bench, log: LogId = LOG) -> int:
     for row, cell in await bench.memory.scan(space, prefix, prefix_end(prefix), limit=10_000):
         if len(row) == len(page_key(log, bytes(10))) and not is_gone(cell.value):
             cells = await bench.memory.cells(
-                space, row, b"e", entries.ENTRIES_END, cells_max=10_000, bytes_max=1 << 30
+                space, row, b"e", ENTRIES_END, cells_max=10_000, bytes_max=1 << 30
             )
-            found = entries.entries_in(cells.cells)
+            found = entries_in(cells.cells)
             count += sum(0 if entry.is_stub else entry.count for entry in found)
     return count
 
@@ -180,12 +181,12 @@ async def test_an_idle_topic_is_not_claimed_again_and_again(swept: Bench) -> Non
     await swept.sweeper.sweep()
     await swept.pass_ms(10**6)
     await swept.sweeper.sweep()
-    epoch = (await swept.logs.writer(TOPIC)).epoch
+    epoch = (await swept.logs.look(TOPIC)).writer.epoch
     for _ in range(3):
         for _ in range(2):
             await swept.topics.forget_idle()
         await swept.sweeper.sweep()
-    assert (await swept.logs.writer(TOPIC)).epoch == epoch
+    assert (await swept.logs.look(TOPIC)).writer.epoch == epoch
     assert await rows_of(swept) == 0
 
 

@@ -236,6 +236,7 @@ async def test_rows_that_were_not_deleted_are_told(table: HBaseTable, hbase: Fak
         await table.delete(M, [b"n:t:1", b"n:t:2"])
 
 
+@pytest.mark.slow
 async def test_changes_of_many_topics_are_under_way_at_once(
     table: HBaseTable, hbase: FakeHBase
 ) -> None:

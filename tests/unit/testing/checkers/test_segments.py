@@ -143,6 +143,7 @@ def many(segment: int, count: int = 100) -> list[Event]:
     return story.history.events
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_history():
     judge = Judge(tables=DiskTables(cache_kib_max=64))
     sizes = []

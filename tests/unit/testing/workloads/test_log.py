@@ -22,6 +22,8 @@ def test_a_broker_that_does_its_work_is_found_valid():
     assert all(call.epoch for call in published)
 
 
+pytestmark = pytest.mark.slow
+
 LIES = {
     "lost": ("lost_middle", Lies("publish", write=lying.not_done)),
     "twice": ("duplicated", Lies("publish", write=lying.done_twice)),

@@ -22,6 +22,8 @@ def test_a_broker_that_does_its_work_is_found_valid():
     assert any(call.outcome == "fail" for call in of(played.calls, "publish"))
 
 
+pytestmark = pytest.mark.slow
+
 LIES = {
     "lost": ("lost_middle", Lies("publish", write=lying.not_done)),
     "deleted is still there": ("old_rows", Lies("DELETE", every=1, write=lying.not_done)),

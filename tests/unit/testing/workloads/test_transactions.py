@@ -22,6 +22,8 @@ def test_a_broker_that_does_its_work_is_found_valid():
     assert any(call.asked.get("snapshot") for call in of(played.calls, "read"))
 
 
+pytestmark = pytest.mark.slow
+
 LIES = {
     "stored is lost": ("lost_middle", Lies("store", write=lying.not_done)),
     "rollbacks are not done": ("rolled_back", Lies("rollback", every=1, write=lying.not_done)),

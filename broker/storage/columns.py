@@ -1,0 +1,71 @@
+"""Columns of entries. A column tells what a reader must know before it takes the value.
+
+::
+
+    e | last id | kind [| write pointer]                kind: the flags pointer, life, reference
+    e | last id | kind | write pointer | x              what was rolled back of that entry: ranges of ids
+
+So the first column at or above ``e`` + X holds the first message at or above X, and a rollback finds a
+transaction's entries without reading them. The cell ``x`` follows its entry at once, and comes with it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from broker.model import ROW_ID_BYTES, RowId
+
+POINTER, LIFE, REFERENCE = 1, 2, 4
+JUDGED: Final = POINTER | LIFE | REFERENCE
+"""The flags of an entry that stand in its column."""
+
+_NUMBER = struct.Struct(">q")
+_ENTRIES = b"e"
+ENTRIES_END: Final = _ENTRIES + b"\xff" * (ROW_ID_BYTES + 10)
+_ROLLED = b"x"
+_PLAIN = 0x30
+_KINDS = {flags: bytes([_PLAIN + flags]) for flags in range(8)}
+PLAIN_KIND: Final = _KINDS[0]
+"""The last byte of the column of an entry that is not judged."""
+PLAIN_COLUMN_BYTES: Final = 1 + ROW_ID_BYTES + 1
+_POINTER_COLUMN_BYTES = PLAIN_COLUMN_BYTES + _NUMBER.size
+
+
+def column_of(last: RowId, flags: int, pointer: int | None) -> bytes:
+    """Return the column of an entry."""
+    kind = _ENTRIES + last + _KINDS[flags & JUDGED]
+    return kind if pointer is None else kind + _NUMBER.pack(pointer)
+
+
+def column_from(row: RowId) -> bytes:
+    """Return the first column that can hold a message at or above ``row``."""
+    return _ENTRIES + row
+
+
+def last_of(column: bytes) -> RowId:
+    """Return the last id of the entry with this column, or of the entry that an ``x`` belongs to."""
+    return column[1 : 1 + ROW_ID_BYTES]
+
+
+def pointer_of(column: bytes) -> int | None:
+    """Return the write pointer that an entry's column tells."""
+    if len(column) < _POINTER_COLUMN_BYTES:
+        return None
+    (pointer,) = _NUMBER.unpack_from(column, PLAIN_COLUMN_BYTES)
+    return int(pointer)
+
+
+def has_life(column: bytes) -> bool:
+    """Whether an entry's column tells of a lifetime of its own."""
+    return not is_rolled_column(column) and bool((column[1 + ROW_ID_BYTES] - _PLAIN) & LIFE)
+
+
+def rolled_column(column: bytes) -> bytes:
+    """Return the column of the cell that tells which part of an entry was rolled back."""
+    return column + _ROLLED
+
+
+def is_rolled_column(column: bytes) -> bool:
+    """Whether a column is that of an ``x`` cell."""
+    return len(column) == _POINTER_COLUMN_BYTES + 1

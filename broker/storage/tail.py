@@ -1,0 +1,67 @@
+"""The last page of a log: as it was read, and as its next writer leaves it (rule 3)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from broker.errors import Fenced
+from broker.model import RowId, row_before
+from broker.storage import head as heads
+from broker.storage.head import Head, PageState
+from broker.storage.keys import LogId
+from broker.storage.resolve import Tokens
+from broker.storage.root import Root
+from broker.storage.table import Cell
+
+
+class Tail(NamedTuple):
+    """The last page of a log: ``value`` None is a page that is still to be made, after ``before``."""
+
+    page: RowId
+    value: Cell | None
+    head: Head | None
+    before: tuple[RowId, Head] | None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the log ended here."""
+        return self.head is not None and self.head.state is PageState.CLOSED
+
+
+class Seen(NamedTuple):
+    """A topic's root, its bytes, and the tail as they were read: where a claim begins.
+
+    ``tail`` None: there is no root, or the topic is deleted.
+    """
+
+    root: Root | None
+    value: bytes | None
+    tail: Tail | None
+
+    @property
+    def writer(self) -> Head | None:
+        """The head of the tail: it names the node that writes there."""
+        return None if self.tail is None else self.tail.head
+
+
+def next_head(
+    log: LogId, root: Root | None, tail: Tail, owner: str, tokens: Tokens, epoch: int | None
+) -> Head:
+    """Return the head of a tail under its next writer, taken (3b) or made (3c).
+
+    Raises:
+        Fenced: a payload log has a higher epoch than the topic's leader.
+    """
+    held = tail.head or (tail.before[1] if tail.before is not None else None)
+    if epoch is None:
+        former = held.epoch if held is not None else (root.epoch if root is not None else 0)
+        epoch = former + 1
+    elif held is not None and held.epoch > epoch:
+        raise Fenced(f"Another leads topic '{log.topic}'.")
+    token = tokens.fresh()
+    if tail.head is not None:
+        return heads.taken(tail.head, epoch, owner, token)
+    if tail.before is not None:
+        page, before = tail.before
+        return heads.following(before, page, epoch, owner, token)
+    return heads.first_page(row_before(tail.page), epoch, owner, token)
