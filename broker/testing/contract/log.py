@@ -30,6 +30,7 @@ from broker.testing.contract.log_bench import (
     SMALL,
     Bench,
     LogSuite,
+    all_of,
     backwards,
     dies,
     payload_of,
@@ -177,7 +178,7 @@ class AppendContract(LogSuite):
         tied = await bench.publish(hold, 1, Shared(pointer=5, lifetime_ms=60_000))
         reference = await bench.publish(hold, 1, Shared(number=-3, pointer=-3), payloads=[b""])
         reader = bench.other.reader(bench.log, ROW_ID_MIN)
-        first = await reader.next(ALL)
+        first = await all_of(reader)
         assert [(e.ids(), e.pointer, e.lifetime_ms, e.number) for e in first] == [
             (plain, None, None, None),
             (tied, 5, 60_000, None),
@@ -418,8 +419,7 @@ class ReadContract(LogSuite):
         assert reader.ended
         more = [row for _ in range(6) for row in await bench.publish(hold)]
         reader.go_on()
-        found = [row[0] for _ in range(9) for row in rows_of(await reader.next(ALL))]
-        assert found == more
+        assert [row[0] for row in rows_of(await all_of(reader))] == more
 
     async def test_what_was_rolled_back_comes_with_every_limit(
         self, bench: Bench, rows: list[RowId], hold: Hold

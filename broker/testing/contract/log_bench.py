@@ -127,6 +127,14 @@ def rows_of(found: Sequence[Entry]) -> list[Row]:
     ]
 
 
+async def all_of(reader: LogReader) -> list[Entry]:
+    """Return what a reader still shows up to its end."""
+    out: list[Entry] = []
+    while not reader.ended:
+        out += await reader.next(ALL)
+    return out
+
+
 async def backwards(reader: LogReader, cells_max: int, bytes_max: int = ALL) -> list[RowId]:
     """Return the ids of what a reader shows backwards."""
     out: list[RowId] = []
