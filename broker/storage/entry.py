@@ -11,7 +11,8 @@
 
 An entry has at most 16 KiB of items, or one message. Messages with a write pointer, a lifetime or a
 reference have entries of their own, so a reader judges once for all messages of an entry.
-An entry never changes. When its lifetime has ended it is replaced by a **stub**, its header alone.
+An entry does not change. When its lifetime has ended it is replaced by a **stub**, its header alone; small ones
+of a page that takes nothing more are replaced by one that has the messages of all (packing.py).
 
 Items of a payload log lack the reference's half of the id, which is not known yet; they are framed again
 when they are read. Reading copies slices of ``items``; nothing is decoded that is not judged.
@@ -203,6 +204,30 @@ class Entry:
         if first == 0 and stop == self.count:
             return self.items
         return self.items[self.starts[first] : self._end(stop - 1)]
+
+    def within(self, after: RowId, through: RowId) -> Entry:
+        """Return the same entry with its messages in ``(after, through]`` alone; never stored."""
+        if self.is_stub or (self.first > after and self.last <= through):
+            return self
+        first, stop = self.place_after(after), self.place_after(through)
+        if first >= stop:
+            return self
+        at = self.starts[first]
+        part = Entry(
+            self.flags,
+            self.epoch,
+            self.id(first),
+            self.id(stop - 1),
+            stop - first,
+            [start - at for start in self.starts[first:stop]],
+            self.run(first, stop),
+            pointer=self.pointer,
+            lifetime_ms=self.lifetime_ms,
+            number=self.number,
+            marks=self.marks,
+        )
+        part.rolled = self.rolled
+        return part
 
     def framed(self, reference: RowId, first: int, stop: int) -> bytes:
         """Return items of a payload log as items of a reply, under the id of their reference."""

@@ -10,7 +10,8 @@ A **page** is a row: the next stretch of a log, with a head and entries. A log i
                                  └─────────┘   prev  └─────────┘   prev  └─────────┘
 
     open      takes appends         sealed    the log goes on at the next page, pointer + 1
-    closed    the log ended here    gone      its entries were removed; the head stays, so that no late
+    closed    the log ended here    packed    sealed, and small entries were joined (packing.py)
+                                    gone      its entries were removed; the head stays, so that no late
                                               make of the page can succeed
 
 A page's key holds an id at or below all ids in it. A leader's change expects exactly the head that it
@@ -48,6 +49,10 @@ class PageState(enum.IntEnum):
     SEALED = 2
     CLOSED = 3
     GONE = 4
+    PACKED = 5
+
+
+_SEALED: Final = frozenset({PageState.SEALED, PageState.PACKED})
 
 
 class Head(NamedTuple):
@@ -80,7 +85,7 @@ class Head(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """Whether the log goes on at ``next``."""
-        return self.state is PageState.SEALED
+        return self.state in _SEALED
 
     @property
     def is_open(self) -> bool:
@@ -185,7 +190,7 @@ def judged(  # noqa: PLR0911 - As many as there are verdicts.
     """
     if seen is None:
         return Verdict.STALE
-    if seen.state is PageState.GONE:
+    if seen.state in {PageState.GONE, PageState.PACKED}:
         return Verdict.UNKNOWN
     if seen.token == new.token:
         return Verdict.APPLIED

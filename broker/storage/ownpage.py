@@ -15,6 +15,7 @@ is *done*: the log is to be claimed again before its next change.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn, TypeVar
@@ -28,6 +29,7 @@ from broker.storage.entry import Entry
 from broker.storage.head import Head, PageState, Verdict
 from broker.storage.keys import LogId, page_key, root_key, space_of
 from broker.storage.marks import Marks
+from broker.storage.packing import is_worth_it, pack
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.storage.shared import SharedRead
@@ -41,6 +43,8 @@ class PageBounds:
 
     bytes_max: int = 2 << 20
     cells_max: int = 4096
+    packed_from: int = 64
+    """So many small entries make it worth to pack the page once it is sealed."""
 
 
 class OwnPage:
@@ -72,6 +76,7 @@ class OwnPage:
         """Held while a change of the own page is in flight, and until the page is rolled."""
         self._root_turn = asyncio.Lock()
         self._rolling: asyncio.Task[None] | None = None
+        self._packing: asyncio.Task[None] | None = None
         self.marks = Marks(log, resolver, head.marked)
         self._read_head = SharedRead(self._head_of_page)
 
@@ -198,7 +203,18 @@ class OwnPage:
         except BaseException:
             self._end()
             raise
+        former, was = self.page, self.head
         self.page, self.head = page, head
+        if self.is_alone and self._packing is None and is_worth_it(was, self._bounds.packed_from):
+            self._packing = asyncio.ensure_future(self._pack(former))
+
+    async def _pack(self, page: RowId) -> None:
+        """Pack the page before the own one; if that fails it stays as it is, and is slower to read."""
+        try:
+            with contextlib.suppress(BrokerError):
+                await pack(self._resolver, self._tokens, self.log, page)
+        finally:
+            self._packing = None
 
     async def _change_root(self, change: Callable[[Root], Root]) -> None:
         """Change the root from the one confirmed last; one that ``change`` leaves as it is stays."""
@@ -256,7 +272,9 @@ class OwnPage:
     async def settled(self) -> None:
         """Wait until nothing is in flight."""
         async with self._turn:
-            return
+            pass
+        if (packing := self._packing) is not None:
+            await asyncio.wait((packing,))
 
     async def _ending(self, change: Awaitable[Answer]) -> Answer:
         """Make a change that ends the hold if its outcome is not certain."""
@@ -275,6 +293,8 @@ class OwnPage:
     def _end(self) -> None:
         self.done = True
         self.marks.close()
+        if self._packing is not None:
+            self._packing.cancel()
 
     def _must_go_on(self) -> None:
         if self.done:

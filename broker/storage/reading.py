@@ -173,6 +173,8 @@ class LogReader:
         cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
         found = gathered(cells.cells)
         if found:
+            # It may hold what was shown before, since packing joined it with that.
+            found[0] = found[0].within(self.after, ROW_ID_MAX)
             self.after = max(self.after, found[-1].last)
             self._pauses = None
         if cells.more:
@@ -267,8 +269,12 @@ class LogReader:
             self._left = await self._columns_left(self._page, self._head)
         found = await self._take_last(self._page, self._left, cells_max, bytes_max)
         if found is None:
+            # From before, or packed meanwhile: then the page has other columns.
+            self._left = None
             await self._pause()
             return []
+        if found:
+            self._through = row_before(found[-1].first)
         self._pauses = None
         if not self._left:
             self._step_back(self._page, self._head)
@@ -359,7 +365,9 @@ class LogReader:
             return None
         del left[-len(columns) :]
         out = list(entries_in(cells))[::-1]
-        return [entry for entry in out if entry.first <= self._through]
+        return [
+            entry.within(self.after, self._through) for entry in out if entry.first <= self._through
+        ]
 
     async def _with_entry(
         self, row: bytes, cells: list[tuple[bytes, bytes]]
@@ -383,8 +391,9 @@ class LogReader:
         pauses = self._resolver.pauses()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
-            found += entries_in(cells.cells)
-            after = max(after, found[-1].last) if found else after
+            some = [entry.within(after, ROW_ID_MAX) for entry in entries_in(cells.cells)]
+            found += some
+            after = max(after, some[-1].last) if some else after
             if not cells.more and after < end and not await pauses.next():
                 raise Unavailable("Storage answers with what was before. Try again.")
         return found

@@ -36,7 +36,7 @@ from broker.testing.bare import append, rows_of
 
 LOG = LogId(TopicId("default", "appended"), 1)
 ROWS = 3
-_BOUNDS = PageBounds(bytes_max=256 << 10)
+_BOUNDS = PageBounds(bytes_max=256 << 10, packed_from=4)
 """Small, so that pages are rolled, too."""
 
 

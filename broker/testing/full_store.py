@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from broker.clock import SystemClock
-from broker.model import RowId, TopicId, row_id
+from broker.model import ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import head as heads
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Mark, Shared, encode_count
@@ -17,6 +17,7 @@ from broker.storage.hold import Hold
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.ownpage import PageBounds
+from broker.storage.packing import pack
 from broker.storage.payloads import PayloadLogs
 from broker.storage.records import Records
 from broker.storage.table import Space
@@ -90,6 +91,15 @@ class Filler:
         await self.append(half)
         await self.logs.close_tail(half.log, half.root, "filler")
         await self._fill_half_rolled()
+        await self._fill_packed()
+
+    async def _fill_packed(self) -> None:
+        hold = await self.create(TopicId("check", "packed"))
+        for number in range(8):
+            await self.append(hold, key=f"key {number}")
+        resolver = self.logs.resolver
+        await pack(resolver, resolver.tokens(), hold.log, ROW_ID_MIN)
+        await self.hand_over(hold)
 
     async def _fill_full(self) -> None:
         hold = await self.create(FULL)

@@ -44,7 +44,7 @@ _LINE_BYTES_MAX = 1 << 26
 _CONTEXT = multiprocessing.get_context("forkserver")
 _OPTIONS = Options(write_buffer_bytes=256 << 10, file_bytes_max=1 << 20)
 """Small, so that tables are written and merged while the child is being killed."""
-_BOUNDS = PageBounds(bytes_max=64 << 10, cells_max=40)
+_BOUNDS = PageBounds(bytes_max=64 << 10, cells_max=40, packed_from=4)
 """Small, so that pages are rolled all the time."""
 
 

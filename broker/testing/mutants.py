@@ -99,6 +99,15 @@ def _taken_for_never(*verdicts: Verdict) -> Swap:
     return swap
 
 
+def _packed_is_unknown(judged: Any) -> Any:
+    def mutant(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Any:
+        if seen is not None and seen.state is PageState.PACKED:
+            seen = seen._replace(state=PageState.SEALED)
+        return judged(seen, entry_epoch, old, new)
+
+    return mutant
+
+
 # Rolling and claiming.
 
 
@@ -349,6 +358,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         resolve,
         "judged",
         _taken_for_never(Verdict.UNKNOWN),
+    ),
+    "packed-is-unknown": Mutant(
+        "an append that is not found in a packed page is answered never",
+        resolve,
+        "judged",
+        _packed_is_unknown,
     ),
     "seal-before-make": Mutant(
         "the next page is made, then the own one sealed",

@@ -70,7 +70,7 @@ SETTINGS = TopicSettings(
     topics_in_use_max=2,
 )
 """Small bounds, so that every one of them is reached."""
-BOUNDS = PageBounds(bytes_max=2_000, cells_max=7)
+BOUNDS = PageBounds(bytes_max=2_000, cells_max=7, packed_from=2)
 WAIT_S = 4.0
 SLACK_S = 1.5
 """How long after a commit a waiting poll may still be reading, in a storage that misbehaves."""

@@ -122,7 +122,7 @@ def find_tail(log: Log, root: Root | None) -> Program[Tail | None]:
             return Tail(page, None, before) if before is not None or is_first else None
         if row.head.state == "gone":
             return None
-        if row.head.state != "sealed":
+        if not row.head.is_sealed:
             return Tail(page, row, before)
         before, page = row.head, row.head.next
     return None
@@ -181,7 +181,7 @@ def leaders_reading(lead: Lead) -> Program[list[tuple[int, Row]] | None]:
             pages.append((page, row))
             if page == lead.page:
                 return pages
-            if row.head.state != "sealed":
+            if not row.head.is_sealed:
                 break
             page = row.head.next
         if not keep("leader-ends-in-its-page"):

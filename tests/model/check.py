@@ -93,7 +93,7 @@ def pages_of(rows: Rows, ghost: Ghost, log: Log) -> list[tuple[int, Row, bool]]:
         if out and row.head.epoch < out[-1][1].head.epoch:
             bad("epochs fall along the chain", log, page, row.head)
         out.append((page, row, grave is not None))
-        if row.head.state != "sealed":
+        if not row.head.is_sealed:
             return out
         if row.head.next <= page:
             bad("keys do not rise", log, page, row.head.next)

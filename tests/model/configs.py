@@ -23,6 +23,7 @@ class Mix(NamedTuple):
     payloads: bool = False
     polls: bool = True
     reads: bool = True
+    packs: bool = False
 
 
 def appends(*labels: str) -> Script:
@@ -70,6 +71,8 @@ def pool(rnd: Random, mix: Mix, name: str, is_last: bool) -> Script:
         steps += [("delete",), ("create",)] * (2 if is_last else 1) + [("generations",)]
     if mix.payloads:
         steps += payload_steps(rnd, name)
+    if mix.packs:
+        steps += [("pack",)] * 2
     if mix.tx:
         steps += [("append", f"t{name}", None, "tx")] * 3
     return steps
@@ -148,6 +151,7 @@ def maybe(rnd: Random, chance: float) -> bool:
 RANDOM: dict[str, Callable[[Random], Plan]] = {
     "log": lambda r: mixed(r, Mix(floor=True)),
     "plain": lambda r: mixed(r, Mix()),
+    "packed": lambda r: mixed(r, Mix(packs=True, tx=maybe(r, 0.3), floor=maybe(r, 0.3))),
     "zombies": zombies,
     "marks": lambda r: mixed(r, Mix(marks=True, polls=False, reads=False)),
     "marks-floor": lambda r: mixed(r, Mix(marks=True, floor=True, polls=False, reads=False)),
@@ -194,6 +198,11 @@ SMALL: dict[str, Small] = {
             after("a1", ("append", "b1"), ("floor", 0), ("append", "b2")),
         ],
         [0, 0],
+        1,
+    ),
+    "packed": Small(
+        [appends("a1"), after("a1", ("append", "b1"), ("pack",)), after("b1", ("read", 0))],
+        [0, 0, 0],
         1,
     ),
     "read": Small([appends("a1", "a2"), [("read", 0)]], [0, 0], 1),

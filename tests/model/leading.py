@@ -58,8 +58,8 @@ def resolve(lead: Lead, new: Head, entries: tuple[Entry, ...]) -> Program[str]:
     if row is None:
         return AGAIN
     head = row.head
-    if head.state == "gone":
-        return UNKNOWN if keep("gone-is-unknown") else NEVER
+    if head.state in {"gone", "packed"}:
+        return UNKNOWN if keep(f"{head.state}-is-unknown") else NEVER
     if head == new:
         return OK
     for entry in row.entries:
@@ -266,7 +266,7 @@ def hide_in_page(node: Node, lead: Lead, page: int, row: Row, tx: str) -> Progra
         if page == lead.page:
             return (yield from edit_own_head(node, lead, x))
         old = found.head
-        if old.state != "sealed":
+        if not old.is_sealed:
             return False
         new = old._replace(token=node.token(), edits=old.edits + 1)
         if (yield from swap(page_key(lead.log, page), old, new, (), x)) is True:
@@ -286,6 +286,15 @@ def roll_back(node: Node, lead: Lead, tx: str) -> Program[Lead | None]:
         return None
     lead.cache = [(at, t, x or t == tx, label) for at, t, x, label in lead.cache]
     yield ("ev", "rolled back", tx)
+    return lead
+
+
+def pack(node: Node, lead: Lead) -> Program[Lead]:
+    """Join the entries of every sealed page, in one change of each (15)."""
+    for page, head in (yield ("heads", lead.log)):
+        if head.state == "sealed":
+            new = head._replace(state="packed", token=node.token(), edits=head.edits + 1)
+            yield from swap(page_key(lead.log, page), head, new)
     return lead
 
 

@@ -29,6 +29,9 @@ MUTANTS: dict[str, Mutant] = {
     "repeat-or-never": Mutant("the head as expected is answered never", ["plain", "log"]),
     "stale-is-not-never": Mutant("any other head is answered never", ["plain"], RUNS_MANY),
     "gone-is-unknown": Mutant("a gone page is answered never", ["log", "zombies"], RUNS_MANY),
+    "packed-is-unknown": Mutant(
+        "what is not found in a packed page is answered never", ["packed"], 4 * RUNS_MANY
+    ),
     "seal-before-make": Mutant("the next page is made, then mine sealed", ["plain", "log"]),
     "link": Mutant("the root never names a later page", ["log", "topic", "payloads"]),
     "link-every-claim": Mutant(

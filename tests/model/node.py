@@ -88,6 +88,8 @@ def as_leader(node: Node, lead: Lead, what: str, more: Sequence[Any]) -> Program
             led = yield from leading.poll(lead)
         case "rollback":
             led = yield from leading.roll_back(node, lead, *more)
+        case "pack":
+            led = yield from leading.pack(node, lead)
         case "handoff":
             yield from leading.hand_off(node, lead)
             led = None

@@ -14,7 +14,7 @@ def page_after(root: Root, page: int, row: Row | None) -> Program[int | None]:
             return None
         again = yield from get_head(ROOT)
         return again.floor if again.gen == root.gen and again.floor > page else None
-    if row.head.state == "sealed":
+    if row.head.is_sealed:
         return int(row.head.next)
     if row.head.state == "open" and not keep("sealed-before-next"):
         heads = yield ("heads", topic(root.gen))
@@ -55,7 +55,7 @@ def read_chain(log: Log, page: int) -> Program[tuple[list[Row], bool]]:
         if not isinstance(row, Row):
             break
         rows.append(row)
-        if row.head.state != "sealed":
+        if not row.head.is_sealed:
             return rows, row.head.state == "closed"
         page = row.head.next
     return rows, False

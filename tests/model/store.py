@@ -45,7 +45,7 @@ class Root(NamedTuple):
 
 
 class Head(NamedTuple):
-    """state: open | sealed | closed | gone."""
+    """state: open | sealed | packed | closed | gone. Of a packed page no entry can be told from its neighbours."""
 
     epoch: int
     owner: int | None
@@ -56,6 +56,10 @@ class Head(NamedTuple):
     marked: int
     state: str
     next: int | None
+
+    @property
+    def is_sealed(self) -> bool:
+        return self.state in {"sealed", "packed"}
 
 
 class Entry(NamedTuple):

@@ -19,7 +19,6 @@ from broker.clock import SystemClock
 from broker.errors import BodyTooLarge, BrokerError, Fenced
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after, row_before, row_id
 from broker.storage.entry import PLAIN, Shared
-from broker.storage.head import PageState
 from broker.storage.hold import Hold, PageBounds
 from broker.storage.log import Logs
 from broker.storage.root import RootState
@@ -325,11 +324,8 @@ class RollContract(LogSuite):
         assert hold.page == row_after(rows[15])
         assert (hold.head.cells, hold.head.total, hold.root.page) == (1, 18, hold.page)
         pages = await hold.chain(ROW_ID_MIN, ROW_ID_MAX)
-        assert [head.state for _, head in pages] == [
-            PageState.SEALED,
-            PageState.SEALED,
-            PageState.OPEN,
-        ]
+        assert [head.is_sealed for _, head in pages] == [True, True, False]
+        assert pages[-1][1].is_open
         assert await bench.read() == rows
 
     async def test_a_page_is_full_by_its_bytes_too(self, table: Table, bench: Bench) -> None:

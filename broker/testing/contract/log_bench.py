@@ -21,7 +21,7 @@ from broker.storage.reading import LogReader
 from broker.storage.table import Table
 from broker.testing.contract.table import TableHarness
 
-SMALL: Final = PageBounds(cells_max=4)
+SMALL: Final = PageBounds(cells_max=4, packed_from=2)
 BODY: Final = bytes(range(32))
 KEY: Final = b"k" * 16
 ALL: Final = 1 << 26

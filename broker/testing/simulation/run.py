@@ -51,7 +51,7 @@ PROMISES: Final = Promises(early_ms=6_000, late_ms=6_000, stored_late_ms=6_000)
 """Three times what the clocks of two nodes may differ by."""
 HEALING_MS: Final = 10_000
 """For so long after a fault nothing is promised of a topic's availability."""
-SMALL_PAGES: Final = PageBounds(bytes_max=2_048, cells_max=6)
+SMALL_PAGES: Final = PageBounds(bytes_max=2_048, cells_max=6, packed_from=2)
 """So small that most leaders roll."""
 CALM_S: Final = 20.0
 """For so long the workload goes on when everything is healed, where availability is judged."""

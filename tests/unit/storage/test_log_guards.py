@@ -16,6 +16,7 @@ from broker.storage.hold import Hold
 from broker.storage.keys import page_key, root_key
 from broker.storage.log import Deleted, Logs
 from broker.storage.memory.table import MemoryTable
+from broker.storage.packing import pack
 from broker.storage.payloads import PayloadLogs
 from broker.storage.root import RootState
 from broker.storage.table import HEAD, NoAnswer, NotSent
@@ -99,6 +100,36 @@ async def test_an_append_to_a_page_that_is_gone_is_unknown(bench):
 async def test_gone_is_unknown_is_needed(bench):
     with mutants.in_force("gone-is-unknown"):
         assert isinstance(await outcome_of_an_append_to_a_page_that_goes(bench), Fenced)
+
+
+# A page that was packed has no cell of an entry that was joined with others.
+
+
+async def outcome_of_an_append_to_a_page_that_is_packed(bench: Bench) -> BrokerError:
+    hold = await bench.claim()
+    await bench.publish(hold)
+
+    async def meanwhile() -> None:
+        second = await bench.claim(bench.other, "other")
+        for _ in range(SMALL.cells_max):
+            await bench.publish(second)
+        resolver = bench.other.resolver
+        assert await pack(resolver, resolver.tokens(), bench.log, ROW_ID_MIN)
+        raise NoAnswer("lost")
+
+    bench.table.on("after", has_entries, meanwhile)
+    with pytest.raises(BrokerError) as raised:
+        await bench.publish(hold)
+    return raised.value
+
+
+async def test_an_append_to_a_page_that_was_packed_is_unknown(bench):
+    assert isinstance(await outcome_of_an_append_to_a_page_that_is_packed(bench), OutcomeUnknown)
+
+
+async def test_packed_is_unknown_is_needed(bench):
+    with mutants.in_force("packed-is-unknown"):
+        assert isinstance(await outcome_of_an_append_to_a_page_that_is_packed(bench), Fenced)
 
 
 # A root that could be changed is the root as it is now.

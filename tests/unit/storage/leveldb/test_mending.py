@@ -50,7 +50,7 @@ async def test_nothing_is_wrong_and_nothing_changes(directory: Path) -> None:
     before = contents(directory)
     report = await verify_directory(directory)
     assert report.problems == []
-    assert report.topics == 7
+    assert report.topics == 8
     assert contents(directory) == before
 
 
@@ -143,7 +143,7 @@ async def test_what_is_lost_is_told_of_the_mended_copy(directory: Path, tmp_path
 async def test_a_healthy_store_is_the_same_when_mended(directory: Path, tmp_path: Path) -> None:
     report = await repair(directory, tmp_path / "mended")
     assert report.problems == []
-    assert report.topics == 7
+    assert report.topics == 8
     with pytest.raises(FileExistsError):
         await repair(directory, tmp_path / "mended")
 
