@@ -62,6 +62,8 @@ def gathered(cells: Sequence[Cell]) -> list[Entry]:
 
     For reading alone: what is gathered lacks its marks. Raises as ``entries_in`` does.
     """
+    if len(cells) == 1:
+        return list(entries_in(cells))
     found: list[Entry] = []
     start = 0
     for is_small, group in groupby(cells, _is_small):

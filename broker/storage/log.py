@@ -34,6 +34,8 @@ from broker.storage.table import Table
 from broker.storage.tail import Seen, Tail, next_head
 
 CLAIM_TRIES_MAX = 4
+PACKED_SOON = PageBounds(cells_max=1024)
+"""Where sealed pages are packed: few small entries wait for it."""
 
 
 class StaleGeneration(Exception):
@@ -69,7 +71,7 @@ class Logs:
         """Keep logs in ``table``; each call has ``call_s`` seconds. ``nonce`` is for tests."""
         self.table = table
         self.resolver = Resolver(table, clock, call_s=call_s, nonce=nonce)
-        self.bounds = bounds or PageBounds()
+        self.bounds = bounds or (PACKED_SOON if table.is_alone else PageBounds())
         self.entry_bytes_max = table.cell_bytes_max - 1024
         self.append_bytes_max = table.change_bytes_max - 64 * 1024
 

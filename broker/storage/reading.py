@@ -42,7 +42,10 @@ CELL_OVERHEAD_BYTES: Final = 96
 
 
 class LogReader:
-    """What lies in ``(after, through]`` of one log. ``ended`` once all of it was read."""
+    """What lies in ``(after, through]`` of one log. ``ended`` once all of it was read.
+
+    Forwards the last entry may end behind it.
+    """
 
     def __init__(
         self, resolver: Resolver, log: LogId, after: RowId, through: RowId | None = None

@@ -97,11 +97,12 @@ class Resolver:
 
     async def read(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
         """Repeat a reading until it is answered. Raises Unavailable: readings leave nothing behind."""
-        pauses = self.pauses()
+        pauses = None
         while True:
             try:
                 return await call()
             except TableError as error:
+                pauses = pauses or self.pauses()
                 if not await pauses.next():
                     raise Unavailable(f"Storage does not answer: {error}") from error
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import struct
 import zlib
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
@@ -84,6 +85,7 @@ def encode(root: Root) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
+@lru_cache(maxsize=4096)
 def decode(value: bytes) -> Root:
     """Decode a root. Raises StorageCorrupt."""
     body = value[: -_CRC.size]

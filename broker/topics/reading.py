@@ -11,6 +11,7 @@ never skipped: the read is repeated, and refused if it stays so.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Final, Protocol
 
@@ -36,6 +37,8 @@ from broker.wire.varint import encode_long
 STALE_READS_MAX: Final = 5
 STALE_READ_PAUSE_S: Final = 0.02
 NO_LIMIT: Final = 1 << 62
+AT_ONCE_BYTES: Final = 512 * 1024
+"""So much a poll reads from storage at once, and holds while its consumer is slow."""
 
 
 class _Reference:
@@ -68,6 +71,8 @@ class Reading:
         self.ended = self._left <= 0
         self._reference: _Reference | None = None
         self._reader: LogReader | None = None
+        self._ahead: deque[Entry] = deque()
+        """What the reader has read, and is not taken yet."""
         self._items: list[bytes] = []
         self._taken = 0
         self._bytes = 0
@@ -140,14 +145,20 @@ class Reading:
         if reader is None:
             reader = self._around.logs.reader(self._log, self._after, self._through)
             self._reader = reader
-        reader.back_to(self._after)
-        found = await reader.next(
-            min(settings.page_bytes_max, bytes_max - self._bytes),
-            max(min(self._left, settings.page_rows_max), 1),
-        )
-        for entry in found:
-            if not self._take(entry, bytes_max):
+            self._ahead.clear()
+        if not self._ahead:
+            reader.back_to(self._after)
+            # One call to storage costs as much as reading several pages.
+            self._ahead.extend(
+                await reader.next(
+                    min(settings.page_bytes_max, AT_ONCE_BYTES),
+                    max(min(self._left, settings.page_rows_max), 1),
+                )
+            )
+        while self._ahead:
+            if not self._take(self._ahead[0], bytes_max):
                 return
+            self._ahead.popleft()
         self._after = max(self._after, reader.after)
         if reader.ended:
             self.ended = True

@@ -13,7 +13,7 @@ from broker.topics.state import TopicState
 
 SEEDS = 100
 CHUNK = 20
-FEW, ENOUGH = 4, 12
+FEW, ENOUGH = 4, 20
 """Seeds among which a missing guard is found, and with it nothing."""
 
 

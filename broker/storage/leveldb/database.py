@@ -24,7 +24,7 @@ from typing import Any
 
 import plyvel
 
-from broker.errors import Unavailable
+from broker.errors import BrokerError, Unavailable
 from broker.storage.leveldb import files, tail
 from broker.storage.leveldb.layout import FORMAT_KEY
 
@@ -91,13 +91,15 @@ class Database:
     def reading(self) -> Iterator[Any]:
         """Keep the database open for the time of a read."""
         with self._gate:
-            self._gate.wait_for(lambda: not self._closing)
+            if self._closing:
+                self._gate.wait_for(lambda: not self._closing)
             if self._db is None:
                 raise Unavailable(f"the database in {self._path} is not open")
             self._readers += 1
         try:
-            with translated(self._path):
-                yield self._db
+            yield self._db
+        except plyvel.Error as error:
+            raise _in_our_words(self._path, error) from error
         finally:
             with self._gate:
                 self._readers -= 1
@@ -218,14 +220,15 @@ def translated(path: Path) -> Iterator[None]:
     """Give plyvel's errors the names of the ports."""
     try:
         yield
-    except plyvel.CorruptionError as error:
-        raise files.corrupt(path.parent, str(error)) from error
-    except plyvel.IOError as error:
-        if "No such file" in str(error):
-            raise files.corrupt(path.parent, str(error)) from error
-        raise Unavailable(f"LevelDB in {path}: {error}") from error
     except plyvel.Error as error:
-        raise files.corrupt(path.parent, str(error)) from error
+        raise _in_our_words(path, error) from error
+
+
+def _in_our_words(path: Path, error: Exception) -> BrokerError:
+    is_lost = "No such file" in str(error)
+    if isinstance(error, plyvel.IOError) and not is_lost:
+        return Unavailable(f"LevelDB in {path}: {error}")
+    return files.corrupt(path.parent, str(error))
 
 
 def repair_database(path: Path) -> None:
