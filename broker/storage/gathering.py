@@ -36,7 +36,7 @@ _PLAIN_HEADER = struct.Struct(f">B19x{ROW_ID_BYTES}sIH")
 Cell = tuple[bytes, bytes]
 
 
-def entries_in(cells: Sequence[Cell]) -> Iterator[Entry]:
+def entries_in(cells: Sequence[Cell], *, is_checked: bool = False) -> Iterator[Entry]:
     """Yield the entries of cells in the order of their columns, each with what its ``x`` cell says.
 
     Raises:
@@ -50,28 +50,29 @@ def entries_in(cells: Sequence[Cell]) -> Iterator[Entry]:
             continue
         if waiting is not None:
             yield waiting
-        waiting = decode(value)
+        waiting = decode(value, is_checked=is_checked)
         if last_of(column) != waiting.last:
             raise StorageCorrupt(f"the entry in column {column.hex()} is another one")
     if waiting is not None:
         yield waiting
 
 
-def gathered(cells: Sequence[Cell]) -> list[Entry]:
+def gathered(cells: Sequence[Cell], *, is_checked: bool = False) -> list[Entry]:
     """Return the entries of cells, small plain ones that follow each other as one.
 
-    For reading alone: what is gathered lacks its marks. Raises as ``entries_in`` does.
+    For reading alone: what is gathered lacks its marks. ``is_checked``: the table has shown that the cells are
+    as they were put. Raises as ``entries_in`` does.
     """
     if len(cells) == 1:
-        return list(entries_in(cells))
+        return list(entries_in(cells, is_checked=is_checked))
     found: list[Entry] = []
     start = 0
     for is_small, group in groupby(cells, _is_small):
         stop = start + len(list(group))
         if is_small and stop > start + 1:
-            found.append(_gathered(cells[start:stop]))
+            found.append(_gathered(cells[start:stop], is_checked=is_checked))
         else:
-            found += entries_in(cells[start:stop])
+            found += entries_in(cells[start:stop], is_checked=is_checked)
         start = stop
     return found
 
@@ -85,10 +86,10 @@ def _is_small(cell: Cell) -> bool:
     )
 
 
-def _gathered(cells: Sequence[Cell]) -> Entry:
+def _gathered(cells: Sequence[Cell], *, is_checked: bool) -> Entry:
     """Return plain entries as one, without making each of them."""
     columns, values = zip(*cells, strict=True)
-    if list(map(zlib.crc32, values)).count(WHOLE) < len(values):
+    if not is_checked and list(map(zlib.crc32, values)).count(WHOLE) < len(values):
         return joined(list(entries_in(cells)))  # It says what is wrong.
     forms, lasts, counts, marks = zip(*map(_PLAIN_HEADER.unpack_from, values), strict=True)
     if forms.count(FORMAT) < len(forms) or [column[1:-1] for column in columns] != list(lasts):
@@ -100,7 +101,7 @@ def _gathered(cells: Sequence[Cell]) -> Entry:
         del starts[-1]
     else:
         items, starts = _parts_of(values, counts, marks)
-    first = decode(values[0])
+    first = decode(values[0], is_checked=True)
     return Entry(
         first.flags, first.epoch, first.first, lasts[-1], len(starts), starts, b"".join(items)
     )

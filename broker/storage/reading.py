@@ -60,6 +60,7 @@ class LogReader:
         self.root: Root | None = None
         """The root as it was read, if it was."""
         self._resolver = resolver
+        self._is_checked = resolver.table.checks_values
         self._log = log
         self._space = space_of(log)
         self._through = ROW_ID_MAX if through is None else through
@@ -174,7 +175,7 @@ class LogReader:
     ) -> list[Entry]:
         """Take entries of a page that is there; what it says of its end is where this goes on."""
         cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
-        found = gathered(cells.cells)
+        found = gathered(cells.cells, is_checked=self._is_checked)
         if found:
             # It may hold what was shown before, since packing joined it with that.
             found[0] = found[0].within(self.after, ROW_ID_MAX)
@@ -367,7 +368,7 @@ class LogReader:
         if not columns or columns != left[-len(columns) :]:
             return None
         del left[-len(columns) :]
-        out = list(entries_in(cells))[::-1]
+        out = list(entries_in(cells, is_checked=self._is_checked))[::-1]
         return [
             entry.within(self.after, self._through) for entry in out if entry.first <= self._through
         ]
@@ -394,7 +395,10 @@ class LogReader:
         pauses = self._resolver.pauses()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
-            some = [entry.within(after, ROW_ID_MAX) for entry in entries_in(cells.cells)]
+            some = [
+                entry.within(after, ROW_ID_MAX)
+                for entry in entries_in(cells.cells, is_checked=self._is_checked)
+            ]
             found += some
             after = max(after, some[-1].last) if some else after
             if not cells.more and after < end and not await pauses.next():

@@ -81,6 +81,10 @@ class Table(Protocol):
         """Whether this process has the store to itself: then every reading is current."""
 
     @property
+    def checks_values(self) -> bool:
+        """Whether a reading fails unless every value is as it was put, by checksums of the table's own."""
+
+    @property
     def cell_bytes_max(self) -> int:
         """The largest value of one cell."""
 

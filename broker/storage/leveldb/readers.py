@@ -20,7 +20,7 @@ from broker.errors import Unavailable
 from broker.storage.leveldb.pending import Answer, Pending
 
 T = TypeVar("T")
-_THREADS = 4
+_THREADS = 2
 
 
 class _Read(NamedTuple):

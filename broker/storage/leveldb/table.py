@@ -52,6 +52,11 @@ class LevelDBTable:
         return True
 
     @property
+    def checks_values(self) -> bool:
+        """True: LevelDB verifies the checksums of all blocks that it reads."""
+        return True
+
+    @property
     def cell_bytes_max(self) -> int:
         """The largest value of one cell."""
         return BYTES_MAX

@@ -123,6 +123,11 @@ class AdversaryTable:
         return self.table.is_alone
 
     @property
+    def checks_values(self) -> bool:
+        """As the table behind."""
+        return self.table.checks_values
+
+    @property
     def cell_bytes_max(self) -> int:
         """As the table behind."""
         return self.table.cell_bytes_max

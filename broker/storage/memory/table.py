@@ -22,9 +22,11 @@ class MemoryTable:
     """Implements Table. Every method is one step, which no other task can come between.
 
     Attributes:
-        is_alone: as the port has it.
+        is_alone, checks_values: as the port has them.
         spaces: what is stored, for code that stands in for a store's servers.
     """
+
+    checks_values = False
 
     def __init__(
         self,

@@ -108,6 +108,11 @@ class LinkedTable:
         return self._table.is_alone
 
     @property
+    def checks_values(self) -> bool:
+        """As storage says."""
+        return self._table.checks_values
+
+    @property
     def cell_bytes_max(self) -> int:
         """As storage says."""
         return self._table.cell_bytes_max
