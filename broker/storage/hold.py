@@ -75,7 +75,7 @@ class Hold(OwnPage):
 
         ``own`` was the own page before the turn came; it may be sealed by now.
         """
-        async with self._turn:
+        async with self._page_to_itself():
             self._must_go_on()
             puts: dict[bytes, bytes] = {}
             if own == self.page:
@@ -274,6 +274,7 @@ class Hold(OwnPage):
             return
         await self._turn.acquire()
         try:
+            await self._landed()
             self._must_go_on()
             if self.head.cells and self.head.pointer < bound:
                 await self._change_own_head({}, state=PageState.SEALED)
@@ -292,7 +293,7 @@ class Hold(OwnPage):
         Raises:
             Unavailable, Fenced, OutcomeUnknown: it may have been done in part.
         """
-        async with self._turn:
+        async with self._page_to_itself():
             self._must_go_on()
             if page == self.page:
                 stubs, end_ms = await self._ended(page, self.head, before_ms)
@@ -336,7 +337,7 @@ class Hold(OwnPage):
         """Return what time it is where the log lies, by a write that changes nothing else; None: no clock."""
         if self.is_alone:
             return None
-        async with self._turn:
+        async with self._page_to_itself():
             self._must_go_on()
             before = await self._resolver.head(self._space, page_key(self.log, self.page))
             await self._change_own_head({})
@@ -358,7 +359,7 @@ class Hold(OwnPage):
         try:
             if not self.done:
                 await self._flush_marks()
-            async with self._turn:
+            async with self._page_to_itself():
                 if self.done:
                     return False
                 marked = self.marks.marked_with(self.pointer, ())

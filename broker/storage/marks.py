@@ -44,15 +44,25 @@ class Marks:
         self._pending: dict[tuple[int, bytes], list[Mark]] = {}
         self._order: list[Mark] = []
         self._lag_entries = self._lag_bytes = 0
+        self._in_flight = 0
+        """Marks of appends under way."""
         self._timer: asyncio.TimerHandle | None = None
         self._putting: asyncio.Task[None] | None = None
         self._closed = False
 
     def marked_with(self, pointer: RowId, added: Sequence[Entry]) -> RowId:
         """Return ``marked`` for the head of an append that ends at ``pointer``."""
-        if self._order or any(entry.marks for entry in added):
+        if self._order or self._in_flight or any(entry.marks for entry in added):
             return self.marked
         return pointer
+
+    def sent(self, added: Sequence[Entry]) -> None:
+        """Take note of an append that is under way; ``landed`` when it is not any more."""
+        self._in_flight += sum(len(entry.marks) for entry in added)
+
+    def landed(self, added: Sequence[Entry]) -> None:
+        """Take note that an append has its outcome."""
+        self._in_flight -= sum(len(entry.marks) for entry in added)
 
     def confirmed(self, pointer: RowId, added: Sequence[Entry]) -> None:
         """Take note of an append that is confirmed."""

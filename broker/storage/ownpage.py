@@ -2,7 +2,8 @@
 
 Between a claim and the next one by another the writer changes its own **page**, the tail of the chain, by
 changes that expect exactly the head confirmed last. One change of the page is in flight at a time. The next
-one is built when it is resolved::
+one is built when it is resolved. (Where the table keeps the order of changes, the next one is sent meanwhile, and
+expects the head of the first)::
 
     append ──change──▶ confirmed ──page full: the same change sealed it──▶ roll: make the next page, link it
                           │
@@ -17,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NoReturn, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, NoReturn, TypeVar
 
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, RequestError, Unavailable
 from broker.model import RowId, timestamp_of
@@ -35,6 +37,8 @@ from broker.storage.root import Root
 from broker.storage.shared import SharedRead
 
 Answer = TypeVar("Answer")
+IN_FLIGHT_IN_ORDER: Final = 2
+"""One is synced while the next is built and handed over."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +77,12 @@ class OwnPage:
         self._bounds = bounds
         self._space = space_of(log)
         self._turn = asyncio.Lock()
-        """Held while a change of the own page is in flight, and until the page is rolled."""
+        """Held while a change of the own page is in flight (where the table keeps the order: while it is built),
+        and until the page is rolled."""
+        self._newest = head
+        """The head of the change that was sent last; ``head`` if none is in flight."""
+        self._last: asyncio.Future[None] | None = None
+        """Done when the change that was sent last has its outcome; None: it has."""
         self._root_turn = asyncio.Lock()
         self._rolling: asyncio.Task[None] | None = None
         self._packing: asyncio.Task[None] | None = None
@@ -89,6 +98,16 @@ class OwnPage:
     def pointer(self) -> RowId:
         """The last id that is confirmed."""
         return self.head.pointer
+
+    @property
+    def in_flight_max(self) -> int:
+        """How many appends may be under way: more than one where changes are made in the order of sending."""
+        return IN_FLIGHT_IN_ORDER if self._resolver.table.keeps_order else 1
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a change of the own page is under way."""
+        return self._turn.locked() or self._last is not None
 
     @property
     def is_alone(self) -> bool:
@@ -113,8 +132,16 @@ class OwnPage:
             await self._marks_kept_up()
             new = self._appended(added, messages, payload_bytes)
             cells = {entry.column: entries.encode(entry) for entry in added}
-            await self._change_page(new, cells)
-            self.marks.confirmed(new.pointer, added)
+        except BaseException:
+            self._turn.release()
+            raise
+        if self._resolver.table.keeps_order and not new.is_sealed:
+            # Whoever has the turn next comes to it when this change was handed to the table.
+            self._turn.release()
+            await self._change_page(new, cells, added)
+            return
+        try:
+            await self._change_page(new, cells, added)
             if new.is_sealed and not self.done:
                 self._rolling = asyncio.ensure_future(self._roll_and_let_go())
         finally:
@@ -122,7 +149,7 @@ class OwnPage:
                 self._turn.release()
 
     def _appended(self, added: Sequence[Entry], messages: int, payload_bytes: int) -> Head:
-        head = self.head
+        head = self._newest
         assert head.is_open, "a sealed page takes nothing"
         assert added[0].first > head.pointer, "ids rise"
         last = added[-1].last
@@ -140,16 +167,36 @@ class OwnPage:
             state=PageState.SEALED if is_full else PageState.OPEN,
             total=head.total + messages,
             bytes=head.bytes + payload_bytes,
-            marked=self.marks.marked_with(last, added),
+            marked=max(head.marked, self.marks.marked_with(last, added)),
             first_end_ms=min(ends),
             cells=min(cells, 0xFFFF),
             size=min(size, 0xFFFFFFFF),
         )
 
-    async def _change_page(self, new: Head, cells: dict[bytes, bytes]) -> None:
-        """Change the own page; the caller has the turn."""
-        row = page_key(self.log, self.page)
-        verdict = await self._ending(self._resolver.append(self._space, row, self.head, new, cells))
+    async def _change_page(
+        self, new: Head, cells: dict[bytes, bytes], added: Sequence[Entry]
+    ) -> None:
+        """Change the own page from the head that was sent last; confirmed in the order of sending."""
+        row, before, self._newest = page_key(self.log, self.page), self._newest, new
+        previous, mine = self._last, asyncio.get_running_loop().create_future()
+        self._last = mine
+        self.marks.sent(added)
+        try:
+            verdict = await self._ending(
+                self._resolver.append(self._space, row, before, new, cells)
+            )
+            if previous is not None and not previous.done():
+                await asyncio.wait((previous,))
+            self._note(verdict, new)
+            self.marks.confirmed(new.pointer, added)
+        finally:
+            self.marks.landed(added)
+            mine.set_result(None)
+            if self._last is mine:
+                self._last, self._newest = None, self.head
+
+    def _note(self, verdict: Verdict, new: Head) -> None:
+        """Take a change of the own page for what it became."""
         if verdict is Verdict.APPLIED:
             self.head = new
             return
@@ -160,13 +207,25 @@ class OwnPage:
             raise OutcomeUnknown("Whether it was stored can't be found out in time.")
 
     async def _change_own_head(self, puts: dict[bytes, bytes], **fields: object) -> None:
-        """Change the own head with other cells than entries; the caller has the turn."""
+        """Change the own head with other cells than entries; the caller has the page to itself."""
         new = self.head._replace(token=self._tokens.fresh(), **fields)  # type: ignore[arg-type]
         row = page_key(self.log, self.page)
         before, after = heads.encode(self.head), heads.encode(new)
         if not await self._ending(self._resolver.swap(self._space, row, before, after, puts)):
             self._fenced()
-        self.head = new
+        self.head = self._newest = new
+
+    @asynccontextmanager
+    async def _page_to_itself(self) -> AsyncIterator[None]:
+        """Have the turn when nothing is in flight."""
+        async with self._turn:
+            await self._landed()
+            yield
+
+    async def _landed(self) -> None:
+        """Wait until nothing is in flight; the caller has the turn."""
+        while (last := self._last) is not None:
+            await asyncio.wait((last,))
 
     async def _marks_kept_up(self) -> None:
         try:
@@ -204,7 +263,8 @@ class OwnPage:
             self._end()
             raise
         former, was = self.page, self.head
-        self.page, self.head = page, head
+        self.page = page
+        self.head = self._newest = head
         if self.is_alone and self._packing is None and is_worth_it(was, self._bounds.packed_from):
             self._packing = asyncio.ensure_future(self._pack(former))
 
@@ -271,7 +331,7 @@ class OwnPage:
 
     async def settled(self) -> None:
         """Wait until nothing is in flight."""
-        async with self._turn:
+        async with self._page_to_itself():
             pass
         if (packing := self._packing) is not None:
             await asyncio.wait((packing,))

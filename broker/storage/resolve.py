@@ -176,8 +176,11 @@ class Resolver:
         pauses = self.pauses()
         doubt = False
         while True:
-            if await self._sent(change, in_doubt=doubt):
+            done = await self._sent(change, in_doubt=doubt)
+            if done:
                 return Verdict.APPLIED
+            if done is False and not doubt and self.table.keeps_order:
+                return Verdict.NEVER
             doubt = True
             verdict = await self._looked(look)
             while verdict is Verdict.STALE:
@@ -190,8 +193,10 @@ class Resolver:
                 return Verdict.UNKNOWN
 
     @staticmethod
-    async def _sent(change: Callable[[], Awaitable[bool]], *, in_doubt: bool) -> bool:
-        """Send a change; True if it is made. A change that was sent before may be made, whatever this says.
+    async def _sent(change: Callable[[], Awaitable[bool]], *, in_doubt: bool) -> bool | None:
+        """Send a change; True if it is made, None without an answer.
+
+        A change that was sent before may be made, whatever this says.
 
         Raises:
             Unavailable: it was not sent, now or before.
@@ -206,7 +211,7 @@ class Resolver:
                 raise
         except NoAnswer:
             pass
-        return False
+        return None
 
     @staticmethod
     async def _looked(look: Callable[[], Awaitable[Verdict]]) -> Verdict:

@@ -81,6 +81,10 @@ class Table(Protocol):
         """Whether this process has the store to itself: then every reading is current."""
 
     @property
+    def keeps_order(self) -> bool:
+        """Whether changes are made in the order of asking, each at most once; then a False is final."""
+
+    @property
     def checks_values(self) -> bool:
         """Whether a reading fails unless every value is as it was put, by checksums of the table's own."""
 

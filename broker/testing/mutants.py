@@ -120,8 +120,7 @@ def _seal_before_make(_: Any) -> Any:
             await self._marks_kept_up()
             new = self._appended(added, messages, payload_bytes)
             cells = {entry.column: encode(entry) for entry in added}
-            await self._change_page(new._replace(state=PageState.OPEN), cells)
-            self.marks.confirmed(new.pointer, added)
+            await self._change_page(new._replace(state=PageState.OPEN), cells, added)
             if new.is_sealed and not self.done:
                 try:
                     await make_and_seal(self)
@@ -136,7 +135,8 @@ def _seal_before_make(_: Any) -> Any:
             self._fenced()
         await self._change_own_head({}, state=PageState.SEALED)
         await self._change_root(lambda root: roots.linked(root, page, head.epoch))
-        self.page, self.head = page, head
+        self.page = page
+        self.head = self._newest = head
 
     return mutant
 

@@ -7,7 +7,8 @@ next batch. So the batch grows with the load by itself, and a lone request waits
     commit  [ a ] [  b c  ] [ d e f g h ]
 
 A request is one unit: its rows are consecutive and become visible together. Ids are taken when a batch
-is formed, in the order of arrival. One batch is under way at a time.
+is formed, in the order of arrival. One batch is under way at a time; large ones two, where the
+table keeps their order.
 
 A writer lives as long as its hold. When an append ends badly the hold is done: requests of that batch
 get its outcome, and requests that were certainly not stored go to whoever takes the log next, in the
@@ -31,6 +32,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import timestamp_of
+from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import Hold
 from broker.topics.batches import Batch, answer, batch_of
 from broker.topics.ids import LeadExceeded
@@ -237,12 +239,19 @@ class LogWriter:
             and not self._forming
             and not self.closed
             and self._pause is None
-            and not self._under_way
+            and self._may_send()
         ):
             self._forming = True
             task = self._loop.create_task(self._send())
             self._under_way.add(task)
             task.add_done_callback(self._landed)
+
+    def _may_send(self) -> bool:
+        """Whether a batch may be sent: behind another one only what fills an entry by itself."""
+        if not self._under_way:
+            return True
+        is_large = self._queue[0].size >= ENTRY_BYTES_MAX
+        return is_large and len(self._under_way) < self.hold.in_flight_max
 
     async def _send(self) -> None:
         """Form a batch of what has gathered, and commit it."""

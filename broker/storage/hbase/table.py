@@ -55,6 +55,7 @@ class HBaseTable(Table):
     """All three spaces, in three tables of HBase."""
 
     is_alone = False
+    keeps_order = False
     checks_values = False
     cell_bytes_max = CELL_BYTES_MAX
     change_bytes_max = CHANGE_BYTES_MAX

@@ -52,6 +52,11 @@ class LevelDBTable:
         return True
 
     @property
+    def keeps_order(self) -> bool:
+        """True: one thread makes them, and nothing that was asked for before a failed write is made after it."""
+        return True
+
+    @property
     def checks_values(self) -> bool:
         """True: LevelDB verifies the checksums of all blocks that it reads."""
         return True

@@ -123,6 +123,11 @@ class AdversaryTable:
         return self.table.is_alone
 
     @property
+    def keeps_order(self) -> bool:
+        """False: calls are late, and come twice."""
+        return False
+
+    @property
     def checks_values(self) -> bool:
         """As the table behind."""
         return self.table.checks_values

@@ -22,10 +22,11 @@ class MemoryTable:
     """Implements Table. Every method is one step, which no other task can come between.
 
     Attributes:
-        is_alone, checks_values: as the port has them.
+        is_alone, keeps_order, checks_values: as the port has them.
         spaces: what is stored, for code that stands in for a store's servers.
     """
 
+    keeps_order = False
     checks_values = False
 
     def __init__(

@@ -23,7 +23,7 @@ class NodeTable:
         self._table = table
         self.going = asyncio.Event()
         self.going.set()
-        self.is_alone = self.checks_values = False
+        self.is_alone = self.keeps_order = self.checks_values = False
         self.cell_bytes_max = table.cell_bytes_max
         self.change_bytes_max = table.change_bytes_max
 

@@ -108,6 +108,11 @@ class LinkedTable:
         return self._table.is_alone
 
     @property
+    def keeps_order(self) -> bool:
+        """False: calls are late, and come twice."""
+        return False
+
+    @property
     def checks_values(self) -> bool:
         """As storage says."""
         return self._table.checks_values
