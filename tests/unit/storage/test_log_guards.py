@@ -284,10 +284,9 @@ async def test_what_is_published_while_a_tail_expires_stays_above_the_floor(benc
     while not hold._turn._waiters:
         await settle(1)
     ids = bench.ids(1)
-    await hold._change_page(
-        hold._appended(bench.entries(hold, ids, PLAIN), 1, 0),
-        {each.column: entries.encode(each) for each in bench.entries(hold, ids, PLAIN)},
-    )
+    added = bench.entries(hold, ids, PLAIN)
+    cells = {each.column: entries.encode(each) for each in added}
+    await hold._change_page(hold._appended(added, 1, 0), cells, added)
     hold._turn.release()
     await raising
     await bench.clear(hold)

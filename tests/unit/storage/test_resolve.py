@@ -23,7 +23,7 @@ SAME_EPOCH = entries_of(5, [row_id(2, 0)], [b"another"])[0]
 class Scripted:
     """A table that answers as told, the last answer again and again."""
 
-    is_alone = False
+    is_alone = keeps_order = False
 
     def __init__(self, changes, gets):
         self.changes, self.gets = list(changes), list(gets)
