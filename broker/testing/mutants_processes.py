@@ -147,12 +147,12 @@ def _clock_ids() -> Patch:
         return Position(now_ms, 0)
 
     def unlooked(self: OwnPage, added: Sequence[Entry], *rest: Any) -> Head:
-        held = self.head
-        self.head = held._replace(pointer=min(held.pointer, row_before(added[0].first)))
+        held = self._newest
+        self._newest = held._replace(pointer=min(held.pointer, row_before(added[0].first)))
         try:
             return appended(self, added, *rest)
         finally:
-            self.head = held
+            self._newest = held
 
     return _all(
         mock.patch.object(RowIds, "_start", by_the_clock),

@@ -39,7 +39,7 @@ async def logs(hbase_server: HBaseServer) -> AsyncIterator[Logs]:
 async def test_what_is_stored_is_sound_until_it_is_damaged(logs: Logs) -> None:
     report = await verify(logs)
     assert report.problems == []
-    assert (report.topics, report.payload_logs) == (7, 6)
+    assert (report.topics, report.payload_logs) == (8, 6)
     await logs.table.delete(Space.MESSAGES, [page_key(LOG, ROW_ID_MIN)])
     report = await verify(logs)
     assert any("the pages before it are missing" in line for line in report.problems)
