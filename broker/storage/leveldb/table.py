@@ -1,6 +1,6 @@
 """The port over LevelDB, for the one process that has the directory open.
 
-Writes go through one thread, which compares heads and shares syncs (writer.py). Reads run in a few
+Writes go through one thread, which compares heads and shares syncs (writer.py). Reads run in two
 threads (readers.py), and see what was written before they began. A head that was put or read lately is
 answered on the event loop without any hop, so a proof of leading costs a look into a dict.
 
