@@ -136,7 +136,7 @@ class OwnPage:
             self._turn.release()
             raise
         if self._resolver.table.keeps_order and not new.is_sealed:
-            # Whoever has the turn next comes to it when this change was handed to the table.
+            # The next append gets its turn after this change was handed to the table.
             self._turn.release()
             await self._change_page(new, cells, added)
             return
