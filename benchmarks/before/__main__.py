@@ -2,7 +2,7 @@
 
 Questions: publish polls small time expiry disk cluster moves kafka; all of them if none is named. Those
 of a cluster start ZooKeeper and HBase, and a cluster of each checkout on them. Exits with 1 if a figure
-misses what it must be, else with 0. What gave no result is said so and is neither.
+misses what it must be, else with 0. A question without a result says so, and is neither.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ async def _polled(port: int, lanes: Sequence[Sequence[bytes]], seconds: float) -
 
 
 def _side(bench: Bench, name: str, what: str, server: peers.HttpServer, polls: Polls) -> Side:
-    # What fits into one page of a reply has a length and no chunks.
+    # A reply of one page has a length and no chunks.
     lane = [request for request, _ in polls]
     run = (
         partial(_paged, server.port, [lane], polls[0][1])

@@ -35,7 +35,7 @@ from broker.storage.tail import Seen, Tail, next_head
 
 CLAIM_TRIES_MAX = 4
 PACKED_SOON = PageBounds(cells_max=1024)
-"""Where sealed pages are packed: few small entries wait for it."""
+"""Where sealed pages are packed, pages are short, so that few small entries wait for packing."""
 
 
 class StaleGeneration(Exception):

@@ -5,10 +5,10 @@ page that takes nothing more is therefore written once more, if its entries are 
 
     sealed │ a │ b │ c │ tx d │ e │ f │   ──one change──▶   packed │ a b c │ tx d │ e f │
 
-Neighbours of one epoch that every consumer takes are joined; the others stay. What a reader finds behind an
-id is the same before and after, so it may go on from one to the other; it leaves out what it has had.
-An append of a leader before, whose outcome is still to be found out, may have been packed: its cell is not there
-any more. So the head says *packed*, and there nothing is told as never stored.
+Neighbours of one epoch that every consumer takes are joined; the others stay. A reader finds the
+same messages behind an id before and after, so it may go on from one to the other; it leaves out messages that it
+has shown. A former leader may still look for the outcome of its append, and the cell of that append may be joined
+with others by now. So the head says *packed*, and no append to a packed page is answered as never stored.
 
 Only where the table is alone: elsewhere the cells that go would be markers, which cost readers as much.
 """
@@ -42,7 +42,7 @@ def is_worth_it(head: Head, cells_min: int) -> bool:
 
 
 class Packed:
-    """What packing changes: cells to put and to delete. Takes entries in order."""
+    """The cells that packing puts and deletes. It takes the cells of a page in order."""
 
     def __init__(self) -> None:
         """Begin with nothing."""

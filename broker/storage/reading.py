@@ -38,11 +38,11 @@ from broker.storage.table import Cells
 
 CELLS_AT_ONCE: Final = 1024
 CELL_OVERHEAD_BYTES: Final = 96
-"""What a message takes beside its payload, in a cell of its own."""
+"""The bytes of a message's own cell beside its payload."""
 
 
 class LogReader:
-    """What lies in ``(after, through]`` of one log. ``ended`` once all of it was read.
+    """Reads the entries in ``(after, through]`` of one log. ``ended`` once all of them were read.
 
     Forwards the last entry may end behind it.
     """

@@ -38,7 +38,7 @@ STALE_READS_MAX: Final = 5
 STALE_READ_PAUSE_S: Final = 0.02
 NO_LIMIT: Final = 1 << 62
 AT_ONCE_BYTES: Final = 512 * 1024
-"""So much a poll reads from storage at once, and holds while its consumer is slow."""
+"""The bytes that a poll reads from storage in one call, and holds while its consumer is slow."""
 
 
 class _Reference:
@@ -72,7 +72,7 @@ class Reading:
         self._reference: _Reference | None = None
         self._reader: LogReader | None = None
         self._ahead: deque[Entry] = deque()
-        """What the reader has read, and is not taken yet."""
+        """Entries that the reader has read and this poll has not taken yet."""
         self._items: list[bytes] = []
         self._taken = 0
         self._bytes = 0

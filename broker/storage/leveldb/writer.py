@@ -248,7 +248,7 @@ class Writer:
             self._database.reopen()
         except (OSError, Unavailable, StorageCorrupt) as error:
             return error
-        self.recent.forget()  # What was read meanwhile was of the database before.
+        self.recent.forget()  # Heads read meanwhile are of the database before.
         return None
 
 
