@@ -16,14 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Final, Protocol
 
 from broker.errors import Unavailable
-from broker.model import (
-    ROW_ID_MAX,
-    ROW_ID_MIN,
-    Message,
-    Poll,
-    RowId,
-    Topic,
-)
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, Message, Poll, RowId, Topic
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
@@ -76,6 +69,10 @@ class Reading:
         self._items: list[bytes] = []
         self._taken = 0
         self._bytes = 0
+        self._now_ms = 0
+        """When the page began, which the ages of its messages go by."""
+        self._oldest = ROW_ID_MIN
+        """The oldest id that lives then, by the topic's ttl."""
 
     @property
     def has_snapshot(self) -> bool:
@@ -107,6 +104,8 @@ class Reading:
             Unavailable: what storage answers is stale, and stayed so.
         """
         self._bytes = 0
+        self._now_ms = self._around.clock.now_ms()
+        self._oldest = oldest_live(self._now_ms, self._topic.ttl_ms)
         while not self.ended and self._bytes < bytes_max:
             if self._reference is not None:
                 await self._read_payloads(self._reference, bytes_max)
@@ -165,6 +164,18 @@ class Reading:
 
     def _take(self, entry: Entry, bytes_max: int) -> bool:
         """Take what a consumer gets of an entry; False if reading stops before its end."""
+        if (
+            entry.is_plain
+            and not entry.is_stub
+            and entry.first > max(self._after, self._start.row or ROW_ID_MIN)
+            and entry.first >= self._oldest
+            and entry.count <= self._left
+            and len(entry.items) <= bytes_max - self._bytes
+        ):
+            # Most entries are taken whole.
+            self._emit(entry.items, entry.count)
+            self._after = entry.last
+            return self._left > 0 and self._bytes < bytes_max
         first = entry.place_after(self._after)
         if first < entry.count and not self._start.inline and not entry.is_reference:
             # The consumer that begins after this message has it: it may be open and yet holds nothing up.
@@ -197,8 +208,9 @@ class Reading:
 
     def _take_run(self, entry: Entry, first: int, stop: int, bytes_max: int) -> bool:
         """Take messages as they are, but for their age; False if the page is full before the last."""
-        life_ms = _life_ms(entry.lifetime_ms, self._topic.ttl_ms)
-        bound = oldest_live(self._around.clock.now_ms(), life_ms)
+        bound = self._oldest
+        if entry.lifetime_ms is not None and entry.lifetime_ms < self._topic.ttl_ms:
+            bound = oldest_live(self._now_ms, entry.lifetime_ms)
         if entry.first < bound:
             first = max(first, entry.place_at(bound))
             if first >= stop:
@@ -213,8 +225,7 @@ class Reading:
     # Payload logs.
 
     def _enter(self, entry: Entry) -> bool:
-        now_ms = self._around.clock.now_ms()
-        if not lives(entry.first, entry.lifetime_ms, now_ms, self._topic.ttl_ms):
+        if not lives(entry.first, entry.lifetime_ms, self._now_ms, self._topic.ttl_ms):
             return True
         assert entry.number is not None
         after = self._start.payload_after if entry.first == self._start.row else ROW_ID_MIN
@@ -228,10 +239,9 @@ class Reading:
         while self._left > 0 and self._bytes < bytes_max and not payloads.ended:
             messages_max = min(self._left, self._around.settings.page_rows_max)
             for entry in await payloads.next(bytes_max - self._bytes, messages_max):
-                now_ms = self._around.clock.now_ms()
                 life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
                 first = entry.place_after(payloads.taken)
-                if lives(reference.row, life_ms, now_ms, self._topic.ttl_ms):
+                if lives(reference.row, life_ms, self._now_ms, self._topic.ttl_ms):
                     stop = min(entry.count, first + self._left)
                     if first < stop:
                         self._emit(entry.framed(reference.row, first, stop), stop - first)
@@ -260,10 +270,6 @@ def _not_rolled_back(entry: Entry, first: int) -> Iterator[tuple[int, int]]:
         first = max(first, entry.place_after(high))
     if first < entry.count:
         yield first, entry.count
-
-
-def _life_ms(lifetime_ms: int | None, ttl_ms: int) -> int:
-    return ttl_ms if lifetime_ms is None else min(lifetime_ms, ttl_ms)
 
 
 def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
