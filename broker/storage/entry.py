@@ -2,11 +2,11 @@
 
 ::
 
-    format  flags  epoch    first id  last id  count    fixed, 34 bytes
-    write pointer  lifetime  payload log                8 bytes each, if the flags say so
-    number of marks | marks                             for later requests (keys)
-    offsets                                             where each item begins, 2 bytes each
-    items                                               Avro items of a poll's reply
+    format  flags  epoch    last id  count      fixed, 22 bytes
+    write pointer  lifetime  payload log        8 bytes each, if the flags say so
+    number of marks | marks                     for later requests (keys)
+    offsets                                     where each item but the first begins, 2 bytes each
+    items                                       Avro items of a poll's reply; a stub has its first id here
     CRC-32 of all before, little-endian                 so that the CRC-32 of any whole value is one number
 
 An entry has at most 16 KiB of items, or one message. Messages with a write pointer, a lifetime or a
@@ -41,7 +41,7 @@ ENTRY_BYTES_MAX: Final = 16 * 1024
 
 STORED, STUB = 8, 16
 
-_FIXED = struct.Struct(f">BBQ{ROW_ID_BYTES}s{ROW_ID_BYTES}sI")
+_FIXED = struct.Struct(f">BBQ{ROW_ID_BYTES}sH")
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
 _CHECK = struct.Struct(">I")
@@ -56,6 +56,7 @@ _RANGE = struct.Struct(f">{ROW_ID_BYTES}s{ROW_ID_BYTES}s")
 
 _MESSAGE_LEAD = encode_long(MESSAGE_ID_BYTES)
 _SHORT = len(SHORT_LONGS)
+_FIRST_START = b"\0\0"
 _INLINE_TAILS = tuple(bytes(ROW_ID_BYTES) + length for length in SHORT_LONGS)
 _FLIPPED = sys.byteorder != "big"
 
@@ -402,7 +403,7 @@ def stub_of(entry: Entry) -> Entry:
 
 def encode(entry: Entry) -> bytes:
     """Encode an entry: the value of its cell."""
-    parts = [_FIXED.pack(FORMAT, entry.flags, entry.epoch, entry.first, entry.last, entry.count)]
+    parts = [_FIXED.pack(FORMAT, entry.flags, entry.epoch, entry.last, entry.count)]
     parts += [
         _NUMBER.pack(number)
         for number in (entry.pointer, entry.lifetime_ms, entry.number)
@@ -410,8 +411,7 @@ def encode(entry: Entry) -> bytes:
     ]
     parts.append(_COUNT.pack(len(entry.marks)))
     parts += [_MARK.pack(*mark) for mark in entry.marks]
-    if not entry.is_stub:
-        parts.append(_packed(entry.starts))
+    parts.append(entry.first if entry.is_stub else _packed(entry.starts[1:]))
     lead = b"".join(parts)
     return b"".join((lead, entry.items, _CRC.pack(zlib.crc32(entry.items, zlib.crc32(lead)))))
 
@@ -439,7 +439,7 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
         raise StorageCorrupt("an entry is cut off")
     if not is_checked and zlib.crc32(value) != WHOLE:
         raise StorageCorrupt("an entry fails its checksum")
-    form, flags, epoch, first, last, count = _FIXED.unpack_from(value)
+    form, flags, epoch, last, count = _FIXED.unpack_from(value)
     if form != FORMAT:
         raise StorageCorrupt(f"an entry has format {form}; this release reads {FORMAT}")
     at = _FIXED.size
@@ -457,16 +457,19 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
             Mark(*_MARK.unpack_from(value, at + i * _MARK.size)) for i in range(mark_count)
         )
         at += mark_count * _MARK.size
-    starts = b"" if flags & STUB else value[at : at + 2 * count]
-    at += len(starts)
+    starts, items_at = b"", at
+    if not flags & STUB:
+        items_at += 2 * (count - 1)
+        starts = _FIRST_START + value[at:items_at]
+        at = items_at if flags & STORED else items_at + 1
     return Entry(
         flags,
         epoch,
-        first,
+        value[at : at + ROW_ID_BYTES],
         last,
         count,
         starts,
-        value[at:body_end],
+        b"" if flags & STUB else value[items_at:body_end],
         pointer=numbers[0],
         lifetime_ms=numbers[1],
         number=numbers[2],

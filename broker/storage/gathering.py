@@ -31,7 +31,7 @@ from broker.storage.entry import (
 SMALL_BYTES_MAX: Final = 4096
 """The most bytes of an entry that is read as one with its neighbours."""
 
-_PLAIN_HEADER = struct.Struct(f">B19x{ROW_ID_BYTES}sIH")
+_PLAIN_HEADER = struct.Struct(f">B9x{ROW_ID_BYTES}sHH")
 """Of an entry that is not judged: format, last id, count, number of marks."""
 
 Cell = tuple[bytes, bytes]
@@ -97,7 +97,7 @@ def _gathered(cells: Sequence[Cell], *, is_checked: bool) -> Entry:
         return joined(list(entries_in(cells)))
     at = _PLAIN_HEADER.size
     if not any(marks) and counts.count(1) == len(counts):
-        items = [value[at + 2 : -CRC_BYTES] for value in values]
+        items = [value[at:-CRC_BYTES] for value in values]
         starts = list(accumulate(map(len, items), initial=0))
         del starts[-1]
     else:
@@ -117,7 +117,8 @@ def _parts_of(
     size = 0
     for value, count, mark_count in zip(values, counts, marks, strict=True):
         offsets_at = _PLAIN_HEADER.size + mark_count * MARK_BYTES
-        at = offsets_at + 2 * count
+        at = offsets_at + 2 * (count - 1)
+        starts.append(size)
         starts += [size + start for start in unpacked_starts(value[offsets_at:at])]
         items.append(value[at:-CRC_BYTES])
         size += len(items[-1])

@@ -242,12 +242,17 @@ def entry_of_another_log(store: Store) -> None:
 
 def entry_that_overlaps(store: Store) -> None:
     _, row = store.page(0)
-    store.replace(row, list(entries_in(cells(row)))[1], first=store.page(0)[0])
+    begin_at(store, row, list(entries_in(cells(row)))[1], store.page(0)[0])
 
 
 def entry_below_its_page(store: Store) -> None:
     _, row = store.page(1)
-    store.replace(row, next(entries_in(cells(row))), first=row_id(1, 1))
+    begin_at(store, row, next(entries_in(cells(row))), row_id(1, 1))
+
+
+def begin_at(store: Store, row: Row, entry: Entry, first: RowId) -> None:
+    """Give an entry's first message another id."""
+    store.replace(row, entry, items=entry.items.replace(entry.first, first, 1))
 
 
 def entry_of_a_later_epoch(store: Store) -> None:
