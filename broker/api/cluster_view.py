@@ -83,7 +83,7 @@ def cluster_view(  # noqa: PLR0913 - The parts of a node, each by name.
         slots_led=slots_led,
         topics_led=leaders.epochs,
         storage=lambda: health.so_far,
-        clock_skew_ms=lambda: leaders.claims.clock_skew_ms,
+        clock_skew_ms=lambda: leaders.claims.clocks.skew_ms,
         ask=ask,
         hint=coordinator.hint,
         records=records,

@@ -13,17 +13,18 @@ from typing import Final, NamedTuple, Protocol
 from broker.storage import entry as entries
 from broker.storage.keys import prefix_end
 from broker.storage.resolve import Resolver
-from broker.storage.table import Space
+from broker.storage.table import Cell, Space
 
 NONCE_BYTES: Final = 8
 ROWS_AT_ONCE: Final = 1000
 
 
 class Record(NamedTuple):
-    """A record's value and the version that a compare-and-set names."""
+    """A record's value, the version that a compare-and-set names, and when the server wrote it (table.Cell)."""
 
     value: bytes
     version: bytes
+    server_ms: int | None = None
 
 
 class RecordStore(Protocol):
@@ -61,7 +62,7 @@ class Records:
     async def get(self, key: bytes) -> Record | None:
         """Return the record, or None. Raises Unavailable, StorageCorrupt."""
         cell = await self._resolver.head(Space.RECORDS, key)
-        return None if cell is None else _record(cell.value)
+        return None if cell is None else _record(cell)
 
     async def put_if(self, key: bytes, expected: bytes | None, value: bytes) -> bytes | None:
         """Put ``value`` if the record's version is ``expected`` (None: absent), durably.
@@ -86,11 +87,12 @@ class Records:
                     Space.RECORDS, first, last, limit=ROWS_AT_ONCE
                 )
             )
-            found += [(row, _record(cell.value)) for row, cell in rows if row.startswith(prefix)]
+            found += [(row, _record(cell)) for row, cell in rows if row.startswith(prefix)]
             if len(rows) < ROWS_AT_ONCE:
                 return found
             first = rows[-1][0] + b"\0"
 
 
-def _record(value: bytes) -> Record:
-    return Record(entries.unchecked(value, "a record")[NONCE_BYTES:], value)
+def _record(cell: Cell) -> Record:
+    value = entries.unchecked(cell.value, "a record")[NONCE_BYTES:]
+    return Record(value, cell.value, cell.server_ms)

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from broker.leading import instances
 from broker.routing import deadlines
 from broker.routing.lanes import ReceivedLanes, Turn
-from broker.topics.claiming import TopicClaims
+from broker.topics.comparing import ClockComparison
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed import KeyedLog
 from broker.topics.reading import PayloadReader
@@ -55,8 +55,8 @@ def _sweep_margin(_: Any) -> Any:
 
 
 def _clock(_: Any) -> Any:
-    def mutant(self: TopicClaims, skew_ms: int) -> None:
-        self.clock_skew_ms = skew_ms
+    def mutant(self: ClockComparison, skew_ms: int) -> None:
+        self.skew_ms = skew_ms
 
     return mutant
 
@@ -99,7 +99,10 @@ MUTANTS: Final[Mapping[str, Above]] = {
         _sweep_margin,
     ),
     "clock": Above(
-        "a node whose clock is far off leads all the same", TopicClaims, "judge_clock", _clock
+        "a node whose clock is far off leads and reads all the same",
+        ClockComparison,
+        "judge",
+        _clock,
     ),
     "ids-rise": Above("ids come from the clock alone", RowIds, "_start", _ids_rise),
     "dedupe": Above(

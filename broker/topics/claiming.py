@@ -17,6 +17,7 @@ from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, StaleGeneration
 from broker.storage.root import RootState
+from broker.topics.comparing import ClockComparison
 from broker.topics.registry import TopicRecord, TopicRegistry, not_found
 from broker.topics.surroundings import Surroundings
 
@@ -31,8 +32,7 @@ class TopicClaims:
     ) -> None:
         """Claim under the surroundings' tenure, by the registry's records."""
         self.closing = False
-        self.clock_skew_ms: int | None = None
-        """How far this clock was ahead of the storage's when they were compared last."""
+        self.clocks = ClockComparison(around, registry.records)
         self._around = around
         self._registry = registry
         self._jitter = jitter
@@ -109,27 +109,13 @@ class TopicClaims:
     async def _compare_clocks(self, made: Claimed) -> None:
         """Let go of what was claimed if this clock is too far off. Raises ClockSkew."""
         if made.skew_ms is None:
+            self.clocks.claimed()
             return
         try:
-            self.judge_clock(made.skew_ms)
+            self.clocks.judge(made.skew_ms)
         except ClockSkew:
             try:
                 await made.hold.hand_off()
             except BrokerError:
                 self._around.metrics.happened("release_failed")
             raise
-
-    def judge_clock(self, skew_ms: int) -> None:
-        """Note how far this clock is ahead of the storage's; too far, and the node leads nothing more.
-
-        Raises:
-            ClockSkew: it is too far off.
-        """
-        self.clock_skew_ms = skew_ms
-        if abs(skew_ms) <= self._around.settings.clock_skew_ms_max:
-            return
-        self._around.skewed(skew_ms)
-        raise ClockSkew(
-            f"This node's clock is {abs(skew_ms)} ms {'ahead' if skew_ms > 0 else 'behind'} "
-            "of the storage's: it leads nothing until that is mended."
-        )

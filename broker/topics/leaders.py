@@ -71,7 +71,9 @@ class Leaders:
         """Return the state of a topic, whether it exists or not."""
         state = self.states.get(topic)
         if state is None:
-            state = self.states[topic] = TopicState(topic, self.around, lambda: self._read(topic))
+            state = self.states[topic] = TopicState(
+                topic, self.around, lambda: self._read(topic), self.claims.clocks
+            )
             if len(self.states) > self._forget_over:
                 self._forget_soon()
         return state

@@ -79,7 +79,7 @@ class TopicRegistry:
 
         0 caches nothing.
         """
-        self._records = records
+        self.records = records
         self._cached_max = cached_max
         self._cached: dict[TopicId, TopicRecord] = {}
 
@@ -100,7 +100,7 @@ class TopicRegistry:
         return record.topic(topic)
 
     async def _fetch(self, topic: TopicId) -> tuple[TopicRecord | None, bytes | None]:
-        found = await self._records.get(record_key(topic))
+        found = await self.records.get(record_key(topic))
         if found is None:
             return None, None
         record = _decode(record_key(topic), found.value)
@@ -185,7 +185,7 @@ class TopicRegistry:
     async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
         # Until it is confirmed, nobody knows which value is there.
         self._cached.pop(topic, None)
-        put = await self._records.put_if(record_key(topic), version, _encode(record))
+        put = await self.records.put_if(record_key(topic), version, _encode(record))
         if put is None:
             return False
         self._remember(topic, record)
@@ -194,7 +194,7 @@ class TopicRegistry:
     async def names(self, namespace: str) -> list[str]:
         """Return the live topics of a namespace, in the order of their row keys."""
         prefix = RECORD_PREFIX + f"{namespace}:".encode()
-        found = await self._records.scan_prefix(prefix)
+        found = await self.records.scan_prefix(prefix)
         return [
             key[len(prefix) : -1].decode()
             for key, record in found
@@ -203,7 +203,7 @@ class TopicRegistry:
 
     async def all(self) -> list[tuple[TopicId, TopicRecord]]:
         """Return all records, of deleted topics too, as stored now."""
-        found = await self._records.scan_prefix(RECORD_PREFIX)
+        found = await self.records.scan_prefix(RECORD_PREFIX)
         return [(_topic_of(key), _decode(key, record.value)) for key, record in found]
 
 

@@ -240,7 +240,7 @@ class Sweeper:
         server_ms = await leader.guarded(leader.hold.server_ms())
         if server_ms is not None:
             self._has_compared = True
-            self._leaders.claims.judge_clock(ahead_ms(server_ms, sent_ms, clock.now_ms()))
+            self._leaders.claims.clocks.judge(ahead_ms(server_ms, sent_ms, clock.now_ms()))
 
     async def _end_lives(self, leader: TopicLeader, now_ms: int) -> None:
         topic = leader.topic

@@ -340,7 +340,9 @@ class Topics:
 
     async def browse(self, topic: TopicId, query: BrowseQuery) -> BrowsePage:
         """Look at messages without the rules of consuming."""
-        return await browse(self.around, await self.get(topic), query)
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        return await browse(self.around, found, query)
 
     async def stats(self, topic: TopicId) -> TopicStats:
         """Return what is known of a topic, estimates among it."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from broker.errors import TopicNotFound
 from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
+from broker.topics.comparing import ClockComparison
 from broker.topics.leader import TopicLeader
 from broker.topics.reading import Reading
 from broker.topics.stats import Rates
@@ -35,6 +36,7 @@ class TopicState:
         "changes",
         "claimed_in_vain",
         "claiming",
+        "clocks",
         "former",
         "id",
         "leader",
@@ -48,12 +50,20 @@ class TopicState:
     )
 
     def __init__(
-        self, identifier: TopicId, around: Surroundings, recorded: Callable[[], Awaitable[Topic]]
+        self,
+        identifier: TopicId,
+        around: Surroundings,
+        recorded: Callable[[], Awaitable[Topic]],
+        clocks: ClockComparison,
     ) -> None:
-        """Begin without leader and record; ``recorded`` reads the record, as ``Leaders.learn`` does."""
+        """Begin without leader and record; ``recorded`` reads the record, as ``Leaders.learn`` does.
+
+        ``clocks`` compares this node's with the storage's.
+        """
         self.id = identifier
         self.around = around
         self.recorded = recorded
+        self.clocks = clocks
         self.topic: Topic | None = None
         self.leader: TopicLeader | None = None
         self.former: TopicLeader | None = None
@@ -130,7 +140,12 @@ class TopicState:
             self.waiting.pop(change, None)
 
     async def next_page(self, reading: Reading) -> bytes:
-        """Return the next page of a reading, counting what it gives out."""
+        """Return the next page of a reading, counting what it gives out.
+
+        Raises:
+            ClockSkew: this node's clock is too far off to tell what lives.
+            Unavailable: see Reading.page, ClockComparison.compare.
+        """
         self.touched = True
         if self.topic is not None:
             reading.follow(self.topic)
@@ -140,6 +155,7 @@ class TopicState:
             cache = await self._proven_cache(reading)
             if self.leader is None:
                 await self._follow_record(reading)
+        await self.clocks.compare(is_led_here=self.leader is not None)
         page = await reading.page(cache, PAGE_BYTES)
         count = reading.messages - before
         self.rates.polled(count)

@@ -294,7 +294,7 @@ class RecordContract(LogSuite):
         assert await records.put_if(key, first, b"c") is None
         found = await records.get(key)
         assert found is not None
-        assert found == (b"", second)
+        assert (found.value, found.version) == (b"", second)
 
     async def test_one_that_changed_back_is_another(self, bench: Bench) -> None:
         records = Records(bench.one.resolver)

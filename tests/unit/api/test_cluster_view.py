@@ -65,7 +65,7 @@ async def test_a_node_that_has_not_joined_says_so(parts: Parts) -> None:
 
 async def test_what_is_asked_of_whom(broker: Broker, parts: Parts) -> None:
     parts.join()
-    broker.topics.leaders.claims.clock_skew_ms = -4
+    broker.topics.leaders.claims.clocks.skew_ms = -4
     view = parts.view
     assert (view.me(), view.members().nodes, view.session()) == (ME, {3: ME}, "0xab")
     assert (view.contact(), view.slots_led(), view.clock_skew_ms()) == (Contact.LOST, 17, -4)

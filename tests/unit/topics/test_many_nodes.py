@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from broker.clock import JUMP_MS_MIN
 from broker.errors import (
     ClockSkew,
     NoLeader,
@@ -28,6 +29,8 @@ from broker.testing.bench import Gate, Hook, failing, settle
 from broker.testing.clock import pass_time
 from broker.testing.many import Cluster, Load, Member, head, led_by
 from broker.testing.mutants import in_force
+from broker.topics.browse import BrowseQuery
+from broker.topics.comparing import COMPARED_S
 from broker.topics.settings import PublishOptions
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(40)]
@@ -618,7 +621,7 @@ async def test_a_node_whose_clock_is_off_leads_nothing_and_says_so(
         await publish_at(node, b"m")
     (skew,) = node.skews
     assert abs(skew + offset_ms) < 100
-    assert node.topics.leaders.claims.clock_skew_ms == skew
+    assert node.topics.leaders.claims.clocks.skew_ms == skew
     assert not node.leads(TOPIC)
     assert (await head(node, TOPIC)).owner == ""
 
@@ -629,6 +632,63 @@ async def test_a_small_difference_of_clocks_is_fine(cluster: Cluster) -> None:
     cluster.memory.server_ms = lambda: node.clock.now_ms() + 1500
     await publish_at(node, b"m")
     assert node.skews == []
+
+
+@pytest.mark.parametrize("is_browsing", [False, True])
+async def test_a_node_that_leads_nothing_reads_only_if_its_clock_is_right(
+    cluster: Cluster, is_browsing: bool
+) -> None:
+    """By a clock that is ahead it would leave out what lives, and the consumer would go on behind it."""
+    await cluster.start(0, 1)
+    home = await led_by(cluster, TOPIC)
+    reader = other_of(cluster, home)
+
+    async def read() -> int:
+        if is_browsing:
+            return len((await reader.topics.browse(TOPIC, BrowseQuery())).entries)
+        stream = await reader.topics.poll(TOPIC, Poll(), anywhere=True)
+        return sum([len(messages) async for messages in stream.messages()])
+
+    count = await read()
+    assert count > 0
+    cluster.memory.server_ms = home.clock.now_ms
+    await pass_time(COMPARED_S)
+    assert await read() == count
+    compared = reader.table.calls.count("record")
+    assert await read() == count
+    assert reader.table.calls.count("record") == compared, "one comparison does for a while"
+    reader.clock.step(3_600_000)
+    with pytest.raises(ClockSkew):
+        await read()
+    (skew,) = reader.skews
+    assert abs(skew - 3_600_000) < 100
+    reader.clock.step(-3_600_000)
+    assert await read() == count
+
+
+async def test_a_leader_whose_clock_jumps_reads_only_if_it_is_right(cluster: Cluster) -> None:
+    await cluster.start(0)
+    node = await led_by(cluster, TOPIC)
+    changes = node.table.calls.count("record")
+    assert await cluster.poll(node, TOPIC, Poll())
+    assert node.table.calls.count("record") == changes, "a claim compares"
+    cluster.memory.server_ms = cluster.clock.now_ms
+    node.clock.step(JUMP_MS_MIN)
+    assert await cluster.poll(node, TOPIC, Poll())
+    node.clock.step(3_600_000)
+    with pytest.raises(ClockSkew):
+        await cluster.poll(node, TOPIC, Poll())
+
+
+async def test_a_reading_is_refused_while_the_clocks_can_not_be_compared(cluster: Cluster) -> None:
+    await cluster.start(0, 1)
+    home = await led_by(cluster, TOPIC)
+    await publish_at(home, b"lives")
+    reader = other_of(cluster, home)
+    reader.table.on("record", failing(OutcomeUnknown("lost")))
+    with pytest.raises(Unavailable):
+        await reader.topics.poll(TOPIC, Poll())
+    await reader.topics.poll(TOPIC, Poll())
 
 
 async def test_ids_of_a_node_are_its_own_and_rise_over_all_nodes(cluster: Cluster) -> None:
