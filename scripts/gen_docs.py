@@ -13,6 +13,7 @@ from broker.config import Config, Key, iter_keys
 from broker.errors import BrokerError, registry
 from broker.settings import as_text
 from broker.testing.mutants import MUTANTS
+from broker.testing.mutants_processes import MUTANTS as OF_PROCESSES
 from chaos.cases import CASES, Case
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,6 +87,15 @@ The cluster does not show these:
 """
 
 
+_OF_PROCESSES_HEAD = """
+What real processes stand on has mutants, too (`broker/testing/mutants_processes.py`). The verifier's cases find them
+(two also the tests of LevelDB's files, `tests/integration/test_leveldb_durability.py`):
+
+| guard | what its mutant does | found by the case |
+|---|---|---|
+"""
+
+
 def guards_page() -> str:
     """Return ``docs/internals/guards.md``."""
     table = tomllib.loads((ROOT / "tests/simulation/cluster_mutants.toml").read_text("utf-8"))
@@ -102,8 +112,17 @@ def guards_page() -> str:
                 f"| `{row['name']}` | {row['why']} | `{row['where']}` |\n"
                 for row in table["elsewhere"]
             ),
+            _OF_PROCESSES_HEAD,
+            *(
+                f"| `{name}` | {mutant.does} | {_cases_of(name)} |\n"
+                for name, mutant in OF_PROCESSES.items()
+            ),
         ]
     )
+
+
+def _cases_of(name: str) -> str:
+    return ", ".join(f"`{case.name}`" for case in CASES.values() if case.mutant == name)
 
 
 def _guard(name: str, row: dict[str, Any] | None) -> str:

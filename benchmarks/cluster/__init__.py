@@ -3,7 +3,7 @@
 ::
 
     ground          the cluster that is measured, and what is asked of it
-    bare_commits    the same synced rows and commits with no broker around them
+    bare_commits    the same synced commits with no broker around them
     rates           (g) publishes through a node beside bare commits, (h) forwarded beside direct
     shares          (k) three nodes beside one
     pauses          (i) a topic's pause while leadership moves, by a move and by a kill

@@ -20,8 +20,8 @@ Measured by `make bench-cluster` on {date}: {processor}, {cores} cores, Linux {k
 Java {java}; the commit was {commit}. ZooKeeper, HBase {hbase} (master, one region server, one Thrift-2
 gateway, on the local file system, which syncs) and three nodes were processes of one machine, and so was
 the load: eight processes share its cores, so rates are no measure of what machines of their own can do.
-Relations are. What a figure stands beside is a **bare commit**: a client that puts the same rows and then
-changes one control cell, each synced by the region server (`FSYNC_WAL`), over the same kind of connection
+Relations are. What a figure stands beside is a **bare commit**: a client that makes the same
+conditional write, synced by the region server (`FSYNC_WAL`), over the same kind of connection
 to the same gateway; as many of them at a time as there are topics. It serves nobody, orders nothing
 between writers, and takes no requests.
 

@@ -175,7 +175,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "summary": "Roll a transactional publish back.",
         "requestBody": _body((AVRO, BYTES), (JSON, of("PublishResponse"))),
         "responses": {"200": _ok("Rolled back, also if there was nothing.")},
-        "errors": ("404", "507"),
+        "errors": ("404", "422", "507"),
     },
     "poll": {
         "summary": "Read messages as a consumer.",

@@ -26,7 +26,7 @@ from broker.api.request import Request
 from broker.api.routed import Routed
 from broker.api.router import Handler
 from broker.api.waiting import unless_abandoned
-from broker.errors import NotLeader, TopicNotFound, Unavailable
+from broker.errors import NotLeader, TopicNotFound, Unavailable, UnavailableError
 from broker.model import Message, Poll
 from broker.routing import nodeheaders
 from broker.routing.calls import MOVED, Call, Relayed
@@ -200,7 +200,7 @@ class Page:
         try:
             async for chunk in self._answer.chunks:
                 yield decoder.feed(chunk)
-        except Unavailable:
+        except UnavailableError:
             return
         finally:
             await self._answer.chunks.aclose()

@@ -21,28 +21,50 @@ BACK_OFF_S = 0.02
 BACK_OFF_MAX_S = 1.0
 
 
+class Sent(NamedTuple):
+    """What this clock showed when something was sent, and how far it was ahead of the boot clock (ms)."""
+
+    now_ms: int
+    offset_ms: float
+
+
+def read_clock(clock: Clock) -> Sent:
+    """Read both clocks."""
+    now_ms = clock.now_ms()
+    return Sent(now_ms, now_ms - clock.monotonic() * 1000)
+
+
+class Written(NamedTuple):
+    """A write of this node, and when the server made it by its own clock."""
+
+    sent: Sent
+    server_ms: int
+    answered_ms: int
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far this clock is ahead of the server's at least: 0 if it wrote between both readings."""
+        server_ms = self.server_ms
+        return max(self.sent.now_ms - server_ms, 0) or min(self.answered_ms - server_ms, 0)
+
+
 class Claimed(NamedTuple):
-    """A hold, and how far this clock is ahead of the server's at least; None: nobody can say."""
+    """A hold, and what its claim tells of the clocks; None: nothing."""
 
     hold: Hold
-    skew_ms: int | None
+    written: Written | None
 
 
-def skew_ms(hold: Hold, sent_ms: int, answered_ms: int) -> int | None:
-    """Return how far a clock that read so around a claim is ahead of the server's, at least.
+def written(hold: Hold, sent: Sent, answered_ms: int) -> Written | None:
+    """Return what a claim tells of the clocks.
 
-    0 if the server wrote between both readings. None without a server's time: one that is not greater
-    than that of the cell before is no time, since HBase never lets it fall.
+    None without a server's time: one that is not greater than that of the cell before is no time, since HBase
+    never lets it fall.
     """
     server_ms, before_ms = hold.claimed_server_ms, hold.before_server_ms
     if server_ms is None or (before_ms is not None and server_ms <= before_ms):
         return None
-    return ahead_ms(server_ms, sent_ms, answered_ms)
-
-
-def ahead_ms(server_ms: int, sent_ms: int, answered_ms: int) -> int:
-    """Return how far a clock that read so around a write of that time is ahead, at least."""
-    return max(sent_ms - server_ms, 0) or min(answered_ms - server_ms, 0)
+    return Written(sent, server_ms, answered_ms)
 
 
 async def claim(  # noqa: PLR0913 - Each is named by its callers.
@@ -68,9 +90,9 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
     while True:
         try:
             seen = await tenure.permit(log.topic, deadline)
-            sent_ms = clock.now_ms()
+            sent = read_clock(clock)
             hold = await logs.claim(log, owner, seen)
-            return Claimed(hold, skew_ms(hold, sent_ms, clock.now_ms()))
+            return Claimed(hold, written(hold, sent, clock.now_ms()))
         except (Fenced, OutcomeUnknown, Unavailable) as error:
             if isinstance(error, Fenced):
                 tenure.fenced(log.topic)

@@ -54,7 +54,7 @@ class Hold(OwnPage):
 
         Raises:
             Unavailable, Fenced: nothing was done.
-            OutcomeUnknown: some of it may have been done.
+            OutcomeUnknown: some of it may have been done; so after a fencing by another in the last step.
         """
         self._must_go_on()
         last = min(last, self.pointer)

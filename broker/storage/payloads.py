@@ -170,6 +170,7 @@ class PayloadLogs:
             return None
         found = await Marks(log, self._resolver, tail.marked).find(kind, key)
         reader = self._logs.reader(log, tail.marked, tail.pointer)
+        reader.gathers = False
         while not reader.ended and not found:
             for entry in await reader.next(1 << 20):
                 found += [mark for mark in entry.marks if (mark.kind, mark.key) == (kind, key)]

@@ -59,6 +59,8 @@ class LogReader:
         """Backwards: whether ``through`` was in a page as it was found."""
         self.root: Root | None = None
         """The root as it was read, if it was."""
+        self.gathers = True
+        """Whether small entries come as one, which lacks their marks."""
         self._resolver = resolver
         self._is_checked = resolver.table.checks_values
         self._log = log
@@ -175,7 +177,10 @@ class LogReader:
     ) -> list[Entry]:
         """Take entries of a page that is there; what it says of its end is where this goes on."""
         cells = await self._cells(page, (self.after, self._through), cells_max, bytes_max)
-        found = gathered(cells.cells, is_checked=self._is_checked)
+        if self.gathers:
+            found = gathered(cells.cells, is_checked=self._is_checked)
+        else:
+            found = list(entries_in(cells.cells, is_checked=self._is_checked))
         if found:
             # It may hold what was shown before, since packing joined it with that.
             found[0] = found[0].within(self.after, ROW_ID_MAX)

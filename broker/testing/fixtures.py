@@ -21,7 +21,6 @@ from broker.testing.servers import (
     ServerFailed,
     ServerMissing,
     TmsServer,
-    ZooKeeperServer,
     fetch,
 )
 
@@ -83,11 +82,3 @@ def hbase_server(shared_hbase: HBaseServer) -> HBaseServer:
         shared_hbase.start()  # One test tells of it, and the others go on.
         raise
     return shared_hbase
-
-
-@pytest.fixture(scope="session")
-def zookeeper_server() -> Iterator[ZooKeeperServer]:
-    """One ZooKeeper; every test takes a root node of its own."""
-    require("hbase")
-    with ZooKeeperServer() as server:
-        yield server

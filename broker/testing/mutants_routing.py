@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.leading import instances
+from broker.leading.claims import Written
 from broker.routing import deadlines
 from broker.routing.lanes import ReceivedLanes, Turn
 from broker.topics.comparing import ClockComparison
@@ -55,8 +56,9 @@ def _sweep_margin(_: Any) -> Any:
 
 
 def _clock(_: Any) -> Any:
-    def mutant(self: ClockComparison, skew_ms: int) -> None:
-        self.skew_ms = skew_ms
+    def mutant(_: ClockComparison, written: Written) -> bool:
+        del written
+        return False
 
     return mutant
 
@@ -101,7 +103,7 @@ MUTANTS: Final[Mapping[str, Above]] = {
     "clock": Above(
         "a node whose clock is far off leads and reads all the same",
         ClockComparison,
-        "judge",
+        "_is_off",
         _clock,
     ),
     "ids-rise": Above("ids come from the clock alone", RowIds, "_start", _ids_rise),

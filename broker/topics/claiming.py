@@ -108,11 +108,10 @@ class TopicClaims:
 
     async def _compare_clocks(self, made: Claimed) -> None:
         """Let go of what was claimed if this clock is too far off. Raises ClockSkew."""
-        if made.skew_ms is None:
-            self.clocks.claimed()
+        if made.written is None:
             return
         try:
-            self.clocks.judge(made.skew_ms)
+            self.clocks.judge(made.written)
         except ClockSkew:
             try:
                 await made.hold.hand_off()

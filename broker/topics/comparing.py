@@ -1,11 +1,13 @@
 """Comparing this node's clock with the storage's, before anything goes by it.
 
 A clock that is ahead leaves out messages that live, and a consumer that went on behind them never comes back
-for them. So a clock is compared at each claim and each sweep; and before a page is read, unless it was compared
+for them. So a clock is compared at each claim and each sweep; and before anything is read, unless it was compared
 before and has gone on since as the boot clock does. A node that leads nothing claims nothing: it writes a record
 of its own instead, and looks at when that was by the storage's clock::
 
     clock/007    record: which incarnation compared last; only the time of its cell counts
+
+A comparison tells little if the write took long, and nothing if the clock jumped meanwhile: then it is made again.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from typing import Final
 
 from broker.clock import JUMP_MS_MIN
 from broker.errors import ClockSkew, OutcomeUnknown, Unavailable
-from broker.leading.claims import ahead_ms
+from broker.leading.claims import Sent, Written, read_clock
 from broker.storage.records import RecordStore
 from broker.topics.surroundings import Surroundings
 
 PREFIX: Final = b"clock/"
 COMPARED_S: Final = 60.0
 """How long a comparison does for a reading of what another node leads: clocks drift."""
+SHARP_MS: Final = 1000
+"""How long the write of a comparison may take."""
 
 
 class ClockComparison:
@@ -30,82 +34,104 @@ class ClockComparison:
     def __init__(self, around: Surroundings, records: RecordStore) -> None:
         """Begin without a comparison."""
         self.skew_ms: int | None = None
-        """How far this clock was ahead of the storage's when they were compared last."""
+        """How far this clock was ahead of the storage's, at least, when they were compared last."""
         self._around = around
         self._clock = around.clock
         self._records = records
         self._key = PREFIX + b"%03d" % (around.instance or 0)
-        self._compared_s: float | None = None
+        self._compared_s = 0.0
         self._offset_ms: float | None = None
-        self._comparing = asyncio.Lock()
+        self._comparing: asyncio.Task[None] | None = None
 
-    def judge(self, skew_ms: int) -> None:
-        """Note how far this clock is ahead of the storage's; too far, and the node leads nothing more.
+    def judge(self, written: Written) -> bool:
+        """Note a write of this node; by a clock that is too far off the node leads nothing more.
+
+        Returns whether it was sharp enough to tell.
 
         Raises:
-            ClockSkew: it is too far off.
+            ClockSkew: the clock is too far off.
         """
-        self.skew_ms = skew_ms
-        if abs(skew_ms) <= self._around.settings.clock_skew_ms_max:
-            self._note()
-            return
-        self._around.skewed(skew_ms)
-        raise ClockSkew(
+        self.skew_ms = written.ahead_ms
+        if self._is_off(written):
+            self._around.skewed(self.skew_ms)
+            raise self._refusal("leads")
+        is_sharp = written.answered_ms - written.sent.now_ms <= SHARP_MS
+        if not is_sharp or self._has_jumped(written.sent.offset_ms):
+            return False
+        self._note(written.sent)
+        return True
+
+    def _is_off(self, written: Written) -> bool:
+        return abs(written.ahead_ms) > self._around.settings.clock_skew_ms_max
+
+    def _refusal(self, does: str) -> ClockSkew:
+        skew_ms = self.skew_ms or 0
+        return ClockSkew(
             f"This node's clock is {abs(skew_ms)} ms {'ahead' if skew_ms > 0 else 'behind'} "
-            "of the storage's: it leads nothing until that is mended."
+            f"of the storage's: it {does} nothing until that is mended."
         )
 
-    def claimed(self) -> None:
-        """Note a claim that gave no time to compare with: only a jump after it is looked into."""
-        if self._offset_ms is None:
-            self._offset_ms = self._offset_now_ms()
+    def _note(self, sent: Sent) -> None:
+        self._compared_s, self._offset_ms = self._clock.monotonic(), sent.offset_ms
+
+    def _has_jumped(self, offset_ms: float) -> bool:
+        return abs(read_clock(self._clock).offset_ms - offset_ms) >= JUMP_MS_MIN
 
     async def compare(self, *, is_led_here: bool) -> None:
-        """Return once a page may be read by this clock.
+        """Return once this clock may be read by.
 
         Raises:
             ClockSkew: it is too far off.
             Unavailable: it can't be compared now.
         """
-        if not self._around.is_clustered or self._is_compared(is_led_here):
+        if not self._around.is_clustered or self._is_compared(is_led_here=is_led_here):
             return
-        async with self._comparing:
-            if not self._is_compared(is_led_here):
-                await self._compare()
+        if self._comparing is None:
+            self._comparing = asyncio.ensure_future(self._compare())
+            self._comparing.add_done_callback(self._compared)
+        await asyncio.shield(self._comparing)
 
-    def _is_compared(self, is_led_here: bool) -> bool:
+    def _compared(self, done: asyncio.Task[None]) -> None:
+        self._comparing = None
+        if not done.cancelled():
+            done.exception()  # Looked at here, since its callers may all be gone.
+
+    def _is_compared(self, *, is_led_here: bool) -> bool:
         """Whether the clock has gone on as the boot clock since it was compared."""
-        if self._offset_ms is None or abs(self._offset_now_ms() - self._offset_ms) >= JUMP_MS_MIN:
+        if self._offset_ms is None or self._has_jumped(self._offset_ms):
             return False
-        if is_led_here:
-            return True
-        compared_s = self._compared_s
-        return compared_s is not None and self._clock.monotonic() - compared_s < COMPARED_S
-
-    def _note(self) -> None:
-        self._compared_s, self._offset_ms = self._clock.monotonic(), self._offset_now_ms()
-
-    def _offset_now_ms(self) -> float:
-        return self._clock.now_ms() - self._clock.monotonic() * 1000
+        return is_led_here or self._clock.monotonic() - self._compared_s < COMPARED_S
 
     async def _compare(self) -> None:
         before = await self._records.get(self._key)
-        sent_ms = self._clock.now_ms()
+        sent = read_clock(self._clock)
         try:
             version = await self._records.put_if(
                 self._key, None if before is None else before.version, self._around.owner.encode()
             )
         except OutcomeUnknown as error:
-            raise Unavailable(
-                f"This node's clock can't be compared with the storage's: {error.message}"
-            ) from error
+            raise _no_comparison(error.message) from error
         answered_ms = self._clock.now_ms()
         after = await self._records.get(self._key)
         if version is None or after is None or after.version != version:
-            raise Unavailable("Another node has this instance id, or storage answers from before.")
+            raise _no_comparison("its record is another's, or from before.")
+        if after.server_ms is None:
+            self._note(sent)  # The table has no clock.
+            return
         before_ms = None if before is None else before.server_ms
-        if after.server_ms is None or (before_ms is not None and after.server_ms <= before_ms):
-            # No clock tells: HBase never lets a cell's time fall.
-            self._note()
-        else:
-            self.judge(ahead_ms(after.server_ms, sent_ms, answered_ms))
+        if before_ms is not None and after.server_ms <= before_ms:
+            raise _no_comparison("the time of a cell never falls, and did not rise.")
+        self._judge_reading(Written(sent, after.server_ms, answered_ms))
+
+    def _judge_reading(self, written: Written) -> None:
+        """Refuse to read by a clock that is off; one that has jumped has itself as a second witness."""
+        jumped = self._offset_ms is not None and self._has_jumped(self._offset_ms)
+        if self._is_off(written) and not jumped:
+            self.skew_ms = written.ahead_ms
+            raise self._refusal("reads")
+        if not self.judge(written):
+            raise _no_comparison("that took too long.")
+
+
+def _no_comparison(why: str) -> Unavailable:
+    return Unavailable(f"This node's clock can't be compared with the storage's just now: {why}")

@@ -25,8 +25,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from broker.errors import BrokerError, ClockSkew, TopicNotFound
-from broker.leading.claims import ahead_ms
+from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
+from broker.leading.claims import Written, read_clock
 from broker.model import (
     POINTER_MAX,
     POINTERS_PER_MS,
@@ -184,6 +184,8 @@ class Sweeper:
         if leader is None or leader.topic.generation != topic.generation:
             return
         await self._compare_clocks(leader)
+        await self._leaders.claims.clocks.compare(is_led_here=True)
+        now_ms = self._around.clock.now_ms()  # The one before was not compared.
         # The ttl may have been raised since the record was read: the leader is told of changes.
         await leader.raise_floor(floor_of(now_ms, leader.topic.ttl_ms, self._margin_ms))
         more = True
@@ -231,16 +233,23 @@ class Sweeper:
     async def _compare_clocks(self, leader: TopicLeader) -> None:
         """Compare this clock with the storage's, once a sweep: by one that is ahead too much would go.
 
-        Claims do so, too, but the last one may be long ago. Raises ClockSkew.
+        Claims do so, too, but the last one may be long ago.
+
+        Raises:
+            ClockSkew: it is too far off.
+            Unavailable: they can't be compared now.
         """
         if self._has_compared:
             return
         clock = self._around.clock
-        sent_ms = clock.now_ms()
+        sent = read_clock(clock)
         server_ms = await leader.guarded(leader.hold.server_ms())
-        if server_ms is not None:
-            self._has_compared = True
-            self._leaders.claims.clocks.judge(ahead_ms(server_ms, sent_ms, clock.now_ms()))
+        if server_ms is None:
+            return
+        written = Written(sent, server_ms, clock.now_ms())
+        self._has_compared = self._leaders.claims.clocks.judge(written)
+        if not self._has_compared:
+            raise Unavailable("Comparing the clocks took too long.")
 
     async def _end_lives(self, leader: TopicLeader, now_ms: int) -> None:
         topic = leader.topic

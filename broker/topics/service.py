@@ -317,11 +317,13 @@ class Topics:
 
         Raises:
             TopicNotFound, Overloaded, Unavailable: see there.
+            ClockSkew: this node's clock is too far off to tell what lives.
             NotLeader: another node should lead the topic; ask that.
         """
         if wait_s > 0 and not anywhere:
             self.leaders.must_be_here(topic)
         found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         state = self.leaders.state(topic)
         with state.used():
             reading = Reading(self.around, found, poll)

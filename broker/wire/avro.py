@@ -68,7 +68,7 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
     """Read the body of a publish or a store.
 
     Raises:
-        BadRequest: the body is malformed, or its write pointer is negative.
+        BadRequest: the body is malformed.
         TooManyMessages: it has more than ``messages_max`` messages; none beyond them was read.
     """
     pointer: int | None = None
@@ -235,8 +235,7 @@ def _encode_pointer(pointer: int | None) -> bytes:
 def _read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
     branch, at = read_int(body, at)
     if branch == 0:
-        pointer, at = read_long(body, at)
-        return checked_pointer(pointer), at
+        return read_long(body, at)
     _check_null(branch, 1)
     return None, at
 
@@ -244,16 +243,6 @@ def _read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
 def _check_null(branch: int, null_branch: int) -> None:
     if branch != null_branch:
         raise Malformed(f"the union has no branch {branch}")
-
-
-def checked_pointer(pointer: int) -> int:
-    """Return a write pointer that is not negative. Raises BadRequest.
-
-    Rows carry the negated pointer after a rollback: a negative one would be published as rolled back.
-    """
-    if pointer < 0:
-        raise BadRequest(f"transactionWritePointer: can't be negative ({pointer}).")
-    return pointer
 
 
 def checked_message_id(identifier: bytes) -> MessageId:

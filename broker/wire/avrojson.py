@@ -38,7 +38,6 @@ from broker.model import (
 from broker.wire.avro import (
     checked_limit,
     checked_message_id,
-    checked_pointer,
     checked_row_id,
     checked_time,
 )
@@ -75,7 +74,7 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
     if len(messages) > messages_max:
         raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
     return PublishRequest(
-        None if pointer is None else checked_pointer(pointer),
+        pointer,
         [_bytes("messages", message) for message in messages],
     )
 
@@ -116,7 +115,7 @@ def decode_publish_response(body: bytes) -> RollbackRange:
         )
         for end in ("start", "end")
     ]
-    return RollbackRange(checked_pointer(pointer), *ends)
+    return RollbackRange(pointer, *ends)
 
 
 def encode_poll(poll: Poll) -> bytes:

@@ -25,7 +25,7 @@ LIFE_MAX_S = 10**10
 
 
 async def checked(directory: Path) -> Report:
-    """Return what `broker storage check` finds."""
+    """Return what `broker storage verify` finds."""
     table = await open_table(directory)
     try:
         return await verify(Logs(table, SystemClock()))

@@ -33,7 +33,7 @@ CLUSTER = (
 ORIGINAL = ("tests/conformance/", "tests/integration/test_servers")
 COMPUTING = ("tests/model/", "tests/simulation/", "tests/tidy/", "tests/unit/")
 SHARED = {
-    "cluster": {"hbase_server", "shared_cluster", "shared_hbase", "zookeeper_server"},
+    "cluster": {"hbase_server", "shared_cluster", "shared_hbase"},
     "original": {"java_client", "tms_server"},
 }
 """The fixtures of servers that tests share, and the lane in which they are."""

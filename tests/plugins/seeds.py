@@ -16,9 +16,12 @@ APART = 1000
 """Between the seeds of two days, so that their ranges do not overlap."""
 
 
-def pytest_configure() -> None:
-    """Draw the seed; workers, which start later, inherit it."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw the seed; workers, which start later, inherit it. Hypothesis draws its examples from it, too."""
     os.environ.setdefault(VARIABLE, time.strftime("%Y%m%d", time.gmtime()))
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(day())
 
 
 def pytest_report_header() -> str:

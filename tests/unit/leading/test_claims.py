@@ -16,7 +16,7 @@ from broker.errors import (
     StorageFull,
     Unavailable,
 )
-from broker.leading.claims import BACK_OFF_MAX_S, Claimed, claim, skew_ms
+from broker.leading.claims import BACK_OFF_MAX_S, Claimed, Sent, claim, written
 from broker.leading.tenure import HERE, Place
 from broker.model import TopicId
 from broker.storage.keys import LogId
@@ -162,4 +162,5 @@ def test_a_permit_that_is_refused_ends_the_attempts() -> None:
     ],
 )
 def test_how_far_a_clock_is_off_is_never_overstated(held: Any, skew: int | None) -> None:
-    assert skew_ms(held, 100, 110) == skew
+    found = written(held, Sent(100, 0.0), 110)
+    assert (None if found is None else found.ahead_ms) == skew

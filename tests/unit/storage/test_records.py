@@ -6,7 +6,7 @@ from broker.clock import SystemClock
 from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.storage import records as module
 from broker.storage.memory.table import MemoryTable
-from broker.storage.records import Records
+from broker.storage.records import Record, Records
 from broker.storage.resolve import Resolver
 from broker.storage.table import HEAD, NoAnswer, NotSent, Space
 
@@ -43,7 +43,7 @@ def records(table):
 async def test_a_put_whose_answer_is_lost_is_found_out(records, table):
     table.errors = [("after", NoAnswer("lost"))]
     version = await records.put_if(b"k", None, b"v")
-    assert (await records.get(b"k")) == (b"v", version)
+    assert (await records.get(b"k")) == Record(b"v", version)
     table.errors = [("before", NoAnswer("lost"))]
     assert await records.put_if(b"k", version, b"w") is not None
     assert (await records.get(b"k")).value == b"w"

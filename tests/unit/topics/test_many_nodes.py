@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -30,9 +31,11 @@ from broker.testing.clock import pass_time
 from broker.testing.many import Cluster, Load, Member, head, led_by
 from broker.testing.mutants import in_force
 from broker.topics.browse import BrowseQuery
-from broker.topics.comparing import COMPARED_S
+from broker.topics.comparing import SHARP_MS
+from broker.topics.retention import SweepReport
 from broker.topics.settings import PublishOptions
 
+DAY_MS = 86_400_000
 TOPICS = [TopicId("ns", f"t{number}") for number in range(40)]
 TOPIC = TOPICS[0]
 
@@ -489,6 +492,7 @@ async def test_a_fenced_leader_goes_by_the_lifetime_that_another_gave_the_topic(
 async def test_polls_that_come_together_share_the_proof(cluster: Cluster) -> None:
     (node,) = await cluster.start(0)
     await led_by(cluster, TOPIC)
+    await cluster.poll(node, TOPIC)  # It has compared its clock.
     node.table.calls.clear()
     await asyncio.gather(*(cluster.poll(node, TOPIC) for _ in range(50)))
     assert node.table.calls == ["get"]
@@ -512,6 +516,7 @@ async def test_polls_that_come_together_share_the_proof(cluster: Cluster) -> Non
 async def test_a_poll_with_a_snapshot_sees_a_rollback_that_was_answered(cluster: Cluster) -> None:
     (node,) = await cluster.start(0)
     await led_by(cluster, TOPIC)
+    await cluster.poll(node, TOPIC)  # It has compared its clock.
     rolled = await cluster.publish(node, TOPIC, b"in transaction", pointer=5)
     gate = Gate()
     node.table.on("rolled", gate.after)
@@ -634,61 +639,119 @@ async def test_a_small_difference_of_clocks_is_fine(cluster: Cluster) -> None:
     assert node.skews == []
 
 
-@pytest.mark.parametrize("is_browsing", [False, True])
+async def read_by(node: Member, topic: TopicId = TOPIC) -> int:
+    """Return how many messages a node gives out that may not lead the topic."""
+    stream = await node.topics.poll(topic, Poll(), anywhere=True)
+    return sum([len(messages) async for messages in stream.messages()])
+
+
+async def browsed_by(node: Member) -> int:
+    return len((await node.topics.browse(TOPIC, BrowseQuery())).entries)
+
+
+@pytest.mark.parametrize("read", [read_by, browsed_by])
 async def test_a_node_that_leads_nothing_reads_only_if_its_clock_is_right(
-    cluster: Cluster, is_browsing: bool
+    cluster: Cluster, read: Callable[[Member], Awaitable[int]]
 ) -> None:
     """By a clock that is ahead it would leave out what lives, and the consumer would go on behind it."""
     await cluster.start(0, 1)
     home = await led_by(cluster, TOPIC)
     reader = other_of(cluster, home)
-
-    async def read() -> int:
-        if is_browsing:
-            return len((await reader.topics.browse(TOPIC, BrowseQuery())).entries)
-        stream = await reader.topics.poll(TOPIC, Poll(), anywhere=True)
-        return sum([len(messages) async for messages in stream.messages()])
-
-    count = await read()
-    assert count > 0
     cluster.memory.server_ms = home.clock.now_ms
-    await pass_time(COMPARED_S)
-    assert await read() == count
-    compared = reader.table.calls.count("record")
-    assert await read() == count
-    assert reader.table.calls.count("record") == compared, "one comparison does for a while"
     reader.clock.step(3_600_000)
     with pytest.raises(ClockSkew):
-        await read()
+        await read(reader)
+    assert reader.skews == [], "that it is the storage's clock that is off is as likely"
+    reader.clock.step(-3_600_000)
+    await pass_time(1)
+    count = await read(reader)
+    assert count > 0
+    compared = reader.table.calls.count("record")
+    assert await read(reader) == count
+    assert reader.table.calls.count("record") == compared, "one comparison does for a while"
+    await pass_time(1)
+    reader.clock.step(3_600_000)
+    with pytest.raises(ClockSkew):
+        await read(reader)
     (skew,) = reader.skews
     assert abs(skew - 3_600_000) < 100
-    reader.clock.step(-3_600_000)
-    assert await read() == count
 
 
 async def test_a_leader_whose_clock_jumps_reads_only_if_it_is_right(cluster: Cluster) -> None:
+    cluster.memory.server_ms = cluster.clock.now_ms
     await cluster.start(0)
     node = await led_by(cluster, TOPIC)
     changes = node.table.calls.count("record")
     assert await cluster.poll(node, TOPIC, Poll())
     assert node.table.calls.count("record") == changes, "a claim compares"
-    cluster.memory.server_ms = cluster.clock.now_ms
-    node.clock.step(JUMP_MS_MIN)
+    node.clock.step(2 * JUMP_MS_MIN)
     assert await cluster.poll(node, TOPIC, Poll())
+    assert node.table.calls.count("record") == changes + 1
+    await pass_time(1)
     node.clock.step(3_600_000)
     with pytest.raises(ClockSkew):
         await cluster.poll(node, TOPIC, Poll())
+    assert node.skews
 
 
-async def test_a_reading_is_refused_while_the_clocks_can_not_be_compared(cluster: Cluster) -> None:
+async def test_a_comparison_that_took_long_or_met_a_jump_says_nothing(cluster: Cluster) -> None:
+    cluster.memory.server_ms = cluster.clock.now_ms
     await cluster.start(0, 1)
-    home = await led_by(cluster, TOPIC)
-    await publish_at(home, b"lives")
-    reader = other_of(cluster, home)
-    reader.table.on("record", failing(OutcomeUnknown("lost")))
-    with pytest.raises(Unavailable):
-        await reader.topics.poll(TOPIC, Poll())
-    await reader.topics.poll(TOPIC, Poll())
+    reader = other_of(cluster, await led_by(cluster, TOPIC))
+
+    async def late(real: Hook, *arguments: Any, **named: Any) -> Any:
+        await pass_time(SHARP_MS / 1000 + 1)
+        return await real(*arguments, **named)
+
+    async def with_a_jump(real: Hook, *arguments: Any, **named: Any) -> Any:
+        done = await real(*arguments, **named)
+        reader.clock.step(2 * JUMP_MS_MIN)
+        return done
+
+    for hook in (late, with_a_jump, failing(OutcomeUnknown("lost"))):
+        reader.table.on("record", hook)
+        with pytest.raises(Unavailable):
+            await read_by(reader)
+        await pass_time(1)
+    assert await read_by(reader)
+
+
+async def test_readers_share_a_comparison_and_its_failure(cluster: Cluster) -> None:
+    await cluster.start(0, 1)
+    reader = other_of(cluster, await led_by(cluster, TOPIC))
+    gate = Gate()
+
+    async def fails(real: Hook, *arguments: Any, **named: Any) -> Any:
+        await gate.before(real, *arguments, **named)
+        raise OutcomeUnknown("lost")
+
+    reader.table.on("record", fails)
+    reads = [asyncio.ensure_future(read_by(reader)) for _ in range(10)]
+    await gate.reached.wait()
+    gate.open()
+    ends = await asyncio.gather(*reads, return_exceptions=True)
+    assert [type(end) for end in ends] == [Unavailable] * 10
+    assert reader.table.calls.count("record") == 1
+
+
+async def test_a_clock_that_is_put_right_during_a_sweep_removes_nothing_that_lives(
+    cluster: Cluster,
+) -> None:
+    cluster.settings.update(sweep_margin_ms=0)
+    cluster.memory.server_ms = cluster.clock.now_ms
+    await cluster.start(0)
+    node = await led_by(cluster, TOPIC)
+    count = await read_by(node)
+    await pass_time(10)
+    node.clock.step(DAY_MS * 365)
+
+    async def put_right(real: Hook, *arguments: Any, **named: Any) -> Any:
+        node.clock.step(-DAY_MS * 365)
+        return await real(*arguments, **named)
+
+    node.table.on("scan", put_right)
+    await node.sweeper.sweep_topic(TOPIC, SweepReport())
+    assert await read_by(node) == count
 
 
 async def test_ids_of_a_node_are_its_own_and_rise_over_all_nodes(cluster: Cluster) -> None:

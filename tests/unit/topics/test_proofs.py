@@ -111,6 +111,7 @@ async def test_many_reads_share_a_proof(cluster: Cluster) -> None:
     """Those that come while one is under way wait for the next one, all for the same."""
     (node,) = await cluster.start(0)
     await led_by(cluster, TOPIC)
+    await cluster.poll(node, TOPIC)  # It has compared its clock.
     gate = Gate()
     node.table.calls.clear()
     node.table.on("get", gate.before)

@@ -410,6 +410,20 @@ async def test_a_rollback_goes_on_without_its_caller(bench: Bench) -> None:
     assert await bench.payloads(Poll(snapshot=snapshot)) == []
 
 
+async def test_a_keyed_store_is_answered_as_before_though_its_payloads_were_published(
+    bench: Bench,
+) -> None:
+    """Several small stores: their marks are not put yet, and entries that are read as one have none."""
+    await bench.create()
+    options = [PublishOptions(key=key) for key in "abc"]
+    first = [await bench.stored(7, b"x", options=each) for each in options]
+    await bench.publish(pointer=7)
+    for each, before in zip(options, first, strict=True):
+        again = await bench.stored(7, b"x", options=each)
+        assert again.replayed
+        assert (again.first, again.last) == (before.first, before.last)
+
+
 async def test_a_negative_pointer_rolls_nothing_forward(bench: Bench) -> None:
     await bench.create()
     done = await bench.publish(b"a", pointer=7)
