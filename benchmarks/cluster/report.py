@@ -20,9 +20,9 @@ Measured by `make bench-cluster` on {date}: {processor}, {cores} cores, Linux {k
 Java {java}; the commit was {commit}. ZooKeeper, HBase {hbase} (master, one region server, one Thrift-2
 gateway, on the local file system, which syncs) and three nodes were processes of one machine, and so was
 the load: eight processes share its cores, so rates are no measure of what machines of their own can do.
-Relations are. What a figure stands beside is a **bare commit**: a client that makes the same
-conditional write, synced by the region server (`FSYNC_WAL`), over the same kind of connection
-to the same gateway; as many of them at a time as there are topics. It serves nobody, orders nothing
+Relations are. Each figure stands beside a **bare commit**: a client makes the same
+conditional write over the same kind of connection to the same gateway, and the region server syncs it
+(`FSYNC_WAL`); as many of them at a time as there are topics. It serves nobody, orders nothing
 between writers, and takes no requests.
 
 Payloads are 256 random bytes. Each topic has one connection, on which one request follows the other, so

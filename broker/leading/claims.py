@@ -22,7 +22,7 @@ BACK_OFF_MAX_S = 1.0
 
 
 class Sent(NamedTuple):
-    """What this clock showed when something was sent, and how far it was ahead of the boot clock (ms)."""
+    """The time of this node's clock when it sent a change, and that clock's offset from the boot clock (ms)."""
 
     now_ms: int
     offset_ms: float
