@@ -2,13 +2,14 @@
 
 ::
 
-    format  flags  epoch    last id  count      fixed, 22 bytes
+    format  flags  epoch    last id  count      fixed, 18 bytes
     write pointer  lifetime  payload log        8 bytes each, if the flags say so
     number of marks | marks                     for later requests (keys)
     offsets                                     where each item but the first begins, 2 bytes each
     items                                       Avro items of a poll's reply; a stub has its first id here
     CRC-32 of all before, little-endian                 so that the CRC-32 of any whole value is one number
 
+The epoch counts the claims of a topic; ten a second would fill its 4 bytes in 13 years.
 An entry has at most 16 KiB of items, or one message. Messages with a write pointer, a lifetime or a
 reference have entries of their own, so a reader judges once for all messages of an entry.
 An entry does not change. When its lifetime has ended it is replaced by a **stub**, its header alone; small ones
@@ -41,7 +42,7 @@ ENTRY_BYTES_MAX: Final = 16 * 1024
 
 STORED, STUB = 8, 16
 
-_FIXED = struct.Struct(f">BBQ{ROW_ID_BYTES}sH")
+_FIXED = struct.Struct(f">BBI{ROW_ID_BYTES}sH")
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
 _CHECK = struct.Struct(">I")

@@ -31,7 +31,7 @@ from broker.storage.entry import (
 SMALL_BYTES_MAX: Final = 4096
 """The most bytes of an entry that is read as one with its neighbours."""
 
-_PLAIN_HEADER = struct.Struct(f">B9x{ROW_ID_BYTES}sHH")
+_PLAIN_HEADER = struct.Struct(f">B5x{ROW_ID_BYTES}sHH")
 """Of an entry that is not judged: format, last id, count, number of marks."""
 
 Cell = tuple[bytes, bytes]

@@ -26,7 +26,7 @@ from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Gateways
 from broker.storage.table import Space
 
-FORMAT: Final = b"3"
+FORMAT: Final = b"4"
 """1: a row for each message, in a family d. 2: pages."""
 DEFAULT_NAMESPACE: Final = "default"
 DURABILITIES: Final = {

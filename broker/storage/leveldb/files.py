@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from broker.errors import StorageCorrupt, Unavailable
 
-FORMAT = 3
+FORMAT = 4
 """The version of the whole layout of a store. No other is read."""
 
 DATABASE = "db"

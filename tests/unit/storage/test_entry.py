@@ -53,7 +53,7 @@ MARKS = st.builds(
 def made(draw, shared=SHARED, payload_max=600):
     ids = draw(IDS)
     payloads = [draw(st.binary(max_size=payload_max)) for _ in ids]
-    found = entries_of(draw(st.integers(0, 1 << 63)), ids, payloads, draw(shared))
+    found = entries_of(draw(st.integers(0, (1 << 32) - 1)), ids, payloads, draw(shared))
     return ids, payloads, found
 
 

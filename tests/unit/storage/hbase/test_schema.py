@@ -76,7 +76,7 @@ async def test_a_table_is_made_as_it_must_be(
     descriptors = [descriptor for descriptor, _ in bench.server.hbase.descriptors.values()]
     assert {each.durability for each in descriptors} == {thrift}
     assert {each.attributes[b"SPLIT_ENABLED"] for each in descriptors} == {b"false"}
-    assert {each.attributes[b"BROKER_FORMAT"] for each in descriptors} == {b"3"}
+    assert {each.attributes[b"BROKER_FORMAT"] for each in descriptors} == {b"4"}
     for each in descriptors:
         assert [(family.name, family.maxVersions) for family in each.columns] == [
             (b"h", 1),
@@ -109,7 +109,7 @@ def old_format(descriptor: Any) -> None:
 
 
 def new_format(descriptor: Any) -> None:
-    descriptor.attributes[b"BROKER_FORMAT"] = b"4"
+    descriptor.attributes[b"BROKER_FORMAT"] = b"5"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ async def test_a_table_that_is_not_as_it_must_be_is_told(
     assert not any(problems.values())
 
 
-@pytest.mark.parametrize(("harm", "found"), [(old_format, 1), (new_format, 4)])
+@pytest.mark.parametrize(("harm", "found"), [(old_format, 1), (new_format, 5)])
 async def test_another_format_is_refused_with_what_to_do(
     bench: Bench, harm: Any, found: int
 ) -> None:

@@ -173,7 +173,7 @@ async def test_a_store_of_the_old_format_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(StorageCorrupt, match="Move the directory away or remove it"):
         await open_table(tmp_path)
     assert not (tmp_path / "db").exists()
-    assert files.FORMAT == 3
+    assert files.FORMAT == 4
 
 
 async def test_a_second_opening_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
