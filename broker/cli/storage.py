@@ -1,4 +1,4 @@
-"""``broker storage``: make stores, look into them, and look after a data directory that no broker serves."""
+"""``broker storage``: make stores, look into them, also while they are served, and look after a data directory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def _directory(command: Command) -> Command:
 def storage() -> None:
     """Make stores; verify, show, mend and sweep them.
 
-    A data directory ("data" if none is named) must not be served meanwhile; the store of a cluster may be.
+    "verify" and "show" look into a data directory ("data" if none is named) or a cluster's store, also while
+    it is served. The others want a data directory that no broker serves.
 
     \b
     broker storage init --hbase-gateways localhost:9090
@@ -70,7 +71,7 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     """Read everything in a store and say what is wrong; change nothing.
 
     Chains of pages are walked forwards and back; checksums, counts, marks, references and payload logs are
-    compared. Of a data directory that no broker serves, or of a cluster in HBase, also while it serves.
+    compared. Of a data directory or of a cluster in HBase, also while it is served.
 
     Exits 0 if nothing is wrong, 1 if something is.
 
@@ -100,7 +101,7 @@ async def _verified(directory: Path | None, config: Config, tell: Tell) -> Repor
 
 @asynccontextmanager
 async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]:
-    """Give the logs of a data directory that no broker serves, or of a cluster, for looking."""
+    """Give the logs of a data directory or of a cluster, served or not, for looking."""
     from broker.clock import SystemClock  # noqa: PLC0415
     from broker.storage.log import Logs  # noqa: PLC0415
 
@@ -127,7 +128,7 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
     "--dir",
     "directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="A data directory that no broker serves.  [default: storage.data_dir of the configuration]",
+    help="A data directory.  [default: storage.data_dir of the configuration]",
 )
 @click.option(
     "--pages",

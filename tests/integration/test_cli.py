@@ -236,7 +236,11 @@ def test_a_store_is_made_verified_swept_and_mended(tmp_path: Path) -> None:
     with BrokerProcess(data) as process, SyncClient(process.url) as client:
         client.create_topic("a/b")
         client.publish("a/b", [b"1", b"2"])
-        busy = storage("verify", str(data))
+        report = json.loads(storage("verify", str(data), "--json").stdout)
+        assert (report["problems"], report["messages"]) == ([], 2)
+        shown = json.loads(storage("show", "a/b", "--dir", str(data), "--json").stdout)
+        assert [entry["count"] for entry in shown["entries"]] == [2]
+        busy = storage("repair", str(data), str(tmp_path / "mended"))
         assert busy.returncode == 4
         assert "in use by another process" in busy.stderr
         assert "broker serve" not in busy.stderr

@@ -26,6 +26,7 @@ log have keys of one length, hence the cells of consecutive pages are one range 
     readers.py     the threads that read
     tail.py        the end of LevelDB's log and manifest after a power cut
     checksum.py    the checksum of both
-    mending.py     checks of a closed store, and mended copies
+    snapshot.py    copies to look at, also of a store that is served
+    mending.py     checks of a store, and mended copies
     layout.py      the keys above
 """

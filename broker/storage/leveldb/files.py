@@ -106,7 +106,7 @@ def remove_beginnings(directory: Path) -> None:
 
 
 def examine(directory: Path) -> Identity | None:
-    """Check what can be checked before opening, and change nothing; None: there is no store yet.
+    """Check what can be checked of a closed store, and change nothing; None: there is no store yet.
 
     Raises:
         StorageCorrupt: something is missing or not as it was left, or another release wrote it.
@@ -204,22 +204,6 @@ def _sizes(directory: Path) -> dict[str, int]:
 def write_identity(directory: Path, identity: Identity) -> None:
     """Write IDENTITY durably."""
     _replace(directory, _IDENTITY, json.dumps(identity._asdict()))
-
-
-def snapshot(directory: Path, target: Path, *, linked: bool) -> None:
-    """Copy the database of a closed store to ``target``/db.
-
-    With ``linked``, tables are hard links: LevelDB writes each once, and may remove a link of its own
-    without touching the other. All else is copied, because it is appended to.
-    """
-    (target / DATABASE).mkdir(parents=True)
-    for path in (directory / DATABASE).iterdir():
-        if path.is_file():
-            copy = target / DATABASE / path.name
-            if linked and path.suffix in {".ldb", ".sst"}:
-                copy.hardlink_to(path)
-            else:
-                shutil.copyfile(path, copy)
 
 
 def mark_closed(directory: Path) -> None:

@@ -1,7 +1,7 @@
-"""A closed store: what is wrong with it, and a mended copy of it.
+"""A store's directory: what is wrong with it, also while it is served, and a mended copy of it.
 
-Looking changes nothing: LevelDB writes when it opens, so it is given a snapshot beside the store, in which the
-tables are hard links. What no record and no head leads to, the port can't find; here the keys are looked at.
+Looking changes nothing: LevelDB writes when it opens, so it is given a snapshot beside the store (snapshot.py).
+What no record and no head leads to, the port can't find; here the keys are looked at.
 
 Mending never touches the original. It copies all, and lets LevelDB keep what it can read. What is lost is then
 told by the check of the copy: a chain with a page missing, a page with fewer entries than its head says.
@@ -13,15 +13,16 @@ import asyncio
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from broker.clock import SystemClock
-from broker.errors import BrokerError, StorageCorrupt
+from broker.errors import BrokerError, StorageCorrupt, Unavailable
 from broker.storage import walk
 from broker.storage.check import WINDOW_MS, verify
 from broker.storage.keys import prefix_end
-from broker.storage.leveldb import files
+from broker.storage.leveldb import files, snapshot
 from broker.storage.leveldb.database import Database, Options, repair_database, translated
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
 from broker.storage.leveldb.table import LevelDBTable, table_of
@@ -45,10 +46,12 @@ _OTHER_KEYS = (
 async def verify_directory(
     directory: Path, tell: Tell | None = None, *, window_ms: int = WINDOW_MS
 ) -> Report:
-    """Look at all of a closed store and change nothing. ``tell`` and ``window_ms`` as ``check.verify`` has them.
+    """Look at all of a store, also of one that is served, and change nothing.
+
+    ``tell`` and ``window_ms`` as ``check.verify`` has them.
 
     Raises:
-        Unavailable: a process has the store open.
+        Unavailable: the store is served, and its files change faster than they can be copied.
         OSError: there is no store, or no room for a snapshot beside it.
     """
     _must_be_store(directory)
@@ -57,18 +60,11 @@ async def verify_directory(
     if other is not None:
         report.problem(Problem("format", other))
         return report
-    lock = files.DirectoryLock(directory)
-    try:
-        is_whole = False
-        try:
-            files.examine(directory)
-            is_whole = True
-        except StorageCorrupt as error:
-            report.problem(Problem("files", error.message))
-        if (directory / files.DATABASE).is_dir():
-            await _verify_snapshot(directory, report, tell, window_ms, is_whole=is_whole)
-    finally:
-        lock.close()
+    with _snapshot(directory) as seen:
+        if seen.damage is not None:
+            report.problem(Problem("files", seen.damage.message))
+        if (seen.directory / files.DATABASE).is_dir():
+            await _verify_snapshot(seen, report, tell, window_ms)
     return report
 
 
@@ -78,10 +74,10 @@ def _must_be_store(directory: Path) -> None:
 
 
 async def _verify_snapshot(
-    directory: Path, report: Report, tell: Tell | None, window_ms: int, *, is_whole: bool
+    seen: _Snapshot, report: Report, tell: Tell | None, window_ms: int
 ) -> None:
     try:
-        async with _snapshot(directory, is_whole=is_whole) as (table, database):
+        async with _opened(seen) as (table, database):
             report.add(await verify(Logs(table, SystemClock()), tell, window_ms=window_ms))
             for problem in await asyncio.to_thread(lambda: list(_strays(database))):
                 report.problem(problem)
@@ -91,41 +87,77 @@ async def _verify_snapshot(
 
 @asynccontextmanager
 async def opened_copy(directory: Path) -> AsyncIterator[LevelDBTable]:
-    """Give the table of a closed store for looking, over a snapshot that goes afterwards.
+    """Give the table of a store for looking, over a snapshot that goes afterwards.
 
     Raises:
-        Unavailable: a process has the store open.
+        Unavailable: the store is served, and its files change faster than they can be copied.
         StorageCorrupt: it is damaged, or of another format.
         OSError: there is no store, or no room for a snapshot beside it.
     """
     _must_be_store(directory)
-    lock = files.DirectoryLock(directory)
-    try:
-        files.examine(directory)
-        async with _snapshot(directory, is_whole=True) as (table, _):
+    with _snapshot(directory) as seen:
+        if seen.damage is not None:
+            raise seen.damage
+        async with _opened(seen) as (table, _):
             yield table
+
+
+class _Snapshot(NamedTuple):
+    """A copy of a store's database; ``was_closed``: the store was closed, and all is as it was left."""
+
+    directory: Path
+    was_closed: bool
+    damage: StorageCorrupt | None
+
+
+@contextmanager
+def _snapshot(directory: Path) -> Iterator[_Snapshot]:
+    """Give a snapshot beside a store. Once it is made, the store may be opened or closed."""
+    with tempfile.TemporaryDirectory(prefix="check-", dir=directory) as beside:
+        yield _taken(directory, Path(beside))
+
+
+def _taken(directory: Path, beside: Path) -> _Snapshot:
+    try:
+        lock = files.DirectoryLock(directory)
+    except Unavailable:
+        return _of_served(directory, beside)
+    try:
+        return _of_closed(directory, beside)
     finally:
         lock.close()
 
 
+def _of_served(directory: Path, beside: Path) -> _Snapshot:
+    try:
+        snapshot.copy_served(directory, beside)
+    except StorageCorrupt as error:
+        return _Snapshot(beside, was_closed=False, damage=error)
+    return _Snapshot(beside, was_closed=False, damage=None)
+
+
+def _of_closed(directory: Path, beside: Path) -> _Snapshot:
+    damage = None
+    try:
+        files.examine(directory)
+    except StorageCorrupt as error:
+        damage = error
+    if (directory / files.DATABASE).is_dir():
+        snapshot.copy_closed(directory, beside)
+    return _Snapshot(beside, damage is None and files.was_closed(directory), damage)
+
+
 @asynccontextmanager
-async def _snapshot(
-    directory: Path, *, is_whole: bool
-) -> AsyncIterator[tuple[LevelDBTable, Database]]:
-    """Open a snapshot; ``is_whole``: the files are as they were left."""
-    with tempfile.TemporaryDirectory(prefix="check-", dir=directory) as beside:
-        copy = Path(beside)
-        files.snapshot(directory, copy, linked=True)
-        was_clean = is_whole and files.was_closed(directory)
-        options = Options()
-        database = await asyncio.to_thread(
-            Database, copy / files.DATABASE, options, create=False, was_clean=was_clean
-        )
-        table = table_of(copy, files.DirectoryLock(copy), database, options)
-        try:
-            yield table, database
-        finally:
-            await table.close()
+async def _opened(seen: _Snapshot) -> AsyncIterator[tuple[LevelDBTable, Database]]:
+    copy, options = seen.directory, Options()
+    database = await asyncio.to_thread(
+        Database, copy / files.DATABASE, options, create=False, was_clean=seen.was_closed
+    )
+    table = table_of(copy, files.DirectoryLock(copy), database, options)
+    try:
+        yield table, database
+    finally:
+        await table.close()
 
 
 async def repair(
@@ -152,7 +184,7 @@ async def repair(
 
 def _mend(directory: Path, copy: Path) -> None:
     copy.mkdir(parents=True)
-    files.snapshot(directory, copy, linked=False)
+    snapshot.copy_all(directory, copy)
     repair_database(copy / files.DATABASE)
     database = Database(copy / files.DATABASE, Options(), create=False, was_clean=False)
     try:

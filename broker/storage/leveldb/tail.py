@@ -37,7 +37,7 @@ _BLOCK = 32 << 10
 _HEADER = struct.Struct("<IHB")
 _BATCH = struct.Struct("<QI")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-_LOG_NUMBER = 2
+_LOG_NUMBER, _TABLE = 2, 7
 _BEGINNING = re.compile(rb"[\x01\x02]")
 _BEGINNING_IN_LOG = re.compile(rb"[\x01\x02](?=[\s\S]{6}\x00\x00)")
 """The kind of a record that begins a write; a sequence number's high bytes follow it."""
@@ -249,26 +249,38 @@ def _contents(data: Bytes, write: Write) -> bytes:
 def log_number(edits: Bytes) -> int | None:
     """Return the number of the oldest log that a manifest still needs; 0: none yet; None: not told."""
     number = None
+    for tag, numbers in _fields(edits):
+        if tag == _LOG_NUMBER:
+            (number,) = numbers
+    return number
+
+
+def table_numbers(edits: Bytes) -> set[int]:
+    """Return the numbers of the tables that a manifest names, those that went since among them."""
+    return {numbers[1] for tag, numbers in _fields(edits) if tag == _TABLE}
+
+
+def _fields(edits: Bytes) -> Iterator[tuple[int, list[int]]]:
+    """Yield the tag and the numbers of each field of each edit (version_edit.cc of LevelDB).
+
+    Raises Damaged: there is one that LevelDB does not write.
+    """
     for write in writes(edits):
-        found = _log_number_of(_contents(edits, write))
-        number = number if found is None else found
-    return number
-
-
-def _log_number_of(edit: bytes) -> int | None:
-    """Walk the fields of one edit (version_edit.cc of LevelDB)."""
-    at, number = 0, None
-    while at < len(edit):
-        tag, at = _varint(edit, at)
-        numbers, strings = _FIELDS[tag]
-        for _ in range(numbers):
-            value, at = _varint(edit, at)
-            if tag == _LOG_NUMBER:
-                number = value
-        for _ in range(strings):
-            length, at = _varint(edit, at)
-            at += length
-    return number
+        edit, at = _contents(edits, write), 0
+        try:
+            while at < len(edit):
+                tag, at = _varint(edit, at)
+                count, strings = _FIELDS[tag]
+                numbers = []
+                for _ in range(count):
+                    number, at = _varint(edit, at)
+                    numbers.append(number)
+                for _ in range(strings):
+                    length, at = _varint(edit, at)
+                    at += length
+                yield tag, numbers
+        except (IndexError, KeyError) as error:
+            raise Damaged("an edit can't be read") from error
 
 
 _FIELDS = {
@@ -278,7 +290,7 @@ _FIELDS = {
     4: (1, 0),  # Last sequence number.
     5: (1, 1),  # Where a level's merging goes on.
     6: (2, 0),  # A file that went: level, number.
-    7: (3, 2),  # A file that came: level, number, size; its first and last key.
+    _TABLE: (3, 2),  # A file that came: level, number, size; its first and last key.
     9: (1, 0),  # The log before.
 }
 """How many numbers and strings follow each tag of an edit."""

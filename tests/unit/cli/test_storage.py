@@ -121,11 +121,12 @@ def test_a_cluster_is_verified_while_it_may_be_served(
     assert json.loads(capsys.readouterr().out)["topics"] == 8
 
 
-def test_a_store_in_use_can_be_verified_later(
-    full: Path, capsys: pytest.CaptureFixture[str]
+def test_a_store_in_use_is_verified_and_can_be_mended_later(
+    full: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = DirectoryLock(full)
-    assert storage("verify", str(full)) == 4
+    assert storage("verify", str(full)) == 0
+    assert storage("repair", str(full), str(tmp_path / "mended")) == 4
     lock.close()
     said = capsys.readouterr().err
     assert "is in use by another process" in said

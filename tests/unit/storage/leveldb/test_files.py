@@ -101,14 +101,3 @@ def test_one_lock_at_a_time(tmp_path: Path) -> None:
 def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
     files.probe(tmp_path, 3 << 20)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_snapshot_links_tables_and_copies_the_rest(store: Path, tmp_path: Path) -> None:
-    table = store / "db" / "000003.ldb"
-    table.write_bytes(b"table")
-    files.snapshot(store, tmp_path / "copy", linked=True)
-    copy = tmp_path / "copy" / "db"
-    assert copy.joinpath("000003.ldb").stat().st_ino == table.stat().st_ino
-    log = copy / "000005.log"
-    assert log.read_bytes() == bytes(70)
-    assert log.stat().st_ino != (store / "db" / "000005.log").stat().st_ino

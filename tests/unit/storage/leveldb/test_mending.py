@@ -8,6 +8,7 @@ import plyvel
 import pytest
 
 from broker.errors import StorageCorrupt, Unavailable
+from broker.storage.entry import checked
 from broker.storage.keys import LogId, page_key, root_key
 from broker.storage.leveldb import files
 from broker.storage.leveldb.database import Options
@@ -15,7 +16,7 @@ from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key
 from broker.storage.leveldb.mending import opened_copy, repair, verify_directory
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
-from broker.storage.table import Space
+from broker.storage.table import HEAD, Space
 from broker.testing.full_store import BOUNDS, FULL, Filler, StillClock
 
 LOG = LogId(FULL, 1)
@@ -63,10 +64,34 @@ async def test_a_copy_shows_what_is_there(directory: Path) -> None:
     assert contents(directory) == before
 
 
-async def test_a_store_in_use_is_left_alone(directory: Path) -> None:
+async def test_a_store_is_looked_at_while_it_is_served(directory: Path) -> None:
+    closed = await verify_directory(directory)
+    table = await open_table(directory)
+    await table.put(Space.RECORDS, {b"another": checked(b"record")})
+    report = await verify_directory(directory)
+    assert report.problems == []
+    assert (report.topics, report.records) == (closed.topics, closed.records + 1)
+    async with opened_copy(directory) as copy:
+        assert await copy.get(Space.RECORDS, b"another", [HEAD])
+    await table.close()
+    assert not [name for name in contents(directory) if name.startswith("check-")]
+
+
+async def test_a_served_store_without_a_manifest_is_told(directory: Path) -> None:
+    lock = files.DirectoryLock(directory)
+    (directory / "db" / "CURRENT").unlink()
+    [problem] = (await verify_directory(directory)).problems
+    assert "db/CURRENT is missing" in problem
+    with pytest.raises(StorageCorrupt, match="db/CURRENT is missing"):
+        async with opened_copy(directory):
+            pass
+    lock.close()
+
+
+async def test_a_store_in_use_is_not_mended(directory: Path) -> None:
     lock = files.DirectoryLock(directory)
     with pytest.raises(Unavailable, match="in use"):
-        await verify_directory(directory)
+        await repair(directory, directory / "copy")
     lock.close()
 
 
