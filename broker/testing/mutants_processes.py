@@ -19,7 +19,7 @@ from broker.coordination.ports import Contact
 from broker.leading.cluster_tenure import ClusterTenure, Holder
 from broker.leading.tenure import Place
 from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
-from broker.storage import entry, head, log, root, tail
+from broker.storage import entry, gathering, head, log, root, tail
 from broker.storage.entry import Entry
 from broker.storage.head import Head, Verdict
 from broker.storage.leveldb.database import Database
@@ -279,8 +279,11 @@ def _checksums() -> Patch:
 
     return _all(
         mock.patch(f"{_PLYVEL}.DB", unverified),
-        *(mock.patch.object(module, "zlib", _Constant) for module in (entry, head, root)),
-        mock.patch.object(entry, "_WHOLE", _Constant.crc32()),
+        *(
+            mock.patch.object(module, "zlib", _Constant)
+            for module in (entry, gathering, head, root)
+        ),
+        *(mock.patch.object(module, "WHOLE", _Constant.crc32()) for module in (entry, gathering)),
     )
 
 
