@@ -10,6 +10,7 @@ of broker/testing/checkers and by those here, which know the rules of consuming:
     old_rows       a topic that was created anew shows rows of before
     expired_late   a reader was shown what had expired
     expired_early  a message that lives is gone
+    unexpected     an error that nothing foresees ended a task of the node
     wrong_page     a page of a consumer differs from what the log's rows say, by width and snapshot
 
 The plan ``swept`` is for the sweeper: the clock runs ahead by less than the margin, and comes back.
@@ -150,6 +151,12 @@ class Run(Clients):
         self._stopping = True
         await asyncio.gather(*others)
         await self._finish()
+
+    def unhandled(self, about: dict[str, Any]) -> None:
+        """Note an error that ended a task, or that nothing waited for."""
+        error = about.get("exception")
+        if not isinstance(error, BrokerError | NodeDied):
+            self.violations.append(Violation("unexpected", f"{about['message']}: {error!r}"))
 
     async def _insist(self, topic: TopicId, ttl_s: int) -> None:
         body = json.dumps({"ttl": str(ttl_s)}).encode()
@@ -350,6 +357,7 @@ def simulate(seed: int, plan: str = "usual") -> Outcome:
     with virtual_loop() as loop:
         own_tasks(loop)
         run = Run(loop, seed, PLANS[plan])
+        loop.set_exception_handler(lambda _, about: run.unhandled(about))
         loop.run_until_complete(run.run())
     calls = run.history.calls()
     judged = checkers.check(calls)

@@ -14,7 +14,7 @@ from broker.testing.simulation.plan import Plan
 from broker.testing.simulation.run import simulate
 
 FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text())
-MUTANT = "dedupe"
+MUTANT = "put-before-raise"
 """Found only where something happens to a leader."""
 MINUTES = 0.5
 

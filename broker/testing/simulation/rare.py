@@ -66,13 +66,18 @@ async def relayed(stage: Stage, name: str, target: Target, stop: asyncio.Event) 
     await publishers.pipelined(cast(Stage, _Through(stage, node)), name, target, stop)
 
 
+STORES: Final = (1, 1, 8)
+"""How often a transaction stores. Eight times make more than one page where pages are small."""
+
+
 async def storing(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
     """Store, publish what was stored, and store more when it was read, which must be refused."""
     async with Process(stage, name) as process:
         while not stop.is_set():
             pointer = stage.clock.now_ms() * 1_000_000 + stage.chance.randrange(1_000_000)
             try:
-                await _store(process, target, pointer)
+                for _ in range(stage.chance.choice(STORES)):
+                    await _store(process, target, pointer)
                 asked = {"number": pointer, "generation": target.generation}
                 with process.asking("reference", target.id, asked) as ending:
                     tell(ending, await process.client.publish_stored(target.id, pointer=pointer))
