@@ -101,11 +101,11 @@ class Marks:
         if self._order and not self._closed and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(PUT_AFTER_S, self._put_soon)
 
-    async def kept_up(self) -> None:
-        """Wait until the index lags no further behind than it may. Raises Unavailable."""
-        lags = self._lag_entries >= PENDING_MAX or self._lag_bytes >= PENDING_BYTES_MAX
-        if self._order and lags:
-            await self.flush()
+    @property
+    def lags(self) -> bool:
+        """Whether the index lags further behind than it may: then it is flushed before an append."""
+        lag = self._lag_entries >= PENDING_MAX or self._lag_bytes >= PENDING_BYTES_MAX
+        return lag and bool(self._order)
 
     async def flush(self) -> None:
         """Put the rows of all marks that are pending.

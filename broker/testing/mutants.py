@@ -117,7 +117,8 @@ def _seal_before_make(_: Any) -> Any:
     ) -> None:
         async with self._turn:
             self._must_go_on()
-            await self._marks_kept_up()
+            if self.marks.lags:
+                await self._marks_kept_up()
             new = self._appended(added, messages, payload_bytes)
             cells = {entry.column: encode(entry) for entry in added}
             await self._change_page(new._replace(state=PageState.OPEN), cells, added)
