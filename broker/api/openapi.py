@@ -229,6 +229,20 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "responses": {"200": _ok("How many.", (JSON, of("Lag")))},
         "errors": ("400", "404"),
     },
+    "range": {
+        "summary": "Show where a topic begins and ends, and bound and divide a range of it.",
+        "parameters": [
+            _query(
+                "after", "The range begins behind this id. Absent: with the oldest.", MESSAGE_ID
+            ),
+            _query("through", "It ends with this id. Absent: with the newest.", MESSAGE_ID),
+            _query("messages", "It has at most so many messages.", INTEGER),
+            _query("bytes", "It has at most about so many bytes of payloads.", INTEGER),
+            _query("parts", "In so many parts, or fewer (1).", INTEGER),
+        ],
+        "responses": {"200": _ok("The range.", (JSON, of("Range")))},
+        "errors": ("400", "404"),
+    },
     "events": {
         "summary": "Follow a topic as server-sent events.",
         "parameters": [

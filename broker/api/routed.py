@@ -55,6 +55,7 @@ KINDS: Final = {
     "browse_as": Kind.READING,
     "stats": Kind.READING,
     "lag": Kind.READING,
+    "range": Kind.READING,
     "leader": Kind.READING,
 }
 """The routes that the topic's leader answers, beside polls (see ``routed_polls``)."""

@@ -52,6 +52,7 @@ SHAPES = (
     Shape("browse_as", "POST", _MESSAGES, Action.BROWSE),
     Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
     Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE),
+    Shape("range", "GET", f"{TOPIC}/range", Action.BROWSE),
     Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
     # The cluster.
@@ -131,6 +132,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "browse_as": browsing.browse_with_snapshot,
         "stats": Stats(topics).stats,
         "lag": Stats(topics).lag,
+        "range": Stats(topics).range,
         "events": Events(topics, poll=poll_next).stream,
         "leader": leader,
     }

@@ -225,6 +225,16 @@ SCHEMAS: Final[dict[str, Spec]] = {
         ids_ahead_ms=INTEGER,
     ),
     "Lag": record(after=MESSAGE_ID, messages=INTEGER),
+    "Range": record(
+        earliest=MESSAGE_ID,
+        latest=MESSAGE_ID,
+        after=MESSAGE_ID,
+        through=MESSAGE_ID,
+        messages=INTEGER,
+        bytes=INTEGER,
+        lost=INTEGER,
+        ends=array(MESSAGE_ID),
+    ),
     "Event": record(
         id=MESSAGE_ID,
         timestamp_ms=INTEGER,

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from broker.api.replies import Answer, json_reply
-from broker.api.request import Request
+from broker.api.request import Request, whole_number
 from broker.api.times import rfc3339
 from broker.errors import BadRequest
-from broker.model import MessageId, message_id_from_hex, timestamp_of
+from broker.model import (
+    ROW_ID_BYTES,
+    ROW_ID_MIN,
+    MessageId,
+    RowId,
+    message_id_from_hex,
+    timestamp_of,
+)
+from broker.topics.ranges import AMOUNT_MAX, PARTS_MAX, RangeQuery
 from broker.topics.service import Topics
 
 
@@ -46,6 +56,39 @@ class Stats:
             raise BadRequest("after: name the id behind which messages are counted.")
         count = await self._topics.lag(request.topic, message_id_from_hex(after))
         return json_reply({"after": after.lower(), "messages": count})
+
+    async def range(self, request: Request) -> Answer:
+        """Answer where a topic begins and ends, and how a range of it is bounded and divided."""
+        query = request.query
+        wanted = RangeQuery(
+            _row(query, "after"),
+            _row(query, "through"),
+            whole_number(query, "messages", least=1, most=AMOUNT_MAX, default=AMOUNT_MAX),
+            whole_number(query, "bytes", least=1, most=AMOUNT_MAX, default=AMOUNT_MAX),
+            whole_number(query, "parts", least=1, most=PARTS_MAX, default=1),
+        )
+        found = await self._topics.range(request.topic, wanted)
+        return json_reply(
+            {
+                "earliest": _id(found.earliest),
+                "latest": _id(found.latest),
+                "after": _id(found.after),
+                "through": _id(found.through),
+                "messages": found.messages,
+                "bytes": found.bytes,
+                "lost": found.lost,
+                "ends": [_id(end) for end in found.ends],
+            }
+        )
+
+
+def _row(query: Mapping[str, str], name: str) -> RowId | None:
+    text = query.get(name)
+    return None if text is None else message_id_from_hex(text)[:ROW_ID_BYTES]
+
+
+def _id(row: RowId) -> str:
+    return (row + ROW_ID_MIN).hex()
 
 
 def _end(identifier: MessageId | None) -> dict[str, str] | None:

@@ -9,7 +9,14 @@ from broker.client.leaders import Leader
 from broker.client.subscriber import TailOptions
 from broker.client.sync import SyncClient, SyncTransactionPublisher
 from broker.client.transaction import TransactionPublisher
-from broker.client.values import Browsed, BrowsePage, Published, Settings, TopicInfo
+from broker.client.values import (
+    Browsed,
+    BrowsePage,
+    Published,
+    Settings,
+    TopicInfo,
+    TopicRange,
+)
 from broker.errors import (
     BadName,
     BadRequest,
@@ -61,6 +68,7 @@ __all__ = [
     "TopicId",
     "TopicInfo",
     "TopicNotFound",
+    "TopicRange",
     "TransactionPublisher",
     "TransactionTooOld",
     "Unavailable",

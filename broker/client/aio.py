@@ -53,6 +53,7 @@ from broker.client.values import (
     Stats,
     TopicInfo,
     TopicName,
+    TopicRange,
 )
 from broker.errors import TopicExists
 from broker.model import Message, MessageId, Poll, Snapshot, TopicId
@@ -408,6 +409,36 @@ class Client:
         """
         request = protocol.lag(self._topic(topic), after)
         return protocol.lag_count(await self._calls.read(request))
+
+    async def range(
+        self,
+        topic: TopicName,
+        *,
+        after: MessageId | None = None,
+        through: MessageId | None = None,
+        messages: int | None = None,
+        size: int | None = None,
+        parts: int = 1,
+    ) -> TopicRange:
+        """Return a range ``(after, through]`` of a topic, without reading messages.
+
+        Args:
+            topic: which.
+            after: where it begins; None: with the oldest message.
+            through: where it ends at the latest; None: with the newest one.
+            messages: the most messages that it may have; it has one if there is one.
+            size: about the most bytes of payloads that it may have.
+            parts: into how many parts of about as many messages it is divided.
+        """
+        request = protocol.topic_range(
+            self._topic(topic),
+            after=after,
+            through=through,
+            messages=messages,
+            size=size,
+            parts=parts,
+        )
+        return protocol.range_found(await self._calls.read(request))
 
     # --- The cluster ------------------------------------------------------------------------------
 

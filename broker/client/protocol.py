@@ -32,6 +32,7 @@ from broker.client.values import (
     Start,
     TopicInfo,
     TopicName,
+    TopicRange,
 )
 from broker.errors import BadRequest
 from broker.model import (
@@ -330,6 +331,43 @@ def lag(topic: TopicId, after: MessageId) -> Request:
 def lag_count(reply: Reply) -> int:
     """Read the answer to ``lag``."""
     return int(json_object(reply)["messages"])
+
+
+def topic_range(
+    topic: TopicId,
+    *,
+    after: MessageId | None,
+    through: MessageId | None,
+    messages: int | None,
+    size: int | None,
+    parts: int,
+) -> Request:
+    """Ask for a range of a topic."""
+    asked = {
+        "after": None if after is None else after.hex(),
+        "through": None if through is None else through.hex(),
+        "messages": messages,
+        "bytes": size,
+        "parts": parts if parts != 1 else None,
+    }
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    path = f"{_topic_path(topic)}/range" + (f"?{query}" if query else "")
+    return _read("GET", path, {"Accept": JSON}, topic=topic)
+
+
+def range_found(reply: Reply) -> TopicRange:
+    """Read the answer to ``topic_range``."""
+    told = json_object(reply)
+    return TopicRange(
+        earliest=message_id_from_hex(told["earliest"]),
+        latest=message_id_from_hex(told["latest"]),
+        after=message_id_from_hex(told["after"]),
+        through=message_id_from_hex(told["through"]),
+        messages=told["messages"],
+        size=told["bytes"],
+        lost=told["lost"],
+        ends=[message_id_from_hex(end) for end in told["ends"]],
+    )
 
 
 def json_object(reply: Reply) -> dict[str, Any]:

@@ -205,6 +205,7 @@ class SyncClient:
     browse = _blocking(Client.browse)
     stats = _blocking(Client.stats)
     lag = _blocking(Client.lag)
+    range = _blocking(Client.range)
     ask = _blocking(Client.ask)
 
     def publish_later(

@@ -35,6 +35,23 @@ class Published(NamedTuple):
     leader: Leader | None = None
 
 
+class TopicRange(NamedTuple):
+    """A range ``(after, through]`` of a topic: how many messages and bytes it has, and where its parts end.
+
+    Behind ``earliest`` lies all that can be read; behind ``latest`` comes what is published from now on. ``lost``
+    is how many messages behind ``after`` have expired, at least. ``size`` is about how many bytes payloads have.
+    """
+
+    earliest: MessageId
+    latest: MessageId
+    after: MessageId
+    through: MessageId
+    messages: int
+    size: int
+    lost: int
+    ends: list[MessageId]
+
+
 class TopicInfo(NamedTuple):
     """A topic as the broker describes it; ``properties`` are the strings as they are stored."""
 

@@ -21,6 +21,7 @@ from broker.errors import (
 )
 from broker.model import (
     POINTERS_PER_MS,
+    ROW_ID_BYTES,
     MessageId,
     Poll,
     PublishRequest,
@@ -36,10 +37,11 @@ from broker.topics.browse import BrowsePage, BrowseQuery, browse
 from broker.topics.finishing import to_its_end
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
+from broker.topics.ranges import Range, RangeQuery, Ranges
 from broker.topics.reading import PollStream, Reading
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
-from broker.topics.stats import TopicStats, messages_after, topic_stats
+from broker.topics.stats import TopicStats, topic_stats
 from broker.topics.surroundings import Surroundings
 from broker.topics.waiting import Wait, WaitingPolls
 from broker.topics.writer import Write
@@ -58,6 +60,7 @@ class Topics:
         self.leaders = Leaders(around, self.registry, seed=seed)
         self._states = self.leaders.states
         self._polls = WaitingPolls(self.leaders)
+        self._ranges = Ranges(around)
 
     # Administration.
 
@@ -355,7 +358,11 @@ class Topics:
 
     async def lag(self, topic: TopicId, after: MessageId) -> int:
         """Return how many messages were published behind an id."""
-        return await messages_after(self.around, await self.get(topic), after)
+        return await self._ranges.behind(await self.get(topic), after[:ROW_ID_BYTES])
+
+    async def range(self, topic: TopicId, query: RangeQuery) -> Range:
+        """Return a range of a topic's ids, how much it has, and where its parts end."""
+        return await self._ranges.range(await self.get(topic), query)
 
     # Ends.
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from broker.clock import Clock
 from broker.model import (
     POINTER_MAX,
-    ROW_ID_BYTES,
     ROW_ID_MIN,
     MessageId,
     RowId,
@@ -200,24 +199,3 @@ async def _open_payload_logs(around: Surroundings, topic: Topic) -> int:
             break
         after = found[-1][0].number or 0
     return count
-
-
-async def messages_after(around: Surroundings, topic: Topic, identifier: MessageId) -> int:
-    """Return how many messages were published behind an id: to know how far a consumer is behind."""
-    log = LogId(topic.id, topic.generation)
-    row = identifier[:ROW_ID_BYTES]
-    ends = await around.logs.ends(log)
-    if ends is None or ends.tail is None or row >= ends.tail.pointer:
-        return 0
-    page = await around.logs.page_at(log, row, ends.root)
-    if page is None or page[1].pointer <= row:
-        return ends.tail.total - (page[1].total if page is not None else 0)
-    key, head = page
-    behind = 0
-    reader = around.logs.reader(log, row, head.pointer)
-    for entry in await reader.page_entries(key, head):
-        if entry.is_reference:
-            behind += messages_of(entry)
-        else:
-            behind += entry.count - entry.place_after(row)
-    return ends.tail.total - head.total + behind

@@ -13,6 +13,22 @@ async def test_figures_of_a_topic(broker: Broker) -> None:
     assert (await broker.call("GET", topic_path("no", "stats"))).status == 404
 
 
+async def test_a_range_of_a_topic(broker: Broker) -> None:
+    target, text = topic_path("t", "range"), {"Content-Type": "text/plain"}
+    for _ in range(5):
+        await broker.call("POST", topic_path("t", "publish"), b"m", text)
+    whole = (await broker.call("GET", target)).json
+    assert (whole["messages"], whole["bytes"], whole["lost"]) == (5, 5, 0)
+    assert whole["after"] == whole["earliest"] < whole["latest"] == whole["through"]
+    some = (await broker.call("GET", f"{target}?messages=2&parts=2")).json
+    assert (some["messages"], len(some["ends"]), some["ends"][-1]) == (2, 2, some["through"])
+    behind = f"{target}?after={some['through'].upper()}&through={whole['latest']}"
+    assert (await broker.call("GET", behind)).json["messages"] == 3
+    for wrong in ("after=12", "through=", "messages=0", "bytes=x", "parts=0", "parts=1001"):
+        assert (await broker.call("GET", f"{target}?{wrong}")).status == 400
+    assert (await broker.call("GET", topic_path("no", "range"))).status == 404
+
+
 async def test_how_many_messages_lie_behind_an_id(broker: Broker) -> None:
     lag, text = topic_path("t", "lag"), {"Content-Type": "text/plain"}
     start = bytes(20).hex()

@@ -60,6 +60,24 @@ def test_how_far_one_is_behind_is_asked_with_an_id_and_answered_with_a_number():
     assert protocol.lag_count(Reply(200, {}, body)) == 7
 
 
+def test_a_range_is_asked_for_with_what_bounds_it():
+    bounds = {"through": None, "messages": 9, "size": None, "parts": 1}
+    request = protocol.topic_range(TOPIC, after=ID, **bounds)
+    assert request.path.endswith(f"/t1/range?after={ID.hex()}&messages=9")
+    unbound = protocol.topic_range(TOPIC, after=None, **{**bounds, "messages": None})
+    assert unbound.path.endswith("/t1/range")
+    told = dict.fromkeys(("earliest", "latest", "after", "through"), ID.hex())
+    body = {**told, "messages": 7, "bytes": 8, "lost": 1, "ends": [ID.hex()]}
+    found = protocol.range_found(Reply(200, {}, json.dumps(body).encode()))
+    assert (found.through, found.messages, found.size, found.lost, found.ends) == (
+        ID,
+        7,
+        8,
+        1,
+        [ID],
+    )
+
+
 def test_a_key_that_no_header_can_have_is_refused_before_it_is_sent():
     for key in ("a\r\nX-Other: header", "a b", ""):
         with pytest.raises(BadRequest, match="visible ASCII"):
