@@ -75,7 +75,7 @@ class TopicState:
         """Held by who begins or ends this node's leading. Taken before ``lock``."""
         self.lock = asyncio.Lock()
         """Held by who changes the topic's record."""
-        self.waiting: dict[asyncio.Future[None], None] = {}
+        self.waiting: dict[asyncio.Future[bool], None] = {}
         """In the order in which they came: so they are woken."""
         self.changes = 0
         self.users = 0
@@ -123,20 +123,21 @@ class TopicState:
         """Tell those who wait that the log changed."""
         self.changes += 1
         for future in self.waiting:
-            if not future.done():
-                future.set_result(None)
+            _tell(future, True)
         self.waiting.clear()
 
     async def changed(self, seen: int, seconds: float) -> bool:
         """Wait for a change after the one numbered ``seen``; False if none came in time."""
         if self.changes != seen:
             return True
-        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        change: asyncio.Future[bool] = loop.create_future()
         self.waiting[change] = None
+        timer = loop.call_later(seconds, _tell, change, False)
         try:
-            done, _ = await asyncio.wait((change,), timeout=seconds)
-            return bool(done)
+            return await change
         finally:
+            timer.cancel()
             self.waiting.pop(change, None)
 
     async def next_page(self, reading: Reading) -> bytes:
@@ -180,3 +181,8 @@ class TopicState:
                 return None
             reading.proven = leader
         return leader.cache if self.leader is leader else None
+
+
+def _tell(change: asyncio.Future[bool], came: bool) -> None:
+    if not change.done():
+        change.set_result(came)

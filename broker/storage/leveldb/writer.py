@@ -199,10 +199,11 @@ class Writer:
             answers = [_unknown(answer, error) for answer in answers]
             self._pending.tell(answers, self._next_life)
         else:
+            seconds = time.perf_counter() - started
             round_.confirm()
-            if self._observe is not None:
-                self._observe(time.perf_counter() - started, len(answers))
             self._pending.tell(answers)
+            if self._observe is not None:
+                self._observe(seconds, len(answers))
 
     def _build(self, changes: list[Change]) -> tuple[Round, list[Answer]]:
         """Apply the changes to a round; those that don't fit any more wait for the next."""
