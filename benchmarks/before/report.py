@@ -1,10 +1,14 @@
-"""docs/benchmarks-storage.md: ``python -m benchmarks.before.report FILE``."""
+"""docs/benchmarks-storage.md: ``python -m benchmarks.before.report FILE…``.
+
+Questions may be asked in several runs. Of a question that several files answer the last answer counts, and each part
+of the page says which commit it is of.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,10 @@ _MADE = "<!-- Made by `python -m benchmarks.before.report`: measure anew, don't 
 
 _INTRODUCTION = """\
 Measured by `python -m benchmarks.before` on {date}: {processor}, {cores} cores, Linux {kernel}, Python
-{python}, Java {java}. *Now* is commit {commit}, *before* is commit {before}; their servers took turns in one
-run, on the same machine, with the same load. Payloads are 256 random bytes. A standalone server has one core
-and the load the other; a cluster of each is three nodes on the same ZooKeeper and HBase {hbase} (one region
-server, one Thrift-2 gateway), with tables of its own.
+{python}, Java {java}. *Now* is commit {commit}, *before* is commit {before};
+their servers took turns in one run, on the same machine, with the same load. Payloads are 256 random bytes. A
+standalone server has one core and the load the other; a cluster of each is three nodes on the same ZooKeeper
+and HBase {hbase} (one region server, one Thrift-2 gateway), with tables of its own.
 
 Each figure is a median of kept runs. A run is kept if nothing else used more than {others} of a core and no
 more than {stolen} of a core was stolen by the host. *Spread* is how far apart kept runs lie. A ratio is the
@@ -51,11 +55,28 @@ def as_markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def main(source: Path) -> None:
+def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the answers of several runs as those of one."""
+    answers: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for question in run["questions"]:
+            of = f"Measured at commit {run['commit']}, {run['date']}."
+            notes = question.get("notes", [])
+            answers[question["letter"]] = question | {"notes": [*notes, of]}
+    commits = dict.fromkeys(run["commit"] for run in runs)
+    return runs[-1] | {
+        "commit": ", ".join(commits),
+        "quick": any(run["quick"] for run in runs),
+        "questions": list(answers.values()),
+    }
+
+
+def main(*sources: Path) -> None:
     """Write the page and the figures that it is made of."""
-    (DOCS / PAGE).write_text(as_markdown(json.loads(source.read_text())))
-    if source.resolve() != (DOCS / FIGURES).resolve():
-        shutil.copyfile(source, DOCS / FIGURES)
+    runs = [json.loads(source.read_text()) for source in sources]
+    results = runs[0] if len(runs) == 1 else together(runs)
+    (DOCS / PAGE).write_text(as_markdown(results))
+    (DOCS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":
@@ -63,5 +84,7 @@ if __name__ == "__main__":
         "python -m benchmarks.before.report",
         description="Write the page of the storage's benchmarks.",
     )
-    parser.add_argument("file", type=Path, help="what `python -m benchmarks.before` wrote")
-    main(parser.parse_args().file)
+    parser.add_argument(
+        "files", nargs="+", type=Path, help="what `python -m benchmarks.before` wrote"
+    )
+    main(*parser.parse_args().files)
