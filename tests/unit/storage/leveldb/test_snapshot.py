@@ -169,6 +169,22 @@ def test_a_file_that_goes_meanwhile_makes_it_begin_again(
     assert copied.read_bytes() == log.read_bytes()
 
 
+def test_a_log_that_begins_while_the_one_before_is_copied_is_left_out(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = snapshot._link_tables
+
+    def begin_another(source: Path, copy: Path, edits: bytes) -> None:
+        link(source, copy, edits)
+        (source / "900001.log").write_bytes(b"behind what is copied of the log before")
+
+    monkeypatch.setattr(snapshot, "_link_tables", begin_another)
+    (log,) = database.glob("*.log")
+    snapshot.copy_served(database.parent, database.parent / "copy")
+    copied = (database.parent / "copy" / files.DATABASE).glob("*.log")
+    assert [path.name for path in copied] == [log.name]
+
+
 @pytest.mark.parametrize("pattern", ["CURRENT", "MANIFEST-*"])
 def test_what_leveldb_never_removes_is_damage(database: Path, pattern: str) -> None:
     (path,) = database.glob(pattern)
