@@ -238,7 +238,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
             _query("through", "It ends with this id. Absent: with the newest.", MESSAGE_ID),
             _query("messages", "It has at most so many messages.", INTEGER),
             _query("bytes", "It has at most about so many bytes of payloads.", INTEGER),
-            _query("parts", "In so many parts, or fewer (1).", INTEGER),
+            _query("parts", "In so many parts, or fewer: 1 to 100 (1).", INTEGER),
         ],
         "responses": {"200": _ok("The range.", (JSON, of("Range")))},
         "errors": ("400", "404"),

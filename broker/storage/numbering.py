@@ -34,7 +34,7 @@ HEADS_AT_ONCE: Final = 1000
 PAGES_KEPT: Final = 8
 """Pages of one log of which the counts of entries are kept."""
 _FRAME_BYTES: Final = MESSAGE_ID_BYTES + 3
-"""What an item has beside its payload, of a payload of some hundred bytes."""
+"""An item is so much longer than its payload, if the payload has 64 to 8,191 bytes; else a byte less or more."""
 
 
 class Count(NamedTuple):
@@ -54,12 +54,12 @@ class Numbering:
     def __init__(self, logs: Logs, log: LogId) -> None:
         """Begin with an empty log; ``refresh`` looks at it."""
         self._logs = logs
-        self._log = log
+        self.log = log
         self._forget()
 
     def _forget(self) -> None:
         self._base: Count | None = None
-        """What the log had before its first page; None: not looked at yet."""
+        """How much was published before the first page; None: this was not read yet."""
         self._pages: list[RowId] = []
         self._ends: list[RowId] = []
         self._counts: list[Count] = []
@@ -71,8 +71,12 @@ class Numbering:
 
     @property
     def size(self) -> int:
-        """How many heads are kept."""
-        return len(self._pages)
+        """How many pages and entries are kept in memory."""
+        return len(self._pages) + sum(len(known.lasts) for known in self._entries.values())
+
+    def pages_between(self, after: RowId, through: RowId) -> int:
+        """Return how many sealed pages end in ``(after, through]``."""
+        return bisect_right(self._ends, through) - bisect_right(self._ends, after)
 
     @property
     def tail(self) -> RowId:
@@ -103,14 +107,12 @@ class Numbering:
 
     async def _is_read(self) -> bool:
         """Read once; False: the answers don't fit together."""
-        root = await self._logs.root(self._log)
-        if root is None or root.generation != self._log.generation:
+        root = await self._logs.root(self.log)
+        is_other = root is None or root.generation != self.log.generation
+        if root is None or is_other or root.state is RootState.DELETED:
             self._forget()
             return True
-        if root.state is RootState.DELETED:
-            self._forget()
-            return True
-        tail = await self._logs.find_tail(self._log, root)
+        tail = await self._logs.find_tail(self.log, root)
         if tail is None:
             return False
         await self._raise_floor(root)
@@ -127,7 +129,7 @@ class Numbering:
             before = None
             if root.floor > ROW_ID_MIN:
                 all_pages = root._replace(floor=ROW_ID_MIN)
-                before = await self._logs.page_at(self._log, row_before(root.floor), all_pages)
+                before = await self._logs.page_at(self.log, row_before(root.floor), all_pages)
             self._base = Count() if before is None else Count(before[1].total, before[1].bytes)
         gone = bisect_left(self._pages, root.floor)
         if gone:
@@ -137,9 +139,9 @@ class Numbering:
 
     async def _sealed_between(self, following: RowId, tail: RowId) -> bool:
         """Read the heads of sealed pages up to the tail; False if one is not as it must be."""
-        resolver, space = self._logs.resolver, space_of(self._log)
+        resolver, space = self._logs.resolver, space_of(self.log)
         while following < tail:
-            first, last = page_key(self._log, following), page_key(self._log, row_before(tail))
+            first, last = page_key(self.log, following), page_key(self.log, row_before(tail))
             found = await resolver.read(
                 lambda first=first, last=last: self._logs.table.scan(  # type: ignore[misc]
                     space, first, last, limit=HEADS_AT_ONCE
@@ -177,13 +179,18 @@ class Numbering:
         places = one.place_after(row)
         return before.plus(inside).plus(_part(one, places))
 
+    def seek_page(self, most: Count) -> RowId:
+        """Return the end of the last page up to which there is at most ``most``; the floor if that is less."""
+        place = self._fitting(most)
+        return self._ends[place - 1] if place else self.floor
+
     async def seek(self, most: Count) -> RowId:
         """Return the last id up to which there is at most ``most``; the floor if that is less. Raises Unavailable."""
         if self.all.messages <= most.messages and self.all.bytes <= most.bytes:
             return self.tail
         place = self._fitting(most)
         before, page = self._before(place), self._page(place)
-        start = self._ends[place - 1] if place else self.floor
+        start = self.seek_page(most)
         if page is None:
             return start
         entries = await self._entries_of(place, page)
@@ -222,8 +229,8 @@ class Numbering:
         """Return how much there ever was up to an id; below the floor at most that. Raises Unavailable."""
         if row >= self.floor:
             return await self.count(row)
-        every_page = Root(self._log.generation, RootState.LIVE)
-        found = await self._logs.page_at(self._log, row, every_page)
+        every_page = Root(self.log.generation, RootState.LIVE)
+        found = await self._logs.page_at(self.log, row, every_page)
         if found is None:
             return Count()
         _, head = found
@@ -257,10 +264,12 @@ class Numbering:
             reader = self._reader(after, end)
             while not reader.ended and reader.after < end:
                 known.add(await reader.next(1 << 20))
+            if not known.lasts or known.lasts[-1] < end:
+                raise Unavailable("The page can't be read to its end just now. Try again.")
         return known
 
     def _reader(self, after: RowId, through: RowId) -> LogReader:
-        reader = self._logs.reader(self._log, after, through)
+        reader = self._logs.reader(self.log, after, through)
         reader.gathers = False  # Entries as they are stored, however small.
         return reader
 

@@ -1,9 +1,9 @@
 """Ranges of a topic: where it begins and ends, how much lies between two ids, and how that is divided.
 
 A range is ``(after, through]``, by the ids of rows; a reference's messages have the id of their reference, so
-no range divides them. Nothing can appear in a range any more whose end is at or below the latest id: so a second
-reading finds the same, but for what expired or was rolled back. No message is read for it: see
-storage/numbering.py.
+no range divides them. The broker gives every later message an id above the latest one. So a range that ends at or
+below the latest id stays as it is, but for messages that expire or are rolled back. The heads of pages tell all
+this; entries are read only where a range begins or ends inside a page (storage/numbering.py).
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from broker.storage.numbering import Count, Numbering
 from broker.topics.fetch import oldest_live
 from broker.topics.surroundings import Surroundings
 
-HEADS_MAX: Final = 100_000
-"""Heads of pages that are kept, of all topics together: some 20 MB."""
-PARTS_MAX: Final = 1000
+KEPT_MAX: Final = 100_000
+"""Pages and entries that are kept in memory, of all topics together: some 30 MB."""
+PARTS_MAX: Final = 100
+"""Each part may end inside a page, which is read for it."""
+PAGES_A_PART: Final = 8
+"""Parts of more pages than these end where pages end: nothing is read for them."""
 AMOUNT_MAX: Final = 1 << 62
 """No log has so many messages, or bytes."""
 
@@ -61,6 +64,8 @@ class _Known:
     def __init__(self, numbering: Numbering) -> None:
         self.numbering = numbering
         self.lock = asyncio.Lock()
+        self.size = 0
+        """How much of what is kept is counted for it."""
 
 
 class Ranges:
@@ -70,23 +75,28 @@ class Ranges:
         """Begin with none."""
         self._around = around
         self._known: OrderedDict[LogId, _Known] = OrderedDict()
+        self._kept = 0
 
     async def range(self, topic: Topic, query: RangeQuery) -> Range:
         """Return a range. Raises Unavailable."""
         known = self._of(topic)
         async with known.lock:
-            await known.numbering.refresh()
-            self._forget_some()
-            return await self._range(topic, query, known.numbering)
+            try:
+                await known.numbering.refresh()
+                return await self._range(topic, query, known.numbering)
+            finally:
+                self._count(known)
 
     async def behind(self, topic: Topic, row: RowId) -> int:
         """Return how many messages were published behind an id. Raises Unavailable."""
         known = self._of(topic)
         async with known.lock:
-            await known.numbering.refresh()
-            self._forget_some()
             numbering = known.numbering
-            return numbering.all.messages - (await numbering.count(row)).messages
+            try:
+                await numbering.refresh()
+                return numbering.all.messages - (await numbering.count(row)).messages
+            finally:
+                self._count(known)
 
     def _of(self, topic: Topic) -> _Known:
         log = LogId(topic.id, topic.generation)
@@ -96,10 +106,15 @@ class Ranges:
         self._known.move_to_end(log)
         return known
 
-    def _forget_some(self) -> None:
-        kept = sum(known.numbering.size + 1 for known in self._known.values())
-        while kept > HEADS_MAX and len(self._known) > 1:
-            kept -= self._known.popitem(last=False)[1].numbering.size + 1
+    def _count(self, known: _Known) -> None:
+        """Count what a request has left in memory; forget the topics that were asked for longest ago."""
+        if self._known.get(known.numbering.log) is not known:
+            return  # It was forgotten while it waited for its turn.
+        size = known.numbering.size + 1
+        self._kept += size - known.size
+        known.size = size
+        while self._kept > KEPT_MAX and len(self._known) > 1:
+            self._kept -= self._known.popitem(last=False)[1].size
 
     async def _range(self, topic: Topic, query: RangeQuery, numbering: Numbering) -> Range:
         now_ms = self._around.clock.now_ms()
@@ -138,9 +153,11 @@ class Ranges:
         if through <= begin:
             return []
         ends: list[RowId] = []
+        is_long = numbering.pages_between(begin, through) >= PAGES_A_PART * parts
         for part in range(1, parts):
             wanted = start.messages + (stop.messages - start.messages) * part // parts
-            end = await numbering.seek(Count(wanted, AMOUNT_MAX))
+            most = Count(wanted, AMOUNT_MAX)
+            end = numbering.seek_page(most) if is_long else await numbering.seek(most)
             if (ends[-1] if ends else begin) < end < through:
                 ends.append(end)
         return [*ends, through]

@@ -362,7 +362,9 @@ class Topics:
 
     async def range(self, topic: TopicId, query: RangeQuery) -> Range:
         """Return a range of a topic's ids, how much it has, and where its parts end."""
-        return await self._ranges.range(await self.get(topic), query)
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        return await self._ranges.range(found, query)
 
     # Ends.
 

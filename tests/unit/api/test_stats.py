@@ -24,7 +24,7 @@ async def test_a_range_of_a_topic(broker: Broker) -> None:
     assert (some["messages"], len(some["ends"]), some["ends"][-1]) == (2, 2, some["through"])
     behind = f"{target}?after={some['through'].upper()}&through={whole['latest']}"
     assert (await broker.call("GET", behind)).json["messages"] == 3
-    for wrong in ("after=12", "through=", "messages=0", "bytes=x", "parts=0", "parts=1001"):
+    for wrong in ("after=12", "through=", "messages=0", "bytes=x", "parts=0", "parts=101"):
         assert (await broker.call("GET", f"{target}?{wrong}")).status == 400
     assert (await broker.call("GET", topic_path("no", "range"))).status == 404
 

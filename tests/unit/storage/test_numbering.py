@@ -4,6 +4,7 @@ from bisect import bisect_right
 import pytest
 
 from broker.clock import SystemClock
+from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Shared, encode_count, entries_of
@@ -119,6 +120,20 @@ async def test_bytes_bound_too(log: Filled) -> None:
         there = log.ids[: bisect_right(log.ids, row)]
         size = len(PAYLOAD) * sum(log.weights[place] == 1 for place in range(len(there)))
         assert most * 0.9 - len(PAYLOAD) <= size <= most * 1.1
+
+
+async def test_a_page_that_can_not_be_read_to_its_end_is_not_counted(log: Filled) -> None:
+    await log.grow(12)
+    numbering = Numbering(log.logs, LOG)
+    await numbering.refresh()
+    pages = numbering._pages
+
+    async def nothing(*_: object, **__: object) -> dict[str, object]:
+        return {}
+
+    log.table.on("get", *[nothing] * 100)
+    with pytest.raises(Unavailable):
+        await numbering.count(pages[len(pages) // 2])
 
 
 async def test_heads_are_read_once_and_entries_only_at_the_edges(log: Filled) -> None:

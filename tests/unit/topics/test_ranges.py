@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from broker.errors import TopicNotFound
+from broker.errors import ClockSkew, TopicNotFound
 from broker.model import RowId, TopicId
 from broker.storage.hold import PageBounds
 from broker.testing.bench import TOPIC, Bench
@@ -77,6 +77,30 @@ async def test_a_range_is_bounded_and_divided(bench: Bench) -> None:
     assert len((await found(bench, after=ids[-2], parts=50)).ends) == 5
 
 
+async def test_long_parts_end_where_pages_end_and_nothing_is_read_for_them(bench: Bench) -> None:
+    ids = await published(bench, 60, 5)
+    calls = bench.table.calls
+    await found(bench)
+    calls.clear()
+    ends = (await found(bench, parts=2)).ends
+    assert ends in ([ids[29], ids[-1]], [ids[28], ids[-1]], [ids[27], ids[-1]])
+    assert "cells" not in calls
+    calls.clear()
+    await found(bench, parts=7)
+    assert "cells" in calls
+
+
+async def test_a_range_by_a_clock_that_was_not_compared_is_not_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def compare(**_: object) -> None:
+        raise ClockSkew("this clock is off")
+
+    monkeypatch.setattr(bench.topics.leaders.claims.clocks, "compare", compare)
+    with pytest.raises(ClockSkew):
+        await found(bench)
+
+
 async def test_stored_messages_are_one_piece(bench: Bench) -> None:
     await published(bench, 2, 1)
     await bench.stored(7, *[b"p"] * 50)
@@ -108,7 +132,7 @@ async def test_what_has_expired_is_told(bench: Bench) -> None:
 async def test_the_numbers_of_the_topic_asked_for_first_are_forgotten_first(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "HEADS_MAX", 5)
+    monkeypatch.setattr(ranges, "KEPT_MAX", 5)
     await published(bench, 20, 5)
     other = TopicId("default", "other")
     await bench.create(other)
