@@ -166,6 +166,9 @@ class TopicsConfig:
     transaction_life_max_s: int = key(
         90_000, "Longest life of a transaction; a publish of an older one is refused.", least=1
     )
+    stage_life_s: int = key(
+        3_600, "How long a stage may be stored into and published; then it is removed.", least=1
+    )
     id_lead_ms_max: int = key(1_000, "How far message ids may run ahead of the clock.", least=0)
 
 

@@ -81,6 +81,13 @@ def check_topic(namespace: str, topic: str) -> TopicId:
     return TopicId(namespace, topic)
 
 
+def check_producer(producer: str) -> str:
+    """Return ``producer`` if it can be a producer's id, else raise BadRequest."""
+    if not _KEY.fullmatch(producer):
+        raise BadRequest("Producer-Id must be 1 to 255 visible ASCII characters.")
+    return producer
+
+
 def check_key(key: str) -> str:
     """Return ``key`` if it can be an idempotency key, else raise BadRequest."""
     if not _KEY.fullmatch(key):
@@ -175,10 +182,14 @@ class Topic(NamedTuple):
 
 
 class PublishRequest(NamedTuple):
-    """A publish or a store. ``pointer`` is the transaction's write pointer, or None."""
+    """A publish or a store. ``pointer`` is the transaction's write pointer, or None.
+
+    ``stages``: the numbers of stages that are published, in this order, instead of payloads.
+    """
 
     pointer: int | None
     payloads: Sequence[bytes]
+    stages: Sequence[int] = ()
 
 
 class RollbackRange(NamedTuple):

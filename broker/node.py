@@ -60,6 +60,7 @@ def topic_settings(config: Config) -> TopicSettings:
     limits, topics, sweep = config.limits, config.topics, config.sweep
     return TopicSettings(
         transaction_life_max_s=topics.transaction_life_max_s,
+        stage_life_s=topics.stage_life_s,
         request_deadline_s=config.server.request_deadline_s,
         id_lead_ms_max=topics.id_lead_ms_max,
         clock_skew_ms_max=config.cluster.clock_skew_ms_max,

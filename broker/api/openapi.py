@@ -22,6 +22,7 @@ from broker.api.schemas import (
     MESSAGE_ID,
     RESPONSES,
     SCHEMAS,
+    STAGE,
     STRING,
     TOPIC_NAME,
     Spec,
@@ -37,6 +38,7 @@ _NAMES = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]+$"},
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},
     "service": {"type": "string", "pattern": "^[a-zA-Z0-9._-]+$"},
+    "stage": STAGE,
     "node": {
         "type": "string",
         "pattern": "^([0-9]{1,3}|https?://[^/]+/?)$",
@@ -80,9 +82,21 @@ _TTL = _query(
     "Seconds that these messages live; at most the topic's.",
     {"type": "integer", "minimum": 1, "maximum": TTL_MAX_S},
 )
+_PRODUCER = [
+    _header(
+        "Producer-Id",
+        "Who numbers its publishes: a number at or below its last one in this topic stores nothing.",
+        {"type": "string", "pattern": "^[!-~]{1,255}$"},
+    ),
+    _header(
+        "Producer-Number",
+        "Comes with Producer-Id. 0 to 2^63-1, above the one before; gaps are fine.",
+        {"anyOf": [{"const": "0"}, STAGE]},
+    ),
+]
 _REPLAYED = {
     "Idempotency-Replayed": {
-        "description": "This is the answer of an earlier request under the same key.",
+        "description": "It was done before, by its key, its producer's number or its stages.",
         "schema": {"const": "true"},
     }
 }
@@ -147,7 +161,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
     },
     "publish": {
         "summary": "Publish messages, or the reference to what a transaction stored.",
-        "parameters": [_KEY, _TTL],
+        "parameters": [_KEY, *_PRODUCER, _TTL],
         "requestBody": _body(
             (AVRO, BYTES),
             (JSON, of("PublishRequest")),
@@ -169,6 +183,37 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "parameters": [_KEY, _TTL],
         "requestBody": _body((AVRO, BYTES), (JSON, of("PublishRequest"))),
         "responses": {"200": _ok("Stored.", headers=_REPLAYED)},
+        "errors": ("404", "409", "422", "507"),
+    },
+    "begin_stage": {
+        "summary": "Begin a stage, into which one writer stores messages that are published later.",
+        "responses": {"200": _ok("Its number, and when its life ends.", (JSON, of("Stage")))},
+        "errors": ("404", "507"),
+    },
+    "store_staged": {
+        "summary": "Store messages in a stage.",
+        "parameters": [_KEY, _TTL],
+        "requestBody": _body(
+            (AVRO, BYTES),
+            (JSON, of("PublishRequest")),
+            ("text/plain", STRING),
+            ("application/octet-stream", BYTES),
+        ),
+        "responses": {"200": _ok("Stored.", headers=_REPLAYED)},
+        "errors": ("404", "409", "422", "507"),
+    },
+    "publish_stages": {
+        "summary": "Publish stages, in the order of the list, at once.",
+        "parameters": [*_PRODUCER, _TTL],
+        "requestBody": _body((JSON, of("StagesSent"))),
+        "responses": {
+            "200": _ok(
+                "Published. Empty without a transaction, else what a rollback needs.",
+                (JSON, of("PublishResponse")),
+                (AVRO, BYTES),
+                headers=_REPLAYED,
+            )
+        },
         "errors": ("404", "409", "422", "507"),
     },
     "rollback": {

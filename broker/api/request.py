@@ -19,17 +19,23 @@ _NO_QUERY: Mapping[str, str] = {}
 
 
 class Names:
-    """What the path names: a namespace and, under it, a topic; or a node."""
+    """What the path names: a namespace and, under it, a topic, and in that a stage; or a node."""
 
-    __slots__ = ("namespace", "node", "topic")
+    __slots__ = ("namespace", "node", "stage", "topic")
 
     def __init__(
-        self, namespace: str = "", topic: TopicId | None = None, *, node: str = ""
+        self,
+        namespace: str = "",
+        topic: TopicId | None = None,
+        *,
+        node: str = "",
+        stage: str = "",
     ) -> None:
-        """Keep names that have been checked, but for the node's; empty where the path has none."""
+        """Keep names that have been checked, but for node and stage; empty where the path has none."""
         self.namespace = namespace
         self.topic = topic
         self.node = node
+        self.stage = stage
 
 
 NO_NAMES = Names()

@@ -19,7 +19,7 @@ How a node uses it::
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Final
 
 import orjson
@@ -41,7 +41,6 @@ from broker.routing.service import Routing
 from broker.topics.service import Topics
 
 BROKER_LEADER: Final = "Broker-Leader"
-IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 
 KINDS: Final = {
     "create_topic": Kind.ONCE,
@@ -56,11 +55,16 @@ KINDS: Final = {
     "stats": Kind.READING,
     "lag": Kind.READING,
     "range": Kind.READING,
+    "begin_stage": Kind.IDEMPOTENT,
+    "store_staged": Kind.KEYED,
+    "publish_stages": Kind.IDEMPOTENT,
     "leader": Kind.READING,
 }
 """The routes that the topic's leader answers, beside polls (see ``routed_polls``)."""
 
-PASSED_ON: Final = ("Content-Type", "Accept", IDEMPOTENCY_KEY, "Authorization")
+REPEATABLE_BY: Final = ("Idempotency-Key", "Producer-Id")
+"""Headers by which a client itself made a write repeatable."""
+PASSED_ON: Final = ("Content-Type", "Accept", *REPEATABLE_BY, "Producer-Number", "Authorization")
 """Headers of a request that go with it to the leader."""
 PASSED_BACK: Final = {
     name.lower(): name
@@ -143,7 +147,7 @@ class Routed:
             request.body,
             deadline,
             request.source,
-            own_key=kind is Kind.KEYED and IDEMPOTENCY_KEY in headers,
+            own_key=kind is Kind.KEYED and is_repeatable(headers),
         )
 
     def passed_back(self, name: str, relayed: Relayed) -> Reply | Stream:
@@ -217,7 +221,7 @@ class Routed:
                     kind,
                     Told.by_error(error),
                     attempt=told.repeat.attempt,
-                    own_key=IDEMPOTENCY_KEY in request.headers,
+                    own_key=is_repeatable(request.headers),
                 )
                 raise
             handled.is_final = True
@@ -237,6 +241,11 @@ class Routed:
         }
         headers = (("Broker-Error", error.code), ("Broker-Outcome", "refused"))
         return Reply(error.http_status, orjson.dumps(told), JSON, headers)
+
+
+def is_repeatable(headers: Mapping[str, str]) -> bool:
+    """Whether a client itself made a write repeatable."""
+    return any(name in headers for name in REPEATABLE_BY)
 
 
 async def _chunks(relayed: Relayed) -> AsyncGenerator[bytes, None]:

@@ -130,4 +130,4 @@ def _names(shape: tuple[str, ...], segments: list[str]) -> Names:
     topic = given.get("{topic}")
     if topic is None:
         return Names(check_namespace(namespace))
-    return Names(namespace, check_topic(namespace, topic))
+    return Names(namespace, check_topic(namespace, topic), stage=given.get("{stage}", ""))

@@ -14,6 +14,7 @@ from broker.api.placing import Placing
 from broker.api.polling import Polling
 from broker.api.publishing import Publishing
 from broker.api.router import Handler, Route
+from broker.api.staging import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.config import Config
@@ -53,6 +54,9 @@ SHAPES = (
     Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
     Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE),
     Shape("range", "GET", f"{TOPIC}/range", Action.BROWSE),
+    Shape("begin_stage", "POST", f"{TOPIC}/stages", Action.PUBLISH),
+    Shape("publish_stages", "POST", f"{TOPIC}/stages/publish", Action.PUBLISH),
+    Shape("store_staged", "POST", f"{TOPIC}/stages/{{stage}}/store", Action.PUBLISH),
     Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
     # The cluster.
@@ -114,6 +118,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
     }
     admin = TopicsAdmin(topics, properties_default=defaults)
     publishing = Publishing(topics, messages_max=limits.messages_per_request_max)
+    staging = Staging(topics, messages_max=limits.messages_per_request_max)
     browsing = Browsing(topics, messages_max=limits.browse_messages_max)
     polling = Polling(topics, wait_max_s=limits.wait_max_s)
     poll, poll_next = (polling.poll, None) if around is None else around.polls(polling)
@@ -133,6 +138,9 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "stats": Stats(topics).stats,
         "lag": Stats(topics).lag,
         "range": Stats(topics).range,
+        "begin_stage": staging.begin,
+        "publish_stages": staging.publish,
+        "store_staged": staging.store,
         "events": Events(topics, poll=poll_next).stream,
         "leader": leader,
     }

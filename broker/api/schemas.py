@@ -66,6 +66,9 @@ def decimals_up_to(most: int) -> str:
     return f"^({'|'.join(ways)})$"
 
 
+STAGE: Final[Spec] = {"type": "string", "pattern": decimals_up_to((1 << 63) - 1)}
+
+
 _COUNT = record(value=INTEGER, estimate=BOOLEAN)
 _END = nullable(record(id=MESSAGE_ID, time=MOMENT))
 _NEXT = {
@@ -235,6 +238,22 @@ SCHEMAS: Final[dict[str, Spec]] = {
         lost=INTEGER,
         ends=array(MESSAGE_ID),
     ),
+    "Stage": record(stage=STAGE, ends_at=MOMENT),
+    "StagesSent": {
+        "type": "object",
+        "properties": {
+            "stages": {
+                "type": "array",
+                "items": STAGE,
+                "minItems": 1,
+                "maxItems": 5000,
+                "uniqueItems": True,
+            },
+            "write_pointer": nullable(INT64),
+        },
+        "required": ["stages"],
+        "additionalProperties": False,
+    },
     "Event": record(
         id=MESSAGE_ID,
         timestamp_ms=INTEGER,

@@ -6,8 +6,9 @@ original. Errors are those of ``broker.errors``, by name.
 
 from broker.client.aio import Client
 from broker.client.leaders import Leader
+from broker.client.stage import Stage
 from broker.client.subscriber import TailOptions
-from broker.client.sync import SyncClient, SyncTransactionPublisher
+from broker.client.sync import SyncClient, SyncStage, SyncTransactionPublisher
 from broker.client.transaction import TransactionPublisher
 from broker.client.values import (
     Browsed,
@@ -59,8 +60,10 @@ __all__ = [
     "RequestError",
     "Settings",
     "Snapshot",
+    "Stage",
     "StorageFull",
     "SyncClient",
+    "SyncStage",
     "SyncTransactionPublisher",
     "TailOptions",
     "TooManyMessages",

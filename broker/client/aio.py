@@ -41,12 +41,14 @@ from broker.client.later import Later
 from broker.client.leaders import Leader
 from broker.client.protocol import Request
 from broker.client.retrying import Retrier
+from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
 from broker.client.transport import HttpTransport, Transport
 from broker.client.values import (
     BrowsePage,
     OnFull,
     Payload,
+    Producer,
     Published,
     Settings,
     Start,
@@ -177,7 +179,7 @@ class Client:
 
     # --- Publishing -------------------------------------------------------------------------------
 
-    async def publish(
+    async def publish(  # noqa: PLR0913 - All by name.
         self,
         topic: TopicName,
         messages: Payload | Sequence[Payload],
@@ -185,6 +187,7 @@ class Client:
         pointer: int | None = None,
         ttl_s: int | None = None,
         key: str | None = None,
+        producer: Producer | None = None,
         coalesce: bool | None = None,
     ) -> Published:
         """Publish one message, or several as one request that is stored whole or not at all.
@@ -198,6 +201,9 @@ class Client:
             pointer: the write pointer of the transaction that the messages belong to.
             ttl_s: how many seconds these messages live, if shorter than the topic's.
             key: an idempotency key: within the broker's window the same key publishes once.
+            producer: an id and a number, above that of the producer's publish before. A number at or below the
+                last one that the topic has of this producer stores nothing, and the answer is ``replayed``;
+                that is remembered for the topic's ttl and 7 days of silence. Await each before the next.
             coalesce: whether a plain single message may travel with others; by default the client's
                 setting.
 
@@ -210,15 +216,17 @@ class Client:
         """
         if isinstance(messages, _SINGLE):
             together = self.settings.coalesce if coalesce is None else coalesce
-            if together and pointer is None and ttl_s is None and key is None:
+            if together and pointer is None and ttl_s is None and key is None and producer is None:
                 lane = self._lanes.get(topic) or self._lane(topic)
                 payload = messages.encode() if isinstance(messages, str) else messages
                 return await lane.add(payload)
             messages = [messages]
         payloads = [protocol.payload_bytes(message) for message in messages]
         identifier = self._topic(topic)
+        if producer is None:
+            key = self._key(key)
         request = protocol.publish(
-            identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=self._key(key)
+            identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=key, producer=producer
         )
         return protocol.published(await self._calls.write(request))
 
@@ -277,6 +285,43 @@ class Client:
     ) -> Published:
         """Publish, by one reference, everything that was stored under a write pointer."""
         request = protocol.publish(self._topic(topic), [], pointer=pointer, key=self._key(key))
+        return protocol.published(await self._calls.write(request))
+
+    def stage(self, topic: TopicName) -> Stage:
+        """Return a stage of a topic: where one writer stores messages, which nobody sees yet.
+
+        ::
+
+            async with client.stage("audit/logins") as stage:
+                await stage.store([b"alice", b"bob"])
+            await client.publish_stages("audit/logins", [stage.id])
+        """
+        return Stage(self._calls, self._topic(topic))
+
+    async def publish_stages(
+        self,
+        topic: TopicName,
+        stages: Sequence[str],
+        *,
+        pointer: int | None = None,
+        ttl_s: int | None = None,
+        producer: Producer | None = None,
+    ) -> Published:
+        """Publish what was stored in stages, in the order of the list, all at once. Twice is as once.
+
+        Args:
+            topic: the topic of the stages.
+            stages: their ids, each once, at most 5,000.
+            pointer: the write pointer of the transaction that the messages belong to.
+            ttl_s: how many seconds these messages live, if shorter than the topic's.
+            producer: as for ``publish``.
+
+        Raises:
+            PayloadsSealed: a stage is too old, or was published in another list; nothing was published now.
+        """
+        request = protocol.publish_stages(
+            self._topic(topic), stages, pointer=pointer, ttl_s=ttl_s, producer=producer
+        )
         return protocol.published(await self._calls.write(request))
 
     async def rollback(self, topic: TopicName, published: Published) -> None:

@@ -127,9 +127,16 @@ class Connection(net.Connection):
         head = self._heads.get(key)
         if head is None:
             head = super().head(request)
-            if "Idempotency-Key" not in request.headers and len(self._heads) < HEADS_KEPT_MAX:
-                self._heads[key] = head  # A key never comes again.
+            if len(self._heads) < HEADS_KEPT_MAX and not _comes_once(request):
+                self._heads[key] = head
         return head
+
+
+def _comes_once(request: net.Ask) -> bool:
+    """Whether a request has a head that does not come again, but for a retry."""
+    headers = request.headers
+    is_counted = "Idempotency-Key" in headers or "Producer-Number" in headers
+    return is_counted or "/stages/" in request.path
 
 
 def note_reply(

@@ -28,6 +28,7 @@ from broker.client.values import (
     Browsed,
     BrowsePage,
     Payload,
+    Producer,
     Published,
     Start,
     TopicInfo,
@@ -44,6 +45,7 @@ from broker.model import (
     TopicId,
     check_key,
     check_namespace,
+    check_producer,
     check_topic,
     message_id_from_hex,
 )
@@ -171,16 +173,28 @@ def _write(
     topic: TopicId,
     request: PublishRequest,
     ttl_s: int | None,
-    key: str | None,
+    headers: Mapping[str, str],
 ) -> Request:
     path = f"{_topic_path(topic)}/{action}"
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
-    headers = {"Content-Type": AVRO}
+    body = avro.encode_publish_request(request)
+    sent = {"Content-Type": AVRO, **headers}
+    return Request("POST", path, sent, body, topic, repeatable=bool(headers))
+
+
+def _once(key: str | None, producer: Producer | None = None) -> dict[str, str]:
+    """Return the headers by which a write is done once, however often it is sent. Raises BadRequest."""
+    headers = {}
     if key is not None:
         headers["Idempotency-Key"] = check_key(key)
-    body = avro.encode_publish_request(request)
-    return Request("POST", path, headers, body, topic, repeatable=key is not None)
+    if producer is not None:
+        identifier, number = producer
+        if not 0 <= number < 1 << 63:
+            raise BadRequest(f"A producer's number is from 0 to 2^63-1, not {number}.")
+        headers["Producer-Id"] = check_producer(identifier)
+        headers["Producer-Number"] = str(number)
+    return headers
 
 
 def publish(
@@ -190,9 +204,11 @@ def publish(
     pointer: int | None = None,
     ttl_s: int | None = None,
     key: str | None = None,
+    producer: Producer | None = None,
 ) -> Request:
     """Publish messages; with a write pointer and no messages, publish what was stored under it."""
-    return _write("publish", topic, PublishRequest(pointer, payloads), ttl_s, key)
+    request = PublishRequest(pointer, payloads)
+    return _write("publish", topic, request, ttl_s, _once(key, producer))
 
 
 def store(
@@ -204,7 +220,57 @@ def store(
     key: str | None = None,
 ) -> Request:
     """Store messages under a write pointer, to be published later by a reference."""
-    return _write("store", topic, PublishRequest(pointer, payloads), ttl_s, key)
+    return _write("store", topic, PublishRequest(pointer, payloads), ttl_s, _once(key))
+
+
+def begin_stage(topic: TopicId) -> Request:
+    """Ask for a stage. Twice gives two, of which one is not used."""
+    return Request("POST", f"{_topic_path(topic)}/stages", topic=topic, repeatable=True)
+
+
+def stage_begun(reply: Reply) -> str:
+    """Read the answer to ``begin_stage``."""
+    return str(json_object(reply)["stage"])
+
+
+def store_staged(
+    topic: TopicId,
+    stage: str,
+    payloads: Sequence[bytes],
+    *,
+    ttl_s: int | None = None,
+    key: str | None = None,
+) -> Request:
+    """Store messages into a stage."""
+    action = f"stages/{_stage(stage)}/store"
+    return _write(action, topic, PublishRequest(None, payloads), ttl_s, _once(key))
+
+
+def publish_stages(
+    topic: TopicId,
+    stages: Sequence[str],
+    *,
+    pointer: int | None = None,
+    ttl_s: int | None = None,
+    producer: Producer | None = None,
+) -> Request:
+    """Publish stages, in their order, at once. Twice is as once."""
+    asked: dict[str, Any] = {"stages": [_stage(stage) for stage in stages]}
+    if pointer is not None:
+        asked["write_pointer"] = pointer
+    path = f"{_topic_path(topic)}/stages/publish"
+    if ttl_s is not None:
+        path = f"{path}?ttl={ttl_s}"
+    headers = {"Content-Type": JSON, "Accept": AVRO, **_once(None, producer)}
+    return Request("POST", path, headers, json.dumps(asked).encode(), topic, repeatable=True)
+
+
+def _stage(stage: str) -> str:
+    if not (stage.isascii() and stage.isdecimal()):
+        raise BadRequest(
+            f"A stage is named by its id, which the broker gave, not by {stage!r:.80}."
+        )
+    return stage
 
 
 def published(reply: Reply) -> Published:

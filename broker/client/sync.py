@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.later import Counts
+from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
 from broker.client.values import OnFull, Payload, Published, Settings, TopicName
 from broker.model import Snapshot
@@ -198,6 +199,7 @@ class SyncClient:
     store = _blocking(Client.store)
     publish_stored = _blocking(Client.publish_stored)
     rollback = _blocking(Client.rollback)
+    publish_stages = _blocking(Client.publish_stages)
 
     poll = _blocking(Client.poll)
     tail = _in_pages(Client.tail, Client.tail_pages)
@@ -236,6 +238,10 @@ class SyncClient:
     ) -> SyncTransactionPublisher:
         """Return a publisher for one transaction, which remembers what it may have to undo."""
         return SyncTransactionPublisher(self, pointer, snapshot)
+
+    def stage(self, topic: TopicName) -> SyncStage:
+        """Return a stage of a topic, which begins with ``with``; see ``Client.stage``."""
+        return SyncStage(self, topic)
 
     # --- Inside -----------------------------------------------------------------------------------
 
@@ -289,6 +295,28 @@ class SyncTransactionPublisher:
     publish_stored = _blocking(TransactionPublisher.publish_stored)
     poll = _blocking(TransactionPublisher.poll)
     rollback = _blocking(TransactionPublisher.rollback)
+
+
+class SyncStage:
+    """A stage of one topic, which begins with ``with``; see ``Client.stage``."""
+
+    def __init__(self, client: SyncClient, topic: TopicName) -> None:
+        self._client = client._client.stage(topic)  # noqa: SLF001 - Its own.
+        self._wait = client._wait  # noqa: SLF001
+
+    def __enter__(self) -> Self:
+        self._wait(self._client.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave it as it is."""
+
+    @property
+    def id(self) -> str:
+        """The number that the broker gave it."""
+        return self._client.id
+
+    store = _blocking(Stage.store)
 
 
 async def _outcome(work: Awaitable[T]) -> T:

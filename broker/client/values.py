@@ -17,6 +17,9 @@ a pair."""
 Payload = bytes | str
 """What callers publish: bytes, or text, which travels as UTF-8."""
 
+Producer = tuple[str, int]
+"""A producer's id, 1 to 255 visible ASCII characters, and the number that it gives to one publish, at least 0."""
+
 Start = MessageId | str | int | None
 """Where reading starts: a message id (20 bytes, or its 40 hex digits), a time in ms since 1970, or
 None for the oldest message."""
@@ -26,7 +29,8 @@ class Published(NamedTuple):
     """The acknowledgement of one publish: the message is stored and synced.
 
     ``rollback`` is what undoes a transactional publish, as the broker sent it, else None.
-    ``replayed`` tells that the broker had acknowledged the same idempotency key before. ``leader`` is
+    ``replayed`` tells that the broker had acknowledged the same idempotency key, producer's number or stages
+    before, and stored nothing now. ``leader`` is
     the node that acknowledged, with its epoch; None by a broker that stands alone.
     """
 

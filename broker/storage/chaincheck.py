@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
-from broker.model import ROW_ID_MIN, RowId, timestamp_of
+from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, RowId, timestamp_of
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import walk
@@ -19,7 +19,7 @@ from broker.storage.entry import Entry, Mark
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.log import Logs
-from broker.storage.marks import mark_key
+from broker.storage.marks import PRODUCER, PRODUCER_LIFE_MS, mark_key
 from broker.storage.pagecheck import Page, PageCheck, Sums, links, name_of, page_name
 from broker.storage.report import Problem, Report
 from broker.storage.resolve import Pauses
@@ -264,12 +264,13 @@ class ChainCheck:
 
     async def _lost(self, marks: list[Mark]) -> list[Mark]:
         """Return the marks of a page whose rows are not there, and must be."""
-        since_ms = self._reading.now_ms - self._reading.window_ms
-        due = [
-            mark
-            for mark in marks
-            if mark.last <= self._marked and timestamp_of(mark.first) >= since_ms
-        ]
+        reading = self._reading
+        due = []
+        for mark in marks:
+            life_ms = PRODUCER_LIFE_MS if mark.kind == PRODUCER else reading.window_ms
+            is_young = timestamp_of(mark.first) >= reading.now_ms - life_ms
+            if is_young and mark.last <= self._marked:
+                due.append(mark)
         lost: list[Mark] = []
         for first in range(0, len(due), MARKS_AT_ONCE):
             some = due[first : first + MARKS_AT_ONCE]
@@ -279,6 +280,14 @@ class ChainCheck:
 
     async def _row_of(self, mark: Mark) -> bool:
         resolver, row = self._reading.logs.resolver, mark_key(self._log, mark)
+        if mark.kind == PRODUCER:
+            # A newer one stands for it.
+            last = row[:-ROW_ID_BYTES] + ROW_ID_MAX
+            return bool(
+                await resolver.read(
+                    lambda: resolver.table.scan(space_of(self._log), row, last, limit=1)
+                )
+            )
         found = await resolver.read(lambda: resolver.table.get(space_of(self._log), row, (HEAD,)))
         return HEAD in found
 

@@ -8,13 +8,18 @@ A mark stands in its entry, so it commits with its messages; a row of its own is
 
 Until its row is put, a mark is found here. A claim reads the headers above ``marked`` and puts their rows
 itself before it raises ``marked``. A row that is there counts, whatever any clock did.
+
+Two kinds: the mark of an idempotency key, which counts by itself for its window; and that of a producer's number,
+of which the newest alone counts, until the producer was silent for long. A producer's numbers rise with its ids,
+so a row with a newer one behind it can go at once, and need not be put.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from itertools import zip_longest
+from typing import Final, NamedTuple
 
 from broker.errors import Fenced
 from broker.model import ROW_ID_BYTES, ROW_ID_MAX, RowId
@@ -22,6 +27,15 @@ from broker.storage import entry as entries
 from broker.storage.entry import MARK_KEY_BYTES, Entry, Mark
 from broker.storage.keys import LogId, mark_prefix, prefix_end, space_of
 from broker.storage.resolve import Resolver
+from broker.storage.table import Cell
+
+IDEMPOTENCY: Final = 1
+"""The kind of a mark that an idempotency key leaves; its body is the hash of the request's."""
+PRODUCER: Final = 2
+"""The kind of a mark that a producer leaves; its body begins with the producer's number."""
+
+PRODUCER_LIFE_MS: Final = 7 * 24 * 3600 * 1000
+"""How long a producer that is silent is remembered, beyond the topic's ttl."""
 
 PENDING_MAX: Final = 1000
 PENDING_BYTES_MAX: Final = 4 << 20
@@ -122,15 +136,15 @@ class Marks:
             await asyncio.shield(self._putting)
 
     async def _put(self) -> None:
-        order, through = self._order[:], None
+        order = self._order[:]
         lag_entries, lag_bytes = self._lag_entries, self._lag_bytes
-        for first in range(0, len(order), ROWS_AT_ONCE):
-            some = order[first : first + ROWS_AT_ONCE]
+        needed = _that_count(order)
+        for first in range(0, len(needed), ROWS_AT_ONCE):
+            some = needed[first : first + ROWS_AT_ONCE]
             rows = {mark_key(self._log, mark): encode_mark(mark) for mark in some}
             await self._resolver.read(
                 lambda rows=rows: self._resolver.table.put(space_of(self._log), rows)  # type: ignore[misc]
             )
-            through = some[-1].last
         del self._order[: len(order)]
         for mark in order:
             pending = self._pending[mark.kind, mark.key]
@@ -139,24 +153,31 @@ class Marks:
                 del self._pending[mark.kind, mark.key]
         self._lag_entries -= lag_entries
         self._lag_bytes -= lag_bytes
-        if through is not None:
-            self.marked = max(self.marked, through)
+        if order:
+            self.marked = max(self.marked, order[-1].last)
 
     async def find(self, kind: int, key: bytes) -> list[Mark]:
         """Return the last marks of a key, the oldest first. Raises Unavailable, StorageCorrupt."""
-        low = mark_prefix(self._log) + bytes([kind]) + key
         pending = tuple(self._pending.get((kind, key), ()))
-        found = await self._resolver.read(
-            lambda: self._resolver.table.scan(
-                space_of(self._log),
-                low,
-                low + b"\xff" * ROW_ID_BYTES,
-                limit=FOUND_MAX,
-                reverse=True,
-            )
-        )
+        found = await self._rows(kind, key, FOUND_MAX)
         marks = [decode_mark(row, cell.value) for row, cell in reversed(found)]
         return [*marks, *(mark for mark in pending if mark not in marks)]
+
+    async def _rows(self, kind: int, key: bytes, limit: int) -> list[tuple[bytes, Cell]]:
+        low = mark_prefix(self._log) + bytes([kind]) + key
+        return await self._resolver.read(
+            lambda: self._resolver.table.scan(
+                space_of(self._log), low, low + b"\xff" * ROW_ID_BYTES, limit=limit, reverse=True
+            )
+        )
+
+    async def newest(self, kind: int, key: bytes) -> Mark | None:
+        """Return the last mark of a key. Raises Unavailable, StorageCorrupt."""
+        pending = self._pending.get((kind, key))
+        if pending:
+            return pending[-1]
+        found = await self._rows(kind, key, 1)
+        return decode_mark(found[0][0], found[0][1].value) if found else None
 
     def close(self) -> None:
         """Put nothing more: the hold is done."""
@@ -188,27 +209,60 @@ def decode_mark(row: bytes, value: bytes) -> Mark:
     )
 
 
-async def sweep_marks(
-    resolver: Resolver, log: LogId, marked: RowId, before: RowId, after: bytes, limit: int
-) -> tuple[int, bytes | None]:
-    """Remove marks of ids below ``before`` and not above ``marked``, from row ``after`` on.
+class MarksBefore(NamedTuple):
+    """Marks of which ids may go: of keys those below ``keys``, of silent producers those below ``producers``."""
 
-    Returns how many went and the row from which the next slice goes on; None at the end.
+    keys: RowId
+    producers: RowId
+
+
+ALL_MARKS: Final = MarksBefore(ROW_ID_MAX, ROW_ID_MAX)
+
+
+async def sweep_marks(
+    resolver: Resolver, log: LogId, marked: RowId, before: MarksBefore, after: bytes, limit: int
+) -> tuple[int, bytes | None]:
+    """Remove marks that count no more, from row ``after`` on: old ones, and those of producers with newer ones.
+
+    Old ones go only at or below ``marked``. Returns how many went and the row from which the next slice goes on;
+    None at the end.
 
     Raises:
         Unavailable: storage does not answer.
     """
     prefix = mark_prefix(log)
     last = prefix_end(prefix)
+    limit = max(limit, 2)  # A slice may begin with the row that ended the one before.
     found = await resolver.read(
         lambda: resolver.table.scan(space_of(log), max(prefix, after), last, limit=limit)
     )
+    rows = [row for row, _ in found]
+    is_end = len(rows) < limit
+    # Whether the last row of a slice has a newer one behind it is told by the next slice.
+    judged = rows if is_end else rows[:-1]
     old = [
-        row for row, _ in found if row[-ROW_ID_BYTES:] < before and row[-ROW_ID_BYTES:] <= marked
+        row
+        for row, following in zip_longest(judged, rows[1 : len(judged) + 1], fillvalue=b"")
+        if _may_go(row, following, len(prefix), marked, before)
     ]
     if old:
         await resolver.read(lambda: resolver.table.delete(space_of(log), old))
-    return len(old), found[-1][0] + b"\0" if len(found) == limit else None
+    return len(old), None if is_end else rows[-1]
+
+
+def _may_go(row: bytes, following: bytes, kind_at: int, marked: RowId, before: MarksBefore) -> bool:
+    """Whether a mark's row may go, by the row that follows it."""
+    first = row[-ROW_ID_BYTES:]
+    if row[kind_at] == PRODUCER:
+        is_newest = row[:-ROW_ID_BYTES] != following[:-ROW_ID_BYTES]
+        return not is_newest or (first < before.producers and first <= marked)
+    return first < before.keys and first <= marked
+
+
+def _that_count(order: Sequence[Mark]) -> list[Mark]:
+    """Return marks without those of producers that have a newer one among them."""
+    newest = {mark.key: mark for mark in order if mark.kind == PRODUCER}
+    return [mark for mark in order if mark.kind != PRODUCER or newest[mark.key] is mark]
 
 
 async def forget_marks(resolver: Resolver, log: LogId) -> int:
@@ -220,7 +274,7 @@ async def forget_marks(resolver: Resolver, log: LogId) -> int:
     went, after = 0, b""
     while True:
         some, following = await sweep_marks(
-            resolver, log, ROW_ID_MAX, ROW_ID_MAX, after, ROWS_AT_ONCE
+            resolver, log, ROW_ID_MAX, ALL_MARKS, after, ROWS_AT_ONCE
         )
         went += some
         if following is None:

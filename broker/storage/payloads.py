@@ -179,10 +179,13 @@ class PayloadLogs:
     async def roots(
         self, topic: TopicId, generation: int, through: int, after: int = -1
     ) -> list[tuple[LogId, Root]]:
-        """Return payload logs with numbers in ``(after, through]`` with their roots, at most ROOTS_AT_ONCE."""
-        low, high = payload_root_range(topic, generation, after + 1, through)
-        if low > high:
+        """Return payload logs with numbers in ``(after, through]`` with their roots, at most ROOTS_AT_ONCE.
+
+        The two numbers have the same sign: stages lie behind all transactions.
+        """
+        if after >= through:
             return []
+        low, high = payload_root_range(topic, generation, after + 1, through)
         found = await self._resolver.read(
             lambda: self._resolver.table.scan(Space.PAYLOADS, low, high, limit=ROOTS_AT_ONCE)
         )

@@ -16,13 +16,13 @@ from broker.storage.head import PageState
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
+from broker.storage.marks import IDEMPOTENCY
 from broker.storage.ownpage import PageBounds
 from broker.storage.packing import pack
 from broker.storage.payloads import PayloadLogs
 from broker.storage.records import Records
 from broker.storage.table import Space
 from broker.testing.bare import append
-from broker.topics.batches import IDEMPOTENCY
 from broker.topics.dedupe import key_hash
 from broker.topics.registry import TopicRegistry
 

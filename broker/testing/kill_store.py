@@ -31,12 +31,12 @@ from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Deleted, Logs, StaleGeneration
+from broker.storage.marks import IDEMPOTENCY
 from broker.storage.payloads import LogClosed, PayloadLogs
 from broker.storage.records import Records
 from broker.storage.root import RootState
 from broker.testing.bare import append, rows_of
 from broker.testing.drivers import Done, Gone, Refused, Seen, collapse, expand
-from broker.topics.batches import IDEMPOTENCY
 from broker.topics.dedupe import key_hash
 from broker.topics.registry import TopicRegistry
 

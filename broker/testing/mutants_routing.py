@@ -15,7 +15,9 @@ from broker.routing.lanes import ReceivedLanes, Turn
 from broker.topics.comparing import ClockComparison
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed import KeyedLog
+from broker.topics.producers import Producers
 from broker.topics.reading import PayloadReader
+from broker.topics.references import References
 from broker.topics.retention import Sweeper
 from broker.topics.stored import StoredPayloads
 
@@ -32,6 +34,13 @@ class Above(NamedTuple):
 def _nothing(_: Any) -> Any:
     async def mutant(*_: object, **__: object) -> None:
         return None
+
+    return mutant
+
+
+def _none_of_them(_: Any) -> Any:
+    async def mutant(*_: object) -> dict[int, bytes]:
+        return {}
 
     return mutant
 
@@ -110,14 +119,20 @@ MUTANTS: Final[Mapping[str, Above]] = {
     "dedupe": Above(
         "a key is looked up neither in memory nor in storage", KeyedLog, "_known", _nothing
     ),
+    "producer-number": Above(
+        "a producer's last number is looked up neither in memory nor in storage",
+        Producers,
+        "_last",
+        _nothing,
+    ),
     "store-proof": Above(
         "a store is acknowledged without a proof of leading", StoredPayloads, "_confirm", _nothing
     ),
     "look-for-the-reference": Above(
         "the reference of a sealed payload log is appended again",
-        StoredPayloads,
-        "_find_reference",
-        _nothing,
+        References,
+        "_find_references",
+        _none_of_them,
     ),
     "closed-reference": Above(
         "a reader of a reference ends in a page that is not closed",

@@ -1,8 +1,8 @@
 """What is stored for requests that are stored together, and what each of them is told: no waiting, no I/O.
 
 Neighbours that any consumer takes share entries. A request with a write pointer, a lifetime or a reference has
-entries of its own, since what it has in common is judged once. A key goes into the entry that holds the last
-message of its request.
+entries of its own, since what it has in common is judged once. A key, or a producer's number, goes into the entry that holds the
+last message of its request.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.model import RowId
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, encode_count, entries_of
+from broker.storage.marks import IDEMPOTENCY, PRODUCER
 from broker.topics.settings import Published
 
 if TYPE_CHECKING:
     from broker.topics.writer import Write
 
-IDEMPOTENCY: Final = 1
-"""The kind of a mark that an idempotency key leaves."""
+MARK_BODY_BYTES: Final = 32
 
 
 class Batch(NamedTuple):
@@ -65,26 +65,44 @@ def batch_of(writes: list[Write], ids: list[RowId], epoch: int, *, is_stored: bo
 
 
 def _own_entries(write: Write, ids: list[RowId], epoch: int, *, is_stored: bool) -> list[Entry]:
-    payloads = write.payloads
-    if payloads is None:
-        payloads = [encode_count(write.messages)]
-    shared = Shared(write.pointer, write.lifetime_ms, write.number, is_stored)
-    return entries_of(epoch, ids, payloads, shared)
+    shared = Shared(write.pointer, write.lifetime_ms, None, is_stored)
+    if write.payloads is not None:
+        return entries_of(epoch, ids, write.payloads, shared)
+    added: list[Entry] = []
+    for row, (number, messages) in zip(ids, write.references, strict=True):
+        reference = shared._replace(number=number)
+        added += entries_of(epoch, [row], [encode_count(messages)], reference)
+    return added
 
 
 def _mark(writes: list[Write], ids: list[RowId], added: list[Entry]) -> None:
-    """Put the keys of requests into the entries that hold their last messages."""
+    """Put the marks of requests into the entries that hold their last messages."""
     start = place = 0
     for write in writes:
         stop = start + write.rows
-        if write.key is not None:
+        if write.key is not None or write.producer is not None:
             first, last = ids[start], ids[stop - 1]
             while added[place].last < last:
                 place += 1
-            hashed, body_hash = write.key
-            mark = Mark(IDEMPOTENCY, hashed, first, last, body_hash)
-            added[place].marks = (*added[place].marks, mark)
+            added[place].marks = (*added[place].marks, *_marks_of(write, first, last))
         start = stop
+
+
+def _marks_of(write: Write, first: RowId, last: RowId) -> list[Mark]:
+    marks = []
+    if write.key is not None:
+        hashed, body_hash = write.key
+        marks.append(Mark(IDEMPOTENCY, hashed, first, last, body_hash))
+    if write.producer is not None:
+        hashed, number = write.producer
+        body = number.to_bytes(8, "big").ljust(MARK_BODY_BYTES, b"\0")
+        marks.append(Mark(PRODUCER, hashed, first, last, body))
+    return marks
+
+
+def producer_number(mark: Mark) -> int:
+    """Return the number in the mark of a producer."""
+    return int.from_bytes(mark.body[:8], "big")
 
 
 def answer(writes: list[Write], batch: Batch) -> None:
@@ -92,6 +110,8 @@ def answer(writes: list[Write], batch: Batch) -> None:
     ids, start = batch.ids, 0
     for write in writes:
         stop = start + write.rows
+        if write.references:
+            write.ids = ids[start:stop]
         if not write.future.done():
             write.future.set_result(Published(ids[start], ids[stop - 1], write.pointer))
         start = stop

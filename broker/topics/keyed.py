@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import PublishRequest
-from broker.topics.batches import IDEMPOTENCY
+from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import Answer, check_same_body, key_hash
 from broker.topics.settings import Published, PublishOptions
 from broker.topics.surroundings import Surroundings
@@ -41,17 +41,6 @@ class KeyedLog:
     def write(self, write: Write) -> asyncio.Future[Published]:
         """Queue a request without a key. Raises Fenced, Overloaded."""
         return self.writer.submit(write)
-
-    async def write_keyed(
-        self, write: Write, options: PublishOptions, body_hash: bytes
-    ) -> Published:
-        """Queue a request under a key, or give the answer that the key already has. See ``once``."""
-
-        async def submit(mark: KeyMark) -> Published:
-            write.key = mark
-            return await self.write(write)
-
-        return await self.once(options, body_hash, write.pointer, submit)
 
     async def once(
         self,
@@ -118,6 +107,8 @@ class KeyedLog:
 def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:
     """Return what two requests under one key must share: their meaning, whatever its encoding."""
     digest = hashlib.sha256(f"{request.pointer} {options.ttl_s} ".encode())
+    if request.stages:
+        digest.update(f"{list(request.stages)} ".encode())
     for payload in request.payloads:
         digest.update(len(payload).to_bytes(8, "big"))
         digest.update(payload)

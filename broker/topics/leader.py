@@ -21,11 +21,12 @@ from broker.storage.hold import Hold
 from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
+from broker.topics.producers import Producers
 from broker.topics.settings import Published, PublishOptions
 from broker.topics.stats import Rates
 from broker.topics.stored import StoredPayloads
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import LogWriter, Write, ends_hold
+from broker.topics.writer import KeyMark, LogWriter, ProducerMark, Write, ends_hold
 
 Result = TypeVar("Result")
 
@@ -63,6 +64,7 @@ class TopicLeader:
             around, hold, committed=self._committed, lost=lambda _, error: self.end(error)
         )
         self.messages = KeyedLog(around, self.writer)
+        self.producers = Producers(hold)
         self.payloads = StoredPayloads(around, self.messages, self.end)
         self._changing: set[asyncio.Task[None]] = set()
 
@@ -74,7 +76,8 @@ class TopicLeader:
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
-        return self.messages.busy or self.payloads.busy or bool(self._changing)
+        parts = (self.messages, self.producers, self.payloads)
+        return bool(self._changing) or any(part.busy for part in parts)
 
     @property
     def has_committed(self) -> bool:
@@ -99,49 +102,62 @@ class TopicLeader:
         return self.writer.submit(write)
 
     async def publish_request(self, request: PublishRequest, options: PublishOptions) -> Published:
-        """Publish messages or a reference, under a key if there is one.
+        """Publish messages, a reference or stages, once by a key or a producer's number if there is one.
 
         Raises:
-            IdempotencyKeyReused, TransactionTooOld: refused.
+            IdempotencyKeyReused, TransactionTooOld, PayloadsSealed: refused.
             Fenced: not stored; the next leader may be asked.
             OutcomeUnknown, StorageFull: see there.
         """
-        lifetime_ms = None if options.ttl_s is None else options.ttl_s * 1000
-        if not request.payloads:
-            return await self._publish_reference(request, options, lifetime_ms)
-        write = Write(
-            self.loop.create_future(),
-            request.payloads,
-            request.pointer,
-            lifetime_ms=lifetime_ms,
-            deadline=options.deadline,
-        )
         if options.key is None:
-            return await self.writer.submit(write)
-        body_hash = request_hash(request, options)
-        return await self.messages.write_keyed(write, options, body_hash)
-
-    async def _publish_reference(
-        self, request: PublishRequest, options: PublishOptions, lifetime_ms: int | None
-    ) -> Published:
-        number = request.pointer
-        assert number is not None, "a publish without messages is a transaction's"
-        publish = self.payloads.publish_reference
-        if options.key is None:
-            return await publish(number, lifetime_ms, deadline=options.deadline)
+            return await self._publish(request, options, None)
         return await self.messages.once(
             options,
             request_hash(request, options),
-            number,
-            lambda mark: publish(number, lifetime_ms, mark, deadline=options.deadline),
+            request.pointer,
+            lambda mark: self._publish(request, options, mark),
         )
 
-    async def publish_reference(self, number: int, lifetime_ms: int | None) -> Published:
-        """Make a transaction's stored payloads part of the topic; repeated, answer as before."""
-        return await self.payloads.publish_reference(number, lifetime_ms)
+    async def _publish(
+        self, request: PublishRequest, options: PublishOptions, key: KeyMark | None
+    ) -> Published:
+        if options.producer is None:
+            return await self._append(request, options, key, None)
+        return await self.producers.once(
+            options.producer,
+            request.pointer,
+            lambda mark: self._append(request, options, key, mark),
+        )
+
+    async def _append(
+        self,
+        request: PublishRequest,
+        options: PublishOptions,
+        key: KeyMark | None,
+        producer: ProducerMark | None,
+    ) -> Published:
+        write = Write(
+            self.loop.create_future(),
+            request.payloads or None,
+            request.pointer,
+            lifetime_ms=None if options.ttl_s is None else options.ttl_s * 1000,
+            key=key,
+            producer=producer,
+            deadline=options.deadline,
+        )
+        if request.payloads:
+            return await self.writer.submit(write)
+        if request.stages:
+            return await self.payloads.publish(tuple(request.stages), write)
+        assert request.pointer is not None, "a publish without messages is a transaction's"
+        return await self.payloads.publish((request.pointer,), write)
+
+    async def begin_stage(self) -> int:
+        """Return the number of a new stage, which is on disk."""
+        return await self.payloads.begin_stage()
 
     async def store(self, request: PublishRequest, options: PublishOptions) -> Published:
-        """Store payloads of a transaction, to be published by a reference later.
+        """Store payloads of a transaction or into a stage, to be published by a reference later.
 
         Raises as publish_request does, and PayloadsSealed.
         """
@@ -246,6 +262,7 @@ class TopicLeader:
         while self.busy:
             await self.payloads.idle()
             await self.messages.idle()
+            await self.producers.idle()
             if self._changing:
                 await asyncio.wait(set(self._changing))
 

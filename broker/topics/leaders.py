@@ -130,7 +130,7 @@ class Leaders:
 
         Raises:
             NotLeader: the request is meant for another epoch; nothing was done.
-            OutcomeUnknown: retriable, if the request has a key under which it may be repeated.
+            OutcomeUnknown: retriable, if the request has a key or a producer's number.
         """
         deadline = options.deadline or self.deadline()
         while True:
@@ -144,7 +144,8 @@ class Leaders:
                 if self.around.clock.monotonic() > deadline:
                     raise NoLeader(f"Nobody leads topic '{topic}' just now.") from error
             except (OutcomeUnknown, StorageFull) as error:
-                if options.key is None or error.outcome != "unknown":
+                may_repeat = options.key is not None or options.producer is not None
+                if not may_repeat or error.outcome != "unknown":
                     raise
                 raise OutcomeUnknown(error.message).under_key() from error
 
@@ -256,8 +257,8 @@ class Leaders:
         writes = await former.settled()
         again = Fenced("Not done: the topic changed hands.")
         for write in writes:
-            if write.key is not None or write.payloads is None:
-                # Under the next leader a key is looked up anew, and so is a payload log's seal.
+            if write.key is not None or write.producer is not None or write.payloads is None:
+                # Under the next leader these are looked up anew, and so is a payload log's seal.
                 fail([write], again)
             else:
                 state.carried.append(write)

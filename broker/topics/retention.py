@@ -17,13 +17,15 @@ cluster each node sweeps the topics that it should lead, what is left of deleted
 
 A payload log may go when its transaction can publish nothing more and what it published has expired: longest
 life of a transaction + ttl + margin after its last store. Its number tells when its transaction began, so
-those that can't be due yet are not read at all.
+those that can't be due yet are not read at all. A stage may go when its own life has passed, if it was not
+published, else as a transaction's. So stages are looked at twice: when their life has passed, and at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
 from broker.leading.claims import Written, read_clock
@@ -40,9 +42,10 @@ from broker.model import (
 from broker.storage import sweeping
 from broker.storage.head import NO_END, Head
 from broker.storage.keys import LogId
-from broker.storage.marks import forget_marks, sweep_marks
+from broker.storage.marks import PRODUCER_LIFE_MS, MarksBefore, forget_marks, sweep_marks
 from broker.storage.root import Root, RootState
 from broker.storage.sweeping import Ends
+from broker.topics import stages
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 
@@ -70,39 +73,47 @@ def floor_of(now_ms: int, ttl_ms: int, margin_ms: int) -> RowId:
     return first_row_at(now_ms - ttl_ms - margin_ms)
 
 
-def due_through(topic: Topic, *, now_ms: int, life_max_ms: int, margin_ms: int) -> int:
+def due_through(topic: Topic, *, now_ms: int, lives: Lives) -> int:
     """Return the greatest number of a payload log that may be due: by when its transaction began."""
-    began_ms = now_ms - life_max_ms - topic.ttl_ms - margin_ms
+    began_ms = now_ms - lives.transaction_ms - topic.ttl_ms - lives.margin_ms
     return min(max(began_ms, -1) * POINTERS_PER_MS, POINTER_MAX)
 
 
+class Lives(NamedTuple):
+    """How long payload logs may be stored to and published, in ms, and the margin."""
+
+    transaction_ms: int
+    stage_ms: int
+    margin_ms: int
+
+    def end_ms(self, number: int) -> int:
+        """Return when nothing can be stored to a payload log any more, a margin included."""
+        if number < 0:
+            return stages.began_ms(number) + self.stage_ms + self.margin_ms
+        return number // POINTERS_PER_MS + self.transaction_ms + self.margin_ms
+
+
 def may_drop(
-    root: Root,
-    tail: Head | None,
-    topic: Topic,
-    *,
-    now_ms: int,
-    life_max_ms: int,
-    margin_ms: int,
+    number: int, root: Root, tail: Head | None, topic: Topic, *, now_ms: int, lives: Lives
 ) -> bool:
     """Whether nothing can ever show a payload log's messages again."""
+    if number < 0 and root.state is RootState.OPEN:
+        return now_ms > lives.end_ms(number)
     stored = tail.pointer if tail is not None else ROW_ID_MIN
     last_ms = timestamp_of(max(stored, root.at, root.reference))
-    return now_ms > last_ms + life_max_ms + topic.ttl_ms + margin_ms
+    life_ms = lives.stage_ms if number < 0 else lives.transaction_ms
+    return now_ms > last_ms + life_ms + topic.ttl_ms + lives.margin_ms
 
 
-def may_forget(
-    root: Root, number: int, *, floor: RowId, now_ms: int, life_max_ms: int, margin_ms: int
-) -> bool:
+def may_forget(root: Root, number: int, *, floor: RowId, now_ms: int, lives: Lives) -> bool:
     """Whether no request can ask for a dropped payload log any more, and nothing of it is under way.
 
     Its number can't come again, since a store of it would be too old, and no message from ``floor`` on, the
     floor of the topic, can be its reference.
     """
-    too_old = number >= 0 and now_ms > number // POINTERS_PER_MS + life_max_ms + margin_ms
     referred = max(root.reference, root.at)
-    quiet = now_ms > root.dropped_ms + margin_ms
-    return too_old and quiet and (referred < floor or referred == ROW_ID_MIN)
+    is_quiet = now_ms > max(root.dropped_ms + lives.margin_ms, lives.end_ms(number))
+    return is_quiet and (referred < floor or referred == ROW_ID_MIN)
 
 
 class Sweeper:
@@ -115,7 +126,6 @@ class Sweeper:
         settings = leaders.around.settings
         self._rows_max = settings.sweep_rows_max
         self._pages_max = max(settings.sweep_rows_max // 100, 1)
-        self._life_max_ms = settings.transaction_life_max_s * 1000
         self._has_compared = False
         """Whether this sweep has compared the clocks."""
         self._ends: dict[TopicId, Ends] = {}
@@ -123,10 +133,19 @@ class Sweeper:
         """Of topics: the generation below which everything was found removed, in this process."""
         self._marks_until_ms: dict[TopicId, int] = {}
         """When the marks of a topic are looked at again."""
+        self._stages_looked_at: dict[LogId, int] = {}
+        """Of topics: from which number on stages were looked at when their life had passed."""
 
     @property
     def _margin_ms(self) -> int:
         return self._around.settings.sweep_margin_ms
+
+    @property
+    def _lives(self) -> Lives:
+        settings = self._around.settings
+        return Lives(
+            settings.transaction_life_max_s * 1000, settings.stage_life_s * 1000, self._margin_ms
+        )
 
     async def sweep(self) -> SweepReport:
         """Sweep every topic that this node should lead; stop at one's end if the clock jumps."""
@@ -174,6 +193,9 @@ class Sweeper:
     def _forget(self, topic: TopicId) -> None:
         self._ends.pop(topic, None)
         self._marks_until_ms.pop(topic, None)
+        self._stages_looked_at = {
+            log: at for log, at in self._stages_looked_at.items() if log.topic != topic
+        }
 
     # A live topic.
 
@@ -266,7 +288,12 @@ class Sweeper:
         if now_ms < self._marks_until_ms.get(topic, 0):
             return
         window_ms = self._around.settings.idempotency_window_ms
-        before = first_row_at(now_ms - window_ms - self._margin_ms)
+        before = MarksBefore(
+            keys=first_row_at(now_ms - window_ms - self._margin_ms),
+            producers=first_row_at(
+                now_ms - leader.topic.ttl_ms - PRODUCER_LIFE_MS - self._margin_ms
+            ),
+        )
         after: bytes | None = b""
         while after is not None:
             went, after = await sweep_marks(
@@ -284,34 +311,50 @@ class Sweeper:
 
     async def _due_payload_logs(self, topic: Topic, now_ms: int) -> list[tuple[LogId, Root]]:
         """Return payload logs that may go; those that began too late for it are not read."""
-        through = due_through(
-            topic, now_ms=now_ms, life_max_ms=self._life_max_ms, margin_ms=self._margin_ms
+        through = due_through(topic, now_ms=now_ms, lives=self._lives)
+        due = await self._due_between(topic, -1, through, now_ms)
+        return due + await self._due_stages(topic, now_ms)
+
+    async def _due_stages(self, topic: Topic, now_ms: int) -> list[tuple[LogId, Root]]:
+        """Return stages that may go: those whose life passed since the last look, and those that expired."""
+        lives = self._lives
+        ended_ms = now_ms - lives.stage_ms - lives.margin_ms
+        ended = stages.newest_begun_by(ended_ms)
+        expired = stages.newest_begun_by(ended_ms - topic.ttl_ms)
+        log = LogId(topic.id, topic.generation)
+        looked_at = min(self._stages_looked_at.get(log, expired), expired)
+        due = await self._due_between(topic, ended - 1, looked_at - 1, now_ms)
+        # What may go now is looked at again until it has gone.
+        self._stages_looked_at[log] = (
+            max((one.number or 0 for one, _ in due), default=ended - 1) + 1
         )
+        return due + await self._due_between(topic, expired - 1, -1, now_ms)
+
+    async def _due_between(
+        self, topic: Topic, after: int, through: int, now_ms: int
+    ) -> list[tuple[LogId, Root]]:
+        """Return payload logs numbered ``(after, through]`` that may go."""
         due: list[tuple[LogId, Root]] = []
-        after = -1
-        while True:
-            found = await self._around.payload_logs.roots(
-                topic.id, topic.generation, through, after
-            )
-            if not found:
-                return due
+        payload_logs = self._around.payload_logs
+        while found := await payload_logs.roots(topic.id, topic.generation, through, after):
             for log, root in found:
                 if await self._is_over(log, root, topic, now_ms):
                     due.append((log, root))
             after = found[-1][0].number or 0
+        return due
 
     async def _is_over(self, log: LogId, root: Root, topic: Topic, now_ms: int) -> bool:
         if root.state is RootState.DROPPED:
             return True
+        number = log.number or 0
+        if (
+            number < 0
+            and root.state is not RootState.OPEN
+            and now_ms <= (self._lives.end_ms(number) + topic.ttl_ms)
+        ):
+            return False  # It was published, or may have been: its messages may live.
         tail = await self._around.payload_logs.tail(log, root)
-        return may_drop(
-            root,
-            tail,
-            topic,
-            now_ms=now_ms,
-            life_max_ms=self._life_max_ms,
-            margin_ms=self._margin_ms,
-        )
+        return may_drop(number, root, tail, topic, now_ms=now_ms, lives=self._lives)
 
     async def _sweep_payload_log(
         self, leader: TopicLeader, log: LogId, root: Root, report: SweepReport
@@ -324,12 +367,7 @@ class Sweeper:
 
             def is_over(now: Root) -> bool:
                 return now.state is not RootState.DROPPED and may_drop(
-                    now,
-                    tail,
-                    leader.topic,
-                    now_ms=now_ms,
-                    life_max_ms=self._life_max_ms,
-                    margin_ms=self._margin_ms,
+                    number, now, tail, leader.topic, now_ms=now_ms, lives=self._lives
                 )
 
             if not await leader.payloads.drop(number, is_over):
@@ -338,14 +376,8 @@ class Sweeper:
             report.rows += await self._around.payload_logs.empty(log)
             return
         report.rows += await self._around.payload_logs.empty(log)
-        if may_forget(
-            root,
-            number,
-            floor=leader.hold.root.floor,
-            now_ms=now_ms,
-            life_max_ms=self._life_max_ms,
-            margin_ms=self._margin_ms,
-        ):
+        floor = leader.hold.root.floor
+        if may_forget(root, number, floor=floor, now_ms=now_ms, lives=self._lives):
             await leader.payloads.forget(number)
 
     # Dead generations.

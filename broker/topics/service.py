@@ -16,11 +16,9 @@ from broker.errors import (
     NotLeader,
     OutcomeUnknown,
     TopicExists,
-    TransactionTooOld,
     UnavailableError,
 )
 from broker.model import (
-    POINTERS_PER_MS,
     ROW_ID_BYTES,
     MessageId,
     Poll,
@@ -33,6 +31,7 @@ from broker.model import (
 from broker.storage.keys import LogId
 from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore
+from broker.topics import admitting
 from broker.topics.browse import BrowsePage, BrowseQuery, browse
 from broker.topics.finishing import to_its_end
 from broker.topics.leader import TopicLeader
@@ -206,10 +205,10 @@ class Topics:
     def publish(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
     ) -> Awaitable[Published]:
-        """Publish messages, or with a pointer and no messages the reference to what was stored.
+        """Publish messages, or with a pointer and no messages the reference to what was stored, or stages.
 
         Raises:
-            BadRequest, TopicNotFound, TransactionTooOld, IdempotencyKeyReused: refused.
+            BadRequest, TopicNotFound, TransactionTooOld, IdempotencyKeyReused, PayloadsSealed: refused.
             Overloaded, NoLeader, StorageFull: not done; try again.
             NotLeader: not done; another node should lead the topic.
             OutcomeUnknown: it may have been done.
@@ -221,6 +220,7 @@ class Topics:
                 leader is not None
                 and request.pointer is None
                 and options.key is None
+                and options.producer is None
                 and options.ttl_s is None
                 and options.epoch is None
                 and request.payloads
@@ -234,7 +234,7 @@ class Topics:
     async def _publish(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions
     ) -> Published:
-        if request.pointer is None and not request.payloads:
+        if request.pointer is None and not request.payloads and not request.stages:
             raise BadRequest(
                 "Empty payload is only allowed for publishing transactional message. "
                 f"Topic: {topic.entity}"
@@ -251,8 +251,8 @@ class Topics:
     async def store(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
     ) -> Published:
-        """Store payloads of a transaction. Raises as publish does, and PayloadsSealed."""
-        if request.pointer is None or not request.payloads:
+        """Store payloads of a transaction, or into a stage. Raises as publish does."""
+        if not request.payloads or (request.pointer is None and not request.stages):
             raise BadRequest(
                 f"Store request must be transactional with payload. Topic: {topic.entity}"
             )
@@ -265,6 +265,13 @@ class Topics:
 
         return await self.leaders.led(topic, attempt, options)
 
+    async def begin_stage(self, topic: TopicId, options: PublishOptions = NO_OPTIONS) -> int:
+        """Return the number of a new stage. Raises as publish does; repeated, it begins another one."""
+        self.leaders.must_be_here(topic)
+        if not self.around.is_clustered:
+            await self.get(topic)
+        return await self.leaders.led(topic, lambda leader: leader.begin_stage(), options)
+
     async def rollback(
         self, topic: TopicId, rollback: RollbackRange, options: PublishOptions = NO_OPTIONS
     ) -> None:
@@ -272,7 +279,7 @@ class Topics:
         self.leaders.must_be_here(topic)
         if not self.around.is_clustered:
             await self.get(topic)
-        _check_is_pointer(rollback.pointer)
+        admitting.check_is_pointer(rollback.pointer)
         await self.leaders.led(topic, lambda leader: leader.rollback(rollback), options)
 
     async def _check_before_leading(
@@ -286,27 +293,8 @@ class Topics:
             self._check(await self.get(topic), request, options)
 
     def _check(self, topic: Topic, request: PublishRequest, options: PublishOptions) -> None:
-        if topic.transactions is TransactionUse.REQUIRED and request.pointer is None:
-            raise BadRequest(f"Topic '{topic.id}' takes publishes of transactions alone.")
-        if topic.transactions is TransactionUse.REFUSED and request.pointer is not None:
-            raise BadRequest(f"Topic '{topic.id}' takes no publishes of transactions.")
-        if options.ttl_s is not None and not 0 < options.ttl_s <= topic.ttl_s:
-            raise BadRequest(
-                f"ttl: must be between 1 and the topic's own, {topic.ttl_s} seconds, "
-                f"not {options.ttl_s}."
-            )
-        if request.pointer is not None:
-            self._check_age(request.pointer)
-
-    def _check_age(self, pointer: int) -> None:
-        _check_is_pointer(pointer)
-        life_max_s = self.around.settings.transaction_life_max_s
-        began_ms = pointer // POINTERS_PER_MS
-        if began_ms + life_max_s * 1000 <= self.around.clock.now_ms():
-            raise TransactionTooOld(
-                f"Transaction {pointer} began more than {life_max_s} seconds ago, the longest life "
-                "of a transaction. Abort it and begin a new one."
-            )
+        now_ms = self.around.clock.now_ms()
+        admitting.check(topic, request, options, self.around.settings, now_ms)
 
     # Consuming.
 
@@ -380,9 +368,3 @@ class Topics:
         """Finish what is under way and hand every log off."""
         self.begin_drain()
         await self.leaders.close()
-
-
-def _check_is_pointer(pointer: int) -> None:
-    """Refuse what no transaction can have: negative numbers are those of stages."""
-    if pointer < 0:
-        raise TransactionTooOld(f"{pointer} is no transaction's write pointer.")

@@ -14,6 +14,8 @@ class TopicSettings:
 
     transaction_life_max_s: int = 90_000
     """How old a write pointer may be when something is published or stored under it."""
+    stage_life_s: int = 3600
+    """How old a stage may be when something is stored into it, or it is published."""
     request_deadline_s: float = 30.0
     """How long a request may take that names no deadline of its own."""
     id_lead_ms_max: int = 1000
@@ -43,6 +45,13 @@ class TopicSettings:
     sweep_rows_max: int = 1000
 
 
+class Producer(NamedTuple):
+    """A producer's id, and a number that rises from one of its publishes to the next."""
+
+    id: str
+    number: int
+
+
 class PublishOptions(NamedTuple):
     """What a publisher may say beside its messages.
 
@@ -50,7 +59,8 @@ class PublishOptions(NamedTuple):
     idempotency key. ``deadline``: monotonic seconds after which the request is refused.
     ``is_fresh``: the key was made for this very request, which is sent under it for the first time:
     storage need not be asked for it. ``epoch``: written under this epoch alone; under another one
-    this is not the leader that the sender means.
+    this is not the leader that the sender means. ``producer``: who publishes, and the number that it gives to this
+    request; a number at or below its last stores nothing.
     """
 
     ttl_s: int | None = None
@@ -58,6 +68,7 @@ class PublishOptions(NamedTuple):
     deadline: float | None = None
     is_fresh: bool = False
     epoch: int | None = None
+    producer: Producer | None = None
 
 
 NO_OPTIONS = PublishOptions()

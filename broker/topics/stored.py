@@ -1,12 +1,7 @@
-"""Payload logs under one leader: storing, publishing the reference, dropping.
+"""Payload logs under one leader: storing and dropping. How they become part of the topic: references.py.
 
-**Publishing a reference** makes a transaction's stored payloads part of the topic, in three steps::
-
-    open ──seal──▶ sealed(at) ──append the reference──▶ (committed) ──▶ published(row id), lazily
-
-The log is closed first, so that a reader of the reference sees a log to which nothing is added. A second
-publish of the same number finds *published* and answers as the first; it finds *sealed* after a crash
-between, and looks in the topic behind ``at`` for the reference before it appends one.
+A transaction's payload log begins with its first store. A stage begins when it is asked for, since the leader gives
+its number: a stage that is not there was never begun, or was swept.
 
 A payload log whose change has an unknown outcome is claimed again, under the same epoch: what was sent
 expects a head that is no more.
@@ -18,23 +13,18 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
-from broker.errors import (
-    BrokerError,
-    Fenced,
-    OutcomeUnknown,
-    Overloaded,
-    PayloadsSealed,
-    TransactionTooOld,
-    Unavailable,
-)
-from broker.model import PublishRequest, RowId, row_after
-from broker.storage.payloads import LogClosed, Sealed
-from broker.storage.root import Root, RootState
-from broker.topics.batches import IDEMPOTENCY, Batch
+from broker.errors import BrokerError, Fenced, OutcomeUnknown, PayloadsSealed, Unavailable
+from broker.model import PublishRequest
+from broker.storage.marks import IDEMPOTENCY
+from broker.storage.payloads import LogClosed
+from broker.storage.root import Root
+from broker.topics import stages
+from broker.topics.batches import Batch
 from broker.topics.dedupe import Answer, check_same_body, key_hash
 from broker.topics.keyed import KeyedLog, request_hash
+from broker.topics.references import Numbers, References, closed, too_old
 from broker.topics.settings import Published, PublishOptions
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import KeyMark, LogWriter, Write, ends_hold, fail
@@ -60,129 +50,50 @@ class StoredPayloads:
         self._users: Counter[int] = Counter()
         self._closed = False
         self._opening: dict[int, asyncio.Task[KeyedLog]] = {}
-        self._references: dict[int, asyncio.Task[Published]] = {}
-        self._marking: set[asyncio.Task[None]] = set()
+        self._references = References(around, messages, retire=self._retire, guarded=self._guarded)
+        self._stage_numbers = stages.StageNumbers()
+        self._giving_back: set[asyncio.Task[None]] = set()
 
     @property
     def busy(self) -> bool:
         """Whether anything is under way."""
         return bool(
-            self._references
+            self._references.busy
             or self._opening
-            or self._marking
+            or self._giving_back
             or any(log.busy for log in self._logs.values())
         )
 
     # Publishing references.
 
-    async def publish_reference(
-        self,
-        number: int,
-        lifetime_ms: int | None,
-        key: KeyMark | None = None,
-        *,
-        deadline: float | None = None,
-    ) -> Published:
-        """Make a transaction's stored payloads part of the topic; repeated, answer as before.
+    async def publish(self, numbers: Numbers, write: Write) -> Published:
+        """Make payload logs part of the topic, in this order; repeated, answer as before.
 
-        ``deadline``: monotonic seconds after which the reference is not appended any more.
-
-        Raises:
-            TransactionTooOld: the payloads were dropped already.
-            Overloaded: the deadline passed before.
+        Raises as References.publish does.
         """
-        task = self._references.get(number)
-        if task is None:
-            work = self._publish_reference(number, lifetime_ms, key, deadline)
-            task = asyncio.ensure_future(work)
-            self._references[number] = task
-            task.add_done_callback(lambda done: self._reference_done(number, done))
-        return await asyncio.shield(task)
+        return await self._references.publish(numbers, write)
 
-    def _reference_done(self, number: int, done: asyncio.Task[Published]) -> None:
-        del self._references[number]
-        if not done.cancelled():
-            done.exception()  # Looked at here, since its callers may all be gone.
+    async def _retire(self, number: int) -> None:
+        """Let what is being written to a payload log come to its end, and take nothing more.
 
-    async def _publish_reference(
-        self, number: int, lifetime_ms: int | None, key: KeyMark | None, deadline: float | None
-    ) -> Published:
+        A store that comes now, or still looks for its key, opens the log anew, and waits for the reference.
+        """
         known = self._logs.pop(number, None)
         if known is not None:
-            # What is being written comes to its end. A store that comes now, or still looks for its key,
-            # opens the log anew, and waits for this.
             await known.writer.idle()
             known.writer.retire()
-        if deadline is not None and deadline <= self._around.clock.monotonic():
-            raise Overloaded("The deadline passed in the queue.")
-        sealed = await self._guarded(self._around.payload_logs.seal(self._hold, number))
-        before = await self._published_before(number, sealed)
-        if before is not None:
-            return before
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        write = Write(
-            future, None, number, number=number, lifetime_ms=lifetime_ms, key=key, deadline=deadline
-        )
-        write.messages = sealed.tail.total if sealed.tail is not None else 0
-        published = await self._messages.write(write)
-        self._mark_later(number, published.first)
-        return published
-
-    async def _published_before(self, number: int, sealed: Sealed) -> Published | None:
-        """Return the answer if the reference of a closed payload log was published before."""
-        root = sealed.root
-        if sealed.was_open:
-            return None
-        if root.state is RootState.PUBLISHED:
-            return Published(root.reference, root.reference, number, replayed=True)
-        if root.state is RootState.DROPPED:
-            raise TransactionTooOld(f"The payloads of transaction {number} have expired.")
-        found = await self._find_reference(number, root.at)
-        if found is None:
-            return None
-        self._mark_later(number, found)
-        return Published(found, found, number, replayed=True)
-
-    async def _find_reference(self, number: int, at: RowId) -> RowId | None:
-        """Look behind ``at`` for a reference that a crash left without its note in the root.
-
-        Raises:
-            OutcomeUnknown: it may have expired meanwhile, so that it can't be known any more.
-        """
-        hold = self._hold
-        through = hold.pointer
-        if hold.root.floor > row_after(at):
-            raise OutcomeUnknown("Whether the payloads were published before can't be known.")
-        for page, head in await hold.chain(row_after(at), through):
-            reader = self._around.logs.reader(hold.log, at, through)
-            for entry in await reader.page_entries(page, head):
-                if entry.is_reference and entry.number == number:
-                    return entry.first
-        return None
-
-    def _mark_later(self, number: int, reference: RowId) -> None:
-        # The note only saves a search: without it a publish finds the reference by looking.
-        task = asyncio.ensure_future(self._mark(number, reference))
-        self._marking.add(task)
-        task.add_done_callback(self._marking.discard)
-
-    async def _mark(self, number: int, reference: RowId) -> None:
-        try:
-            await self._around.payload_logs.mark_published(self._hold, number, reference)
-        except BrokerError:
-            self._around.metrics.happened("reference_note_failed")
 
     # Storing.
 
     async def store(self, request: PublishRequest, options: PublishOptions) -> Published:
-        """Store payloads of a transaction, to be published by a reference later.
+        """Store payloads of a transaction or into a stage, to be published by a reference later.
 
         Raises:
-            PayloadsSealed: the reference was published.
+            PayloadsSealed: the reference was published, or the stage was swept.
             TransactionTooOld: the payloads were dropped already.
         """
-        assert request.pointer is not None
-        number = request.pointer
+        number = request.stages[0] if request.stages else request.pointer
+        assert number is not None
         while True:
             try:
                 async with self._opened(number) as payloads:
@@ -230,7 +141,7 @@ class StoredPayloads:
         options: PublishOptions,
         key: KeyMark | None,
     ) -> Published:
-        while (reference := self._references.get(number)) is not None:
+        while (reference := self._references.of(number)) is not None:
             await asyncio.wait((reference,))
         if payloads.writer.closed and not self._closed:
             raise _Retired
@@ -256,8 +167,21 @@ class StoredPayloads:
             if not self._users[number]:
                 del self._users[number]
 
-    async def _open(self, number: int) -> KeyedLog:
-        while (reference := self._references.get(number)) is not None:
+    async def begin_stage(self) -> int:
+        """Return the number of a new stage, which is on disk.
+
+        Raises:
+            Fenced: another leads the topic.
+        """
+        while True:
+            number = self._stage_numbers.next(self._around.clock.now_ms())
+            log = self._hold.log._replace(number=number)
+            if await self._around.payload_logs.root(log) is None:
+                await self._open(number, begins=True)
+                return number
+
+    async def _open(self, number: int, *, begins: bool = False) -> KeyedLog:
+        while (reference := self._references.of(number)) is not None:
             # Whether it closes the log is known when it is done.
             await asyncio.wait((reference,))
         known = self._logs.get(number)
@@ -266,7 +190,7 @@ class StoredPayloads:
             return known
         opening = self._opening.get(number)
         if opening is None:
-            opening = asyncio.ensure_future(self._open_anew(number))
+            opening = asyncio.ensure_future(self._open_anew(number, begins=begins))
             self._opening[number] = opening
             opening.add_done_callback(lambda done: self._opened_anew(number, done))
         return await asyncio.shield(opening)
@@ -276,11 +200,15 @@ class StoredPayloads:
         if not done.cancelled():
             done.exception()  # Looked at here, since its callers may all be gone.
 
-    async def _open_anew(self, number: int) -> KeyedLog:
+    async def _open_anew(self, number: int, *, begins: bool) -> KeyedLog:
+        if number < 0 and not begins:
+            log = self._hold.log._replace(number=number)
+            if await self._around.payload_logs.root(log) is None:
+                raise too_old(number)
         try:
             hold = await self._guarded(self._around.payload_logs.open(self._hold, number))
-        except LogClosed as closed:
-            _refuse_closed(number, closed.root)
+        except LogClosed as error:
+            raise closed(number, error.root) from error
         if self._messages.writer.closed:
             raise Fenced(f"Nobody leads topic '{self._hold.log.topic}' just now.")
         writer = LogWriter(
@@ -302,8 +230,8 @@ class StoredPayloads:
         if known is not None and known.writer is writer:
             del self._logs[number]
         task = asyncio.ensure_future(_give_back(writer, error))
-        self._marking.add(task)
-        task.add_done_callback(self._marking.discard)
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
 
     def _forget_idle(self) -> None:
         surplus = len(self._logs) - self._around.settings.payload_logs_open_max
@@ -321,7 +249,7 @@ class StoredPayloads:
     async def drop(self, number: int, may_drop: Callable[[Root], bool]) -> bool:
         """Declare that a payload log's pages may go; False if that may not be, looked at now."""
         known = self._logs.get(number)
-        if number in self._references or (known is not None and known.busy):
+        if self._references.of(number) is not None or (known is not None and known.busy):
             return False
         log = self._hold.log._replace(number=number)
         root = await self._around.payload_logs.root(log)
@@ -368,7 +296,11 @@ class StoredPayloads:
         while self.busy:
             for log in list(self._logs.values()):
                 await log.idle()
-            tasks = {*self._references.values(), *self._opening.values(), *self._marking}
+            tasks = {
+                *self._references.tasks(),
+                *self._opening.values(),
+                *self._giving_back,
+            }
             if tasks:
                 await asyncio.wait(tasks)
 
@@ -381,15 +313,6 @@ async def _give_back(writer: LogWriter, error: BrokerError) -> None:
     """Answer what a writer certainly did not store."""
     again = Fenced if isinstance(error, Fenced) else Unavailable
     fail(await writer.settled(), again("Not stored: the payload log is being claimed again."))
-
-
-def _refuse_closed(number: int, root: Root) -> NoReturn:
-    if root.state is RootState.DROPPED:
-        raise TransactionTooOld(f"The payloads of transaction {number} have expired.")
-    raise PayloadsSealed(
-        f"The payloads of transaction {number} were published: nothing can be added. "
-        "Store before you publish, or publish the rest as messages of the transaction."
-    )
 
 
 def _nothing(_: Batch) -> None:

@@ -31,7 +31,7 @@ from broker.errors import (
     RequestError,
     Unavailable,
 )
-from broker.model import timestamp_of
+from broker.model import RowId, timestamp_of
 from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import Hold
 from broker.topics.batches import Batch, answer, batch_of
@@ -43,25 +43,32 @@ from broker.topics.surroundings import Surroundings
 ROW_OVERHEAD_BYTES = 64
 KeyMark = tuple[bytes, bytes]
 """Hash of an idempotency key, hash of the request's body."""
+ProducerMark = tuple[bytes, int]
+"""Hash of a producer's id, its number."""
+Reference = tuple[int, int]
+"""Number of a payload log, how many messages it has."""
 
 
 class Write:
     """One request on its way into a log.
 
-    ``payloads`` None is a reference, which stands for ``messages``. ``key`` is there if it came with an
-    idempotency key. ``rows`` is how many ids it takes, ``size`` what it counts for in queues.
+    With ``payloads`` None it publishes ``references``, which stand for ``messages``, and is told their ``ids``. ``key`` is there if it came
+    with an idempotency key, ``producer`` if with a producer's number. ``rows`` is how many ids it takes,
+    ``size`` what it counts for in queues.
     """
 
     __slots__ = (
         "deadline",
         "future",
+        "ids",
         "key",
         "lifetime_ms",
         "messages",
-        "number",
         "payload_bytes",
         "payloads",
         "pointer",
+        "producer",
+        "references",
         "rows",
         "size",
     )
@@ -72,32 +79,36 @@ class Write:
         payloads: Sequence[bytes] | None,
         pointer: int | None = None,
         *,
-        number: int | None = None,
         lifetime_ms: int | None = None,
         key: KeyMark | None = None,
+        producer: ProducerMark | None = None,
         deadline: float | None = None,
     ) -> None:
         """Keep the request."""
         self.future = future
         self.payloads = payloads
         self.pointer = pointer
-        self.number = number
         self.lifetime_ms = lifetime_ms
         self.key = key
+        self.producer = producer
         self.deadline = math.inf if deadline is None else deadline
-        self.rows = self.messages = 1 if payloads is None else len(payloads)
+        self.references: Sequence[Reference] = ()
+        self.ids: Sequence[RowId] = ()
+        self.rows = self.messages = len(payloads or ())
         self.payload_bytes = sum(map(len, payloads or ()))
         self.size = self.payload_bytes + ROW_OVERHEAD_BYTES * self.rows
+
+    def refer(self, references: Sequence[Reference]) -> None:
+        """Make it a publish of references."""
+        self.references = references
+        self.rows = len(references)
+        self.messages = sum(messages for _, messages in references)
+        self.size = ROW_OVERHEAD_BYTES * self.rows
 
     @property
     def is_plain(self) -> bool:
         """Whether its messages may share entries with those of other plain requests."""
-        return (
-            self.pointer is None
-            and self.lifetime_ms is None
-            and self.number is None
-            and self.payloads is not None
-        )
+        return self.pointer is None and self.lifetime_ms is None and self.payloads is not None
 
 
 Lost = Callable[["LogWriter", BrokerError], None]

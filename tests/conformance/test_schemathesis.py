@@ -50,7 +50,15 @@ NOTHING_TO_GET_WRONG = {
     "service_status",
 }
 """Operations without parameters, or whose parameter may be anything."""
-NEEDS_KNOWLEDGE = {"browse_as", "delete_topic", "pin", "rollback", "store"}
+NEEDS_KNOWLEDGE = {
+    "publish_stages",
+    "store_staged",
+    "browse_as",
+    "delete_topic",
+    "pin",
+    "rollback",
+    "store",
+}
 """Operations that want what no document can say: a live transaction, a snapshot's bytes, a topic,
 a node."""
 KNOWN = {"namespace": "default", "topic": "t", "node": "1"}

@@ -76,7 +76,12 @@ def there(text: str, broker: BrokerProcess) -> str:
     return text.replace(ADDRESS, f"127.0.0.1:{broker.port}")
 
 
-@pytest.mark.parametrize(("page", "block"), blocks("console"), ids=lambda part: part[:40])
+def named(found: list[tuple[str, str]]) -> list[str]:
+    """Give each block the name of its page and a number."""
+    return [f"{page}-{number}" for number, (page, _) in enumerate(found)]
+
+
+@pytest.mark.parametrize(("page", "block"), blocks("console"), ids=named(blocks("console")))
 def test_commands_succeed(page, block, broker, environment, tmp_path):
     found = commands(block)
     assert found, f"{page}: a console block without a command"
@@ -96,7 +101,7 @@ def test_commands_succeed(page, block, broker, environment, tmp_path):
         assert done.returncode == 0, f"{page}: {command}\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=lambda part: part[:40])
+@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=named(blocks("python")))
 @pytest.mark.usefixtures("greetings")
 def test_programs_run(page, block, broker, environment, tmp_path):
     program = tmp_path / "program.py"

@@ -14,7 +14,7 @@ from broker.storage import sweeping
 from broker.storage.entry import Mark, Shared
 from broker.storage.head import NO_END, PageState
 from broker.storage.hold import Hold
-from broker.storage.marks import sweep_marks
+from broker.storage.marks import MarksBefore, sweep_marks
 from broker.storage.payloads import PayloadLogs
 from broker.testing.contract.log_bench import (
     BODY,
@@ -168,7 +168,7 @@ class MarkContract(LogSuite):
         went = 0
         while after is not None:
             some, after = await sweep_marks(
-                bench.one.resolver, bench.log, rows[3], rows[5], after, 2
+                bench.one.resolver, bench.log, rows[3], MarksBefore(rows[5], rows[5]), after, 2
             )
             went += some
         assert went == 4

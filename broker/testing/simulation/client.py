@@ -25,7 +25,7 @@ REPEATED_S: Final = 20.0
 
 
 class Repeater:
-    """Something between clients and nodes that sends requests twice, if they carry a key.
+    """Something between clients and nodes that sends requests twice, if they carry a key or a producer's number.
 
     Attributes:
         repeated: how often it did.
@@ -53,7 +53,8 @@ class Repeater:
 
     def sent(self, request: Request, transport: PlacedTransport) -> None:
         """Perhaps send a request once more, a little later, on a connection of its own."""
-        if "Idempotency-Key" not in request.headers or not self.probability:
+        is_once = "Idempotency-Key" in request.headers or "Producer-Number" in request.headers
+        if not is_once or not self.probability:
             return
         if self._chance.random() < self.probability:
             sending = asyncio.ensure_future(self._again(request, transport))

@@ -24,6 +24,7 @@ from broker.client import (
     TopicId,
     TopicNotFound,
 )
+from broker.client.values import Producer
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
 from broker.testing.drivers import collapse, expand
 from broker.testing.history import Ending, Value, snapshot_value
@@ -175,10 +176,13 @@ class Process:
         pointer: int | None = None,
         ttl_s: int | None = None,
         key: str | None = None,
+        producer: Producer | None = None,
         until_ms: int | None = None,
         publishing: Awaitable[Published] | None = None,
     ) -> Published:
         """Publish, by itself, and in a transaction if there is a pointer; or await ``publishing``.
+
+        With ``producer`` its number makes it happen once, and ``key`` is its name in the history.
 
         Raises:
             BrokerError: as the client does.
@@ -187,7 +191,13 @@ class Process:
         if publishing is None:
             payloads = [self.payload(label) for label in labels]
             publishing = self.client.publish(
-                target.id, payloads, pointer=pointer, ttl_s=ttl_s, key=key, coalesce=False
+                target.id,
+                payloads,
+                pointer=pointer,
+                ttl_s=ttl_s,
+                key=key if producer is None else None,
+                producer=producer,
+                coalesce=False,
             )
         try:
             with self.asking("publish", target.id, asked) as ending:

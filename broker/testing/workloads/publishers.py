@@ -2,7 +2,8 @@
 
 ==========  =====================================================================================
 single      one message at a time, coalesced as the client likes
-keyed       several as one request, under an idempotency key, again until it is answered; some once more
+keyed       several as one request, again until it is answered, some once more: in turns under an
+            idempotency key, and with a producer's number
 forwarded   several as one request, always through the same node, whoever leads; some live shortly
 pipelined   ``publish_later``: the next leaves before the last is answered; the order is promised
 together    single messages that are awaited at the same time; each stands for itself
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from itertools import count
 from typing import Final
 
 from broker.client import BrokerError, Published
@@ -46,15 +48,18 @@ async def single(stage: Stage, name: str, target: Target, stop: asyncio.Event) -
 
 
 async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
-    """Publish under keys, each until it is answered."""
+    """Publish under keys and with numbers, each until it is answered."""
     async with Process(stage, name) as process:
-        while not stop.is_set():
+        for number in count():
+            if stop.is_set():
+                break
             labels = process.labels()
             key = f"{target.name}-{labels[0]}"
+            producer = (name, number) if number % 2 else None
             until = stage.clock.monotonic() + REPEATED_S
             for attempt in range(ATTEMPTS_MAX):
                 try:
-                    await process.publish(target, labels, key=key)
+                    await process.publish(target, labels, key=key, producer=producer)
                 except BrokerError as error:
                     if not (error.outcome == "unknown" or error.retriable):
                         break
@@ -124,8 +129,8 @@ async def _several(
             return error.outcome
         return "ok"
 
-    count = process.stage.chance.randint(1, UNDER_WAY)
-    return await asyncio.gather(*(one(slot) for slot in range(count)))
+    slots = range(process.stage.chance.randint(1, UNDER_WAY))
+    return await asyncio.gather(*map(one, slots))
 
 
 KINDS: Final[tuple[Publisher, ...]] = (single, keyed, pipelined, forwarded, together)

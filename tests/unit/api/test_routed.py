@@ -40,8 +40,10 @@ def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
 
 def test_only_what_is_harmless_is_sent_twice() -> None:
     writes = {"publish", "store", "rollback", "create_topic", "update_topic", "delete_topic"}
+    writes |= {"begin_stage", "store_staged", "publish_stages"}
+    keyed = {"publish", "store", "store_staged"}
     assert {name for name, kind in KINDS.items() if not kind.is_reading} == writes
-    assert {name for name, kind in KINDS.items() if kind is Kind.KEYED} == {"publish", "store"}
+    assert {name for name, kind in KINDS.items() if kind is Kind.KEYED} == keyed
 
 
 async def test_a_leader_tells_its_epoch_in_every_answer(ring: Ring) -> None:

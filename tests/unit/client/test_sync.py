@@ -14,7 +14,9 @@ from broker.client import (
     Client,
     Published,
     Snapshot,
+    Stage,
     SyncClient,
+    SyncStage,
     SyncTransactionPublisher,
     TailOptions,
     TransactionPublisher,
@@ -87,9 +89,11 @@ def test_calls_block_until_they_are_answered(url):
 
 
 def test_the_methods_are_those_of_the_client_with_their_signatures_and_documentation():
-    differing = {"tail_pages", "transaction", "close", "publish_later"}
+    differing = {"tail_pages", "transaction", "close", "publish_later", "stage"}
     assert inspect.signature(SyncClient.close) == inspect.signature(Client.close)
     assert inspect.getdoc(SyncClient.transaction) == inspect.getdoc(Client.transaction)
+    stages = [inspect.signature(each.store) for each in (SyncStage, Stage)]
+    assert stages[0].parameters == stages[1].parameters
     later = [inspect.signature(each.publish_later) for each in (SyncClient, Client)]
     assert later[0].parameters == later[1].parameters
     for name, method in inspect.getmembers(Client, inspect.isfunction):

@@ -8,7 +8,7 @@ from broker.model import ROW_ID_MIN, TopicId, row_id
 from broker.storage import marks as module
 from broker.storage.entry import Mark, entries_of
 from broker.storage.keys import LogId
-from broker.storage.marks import Marks, decode_mark, encode_mark, mark_key, sweep_marks
+from broker.storage.marks import Marks, MarksBefore, decode_mark, encode_mark, mark_key, sweep_marks
 from broker.storage.memory.table import MemoryTable
 from broker.storage.resolve import Resolver
 from broker.storage.table import NoAnswer
@@ -152,6 +152,7 @@ async def test_a_sweep_leaves_what_is_above_marked_or_in_its_window(marks, resol
     for number in range(1, 10):
         confirm(marks, entry(number, key(number)))
     await marks.flush()
-    assert await sweep_marks(resolver, LOG, row_id(3, 0), row_id(8, 0), b"", 100) == (3, None)
-    assert await sweep_marks(resolver, LOG, row_id(9, 0), row_id(8, 0), b"", 100) == (4, None)
+    before = MarksBefore(keys=row_id(8, 0), producers=row_id(0, 0))
+    assert await sweep_marks(resolver, LOG, row_id(3, 0), before, b"", 100) == (3, None)
+    assert await sweep_marks(resolver, LOG, row_id(9, 0), before, b"", 100) == (4, None)
     assert [bool(await marks.find(1, key(number))) for number in (7, 8, 9)] == [False, True, True]

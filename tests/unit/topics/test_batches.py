@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from broker.model import RowId, row_id
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
+from broker.storage.marks import PRODUCER
 from broker.testing.clock import VirtualLoop, simulate
-from broker.topics.batches import Batch, answer, batch_of
+from broker.topics.batches import Batch, answer, batch_of, producer_number
 from broker.topics.settings import Published
 from broker.topics.writer import Write
 
@@ -19,8 +20,10 @@ SPECIAL = st.one_of(
     st.fixed_dictionaries({"payloads": PAYLOADS, "pointer": st.integers(0, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "lifetime_ms": st.integers(1, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "key": st.just((b"k" * 16, b"b" * 32))}),
-    st.fixed_dictionaries({"payloads": st.none(), "pointer": st.just(9), "number": st.just(9)}),
+    st.fixed_dictionaries({"payloads": PAYLOADS, "producer": st.just((b"p" * 16, 7))}),
+    st.fixed_dictionaries({"payloads": st.none(), "pointer": st.just(9)}),
 )
+REFERENCES = [(9, 3), (-5, 2)]
 EPOCH = 3
 
 
@@ -32,6 +35,13 @@ def batch(writes: list[Write], *, is_stored: bool = False) -> Batch:
     return batch_of(writes, ids_for(writes), EPOCH, is_stored=is_stored)
 
 
+def write_of(loop: VirtualLoop, **asked: Any) -> Write:
+    write = Write(loop.create_future(), **asked)
+    if write.payloads is None:
+        write.refer(REFERENCES)
+    return write
+
+
 def shared(entry: Entry) -> tuple[int | None, int | None, int | None]:
     return entry.pointer, entry.lifetime_ms, entry.number
 
@@ -39,7 +49,7 @@ def shared(entry: Entry) -> tuple[int | None, int | None, int | None]:
 @given(st.lists(st.one_of(PLAIN, SPECIAL), min_size=1, max_size=8))
 def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]) -> None:
     async def main(loop: VirtualLoop) -> None:
-        writes = [Write(loop.create_future(), **each) for each in asked]
+        writes = [write_of(loop, **each) for each in asked]
         made = batch(writes)
         answer(writes, made)
         stored = {
@@ -48,22 +58,29 @@ def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]
             for place, row in enumerate(entry.ids())
         }
         assert list(stored) == made.ids == ids_for(writes)
-        assert made.messages == len(stored)
+        assert made.messages == sum(write.messages for write in writes)
         marks = [mark for entry in made.entries for mark in entry.marks]
         for write in writes:
             first, last, pointer, _ = await write.future
             own = made.ids[made.ids.index(first) : made.ids.index(last) + 1]
             assert pointer == write.pointer
-            assert {shared(stored[row][0]) for row in own} == {
-                (write.pointer, write.lifetime_ms, write.number)
-            }
+            numbers = [number for number, _ in write.references] or [None] * len(own)
+            assert [shared(stored[row][0]) for row in own] == [
+                (write.pointer, write.lifetime_ms, number) for number in numbers
+            ]
             if write.payloads is not None:
                 assert [stored[row][1] for row in own] == list(write.payloads)
+            else:
+                assert write.ids == own
             if write.key is not None:
                 mark = marks.pop(0)
                 assert (mark.key, mark.body) == write.key
                 assert (mark.first, mark.last) == (first, last)
                 assert mark in stored[last][0].marks, "it is in the entry of the last message"
+            if write.producer is not None:
+                mark = marks.pop(0)
+                assert (mark.kind, mark.key, producer_number(mark)) == (PRODUCER, *write.producer)
+                assert (mark.first, mark.last) == (first, last)
         assert not marks
 
     simulate(main)
@@ -89,8 +106,8 @@ def test_many_bytes_are_several_entries_and_a_key_is_in_the_last() -> None:
 
 def test_a_reference_tells_for_how_many_messages_it_stands() -> None:
     async def main(loop: VirtualLoop) -> None:
-        write = Write(loop.create_future(), None, 9, number=9)
-        write.messages = 70_000
+        write = Write(loop.create_future(), None, 9)
+        write.refer([(9, 70_000)])
         made = batch([write])
         assert made.messages == 70_000
         assert [messages_of(entry) for entry in made.entries] == [70_000]

@@ -100,7 +100,7 @@ def test_what_is_taken_is_what_another_implementation_reads(body):
     except (BadRequest, TooManyMessages):
         return
     datum = read(REQUEST, body)
-    assert (datum["transactionWritePointer"], datum["messages"]) == request
+    assert request == PublishRequest(datum["transactionWritePointer"], datum["messages"])
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,9 @@ def test_publish_requests_are_as_another_implementation_has_them(pointer, payloa
     body = avrojson.encode_publish_request(PublishRequest(pointer, payloads))
     datum = {"transactionWritePointer": pointer, "messages": payloads}
     assert json.loads(body) == fast_text(schemas.PUBLISH_REQUEST, datum)
-    assert avrojson.decode_publish_request(body, messages_max=10) == (pointer, payloads)
+    assert avrojson.decode_publish_request(body, messages_max=10) == PublishRequest(
+        pointer, payloads
+    )
 
 
 @given(pointers, pointers, st.integers(0, 65535))
@@ -75,12 +77,12 @@ def test_replies_are_as_another_implementation_has_them(messages):
 
 
 def test_what_can_be_null_may_be_missing():
-    assert decode({"messages": ["a"]}) == (None, [b"a"])
+    assert decode({"messages": ["a"]}) == PublishRequest(None, [b"a"])
     assert avrojson.decode_poll(b"{}") == Poll()
 
 
 def test_unions_may_be_bare():
-    assert decode({"transactionWritePointer": 7, "messages": []}) == (7, [])
+    assert decode({"transactionWritePointer": 7, "messages": []}) == PublishRequest(7, [])
     assert decode_poll(startFrom=12, limit=3) == Poll(start=12, limit=3)
     assert decode_poll(startFrom=ID).start == ID.encode("latin-1")
     transaction = encode_transaction(snapshot).decode("latin-1")

@@ -1,0 +1,66 @@
+"""A stage: messages that one writer stores apart, until a publish of several stages shows them all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from broker.client import protocol
+from broker.client.values import Payload
+
+if TYPE_CHECKING:
+    from broker.client.calls import Calls
+    from broker.model import TopicId
+
+
+class Stage:
+    """A stage of one topic, which begins with ``async with``; see ``Client.stage``.
+
+    Leaving it neither publishes nor removes it: its ``id`` is what ``Client.publish_stages`` takes, from any client.
+    A stage that is not published is removed after its life, an hour by default.
+
+    Attributes:
+        id: the number that the broker gave it.
+    """
+
+    def __init__(self, calls: Calls, topic: TopicId) -> None:
+        self.id = ""
+        self._calls = calls
+        self._topic = topic
+
+    async def __aenter__(self) -> Self:
+        reply = await self._calls.write(protocol.begin_stage(self._topic))
+        self.id = protocol.stage_begun(reply)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave it as it is."""
+
+    async def store(
+        self,
+        messages: Payload | Sequence[Payload],
+        *,
+        ttl_s: int | None = None,
+        key: str | None = None,
+    ) -> None:
+        """Put messages into the stage, behind those that are there; they are on disk on return.
+
+        Args:
+            messages: bytes or text, one or a sequence.
+            ttl_s: how many seconds these messages live once they are published, if shorter than the topic's.
+            key: an idempotency key: within the broker's window the same key stores once.
+
+        Raises:
+            PayloadsSealed: the stage was published, or its life has passed.
+            BrokerError: by name; ``outcome`` says whether the messages may have been stored all the same.
+        """
+        several = [messages] if isinstance(messages, bytes | str) else messages
+        payloads = [protocol.payload_bytes(message) for message in several]
+        request = protocol.store_staged(self._topic, self.id, payloads, ttl_s=ttl_s, key=key)
+        await self._calls.write(request)

@@ -1,0 +1,129 @@
+"""Producers: each numbers what it publishes to a topic, so that nothing of it is stored twice.
+
+A producer gives each of its publishes a number above that of the one before; gaps are fine. The number is a mark of
+the entry that it stores, so it commits with the messages. A publish whose number is at or below the last one of its
+producer stores nothing and is answered as a duplicate: it was done before, or came too late to be done.
+
+One publish of a producer is under way at a time, in the order in which they came: the next one's number is judged
+when the outcome of the one before is known. A producer that was silent for long is forgotten by the sweeper alone
+(storage/marks.py), so what is forgotten here is found in storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from broker.model import ROW_ID_MIN
+from broker.storage.hold import Hold
+from broker.storage.marks import PRODUCER
+from broker.topics.batches import producer_number
+from broker.topics.dedupe import key_hash
+from broker.topics.settings import Producer, Published
+from broker.topics.writer import ProducerMark
+
+KNOWN_MAX: Final = 10_000
+"""Producers of one topic that are kept in memory."""
+
+Answer = tuple[int, Published]
+"""The last number of a producer, and how its publish is answered again."""
+
+
+class _Turns:
+    """Whose turn it is among the publishes of one producer."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.users = 0
+
+
+class Producers:
+    """The last numbers of the producers of one topic, while one hold lasts."""
+
+    def __init__(self, hold: Hold) -> None:
+        """Begin with none known."""
+        self._hold = hold
+        self._known: OrderedDict[bytes, Answer] = OrderedDict()
+        self._turns: dict[bytes, _Turns] = {}
+        self._under_way: set[asyncio.Task[Published]] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a publish is under way, or waits for its turn."""
+        return bool(self._under_way)
+
+    async def idle(self) -> None:
+        """Wait until nothing is under way."""
+        while self._under_way:
+            await asyncio.wait(set(self._under_way))
+
+    async def once(
+        self,
+        producer: Producer,
+        pointer: int | None,
+        work: Callable[[ProducerMark], Awaitable[Published]],
+    ) -> Published:
+        """Do ``work`` if the producer's number is above its last one, else answer it as a duplicate.
+
+        ``work`` is given the mark that belongs into the batch which it writes. It goes on if the caller is
+        cancelled.
+
+        Raises:
+            Unavailable: the producer's last number can't be looked up.
+        """
+        task = asyncio.ensure_future(self._in_turn(producer, pointer, work))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Published]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # Looked at here, since its caller may be gone.
+
+    async def _in_turn(
+        self,
+        producer: Producer,
+        pointer: int | None,
+        work: Callable[[ProducerMark], Awaitable[Published]],
+    ) -> Published:
+        hashed = key_hash(producer.id)
+        turns = self._turns.setdefault(hashed, _Turns())
+        turns.users += 1
+        try:
+            async with turns.lock:
+                last = await self._last(hashed)
+                if last is not None and producer.number <= last[0]:
+                    return _duplicate(producer.number, pointer, last)
+                published = await work((hashed, producer.number))
+                self._keep(hashed, (producer.number, published))
+                return published
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._turns[hashed]
+
+    async def _last(self, hashed: bytes) -> Answer | None:
+        known = self._known.get(hashed)
+        if known is None:
+            mark = await self._hold.marks.newest(PRODUCER, hashed)
+            if mark is None:
+                return None
+            known = producer_number(mark), Published(mark.first, mark.last)
+            self._keep(hashed, known)
+        return known
+
+    def _keep(self, hashed: bytes, answer: Answer) -> None:
+        self._known[hashed] = answer
+        self._known.move_to_end(hashed)
+        if len(self._known) > KNOWN_MAX:
+            self._known.popitem(last=False)
+
+
+def _duplicate(number: int, pointer: int | None, last: Answer) -> Published:
+    """Answer a duplicate. Where the messages of a number below the last one lie is not known any more."""
+    if number == last[0]:
+        return last[1]._replace(pointer=pointer, replayed=True)
+    return Published(ROW_ID_MIN, ROW_ID_MIN, replayed=True)

@@ -1,0 +1,239 @@
+"""Publishing references: what was stored in payload logs becomes part of the topic.
+
+One reference stands for one payload log: a transaction's, or a stage. Several are published together, in the order in
+which they are asked for, in one append; their messages are seen together. Three steps::
+
+    open ──seal──▶ sealed(at) ──append the references──▶ (committed) ──▶ published(row id), lazily
+
+A log is closed first, so that a reader of its reference sees a log to which nothing is added. A second publish of the
+same logs finds them *published* and answers as the first; it finds them *sealed* after a crash between, and looks in
+the topic behind ``at`` for the references before it appends any. Since they are appended together, all of a
+list are there or none is; a list of which some are there was never asked for, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from broker.errors import (
+    BrokerError,
+    OutcomeUnknown,
+    Overloaded,
+    PayloadsSealed,
+    TransactionTooOld,
+)
+from broker.model import RowId, row_after
+from broker.storage.hold import Hold
+from broker.storage.payloads import Sealed
+from broker.storage.root import Root, RootState
+from broker.topics import stages
+from broker.topics.keyed import KeyedLog
+from broker.topics.settings import Published
+from broker.topics.surroundings import Surroundings
+from broker.topics.writer import Write
+
+AT_ONCE: Final = 32
+"""Payload logs that are changed at the same time."""
+
+Numbers = tuple[int, ...]
+"""Numbers of payload logs: write pointers, or stages (negative)."""
+Result = TypeVar("Result")
+
+
+class _UnderWay(NamedTuple):
+    numbers: Numbers
+    task: asyncio.Task[Published]
+
+
+class References:
+    """Publishes references under one hold.
+
+    ``retire`` lets the writer of a payload log come to its end; ``guarded`` makes a change under the hold.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        messages: KeyedLog,
+        *,
+        retire: Callable[[int], Awaitable[None]],
+        guarded: Callable[[Awaitable[Sealed]], Awaitable[Sealed]],
+    ) -> None:
+        """Append references to the log that ``messages`` writes to."""
+        self._around = around
+        self._messages = messages
+        self._hold: Hold = messages.writer.hold
+        self._retire = retire
+        self._guarded = guarded
+        self._under_way: dict[int, _UnderWay] = {}
+        self._noting: set[asyncio.Task[None]] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._under_way or self._noting)
+
+    def tasks(self) -> set[asyncio.Task[Published] | asyncio.Task[None]]:
+        """Return what is under way."""
+        return {*(work.task for work in self._under_way.values()), *self._noting}
+
+    def of(self, number: int) -> asyncio.Task[Published] | None:
+        """Return what publishes a payload log just now."""
+        work = self._under_way.get(number)
+        return None if work is None else work.task
+
+    async def publish(self, numbers: Numbers, write: Write) -> Published:
+        """Append the references of payload logs by ``write``; repeated, answer as before.
+
+        Raises:
+            TransactionTooOld: a transaction's payloads were dropped already.
+            PayloadsSealed: a stage is too old, was swept, or was published with others.
+            Overloaded: the deadline passed before.
+        """
+        while others := {work for n in numbers if (work := self._under_way.get(n)) is not None}:
+            if [other.numbers for other in others] == [numbers]:
+                return await asyncio.shield(others.pop().task)
+            await asyncio.wait({other.task for other in others})
+        work = _UnderWay(numbers, asyncio.ensure_future(self._publish(numbers, write)))
+        self._under_way.update(dict.fromkeys(numbers, work))
+        work.task.add_done_callback(lambda done: self._ended(numbers, done))
+        return await asyncio.shield(work.task)
+
+    def _ended(self, numbers: Numbers, done: asyncio.Task[Published]) -> None:
+        for number in numbers:
+            del self._under_way[number]
+        if not done.cancelled():
+            done.exception()  # Looked at here, since its callers may all be gone.
+
+    async def _publish(self, numbers: Numbers, write: Write) -> Published:
+        await _for_all(numbers, self._retire)
+        if write.deadline <= self._around.clock.monotonic():
+            raise Overloaded("The deadline passed in the queue.")
+        sealed = await _for_all(numbers, self._seal)
+        rows = await self._published_before(numbers, sealed)
+        if rows:
+            return Published(rows[0], rows[-1], write.pointer, replayed=True)
+        for number in numbers:
+            if number < 0 and self._is_over(number):
+                raise too_old(number)
+        totals = [0 if each.tail is None else each.tail.total for each in sealed]
+        write.refer(list(zip(numbers, totals, strict=True)))
+        published = await self._messages.write(write)
+        self._note_later(numbers, write.ids)
+        return published
+
+    async def _seal(self, number: int) -> Sealed:
+        if number < 0:
+            # Sealing makes a log that is not there. A stage that is not there was never begun, or is forgotten.
+            root = await self._around.payload_logs.root(self._hold.log._replace(number=number))
+            if root is None or (root.state is RootState.OPEN and self._is_over(number)):
+                raise too_old(number)
+        return await self._guarded(self._around.payload_logs.seal(self._hold, number))
+
+    def _is_over(self, stage: int) -> bool:
+        life_ms = self._around.settings.stage_life_s * 1000
+        return stages.is_over(stage, self._around.clock.now_ms(), life_ms)
+
+    async def _published_before(
+        self, numbers: Numbers, sealed: Sequence[Sealed]
+    ) -> Sequence[RowId]:
+        """Return the rows of the references if they were published before; none if none of them was."""
+        found: dict[int, RowId] = {}
+        in_doubt: dict[int, RowId] = {}
+        for number, each in zip(numbers, sealed, strict=True):
+            root = each.root
+            if root.state is RootState.DROPPED:
+                raise gone(number)
+            if root.state is RootState.PUBLISHED:
+                found[number] = root.reference
+            elif not each.was_open:
+                in_doubt[number] = root.at
+        if in_doubt:
+            notes = await self._find_references(in_doubt)
+            self._note_later(tuple(notes), list(notes.values()))
+            found.update(notes)
+        rows = [found[number] for number in numbers if number in found]
+        if rows and (len(rows) < len(numbers) or rows != sorted(rows)):
+            raise PayloadsSealed(
+                f"Some of these stages were published before, in another list: {-next(iter(found))}."
+            )
+        return rows
+
+    async def _find_references(self, wanted: dict[int, RowId]) -> dict[int, RowId]:
+        """Look for references that a crash left without their notes, each behind the topic's pointer of then.
+
+        Raises:
+            OutcomeUnknown: one may have expired meanwhile, so that it can't be known any more.
+        """
+        hold, at = self._hold, min(wanted.values())
+        through = hold.pointer
+        if hold.root.floor > row_after(at):
+            raise OutcomeUnknown("Whether the payloads were published before can't be known.")
+        found: dict[int, RowId] = {}
+        for page, head in await hold.chain(row_after(at), through):
+            reader = self._around.logs.reader(hold.log, at, through)
+            for entry in await reader.page_entries(page, head):
+                if entry.is_reference and entry.number in wanted:
+                    found.setdefault(entry.number, entry.first)
+            if len(found) == len(wanted):
+                break
+        return found
+
+    def _note_later(self, numbers: Numbers, rows: Sequence[RowId]) -> None:
+        # The note only saves a search: without it a publish finds the reference by looking.
+        task = asyncio.ensure_future(self._note(dict(zip(numbers, rows, strict=True))))
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
+
+    async def _note(self, rows: dict[int, RowId]) -> None:
+        async def note(number: int) -> None:
+            await self._around.payload_logs.mark_published(self._hold, number, rows[number])
+
+        try:
+            await _for_all(tuple(rows), note)
+        except BrokerError:
+            self._around.metrics.happened("reference_note_failed")
+
+
+async def _for_all(numbers: Numbers, work: Callable[[int], Awaitable[Result]]) -> list[Result]:
+    """Return what ``work`` returns for each number; some are under way at once, and all come to their end.
+
+    Raises:
+        BrokerError: the first one that failed.
+    """
+    results: list[Result] = []
+    for first in range(0, len(numbers), AT_ONCE):
+        some = map(work, numbers[first : first + AT_ONCE])
+        for each in await asyncio.gather(*some, return_exceptions=True):
+            if isinstance(each, BaseException):
+                raise each
+            results.append(each)
+    return results
+
+
+def too_old(stage: int) -> PayloadsSealed:
+    """Return the refusal of a stage that was swept, or will be."""
+    return PayloadsSealed(f"Stage {-stage} is too old, or was never begun. Begin a new one.")
+
+
+def gone(number: int) -> BrokerError:
+    """Return the refusal of payloads that were dropped."""
+    if number < 0:
+        return too_old(number)
+    return TransactionTooOld(f"The payloads of transaction {number} have expired.")
+
+
+def closed(number: int, root: Root) -> BrokerError:
+    """Return the refusal of a store into a payload log that takes nothing more."""
+    if root.state is RootState.DROPPED:
+        return gone(number)
+    if number < 0:
+        return PayloadsSealed(
+            f"Stage {-number} was published: nothing can be added. Begin a new one."
+        )
+    return PayloadsSealed(
+        f"The payloads of transaction {number} were published: nothing can be added. "
+        "Store before you publish, or publish the rest as messages of the transaction."
+    )
