@@ -5,6 +5,7 @@ single      one message at a time, coalesced as the client likes
 keyed       several as one request, again until it is answered, some once more: in turns under an
             idempotency key, and with a producer's number
 forwarded   several as one request, always through the same node, whoever leads; some live shortly
+staged      into several stages, which are published in another order, again until it is answered
 pipelined   ``publish_later``: the next leaves before the last is answered; the order is promised
 together    single messages that are awaited at the same time; each stands for itself
 ==========  =====================================================================================
@@ -15,8 +16,9 @@ Every publisher goes on until it is told to stop, and lets what it began end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -56,20 +58,67 @@ async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) ->
             labels = process.labels()
             key = f"{target.name}-{labels[0]}"
             producer = (name, number) if number % 2 else None
-            until = stage.clock.monotonic() + REPEATED_S
-            for attempt in range(ATTEMPTS_MAX):
-                try:
-                    await process.publish(target, labels, key=key, producer=producer)
-                except BrokerError as error:
-                    if not (error.outcome == "unknown" or error.retriable):
-                        break
-                else:
-                    if attempt or stage.chance.random() >= ONCE_MORE:
-                        break
-                await process.pause()
-                if stage.clock.monotonic() > until:
-                    break
+            await _until_answered(
+                process,
+                lambda: process.publish(target, labels, key=key, producer=producer),  # noqa: B023
+            )
             await process.pause()
+
+
+async def staged(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Store in several stages and publish them at once, by a number, until it is answered."""
+    async with Process(stage, name) as process:
+        for number in count():
+            if stop.is_set():
+                break
+            with suppress(BrokerError):
+                filled = [await _filled(process, target) for _ in range(stage.chance.randint(1, 3))]
+                stage.chance.shuffle(filled)
+                await _until_answered(
+                    process, partial(_publish_stages, process, target, filled, (name, number))
+                )
+            await process.pause()
+
+
+async def _filled(process: Process, target: Target) -> tuple[str, list[str]]:
+    """Return a stage and what was stored in it, in order. Raises BrokerError."""
+    labels: list[str] = []
+    async with process.client.stage(target.id) as stage:
+        for number in range(process.stage.chance.randint(1, 2)):
+            more = process.labels()
+            await stage.store([process.payload(label) for label in more], key=str(number))
+            labels += more
+    return stage.id, labels
+
+
+async def _publish_stages(
+    process: Process,
+    target: Target,
+    filled: Sequence[tuple[str, list[str]]],
+    producer: tuple[str, int],
+) -> Published:
+    labels = [label for _, part in filled for label in part]
+    stages = [stage for stage, _ in filled]
+    publishing = process.client.publish_stages(target.id, stages, producer=producer)
+    return await process.publish(target, labels, key=labels[0], publishing=publishing)
+
+
+async def _until_answered(process: Process, publish: Callable[[], Awaitable[Published]]) -> None:
+    """Publish what can be repeated, until it is answered; sometimes once more."""
+    stage = process.stage
+    until = stage.clock.monotonic() + REPEATED_S
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            await publish()
+        except BrokerError as error:
+            if not (error.outcome == "unknown" or error.retriable):
+                return
+        else:
+            if attempt or stage.chance.random() >= ONCE_MORE:
+                return
+        await process.pause()
+        if stage.clock.monotonic() > until:
+            return
 
 
 async def forwarded(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
@@ -133,5 +182,5 @@ async def _several(
     return await asyncio.gather(*map(one, slots))
 
 
-KINDS: Final[tuple[Publisher, ...]] = (single, keyed, pipelined, forwarded, together)
+KINDS: Final[tuple[Publisher, ...]] = (single, keyed, pipelined, forwarded, staged, together)
 """All kinds; publisher n of a topic is of the nth."""

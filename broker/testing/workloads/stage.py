@@ -52,7 +52,7 @@ class Scale:
     """
 
     topics: int = 1
-    publishers: int = 4
+    publishers: int = 5
     consumers: int = 6
     messages_max: int = 4
     padded: bool = False

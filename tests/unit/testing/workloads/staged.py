@@ -13,7 +13,7 @@ from broker.testing.workloads import SIMULATED, Scale, Workload
 from tests.unit.testing.workloads.lying import Lies, LyingCluster
 
 SECONDS = 15.0
-SCALE = replace(SIMULATED, publishers=5, page_messages_max=20, transaction_s=5.0)
+SCALE = replace(SIMULATED, publishers=6, page_messages_max=20, transaction_s=5.0)
 
 
 class Played(NamedTuple):

@@ -20,6 +20,8 @@ def test_a_broker_that_does_its_work_is_found_valid():
     published = of(calls, "publish")
     assert any(call.asked.get("ttl_ms") or call.told.get("replayed") for call in published)
     assert all(call.epoch for call in published)
+    by = {kind.__name__ for kind in publishers.KINDS}
+    assert {call.process.partition("-")[0] for call in published if call.is_ok} == by
 
 
 pytestmark = pytest.mark.slow

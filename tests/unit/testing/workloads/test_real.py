@@ -6,7 +6,7 @@ from broker.testing.workloads import Scale
 from broker.testing.workloads.log import LogWorkload
 from broker.testing.workloads.real import RealStage
 
-SMALL = Scale(publishers=5, pause_s=0.005, wait_s=0.2, again_s=0.01, padded=True)
+SMALL = Scale(publishers=6, pause_s=0.005, wait_s=0.2, again_s=0.01, padded=True)
 LINES = 500
 
 
