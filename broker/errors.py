@@ -3,11 +3,11 @@
 ::
 
     BrokerError
-    ├── RequestError          the request is wrong; repeating it is no use        (4xx)
+    ├── RequestError          the request is wrong; repeating it is no use        (4xx, 501)
     │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
     │   ├── TopicNotFound  TopicExists  NotFound  MethodNotAllowed
     │   ├── PayloadsSealed  TransactionTooOld  IdempotencyKeyReused
-    │   └── Forbidden
+    │   └── Forbidden  NotInstalled
     ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
     │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
     │   ├── StorageFull
@@ -131,6 +131,13 @@ class Forbidden(RequestError):
 
     code = "forbidden"
     http_status = 403
+
+
+class NotInstalled(RequestError):
+    """This node lacks a package that the answer needs; the message names the extra that brings it."""
+
+    code = "not_installed"
+    http_status = 501
 
 
 class UnavailableError(BrokerError):

@@ -8,12 +8,10 @@ from broker.api.payloads import shown
 from broker.api.replies import Answer, json_reply
 from broker.api.request import Request, one_of, whole_number
 from broker.api.times import parse_place, rfc3339, rfc3339_or_none
-from broker.errors import BadRequest
 from broker.model import Snapshot, timestamp_of
 from broker.topics.browse import BrowseEntry, BrowseQuery
 from broker.topics.service import Topics
-from broker.wire.jsontext import parse
-from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.snapshotjson import decode_snapshot_body
 
 LIMIT_DEFAULT = 100
 PREVIEW_BYTES = 1024
@@ -33,10 +31,7 @@ class Browsing:
 
     async def browse_with_snapshot(self, request: Request) -> Answer:
         """Answer a page that also says what a transaction could consume."""
-        body = parse(request.body)
-        if not isinstance(body, dict) or set(body) != {"snapshot"}:
-            raise BadRequest('The body must be a JSON object with "snapshot" and nothing else.')
-        return await self._page(request, decode_snapshot(body["snapshot"]))
+        return await self._page(request, decode_snapshot_body(request.body))
 
     async def _page(self, request: Request, snapshot: Snapshot | None) -> Answer:
         query = request.query

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from broker import __version__
+from broker.api.arrow import ARROW
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.api.replies import AVRO, EVENTS, JSON
 from broker.api.routes import SHAPES, TOPIC, Shape
@@ -125,6 +126,30 @@ _LEADER = {
         "schema": {"type": "string", "pattern": r"^[^;]+(;node=\d+)?(;epoch=\d+)?$"},
     }
 }
+_BLOCKED_BY = {
+    "Broker-Blocked-By": {
+        "description": "The write pointer of the open transaction that holds the consumer, if there "
+        "is nothing for it.",
+        "schema": INTEGER,
+    }
+}
+_RANGE_QUERY = [
+    _query(
+        "after",
+        "The range begins behind this id: a message of a reference, or the row of any other. "
+        "Absent: with the oldest.",
+        MESSAGE_ID,
+    ),
+    {
+        **_query("through", "It ends with the row of this id, which must be there.", MESSAGE_ID),
+        "required": True,
+    },
+]
+_ARROW = _ok(
+    "Batches with the columns `id` and `value`; without the end-of-stream marker it was cut.",
+    (ARROW, BYTES),
+    headers=_BLOCKED_BY,
+)
 _DONE = _ok("Done.")
 _TOPICS_TOO = _query(
     "topics",
@@ -237,13 +262,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
                 "Messages, chunk by chunk; an Avro array ends with a zero block, or was cut.",
                 (AVRO, BYTES),
                 (JSON, of("ConsumeResponse")),
-                headers={
-                    "Broker-Blocked-By": {
-                        "description": "The write pointer of the open transaction that holds the "
-                        "consumer, if there is nothing for it.",
-                        "schema": INTEGER,
-                    }
-                },
+                headers=_BLOCKED_BY,
             )
         },
         "errors": ("404",),
@@ -287,6 +306,19 @@ OPERATIONS: Final[dict[str, Spec]] = {
         ],
         "responses": {"200": _ok("The range.", (JSON, of("Range")))},
         "errors": ("400", "404"),
+    },
+    "arrow": {
+        "summary": "Read all messages of a range, as an Arrow IPC stream.",
+        "parameters": _RANGE_QUERY,
+        "responses": {"200": _ARROW},
+        "errors": ("404", "501"),
+    },
+    "arrow_as": {
+        "summary": "Read the messages of a range that a transaction may consume.",
+        "parameters": _RANGE_QUERY,
+        "requestBody": _body((JSON, of("Snapshot"))),
+        "responses": {"200": _ARROW},
+        "errors": ("404", "501"),
     },
     "events": {
         "summary": "Follow a topic as server-sent events.",

@@ -16,8 +16,8 @@ from broker.api.request import Request
 from broker.api.waiting import unless_abandoned
 from broker.errors import BadRequest
 from broker.model import Poll
-from broker.topics.reading import PollStream
 from broker.topics.service import Topics
+from broker.topics.streams import PollStream
 from broker.wire import avro, avrojson
 from broker.wire.blocks import END
 
@@ -81,7 +81,7 @@ class Polling:
 
 def answer_of(stream: PollStream | None, kind: BodyType) -> Reply | Stream:
     """Return the answer that has these messages; None is an empty one."""
-    headers = _blocked_by(stream)
+    headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
     if kind is BodyType.JSON:
         return Stream(_json_chunks(stream), JSON, headers)
     if stream is None or (stream.ended and len(stream.first) <= WHOLE_BYTES_MAX):
@@ -91,10 +91,9 @@ def answer_of(stream: PollStream | None, kind: BodyType) -> Reply | Stream:
     return Stream(_avro_chunks(stream), AVRO, headers)
 
 
-def _blocked_by(stream: PollStream | None) -> Headers:
-    if stream is None or not stream.empty or stream.blocked_by is None:
-        return ()
-    return ((BLOCKED_BY, str(stream.blocked_by)),)
+def blocked_by(pointer: int | None) -> Headers:
+    """Return the header that names the open transaction because of which a reply is empty, if one is why."""
+    return () if pointer is None else ((BLOCKED_BY, str(pointer)),)
 
 
 async def _avro_chunks(stream: PollStream) -> AsyncGenerator[bytes, None]:

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from broker.api.access import Action
 from broker.api.browsing import Browsing
+from broker.api.bulk import BulkReading
 from broker.api.cluster import Cluster, ClusterView
 from broker.api.events import Events, PollNext
 from broker.api.health import Health
@@ -57,6 +58,8 @@ SHAPES = (
     Shape("begin_stage", "POST", f"{TOPIC}/stages", Action.PUBLISH),
     Shape("publish_stages", "POST", f"{TOPIC}/stages/publish", Action.PUBLISH),
     Shape("store_staged", "POST", f"{TOPIC}/stages/{{stage}}/store", Action.PUBLISH),
+    Shape("arrow", "GET", f"{TOPIC}/arrow", Action.CONSUME),
+    Shape("arrow_as", "POST", f"{TOPIC}/arrow", Action.CONSUME),
     Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
     # The cluster.
@@ -119,6 +122,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
     admin = TopicsAdmin(topics, properties_default=defaults)
     publishing = Publishing(topics, messages_max=limits.messages_per_request_max)
     staging = Staging(topics, messages_max=limits.messages_per_request_max)
+    bulk = BulkReading(topics)
     browsing = Browsing(topics, messages_max=limits.browse_messages_max)
     polling = Polling(topics, wait_max_s=limits.wait_max_s)
     poll, poll_next = (polling.poll, None) if around is None else around.polls(polling)
@@ -141,6 +145,8 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "begin_stage": staging.begin,
         "publish_stages": staging.publish,
         "store_staged": staging.store,
+        "arrow": bulk.arrow,
+        "arrow_as": bulk.arrow_with_snapshot,
         "events": Events(topics, poll=poll_next).stream,
         "leader": leader,
     }

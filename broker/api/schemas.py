@@ -330,6 +330,7 @@ RESPONSES: Final[dict[str, Spec]] = {
     "413": _error("The body, one message or their number is over a bound."),
     "422": _error("The transaction is too old, or the idempotency key had another body."),
     "500": _error("What became of the request is unknown."),
+    "501": _error("This node lacks a package that the answer needs."),
     "503": _error("Not done; try again later."),
     "507": _error("The disk is full."),
 }

@@ -133,6 +133,11 @@ class Entry:
         return starts
 
     @property
+    def stored_starts(self) -> Sequence[int] | bytes:
+        """The same, or as it is stored, for those who can read that: two bytes each, big-endian."""
+        return self._starts
+
+    @property
     def is_plain(self) -> bool:
         """Whether every consumer takes its messages, but for their age."""
         return not self.flags & JUDGED
@@ -206,6 +211,12 @@ class Entry:
         if first == 0 and stop == self.count:
             return self.items
         return self.items[self.starts[first] : self._end(stop - 1)]
+
+    def run_bytes(self, first: int, stop: int) -> int:
+        """Return how many bytes ``run`` has."""
+        if first == 0 and stop == self.count:
+            return len(self.items)
+        return self._end(stop - 1) - self.starts[first]
 
     def within(self, after: RowId, through: RowId) -> Entry:
         """Return the same entry with its messages in ``(after, through]`` alone; never stored."""

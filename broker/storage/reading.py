@@ -75,6 +75,12 @@ class LogReader:
         self._pauses: Pauses | None = None
         """Begun with the first answer from before since something was read."""
 
+    @property
+    def reached(self) -> RowId:
+        """The id up to which all that the log still has was read."""
+        # What lies below the floor has gone.
+        return self.after if self.root is None else max(self.after, row_before(self.root.floor))
+
     def go_on(self, through: RowId | None = None) -> None:
         """Read further after an end: the log may have grown."""
         self.ended = False

@@ -15,8 +15,8 @@ from broker.routing.lanes import ReceivedLanes, Turn
 from broker.topics.comparing import ClockComparison
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed import KeyedLog
+from broker.topics.payload_reading import PayloadReader
 from broker.topics.producers import Producers
-from broker.topics.reading import PayloadReader
 from broker.topics.references import References
 from broker.topics.retention import Sweeper
 from broker.topics.stored import StoredPayloads

@@ -30,7 +30,7 @@ from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
 from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_held, oldest_live
-from broker.topics.reading import PayloadReader, shorter
+from broker.topics.payload_reading import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
 PAGE_BYTES_MAX = 32 * 1024 * 1024

@@ -29,6 +29,7 @@ from broker.model import (
     RowId,
     Snapshot,
     first_row_at,
+    row_after,
     row_before,
     timestamp_of,
 )
@@ -80,6 +81,19 @@ def after_id(identifier: MessageId, inclusive: bool, bound: RowId) -> Start:
 
 def _just_before(row: RowId) -> RowId:
     return row_before(row)
+
+
+def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
+    """Return the poll that begins where a bulk read does, behind ``after`` or with the oldest message.
+
+    An id with a payload row is a message of a reference: the read goes on behind that message. Any other counts
+    by its row, so it stands for all that a reference shows.
+    """
+    if after is None:
+        return Poll(snapshot=snapshot)
+    if after[ROW_ID_BYTES:] != ROW_ID_MIN:
+        return Poll(after, inclusive=False, snapshot=snapshot)
+    return Poll(row_after(after[:ROW_ID_BYTES]) + ROW_ID_MIN, snapshot=snapshot)
 
 
 def judge(pointer: int | None, snapshot: Snapshot | None) -> Verdict:

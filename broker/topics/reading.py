@@ -1,9 +1,13 @@
-"""Reading a topic as a consumer: pages of a poll's reply, from the cache or from storage.
+"""Reading a topic as a consumer: pages of a poll or of a bulk read, from the cache or from storage.
 
-One Reading is one poll. It goes through the message log entry by entry, and into the payload log of each
+One Reading is one of them. It goes through the message log entry by entry, and into the payload log of each
 reference that its consumer may see, until its limit, the end at its beginning, or an entry that holds it.
-Entries are stored as the wire has them, so what is taken is copied; an entry is looked into only where its
-edges, its transaction or its lifetime must be judged, once for all its messages.
+Entries are stored as the wire has them, so what is taken are runs of messages (pages.py); an entry is looked into
+only where its edges, its transaction or its lifetime must be judged, once for all its messages.
+
+A **bounded** reading has all messages through an id that the caller was told of, so that id is in the log. A store
+that shows less answers from before: it is read again, and the reading is refused if that stays so. A bounded
+reading never ends with less.
 
 A committed reference whose payload log is not closed is impossible in a store that answers truly. So it is
 never skipped: the read is repeated, and refused if it stays so.
@@ -12,26 +16,30 @@ never skipped: the read is repeated, and refused if it stays so.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Final, Protocol
+from collections.abc import Iterator
+from typing import Final
 
-from broker.errors import Unavailable
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, Message, Poll, RowId, Topic
+from broker.errors import BadRequest, Unavailable
+from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, Poll, RowId, Topic
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
-from broker.storage.root import RootState
 from broker.topics.cache import TopicCache
 from broker.topics.fetch import Verdict, judge, lives, oldest_live, start_of
+from broker.topics.pages import Page, Run
+from broker.topics.payload_reading import (
+    STALE_READ_PAUSE_S,
+    STALE_READS_MAX,
+    PayloadReader,
+    shorter,
+)
 from broker.topics.surroundings import Surroundings
-from broker.wire.blocks import PollDecoder
-from broker.wire.varint import encode_long
 
-STALE_READS_MAX: Final = 5
-STALE_READ_PAUSE_S: Final = 0.02
 NO_LIMIT: Final = 1 << 62
 AT_ONCE_BYTES: Final = 512 * 1024
-"""The bytes that a poll reads from storage in one call, and holds while its consumer is slow."""
+"""The bytes that a reading takes from storage in one call, and holds while its consumer is slow."""
+_LEAD_BYTES: Final = 1 + ROW_ID_BYTES
+"""What an item of a payload log lacks, and a reply has."""
 
 
 class _Reference:
@@ -44,12 +52,16 @@ class _Reference:
 
 
 class Reading:
-    """The state of one poll. ``blocked_by`` is the write pointer at which its scan ended, if one did."""
+    """The state of one. ``blocked_by`` is the write pointer at which its scan ended, if one did."""
 
-    def __init__(self, around: Surroundings, topic: Topic, poll: Poll) -> None:
-        """Begin where the poll asks, or at the oldest message that lives."""
+    def __init__(
+        self, around: Surroundings, topic: Topic, poll: Poll, through: RowId | None = None
+    ) -> None:
+        """Begin where ``poll`` asks, or at the oldest message that lives.
+
+        With ``through`` it is bounded: it has all messages up to that id, and no limit counts.
+        """
         self.blocked_by: int | None = None
-        self.messages = 0
         self.proven: object | None = None
         """The leader that was shown to lead since this reading began: its cache may be read."""
         self._around = around
@@ -58,16 +70,24 @@ class Reading:
         self._snapshot = poll.snapshot
         self._start = start_of(poll, oldest_live(around.clock.now_ms(), topic.ttl_ms))
         self._after = self._start.after
-        self._through: RowId | None = None
+        self._through = through
+        """Where this reading ends; None: where its first page finds the end."""
+        self._bound = through
+        self._last = ROW_ID_MAX if through is None else through
         limits = (NO_LIMIT, poll.limit, around.settings.poll_messages_max)
         self._left = min(limit for limit in limits if limit is not None)
-        self.ended = self._left <= 0
+        if through is not None:
+            self._left = NO_LIMIT
+        self.ended = self._left <= 0 or self._after >= self._last
         self._reference: _Reference | None = None
         self._reader: LogReader | None = None
         self._ahead: deque[Entry] = deque()
-        """Entries that the reader has read and this poll has not taken yet."""
-        self._items: list[bytes] = []
-        self._taken = 0
+        """Entries that the reader has read and this reading has not taken yet."""
+        self._tries = STALE_READS_MAX
+        """How often a bounded reading may still find less than it must have."""
+        self._runs: list[Run] = []
+        self._given = self._left
+        """How many messages were left before those of this page."""
         self._bytes = 0
         self._now_ms = 0
         """When the page began, which the ages of its messages go by."""
@@ -85,7 +105,7 @@ class Reading:
             self._topic = topic
 
     def go_on(self) -> None:
-        """Read further after an end, since the log has changed: something new may be there.
+        """Let a poll read further after an end, since the log has changed: something new may be there.
 
         Where a transaction held the reading, it may have been rolled back meanwhile.
         """
@@ -94,14 +114,15 @@ class Reading:
         self._reader = None
         self.ended = self._left <= 0
 
-    async def page(self, cache: TopicCache | None, bytes_max: int) -> bytes:
-        """Return the next messages as blocks for the wire; no bytes means the end.
+    async def page(self, cache: TopicCache | None, bytes_max: int) -> Page:
+        """Return the next messages, of about ``bytes_max`` bytes; a page without any means the end.
 
         ``cache`` is that of the topic's leader here, if there is one. It is asked for on every page,
         since leaders come and go while a long reply is being read.
 
         Raises:
             Unavailable: what storage answers is stale, and stayed so.
+            BadRequest: a bounded reading asks for more than there is.
         """
         self._bytes = 0
         self._now_ms = self._around.clock.now_ms()
@@ -115,9 +136,9 @@ class Reading:
                 await self._read_storage(cache, bytes_max)
             if self._left <= 0:
                 self.ended = True
-        items, taken = self._items, self._taken
-        self._items, self._taken = [], 0
-        return b"".join((encode_long(taken), *items)) if taken else b""
+        page = Page(self._runs, self._given - self._left, self._bytes)
+        self._runs, self._given = [], self._left
+        return page
 
     # The message log.
 
@@ -160,7 +181,24 @@ class Reading:
             self._ahead.popleft()
         self._after = max(self._after, reader.after)
         if reader.ended:
-            self.ended = True
+            self.ended = self._bound is None or reader.reached >= self._bound
+            if not self.ended:
+                await self._look_again()
+
+    async def _look_again(self) -> None:
+        """Wait before storage is read again behind what it showed, which is less than there must be."""
+        if not self._around.is_clustered:
+            # No other node writes here, so what is read is all that there is.
+            raise BadRequest(
+                "through lies behind the topic's latest message. Ask for a range that ends there."
+            )
+        self._tries -= 1
+        if not self._tries:
+            raise Unavailable(
+                "This node finds no message as late as through in storage just now. Try again."
+            )
+        await self._around.clock.sleep(STALE_READ_PAUSE_S)
+        self._reader = None
 
     def _take(self, entry: Entry, bytes_max: int) -> bool:
         """Take what a consumer gets of an entry; False if reading stops before its end."""
@@ -169,13 +207,22 @@ class Reading:
             and not entry.is_stub
             and entry.first > max(self._after, self._start.row or ROW_ID_MIN)
             and entry.first >= self._oldest
+            and entry.last <= self._last
             and entry.count <= self._left
             and len(entry.items) <= bytes_max - self._bytes
         ):
             # Most entries are taken whole.
-            self._emit(entry.items, entry.count)
+            count = entry.count
+            self._runs.append((entry, 0, count, None))
+            self._bytes += len(entry.items)
+            self._left -= count
             self._after = entry.last
             return self._left > 0 and self._bytes < bytes_max
+        if entry.last > self._last:
+            if entry.first > self._last:
+                self.ended = True
+                return False
+            entry = entry.within(ROW_ID_MIN, self._last)
         first = entry.place_after(self._after)
         if first < entry.count and not self._start.inline and not entry.is_reference:
             # The consumer that begins after this message has it: it may be open and yet holds nothing up.
@@ -218,7 +265,7 @@ class Reading:
                 return True
         end = min(stop, first + self._left)
         end = entry.stop_within(first, end, max(bytes_max - self._bytes, 1))
-        self._emit(entry.run(first, end), end - first)
+        self._emit(entry, first, end, entry.run_bytes(first, end))
         self._after = entry.last if end == entry.count else entry.id(end - 1)
         return end == stop and self._left > 0 and self._bytes < bytes_max
 
@@ -244,7 +291,8 @@ class Reading:
                 if lives(reference.row, life_ms, self._now_ms, self._topic.ttl_ms):
                     stop = min(entry.count, first + self._left)
                     if first < stop:
-                        self._emit(entry.framed(reference.row, first, stop), stop - first)
+                        size = entry.run_bytes(first, stop) + _LEAD_BYTES * (stop - first)
+                        self._emit(entry, first, stop, size, reference.row)
                     if stop < entry.count:
                         return
                 payloads.taken = entry.last
@@ -253,12 +301,12 @@ class Reading:
 
     # What goes out.
 
-    def _emit(self, items: bytes, count: int) -> None:
-        self._items.append(items)
-        self._bytes += len(items)
-        self._taken += count
-        self._left -= count
-        self.messages += count
+    def _emit(
+        self, entry: Entry, first: int, stop: int, size: int, reference: RowId | None = None
+    ) -> None:
+        self._runs.append((entry, first, stop, reference))
+        self._bytes += size
+        self._left -= stop - first
 
 
 def _not_rolled_back(entry: Entry, first: int) -> Iterator[tuple[int, int]]:
@@ -270,126 +318,3 @@ def _not_rolled_back(entry: Entry, first: int) -> Iterator[tuple[int, int]]:
         first = max(first, entry.place_after(high))
     if first < entry.count:
         yield first, entry.count
-
-
-def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
-    """Return the shorter of two lives, None being the topic's."""
-    if one_ms is None or other_ms is None:
-        return other_ms if one_ms is None else one_ms
-    return min(one_ms, other_ms)
-
-
-class PayloadReader:
-    """Reads a payload log whose reference is committed, to its closed end or until it was dropped."""
-
-    def __init__(
-        self,
-        around: Surroundings,
-        topic: Topic,
-        number: int,
-        after: RowId = ROW_ID_MIN,
-        through: RowId | None = None,
-    ) -> None:
-        """Begin behind ``after``."""
-        self.taken = after
-        """How far the caller has taken messages; the entry that holds it may come once more."""
-        self.ended = after >= (ROW_ID_MAX if through is None else through)
-        self._around = around
-        self._number = number
-        self._log = LogId(topic.id, topic.generation, number)
-        self._through = through
-        self._reader = around.logs.reader(self._log, after, through)
-        self._tries = STALE_READS_MAX
-
-    async def next(self, bytes_max: int, messages_max: int = 4096) -> list[Entry]:
-        """Return the next entries. Raises Unavailable: the log shows no end, and it stayed so."""
-        found = await self._reader.next(bytes_max, messages_max)
-        if self._reader.ended and not await self._is_whole():
-            await self.read_again()
-        return found
-
-    async def backwards(self, cells_max: int, bytes_max: int) -> AsyncGenerator[Entry, None]:
-        """Yield all entries, the last one first. Raises Unavailable, as ``next`` does."""
-        while not self._reader.ended:
-            found = await self._reader.before(cells_max, bytes_max)
-            if not self._begins_at_the_end():
-                await self.read_again()
-                continue
-            for entry in found:
-                yield entry
-
-    def _begins_at_the_end(self) -> bool:
-        """Whether what is read backwards began where nothing can come behind it any more."""
-        reader = self._reader
-        is_dropped = reader.root is not None and reader.root.state is RootState.DROPPED
-        return reader.is_closed or reader.reaches_through or is_dropped
-
-    async def _is_whole(self) -> bool:
-        reader = self._reader
-        if (
-            reader.is_closed
-            or (self._through is not None and reader.after >= self._through)
-            or (reader.root is not None and reader.root.state is RootState.DROPPED)
-        ):
-            self.ended = True
-        return self.ended
-
-    async def read_again(self) -> None:
-        """Wait, and begin again behind what was read. Raises Unavailable after some times."""
-        self._tries -= 1
-        if not self._tries:
-            raise Unavailable(
-                f"The payloads of transaction {self._number} can't be read just now. Try again."
-            )
-        await self._around.clock.sleep(STALE_READ_PAUSE_S)
-        self._reader = self._around.logs.reader(self._log, self._reader.after, self._through)
-
-
-class PollStream:
-    """A poll's reply. Its first page is read already; the others are read as they are asked for."""
-
-    def __init__(self, reading: Reading, first: bytes, source: PageSource) -> None:
-        """Keep the reading and its first page."""
-        self._reading = reading
-        self._first = first
-        self._source = source
-        self.empty = not first
-        """Whether there is no message."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether all that there is has been read."""
-        return self._reading.ended
-
-    @property
-    def blocked_by(self) -> int | None:
-        """The write pointer of the open transaction at which the reply ends, if it ends at one."""
-        return self._reading.blocked_by
-
-    @property
-    def first(self) -> bytes:
-        """The first page; the whole reply if ``ended``."""
-        return self._first
-
-    async def blocks(self) -> AsyncIterator[bytes]:
-        """Yield blocks for the wire, without the final zero block. Can be asked for once."""
-        page, self._first = self._first, b""  # A slow reader's stream holds one page, not two.
-        if page:
-            yield page
-        while not self._reading.ended:
-            page = await self._source.next_page(self._reading)
-            if page:
-                yield page
-
-    async def messages(self) -> AsyncIterator[list[Message]]:
-        """Yield the messages."""
-        decoder = PollDecoder()
-        async for block in self.blocks():
-            yield decoder.feed(block)
-
-
-class PageSource(Protocol):
-    """Where a stream gets its next page: the topic's cache of the moment, or storage."""
-
-    async def next_page(self, reading: Reading) -> bytes:
-        """Return the next page of a reading."""

@@ -24,6 +24,7 @@ from broker.model import (
     Poll,
     PublishRequest,
     RollbackRange,
+    Snapshot,
     Topic,
     TopicId,
     TransactionUse,
@@ -33,14 +34,16 @@ from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore
 from broker.topics import admitting
 from broker.topics.browse import BrowsePage, BrowseQuery, browse
+from broker.topics.fetch import behind
 from broker.topics.finishing import to_its_end
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 from broker.topics.ranges import Range, RangeQuery, Ranges
-from broker.topics.reading import PollStream, Reading
+from broker.topics.reading import Reading
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
 from broker.topics.stats import TopicStats, topic_stats
+from broker.topics.streams import ROWS_BYTES, PollStream, RowStream
 from broker.topics.surroundings import Surroundings
 from broker.topics.waiting import Wait, WaitingPolls
 from broker.topics.writer import Write
@@ -320,11 +323,35 @@ class Topics:
             reading = Reading(self.around, found, poll)
             reading.proven = leader
             seen = state.changes
-            first = await state.next_page(reading)
+            first = (await state.next_page(reading)).block()
             if not first and wait_s > 0:
                 wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s)
                 first = await self._polls.page(wait, seen, anywhere=anywhere)
             return PollStream(reading, first, state)
+
+    async def rows(
+        self,
+        topic: TopicId,
+        after: MessageId | None,
+        through: MessageId,
+        snapshot: Snapshot | None = None,
+    ) -> RowStream:
+        """Read all messages in ``(after, through]``, by their rows (see ``fetch.behind``); None: from the oldest.
+
+        Any node may do so: what it finds ends at ``through``, at the message that holds a transaction, or by
+        an error. It is the same whenever it is read, but for what has expired or was rolled back.
+
+        Raises:
+            TopicNotFound, Unavailable, ClockSkew: see ``poll``.
+            BadRequest: no message is as late as ``through`` yet.
+        """
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        state = self.leaders.state(topic)
+        with state.used():
+            reading = Reading(self.around, found, behind(after, snapshot), through[:ROW_ID_BYTES])
+            reading.proven = leader
+            return RowStream(reading, await state.next_page(reading, ROWS_BYTES), state)
 
     @property
     def waiting_polls(self) -> int:

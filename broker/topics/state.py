@@ -11,14 +11,12 @@ from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
 from broker.topics.comparing import ClockComparison
 from broker.topics.leader import TopicLeader
+from broker.topics.pages import Page
 from broker.topics.reading import Reading
 from broker.topics.stats import Rates
+from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import Write
-
-PAGE_BYTES = 288 * 1024
-"""What a reader who stands still holds in memory; smaller pages make fast readers slower. A thousand
-messages of a quarter KiB fit into one."""
 
 
 class TopicState:
@@ -140,27 +138,26 @@ class TopicState:
             timer.cancel()
             self.waiting.pop(change, None)
 
-    async def next_page(self, reading: Reading) -> bytes:
+    async def next_page(self, reading: Reading, bytes_max: int = PAGE_BYTES) -> Page:
         """Return the next page of a reading, counting what it gives out.
 
         Raises:
             ClockSkew: this node's clock is too far off to tell what lives.
             Unavailable: see Reading.page, ClockComparison.compare.
+            BadRequest: see Reading.page.
         """
         self.touched = True
         if self.topic is not None:
             reading.follow(self.topic)
-        before = reading.messages
         cache = self.cache
         if cache is not None and self.around.is_clustered:
             cache = await self._proven_cache(reading)
             if self.leader is None:
                 await self._follow_record(reading)
         await self.clocks.compare(is_led_here=self.leader is not None)
-        page = await reading.page(cache, PAGE_BYTES)
-        count = reading.messages - before
-        self.rates.polled(count)
-        self.around.metrics.moved("poll", "/".join(self.id), count, len(page))
+        page = await reading.page(cache, bytes_max)
+        self.rates.polled(page.count)
+        self.around.metrics.moved("poll", "/".join(self.id), page.count, page.bytes)
         return page
 
     async def _follow_record(self, reading: Reading) -> None:

@@ -31,7 +31,7 @@ class Wait(NamedTuple):
     async def read_on(self) -> bytes:
         """Return the next page, of what was not there before."""
         self.reading.go_on()
-        return await self.state.next_page(self.reading)
+        return (await self.state.next_page(self.reading)).block()
 
     @property
     def is_over(self) -> bool:

@@ -17,12 +17,21 @@ from typing import Any
 
 from broker.errors import BadRequest
 from broker.model import Snapshot
+from broker.wire.jsontext import parse
 from broker.wire.transaction import POINTERS_MAX, decode_transaction
 from broker.wire.varint import LONG_MAX
 
 _NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
 _LISTS = ("invalids", "in_progress", "checkpoint_pointers")
 _NAMES = (*_NUMBERS, *_LISTS, "long", "visibility")
+
+
+def decode_snapshot_body(body: bytes) -> Snapshot:
+    """Return the snapshot that a request's body names as its only part. Raises BadRequest."""
+    value = parse(body)
+    if not isinstance(value, dict) or set(value) != {"snapshot"}:
+        raise BadRequest('The body must be a JSON object with "snapshot" and nothing else.')
+    return decode_snapshot(value["snapshot"])
 
 
 def decode_snapshot(value: object) -> Snapshot:

@@ -31,10 +31,12 @@ DOORS = {
     "kazoo": ["broker/coordination/zookeeper.py", "chaos/sessions.py"],
     "matplotlib": ["chaos/plots.py"],
     "multidict": [TEST_KIT],  # Of aiohttp.
+    "numpy": ["broker/api/arrow.py"],
     "orjson": ["broker/api/*"],
     "plyvel": ["broker/storage/leveldb/*"],
     "prometheus_client": ["broker/metrics.py"],
     "psutil": [TEST_KIT],
+    "pyarrow": ["broker/api/arrow.py", "broker/client/arrow.py"],
     "pyspark": ["broker/spark/*", "broker/streams/*"],
     "pytest": [TEST_KIT],
     "rich": ["broker/cli.py", "broker/cli/*"],

@@ -1,0 +1,143 @@
+"""Pages of messages as an Arrow IPC stream with the columns ``id`` and ``value``, for bulk reads.
+
+No Python object is made of a message: the items of a page are joined, as a poll's are, and what lies in them is
+computed for all messages at once, from where items begin::
+
+    items     28 | row | zero | length | payload | 28 | row | …       of the message log
+    pieces    └──────── header ────────┴─payload─┴─── header …        as Arrow's offsets: each item, each payload
+    id        20 bytes of the header
+    value     every second piece
+
+How long the length of a payload is follows from the item's, since Avro writes a number in one way only. Items of
+payload logs have no lead, and half of the id: the other half is the row of their reference.
+
+pyarrow and numpy are an extra and slow to import, so they are imported when the first bulk read comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from broker.errors import NotInstalled
+from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
+from broker.storage.entry import Entry
+from broker.topics.pages import Page, Run
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""Ends a stream. One without it was cut off."""
+
+_LEAD_BYTES: Final = 1
+_INLINE_BYTES: Final = _LEAD_BYTES + MESSAGE_ID_BYTES
+"""What stands before the length in an item of the message log; in one of a payload log it is a row's id."""
+_PAYLOADS_MAX: Final = ((1 << 6) - 1, (1 << 13) - 1, (1 << 20) - 1, (1 << 27) - 1)
+"""The longest payloads whose length takes 1, 2, 3 and 4 bytes."""
+_MISSING: Final = (
+    "This node can't answer in Arrow's format: pyarrow or numpy is missing. "
+    "Install the extra, pip install 'tms-broker[arrow]', or poll."
+)
+
+
+class ArrowMaker:
+    """Makes the parts of a stream: ``schema``, batches, ``END``."""
+
+    def __init__(self) -> None:
+        """Import what it needs. Raises NotInstalled."""
+        try:
+            import numpy as np  # noqa: PLC0415 - An extra, and slow to import.
+            import pyarrow as pa  # noqa: PLC0415 - The same.
+        except ImportError as error:
+            raise NotInstalled(_MISSING) from error
+        self._np: Any = np
+        self._pa: Any = pa
+        fields = [pa.field(name, pa.binary(), nullable=False) for name in ("id", "value")]
+        self._schema = pa.schema(fields)
+        self.schema: bytes = self._schema.serialize().to_pybytes()
+        """How a stream begins."""
+
+    def batch(self, page: Page) -> bytes:
+        """Return a page, which has messages, as one record batch of a stream."""
+        columns = self._columns(page.runs, page.count)
+        batch = self._pa.record_batch(columns, schema=self._schema)
+        encoded: bytes = batch.serialize().to_pybytes()
+        return encoded
+
+    def _columns(self, runs: Sequence[Run], count: int) -> list[Any]:
+        """Return the ids and the payloads."""
+        np = self._np
+        data, starts = self._joined(runs, count)
+        begins = starts[:-1]
+        heads: Any = _INLINE_BYTES
+        if all(row is None for _, _, _, row in runs):
+            ids = self._taken(data, begins + _LEAD_BYTES, MESSAGE_ID_BYTES)
+        else:
+            by_run = [_INLINE_BYTES if row is None else ROW_ID_BYTES for _, _, _, row in runs]
+            heads = np.repeat(np.array(by_run, np.int32), self._counts(runs))
+            ids = self._ids(runs, data, begins, heads)
+        offsets = np.arange(0, MESSAGE_ID_BYTES * count + 1, MESSAGE_ID_BYTES, dtype=np.int32)
+        pieces = np.empty(2 * count + 1, np.int32)
+        pieces[::2] = starts
+        pieces[1::2] = begins + heads + self._length_bytes(np.diff(starts) - heads)
+        values = self._binary(pieces, data).take(
+            self._pa.array(np.arange(1, 2 * count, 2, dtype=np.int32))
+        )
+        return [self._binary(offsets, ids), values]
+
+    def _binary(self, offsets: Any, data: Any) -> Any:
+        """Return a column whose values lie between the offsets."""
+        pa = self._pa
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+    def _joined(self, runs: Sequence[Run], count: int) -> tuple[bytes, Any]:
+        """Return the items of all runs, and where each begins and the last one ends."""
+        starts = self._np.empty(count + 1, self._np.int32)
+        items: list[bytes] = []
+        size = at = 0
+        for entry, first, stop, _ in runs:
+            part = starts[at : at + stop - first]
+            part[:] = self._starts(entry, first, stop)
+            part += size - int(part[0])
+            items.append(entry.run(first, stop))
+            size += len(items[-1])
+            at += stop - first
+        starts[count] = size
+        return b"".join(items), starts
+
+    def _starts(self, entry: Entry, first: int, stop: int) -> Any:
+        """Return where the items of a run begin in their entry."""
+        starts = entry.stored_starts
+        if isinstance(starts, bytes):
+            return self._np.frombuffer(starts, ">u2", stop - first, 2 * first)
+        if isinstance(starts, range):
+            return self._np.arange(starts[first], starts[stop - 1] + 1, starts.step)
+        return starts[first:stop]
+
+    def _counts(self, runs: Sequence[Run]) -> Any:
+        return self._np.array([stop - first for _, first, stop, _ in runs])
+
+    def _ids(self, runs: Sequence[Run], data: bytes, begins: Any, heads: Any) -> Any:
+        """Return the ids of messages of which some, or all, lie in payload logs."""
+        np = self._np
+        ids = np.empty((len(begins), 2), f"V{ROW_ID_BYTES}")
+        rows = b"".join([row or ROW_ID_MIN for _, _, _, row in runs])
+        ids[:, 0] = np.repeat(np.frombuffer(rows, ids.dtype), self._counts(runs))
+        is_inline = heads == _INLINE_BYTES
+        ids[is_inline, 0] = self._taken(data, begins[is_inline] + _LEAD_BYTES, ROW_ID_BYTES)
+        ids[:, 1] = self._taken(data, begins + heads - ROW_ID_BYTES, ROW_ID_BYTES)
+        return ids
+
+    def _taken(self, data: bytes, places: Any, size: int) -> Any:
+        """Return ``size`` bytes from each of the places on."""
+        return self._np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[places]
+
+    def _length_bytes(self, sizes: Any) -> Any:
+        """Return how long the lengths before payloads are, given how long each is with its payload."""
+        longest = int(sizes.max())
+        found: Any = 1
+        for length_bytes, payload_max in enumerate(_PAYLOADS_MAX, start=1):
+            if longest <= length_bytes + payload_max:
+                break
+            found = found + (sizes > length_bytes + payload_max)
+        return found

@@ -1,0 +1,63 @@
+"""Bulk reads: all messages of a range, in Arrow's format.
+
+A reply is a stream of batches with an end of its own. What fails after the status line is told as in polls: the
+end is missing, and the connection is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from broker.api.arrow import ARROW, END, ArrowMaker
+from broker.api.polling import blocked_by
+from broker.api.replies import Answer, Stream
+from broker.api.request import Request
+from broker.errors import BadRequest
+from broker.model import Snapshot, message_id_from_hex
+from broker.topics.service import Topics
+from broker.topics.streams import RowStream
+from broker.wire.snapshotjson import decode_snapshot_body
+
+THREAD_BYTES_MIN: Final = 4 * 1024 * 1024
+"""From this size on, making a batch would keep others waiting, so a thread does it."""
+
+
+class BulkReading:
+    """The handlers of bulk reads."""
+
+    def __init__(self, topics: Topics) -> None:
+        """Keep the service."""
+        self._topics = topics
+        self._maker: ArrowMaker | None = None
+
+    async def arrow(self, request: Request) -> Answer:
+        """Answer all messages of a range."""
+        return await self._read(request, None)
+
+    async def arrow_with_snapshot(self, request: Request) -> Answer:
+        """Answer the messages of a range up to the first that holds a transaction."""
+        return await self._read(request, decode_snapshot_body(request.body))
+
+    async def _read(self, request: Request, snapshot: Snapshot | None) -> Answer:
+        after, through = request.query.get("after"), request.query.get("through")
+        if through is None:
+            raise BadRequest("through: name the last id of the range, such as `range` tells.")
+        last = message_id_from_hex(through)
+        first = None if after is None else message_id_from_hex(after)
+        if self._maker is None:
+            self._maker = await asyncio.to_thread(ArrowMaker)  # Importing takes long.
+        rows = await self._topics.rows(request.topic, first, last, snapshot)
+        headers = blocked_by(rows.blocked_by)
+        return Stream(_chunks(self._maker, rows), ARROW, headers, compressible=False)
+
+
+async def _chunks(maker: ArrowMaker, rows: RowStream) -> AsyncGenerator[bytes, None]:
+    yield maker.schema
+    async for page in rows.pages():
+        if page.bytes < THREAD_BYTES_MIN:
+            yield maker.batch(page)
+        else:
+            yield await asyncio.to_thread(maker.batch, page)
+    yield END

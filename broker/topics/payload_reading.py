@@ -1,0 +1,89 @@
+"""Reading the payload log of a reference that is committed: to its closed end, or until it was dropped."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from broker.errors import Unavailable
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, Topic
+from broker.storage.entry import Entry
+from broker.storage.keys import LogId
+from broker.storage.root import RootState
+from broker.topics.surroundings import Surroundings
+
+STALE_READS_MAX: Final = 5
+STALE_READ_PAUSE_S: Final = 0.02
+
+
+def shorter(one_ms: int | None, other_ms: int | None) -> int | None:
+    """Return the shorter of two lives, None being the topic's."""
+    if one_ms is None or other_ms is None:
+        return other_ms if one_ms is None else one_ms
+    return min(one_ms, other_ms)
+
+
+class PayloadReader:
+    """Reads a payload log whose reference is committed, to its closed end or until it was dropped."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        topic: Topic,
+        number: int,
+        after: RowId = ROW_ID_MIN,
+        through: RowId | None = None,
+    ) -> None:
+        """Begin behind ``after``."""
+        self.taken = after
+        """How far the caller has taken messages; the entry that holds it may come once more."""
+        self.ended = after >= (ROW_ID_MAX if through is None else through)
+        self._around = around
+        self._number = number
+        self._log = LogId(topic.id, topic.generation, number)
+        self._through = through
+        self._reader = around.logs.reader(self._log, after, through)
+        self._tries = STALE_READS_MAX
+
+    async def next(self, bytes_max: int, messages_max: int = 4096) -> list[Entry]:
+        """Return the next entries. Raises Unavailable: the log shows no end, and it stayed so."""
+        found = await self._reader.next(bytes_max, messages_max)
+        if self._reader.ended and not await self._is_whole():
+            await self.read_again()
+        return found
+
+    async def backwards(self, cells_max: int, bytes_max: int) -> AsyncGenerator[Entry, None]:
+        """Yield all entries, the last one first. Raises Unavailable, as ``next`` does."""
+        while not self._reader.ended:
+            found = await self._reader.before(cells_max, bytes_max)
+            if not self._begins_at_the_end():
+                await self.read_again()
+                continue
+            for entry in found:
+                yield entry
+
+    def _begins_at_the_end(self) -> bool:
+        """Whether what is read backwards began where nothing can come behind it any more."""
+        reader = self._reader
+        is_dropped = reader.root is not None and reader.root.state is RootState.DROPPED
+        return reader.is_closed or reader.reaches_through or is_dropped
+
+    async def _is_whole(self) -> bool:
+        reader = self._reader
+        if (
+            reader.is_closed
+            or (self._through is not None and reader.after >= self._through)
+            or (reader.root is not None and reader.root.state is RootState.DROPPED)
+        ):
+            self.ended = True
+        return self.ended
+
+    async def read_again(self) -> None:
+        """Wait, and begin again behind what was read. Raises Unavailable after some times."""
+        self._tries -= 1
+        if not self._tries:
+            raise Unavailable(
+                f"The payloads of transaction {self._number} can't be read just now. Try again."
+            )
+        await self._around.clock.sleep(STALE_READ_PAUSE_S)
+        self._reader = self._around.logs.reader(self._log, self._reader.after, self._through)

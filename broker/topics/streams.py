@@ -1,0 +1,90 @@
+"""Replies that are read while they are sent, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from broker.model import Message
+from broker.topics.pages import Page
+from broker.topics.reading import Reading
+from broker.wire.blocks import PollDecoder
+
+PAGE_BYTES: Final = 288 * 1024
+"""What a reader who stands still holds in memory; smaller pages make fast readers slower. A thousand
+messages of a quarter KiB fit into one."""
+ROWS_BYTES: Final = 1 << 20
+"""The same of a bulk read: what a batch of columns costs besides its rows is little then."""
+
+
+class PollStream:
+    """A poll's reply. Its first page is read already; the others are read as they are asked for."""
+
+    def __init__(self, reading: Reading, first: bytes, source: PageSource) -> None:
+        """Keep the reading and its first page."""
+        self._reading = reading
+        self._first = first
+        self._source = source
+        self.empty = not first
+        """Whether there is no message."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all that there is has been read."""
+        return self._reading.ended
+
+    @property
+    def blocked_by(self) -> int | None:
+        """The write pointer of the open transaction at which the reply ends, if it ends at one."""
+        return self._reading.blocked_by
+
+    @property
+    def first(self) -> bytes:
+        """The first page; the whole reply if ``ended``."""
+        return self._first
+
+    async def blocks(self) -> AsyncIterator[bytes]:
+        """Yield blocks for the wire, without the final zero block. Can be asked for once."""
+        page, self._first = self._first, b""  # A slow reader's stream holds one page, not two.
+        if page:
+            yield page
+        while not self._reading.ended:
+            page = (await self._source.next_page(self._reading)).block()
+            if page:
+                yield page
+
+    async def messages(self) -> AsyncIterator[list[Message]]:
+        """Yield the messages."""
+        decoder = PollDecoder()
+        async for block in self.blocks():
+            yield decoder.feed(block)
+
+
+class RowStream:
+    """A bulk read: pages of messages. Its first page is read already; the others as they are asked for."""
+
+    def __init__(self, reading: Reading, first: Page, source: PageSource) -> None:
+        """Keep the bounded reading and its first page."""
+        self._reading = reading
+        self._first: Page | None = first
+        self._source = source
+        self.blocked_by = None if first.count else reading.blocked_by
+        """The write pointer of the open transaction because of which there is no message, if that is why."""
+
+    async def pages(self) -> AsyncIterator[Page]:
+        """Yield pages with messages. Can be asked for once."""
+        page, self._first = self._first, None  # A slow reader's stream holds one page, not two.
+        if page is not None and page.count:
+            yield page
+        del page
+        while not self._reading.ended:
+            page = await self._source.next_page(self._reading, ROWS_BYTES)
+            if page.count:
+                yield page
+
+
+class PageSource(Protocol):
+    """Where a stream gets its next page: the topic's cache of the moment, or storage."""
+
+    async def next_page(self, reading: Reading, bytes_max: int = PAGE_BYTES) -> Page:
+        """Return the next page of a reading."""
