@@ -17,11 +17,11 @@ pyarrow and numpy are an extra and slow to import, so they are imported when the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any, Final
 
 from broker.errors import NotInstalled
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
-from broker.storage.entry import Entry
 from broker.topics.pages import Page, Run
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -66,15 +66,18 @@ class ArrowMaker:
     def _columns(self, runs: Sequence[Run], count: int) -> list[Any]:
         """Return the ids and the payloads."""
         np = self._np
-        data, starts = self._joined(runs, count)
+        counts = np.array([stop - first for _, first, stop, _ in runs])
+        data, starts = self._joined(runs, counts)
         begins = starts[:-1]
         heads: Any = _INLINE_BYTES
         if all(row is None for _, _, _, row in runs):
             ids = self._taken(data, begins + _LEAD_BYTES, MESSAGE_ID_BYTES)
         else:
             by_run = [_INLINE_BYTES if row is None else ROW_ID_BYTES for _, _, _, row in runs]
-            heads = np.repeat(np.array(by_run, np.int32), self._counts(runs))
-            ids = self._ids(runs, data, begins, heads)
+            heads = np.repeat(np.array(by_run, np.int32), counts)
+            rows = b"".join([row or ROW_ID_MIN for _, _, _, row in runs])
+            references = np.repeat(np.frombuffer(rows, f"V{ROW_ID_BYTES}"), counts)
+            ids = self._ids(data, begins, heads, references)
         offsets = np.arange(0, MESSAGE_ID_BYTES * count + 1, MESSAGE_ID_BYTES, dtype=np.int32)
         pieces = np.empty(2 * count + 1, np.int32)
         pieces[::2] = starts
@@ -90,39 +93,40 @@ class ArrowMaker:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
-    def _joined(self, runs: Sequence[Run], count: int) -> tuple[bytes, Any]:
+    def _joined(self, runs: Sequence[Run], counts: Any) -> tuple[bytes, Any]:
         """Return the items of all runs, and where each begins and the last one ends."""
-        starts = self._np.empty(count + 1, self._np.int32)
-        items: list[bytes] = []
-        size = at = 0
-        for entry, first, stop, _ in runs:
-            part = starts[at : at + stop - first]
-            part[:] = self._starts(entry, first, stop)
-            part += size - int(part[0])
-            items.append(entry.run(first, stop))
-            size += len(items[-1])
-            at += stop - first
-        starts[count] = size
+        np = self._np
+        items = [entry.run(first, stop) for entry, first, stop, _ in runs]
+        sizes = np.array([len(item) for item in items], np.int32)
+        ends, stops = np.cumsum(sizes, dtype=np.int32), np.cumsum(counts)
+        starts = np.empty(int(stops[-1]) + 1, np.int32)
+        np.concatenate(self._starts(runs), out=starts[:-1], casting="unsafe")
+        starts[:-1] += np.repeat(ends - sizes - starts[stops - counts], counts)
+        starts[-1] = ends[-1]
         return b"".join(items), starts
 
-    def _starts(self, entry: Entry, first: int, stop: int) -> Any:
-        """Return where the items of a run begin in their entry."""
-        starts = entry.stored_starts
-        if isinstance(starts, bytes):
-            return self._np.frombuffer(starts, ">u2", stop - first, 2 * first)
-        if isinstance(starts, range):
-            return self._np.arange(starts[first], starts[stop - 1] + 1, starts.step)
-        return starts[first:stop]
-
-    def _counts(self, runs: Sequence[Run]) -> Any:
-        return self._np.array([stop - first for _, first, stop, _ in runs])
-
-    def _ids(self, runs: Sequence[Run], data: bytes, begins: Any, heads: Any) -> Any:
-        """Return the ids of messages of which some, or all, lie in payload logs."""
+    def _starts(self, runs: Sequence[Run]) -> list[Any]:
+        """Return where the items of runs begin in their entries, one run after the other."""
         np = self._np
-        ids = np.empty((len(begins), 2), f"V{ROW_ID_BYTES}")
-        rows = b"".join([row or ROW_ID_MIN for _, _, _, row in runs])
-        ids[:, 0] = np.repeat(np.frombuffer(rows, ids.dtype), self._counts(runs))
+        found: list[Any] = []
+        for are_stored, some in groupby(runs, _has_stored_starts):
+            if are_stored:
+                parts: list[Any] = [
+                    e.stored_starts[2 * first : 2 * stop] for e, first, stop, _ in some
+                ]
+                found.append(np.frombuffer(b"".join(parts), ">u2"))
+                continue
+            for entry, first, stop, _ in some:
+                part = entry.starts[first:stop]
+                if isinstance(part, range):
+                    part = np.arange(part.start, part.stop, part.step)
+                found.append(part)
+        return found
+
+    def _ids(self, data: bytes, begins: Any, heads: Any, references: Any) -> Any:
+        """Return the ids of messages of which some, or all, lie in payload logs."""
+        ids = self._np.empty((len(begins), 2), references.dtype)
+        ids[:, 0] = references
         is_inline = heads == _INLINE_BYTES
         ids[is_inline, 0] = self._taken(data, begins[is_inline] + _LEAD_BYTES, ROW_ID_BYTES)
         ids[:, 1] = self._taken(data, begins + heads - ROW_ID_BYTES, ROW_ID_BYTES)
@@ -141,3 +145,7 @@ class ArrowMaker:
                 break
             found = found + (sizes > length_bytes + payload_max)
         return found
+
+
+def _has_stored_starts(run: Run) -> bool:
+    return isinstance(run[0].stored_starts, bytes)
