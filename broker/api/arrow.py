@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final
 
+from broker.api.replies import Piece
 from broker.errors import NotInstalled
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
 from broker.topics.pages import Page, Run
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
-END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""Ends a stream. One without it was cut off."""
 
 _LEAD_BYTES: Final = 1
 _INLINE_BYTES: Final = _LEAD_BYTES + MESSAGE_ID_BYTES
@@ -40,7 +39,7 @@ _MISSING: Final = (
 
 
 class ArrowMaker:
-    """Makes the parts of a stream: ``schema``, batches, ``END``."""
+    """Makes batches of pages."""
 
     def __init__(self) -> None:
         """Import what it needs. Raises NotInstalled."""
@@ -51,17 +50,16 @@ class ArrowMaker:
             raise NotInstalled(_MISSING) from error
         self._np: Any = np
         self._pa: Any = pa
-        fields = [pa.field(name, pa.binary(), nullable=False) for name in ("id", "value")]
-        self._schema = pa.schema(fields)
-        self.schema: bytes = self._schema.serialize().to_pybytes()
-        """How a stream begins."""
+        self._schema = pa.schema([("id", pa.binary()), ("value", pa.binary())])
 
-    def batch(self, page: Page) -> bytes:
-        """Return a page, which has messages, as one record batch of a stream."""
-        columns = self._columns(page.runs, page.count)
-        batch = self._pa.record_batch(columns, schema=self._schema)
-        encoded: bytes = batch.serialize().to_pybytes()
-        return encoded
+    def stream(self) -> ArrowStream:
+        """Begin a stream."""
+        sink = _Sink()
+        return ArrowStream(self, self._pa.ipc.new_stream(sink, self._schema), sink)
+
+    def batch(self, page: Page) -> Any:
+        """Return a page, which has messages, as a record batch."""
+        return self._pa.record_batch(self._columns(page.runs, page.count), schema=self._schema)
 
     def _columns(self, runs: Sequence[Run], count: int) -> list[Any]:
         """Return the ids and the payloads."""
@@ -79,13 +77,24 @@ class ArrowMaker:
             references = np.repeat(np.frombuffer(rows, f"V{ROW_ID_BYTES}"), counts)
             ids = self._ids(data, begins, heads, references)
         offsets = np.arange(0, MESSAGE_ID_BYTES * count + 1, MESSAGE_ID_BYTES, dtype=np.int32)
-        pieces = np.empty(2 * count + 1, np.int32)
-        pieces[::2] = starts
-        pieces[1::2] = begins + heads + self._length_bytes(np.diff(starts) - heads)
-        values = self._binary(pieces, data).take(
-            self._pa.array(np.arange(1, 2 * count, 2, dtype=np.int32))
-        )
+        sizes = np.diff(starts)
+        payloads = begins + heads + self._length_bytes(sizes - heads)
+        values = self._values(data, starts, sizes, payloads)
         return [self._binary(offsets, ids), values]
+
+    def _values(self, data: bytes, starts: Any, sizes: Any, payloads: Any) -> Any:
+        """Return the payloads, given where they begin, and where their items begin and how long these are."""
+        np, count = self._np, len(sizes)
+        size, payload = int(sizes[0]), int(starts[1] - payloads[0])
+        if payload and (sizes == size).all() and (payloads - starts[:-1] == size - payload).all():
+            # Payloads are often of one size: half the work.
+            rows = np.ndarray((count,), f"V{payload}", data, size - payload, (size,))
+            offsets = np.arange(0, payload * count + 1, payload, dtype=np.int32)
+            return self._binary(offsets, np.ascontiguousarray(rows))
+        pieces = np.empty(2 * count + 1, np.int32)
+        pieces[::2], pieces[1::2] = starts, payloads
+        every_second = self._pa.array(np.arange(1, 2 * count, 2, dtype=np.int32))
+        return self._binary(pieces, data).take(every_second)
 
     def _binary(self, offsets: Any, data: Any) -> Any:
         """Return a column whose values lie between the offsets."""
@@ -145,6 +154,52 @@ class ArrowMaker:
                 break
             found = found + (sizes > length_bytes + payload_max)
         return found
+
+
+class ArrowStream:
+    """One stream: batch by batch, each in pieces that are sent one after the other, then its end."""
+
+    def __init__(self, maker: ArrowMaker, writer: Any, sink: _Sink) -> None:
+        self._maker = maker
+        self._writer = writer
+        self._sink = sink
+
+    def batch(self, page: Page) -> list[Piece]:
+        """Return what a page, which has messages, adds. The payloads are a piece that was not copied."""
+        self._writer.write_batch(self._maker.batch(page))
+        return self._sink.last_apart()
+
+    def end(self) -> bytes:
+        """Return the end. A stream without it was cut off."""
+        self._writer.close()
+        return self._sink.rest()
+
+
+class _Sink:
+    """Where pyarrow writes to, as to a file: bytes, which it makes, and buffers, which it only passes on."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+
+    def write(self, part: Any) -> int:
+        self._parts.append(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """Do nothing: what was written is there."""
+
+    def last_apart(self) -> list[Piece]:
+        """Return what was written: all before the last buffer, and this buffer. What follows stays."""
+        place = max(at for at, part in enumerate(self._parts) if not isinstance(part, bytes))
+        pieces: list[Piece] = [b"".join(self._parts[:place]), memoryview(self._parts[place])]
+        del self._parts[: place + 1]
+        return pieces
+
+    def rest(self) -> bytes:
+        """Return what was written since."""
+        return b"".join(self._parts)
 
 
 def _has_stored_starts(run: Run) -> bool:

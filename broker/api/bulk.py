@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final
 
-from broker.api.arrow import ARROW, END, ArrowMaker
+from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
 from broker.api.polling import blocked_by
-from broker.api.replies import Answer, Stream
+from broker.api.replies import Answer, Piece, Stream
 from broker.api.request import Request
 from broker.errors import BadRequest
 from broker.model import Snapshot, message_id_from_hex
@@ -50,14 +50,16 @@ class BulkReading:
             self._maker = await asyncio.to_thread(ArrowMaker)  # Importing takes long.
         rows = await self._topics.rows(request.topic, first, last, snapshot)
         headers = blocked_by(rows.blocked_by)
-        return Stream(_chunks(self._maker, rows), ARROW, headers, compressible=False)
+        return Stream(_pieces(self._maker.stream(), rows), ARROW, headers, compressible=False)
 
 
-async def _chunks(maker: ArrowMaker, rows: RowStream) -> AsyncGenerator[bytes, None]:
-    yield maker.schema
-    async for page in rows.pages():
+async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece, None]:
+    while (page := await rows.next()) is not None:
         if page.bytes < THREAD_BYTES_MIN:
-            yield maker.batch(page)
+            pieces = stream.batch(page)
         else:
-            yield await asyncio.to_thread(maker.batch, page)
-    yield END
+            pieces = await asyncio.to_thread(stream.batch, page)
+        del page  # While the reader is slow, only what it has not taken yet is held.
+        while pieces:
+            yield pieces.pop(0)
+    yield stream.end()

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from broker.api.exchange import Exchange
 from broker.api.incoming import GZIP_WINDOW
-from broker.api.replies import CHUNKED, LAST_CHUNK, Answer, Reply, Stream
+from broker.api.replies import CHUNKED, LAST_CHUNK, Answer, Piece, Reply, Stream
 
 GZIP: Final = ("Content-Encoding", "gzip")
 GZIP_BYTES_MIN: Final = 1024
@@ -32,7 +32,7 @@ _ZERO_WEIGHT = re.compile(r"q\s*=\s*0(\.0{0,3})?")
 class Packer(Protocol):
     """What zlib's compressor does; it has no name there."""
 
-    def compress(self, data: bytes, /) -> bytes:
+    def compress(self, data: Piece, /) -> bytes:
         """Take data, and give out what is ready."""
 
     def flush(self, mode: int, /) -> bytes:
@@ -129,7 +129,7 @@ class Outgoing:
     def _takes_chunks(self) -> bool:
         return self._exchange.takes_chunks
 
-    async def _write(self, *parts: bytes) -> None:
+    async def _write(self, *parts: Piece) -> None:
         transport = self._exchange.connection.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("The client is gone.")
@@ -155,8 +155,8 @@ class Outgoing:
 
 
 async def _packed(
-    piece: bytes, rest: AsyncIterator[bytes], packer: Packer | None
-) -> AsyncIterator[bytes]:
+    piece: Piece, rest: AsyncIterator[Piece], packer: Packer | None
+) -> AsyncIterator[Piece]:
     """Yield the pieces of a body that are to be sent, none of them empty; ``piece`` is the first."""
     while piece:
         if packer is None:
@@ -168,7 +168,7 @@ async def _packed(
         yield packer.flush(zlib.Z_FINISH)
 
 
-async def _pack(packer: Packer, data: bytes, mode: int) -> bytes:
+async def _pack(packer: Packer, data: Piece, mode: int) -> bytes:
     if len(data) < THREAD_BYTES_MIN:
         return packer.compress(data) + packer.flush(mode)
     return await asyncio.to_thread(lambda: packer.compress(data) + packer.flush(mode))

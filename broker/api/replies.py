@@ -28,6 +28,9 @@ TEXT_CHARACTERS_MAX = 2000
 CHUNKED = ("Transfer-Encoding", "chunked")
 LAST_CHUNK = b"0\r\n\r\n"
 
+Piece = bytes | memoryview
+"""What a stream's maker gives out: bytes, or what is sent without a copy of it."""
+
 Headers = tuple[tuple[str, str], ...]
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus}
@@ -108,7 +111,7 @@ class Stream:
 
     def __init__(
         self,
-        chunks: AsyncGenerator[bytes, None],
+        chunks: AsyncGenerator[Piece, None],
         content_type: str,
         headers: Headers = (),
         *,

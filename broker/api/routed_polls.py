@@ -199,7 +199,7 @@ class Page:
             return
         try:
             async for chunk in self._answer.chunks:
-                yield decoder.feed(chunk)
+                yield decoder.feed(bytes(chunk))
         except UnavailableError:
             return
         finally:

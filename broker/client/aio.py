@@ -32,9 +32,9 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from broker.client import admin, protocol, subscriber
+from broker.client import admin, bulk, protocol, subscriber
 from broker.client.calls import Calls
 from broker.client.lane import Lane
 from broker.client.later import Later
@@ -59,6 +59,9 @@ from broker.client.values import (
 )
 from broker.errors import TopicExists
 from broker.model import Message, MessageId, Poll, Snapshot, TopicId
+
+if TYPE_CHECKING:
+    from broker.client.bulk import RecordBatch
 
 _SINGLE = (bytes, str)
 
@@ -484,6 +487,37 @@ class Client:
             parts=parts,
         )
         return protocol.range_found(await self._calls.read(request))
+
+    def read_arrow(
+        self,
+        topic: TopicName,
+        *,
+        through: MessageId,
+        after: MessageId | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> AsyncGenerator[RecordBatch]:
+        """Return all messages of a range ``(after, through]``, as ``pyarrow.RecordBatch``.
+
+        The columns are ``id`` and ``value``, both binary. No batch is empty, and one of them is held at a time. A
+        lost connection is resumed behind the last message that was handed out (see ``bulk``).
+
+        Args:
+            topic: where from.
+            through: the last id, such as ``range`` tells; it counts by its row, so it may be that of a reference.
+            after: where the range begins; None: with the oldest message. The id of a message that a reference
+                shows goes on behind that message, any other behind all of its row.
+            snapshot: what the reader's transaction may see; the batches then end before the first message of an
+                open transaction. Without one everything is seen.
+
+        Raises:
+            ImportError: pyarrow is missing; the extra ``arrow`` has it.
+            BadRequest: no message is as late as ``through`` yet.
+            NotInstalled: the broker lacks the extra ``arrow``.
+            TopicNotFound: there is no such topic.
+        """
+        source = subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
+        span = bulk.Span(after, through, snapshot)
+        return bulk.record_batches(source, span, self.settings.deadline_s)
 
     # --- The cluster ------------------------------------------------------------------------------
 

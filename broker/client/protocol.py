@@ -54,6 +54,7 @@ from broker.wire.transaction import encode_transaction
 
 AVRO = avro.CONTENT_TYPE
 JSON = "application/json"
+ARROW = "application/vnd.apache.arrow.stream"
 NOTHING_RETURNED = Published()
 """The answer of a broker that stands alone to every plain publish; one value for all."""
 
@@ -318,9 +319,12 @@ def browse(
     path = f"{_topic_path(topic)}/messages" + (f"?{query}" if query else "")
     if snapshot is None:
         return _read("GET", path, {"Accept": JSON}, topic=topic)
-    body = json.dumps({"snapshot": encode_transaction(snapshot).hex()}).encode()
     headers = {"Accept": JSON, "Content-Type": JSON}
-    return _read("POST", path, headers, body, topic)
+    return _read("POST", path, headers, _snapshot(snapshot), topic)
+
+
+def _snapshot(snapshot: Snapshot) -> bytes:
+    return json.dumps({"snapshot": encode_transaction(snapshot).hex()}).encode()
 
 
 def browse_bounds(
@@ -434,6 +438,21 @@ def range_found(reply: Reply) -> TopicRange:
         lost=told["lost"],
         ends=[message_id_from_hex(end) for end in told["ends"]],
     )
+
+
+def arrow(
+    topic: TopicId, after: MessageId | None, through: MessageId, snapshot: Snapshot | None = None
+) -> Request:
+    """Ask for all messages of a range as record batches."""
+    query = (
+        f"through={through.hex()}"
+        if after is None
+        else f"after={after.hex()}&through={through.hex()}"
+    )
+    path = f"{_topic_path(topic)}/arrow?{query}"
+    if snapshot is None:
+        return _read("GET", path, {"Accept": ARROW}, topic=topic)
+    return _read("POST", path, {"Accept": ARROW, "Content-Type": JSON}, _snapshot(snapshot), topic)
 
 
 def json_object(reply: Reply) -> dict[str, Any]:

@@ -75,16 +75,18 @@ class Source(NamedTuple):
     retrier: Retrier
 
 
-class _Patience:
+class Patience:
     """Counts failures in a row and waits longer after each."""
 
     def __init__(self, retrier: Retrier, give_up_after_s: float | None) -> None:
+        """Begin without a failure; ``give_up_after_s`` None is endless."""
         self._retrier = retrier
         self._give_up_after_s = give_up_after_s
         self._failures = 0
         self._since = 0.0
 
     def succeeded(self) -> None:
+        """Forget the failures before."""
         self._failures = 0
 
     async def failed(self, error: BrokerError) -> None:
@@ -109,7 +111,7 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
     Raises:
         RequestError: the broker refused the poll for good, such as TopicNotFound.
     """
-    patience = _Patience(source.retrier, options.give_up_after_s)
+    patience = Patience(source.retrier, options.give_up_after_s)
     loop = asyncio.get_running_loop()
     wait_s = options.wait_s if options.follow else 0
     poll = replace(poll, limit=options.page_messages_max)
@@ -144,7 +146,7 @@ async def events(source: Source, start: MessageId | str | None) -> AsyncGenerato
     The broker says before the first message behind which id the stream begins, so that ``now`` stays the
     same moment however often the stream has to be resumed.
     """
-    patience = _Patience(source.retrier, None)
+    patience = Patience(source.retrier, None)
     place, last = _event_start(start), None
     leaving = False
     while True:

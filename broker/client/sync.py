@@ -208,6 +208,7 @@ class SyncClient:
     stats = _blocking(Client.stats)
     lag = _blocking(Client.lag)
     range = _blocking(Client.range)
+    read_arrow = _iterating(Client.read_arrow)
     ask = _blocking(Client.ask)
 
     def publish_later(

@@ -123,7 +123,7 @@ async def answered(
     chunks: list[bytes] = []
     try:
         async for chunk in answer.chunks:
-            chunks.append(chunk)  # noqa: PERF401 - What came before an error counts.
+            chunks.append(bytes(chunk))  # noqa: PERF401 - What came before an error counts.
     except BrokerError:
         return Answered(answer.status, told, b"".join(chunks), is_cut=True)
     return Answered(answer.status, told, b"".join(chunks))

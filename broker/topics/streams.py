@@ -71,16 +71,20 @@ class RowStream:
         self.blocked_by = None if first.count else reading.blocked_by
         """The write pointer of the open transaction because of which there is no message, if that is why."""
 
-    async def pages(self) -> AsyncIterator[Page]:
-        """Yield pages with messages. Can be asked for once."""
-        page, self._first = self._first, None  # A slow reader's stream holds one page, not two.
-        if page is not None and page.count:
-            yield page
-        del page
+    async def next(self) -> Page | None:
+        """Return the next page, which has messages; None at the end. No page is held on to.
+
+        Raises:
+            Unavailable, ClockSkew, BadRequest: what is left can't be read; see TopicState.next_page.
+        """
+        first, self._first = self._first, None
+        if first is not None and first.count:
+            return first
         while not self._reading.ended:
             page = await self._source.next_page(self._reading, ROWS_BYTES)
             if page.count:
-                yield page
+                return page
+        return None
 
 
 class PageSource(Protocol):
