@@ -12,11 +12,13 @@ from broker.leading import instances
 from broker.leading.claims import Written
 from broker.routing import deadlines
 from broker.routing.lanes import ReceivedLanes, Turn
+from broker.storage.reading import LogReader
 from broker.topics.comparing import ClockComparison
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed import KeyedLog
 from broker.topics.payload_reading import PayloadReader
 from broker.topics.producers import Producers
+from broker.topics.reading import Reading
 from broker.topics.references import References
 from broker.topics.retention import Sweeper
 from broker.topics.stored import StoredPayloads
@@ -87,6 +89,14 @@ def _closed_reference(_: Any) -> Any:
     return mutant
 
 
+def _whole_range(_: Any) -> Any:
+    def mutant(self: Reading, reader: LogReader) -> bool:
+        del self, reader
+        return True
+
+    return mutant
+
+
 MUTANTS: Final[Mapping[str, Above]] = {
     "id-claim": Above(
         "a node goes on under a number that another has claimed",
@@ -139,5 +149,11 @@ MUTANTS: Final[Mapping[str, Above]] = {
         PayloadReader,
         "_is_whole",
         _closed_reference,
+    ),
+    "whole-range": Above(
+        "a bulk read ends where storage ends, though its range goes on",
+        Reading,
+        "_is_whole",
+        _whole_range,
     ),
 }

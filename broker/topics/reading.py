@@ -181,9 +181,13 @@ class Reading:
             self._ahead.popleft()
         self._after = max(self._after, reader.after)
         if reader.ended:
-            self.ended = self._bound is None or reader.reached >= self._bound
+            self.ended = self._is_whole(reader)
             if not self.ended:
                 await self._look_again()
+
+    def _is_whole(self, reader: LogReader) -> bool:
+        """Whether what storage showed up to its end is all that must be there."""
+        return self._bound is None or reader.reached >= self._bound
 
     async def _look_again(self) -> None:
         """Wait before storage is read again behind what it showed, which is less than there must be."""

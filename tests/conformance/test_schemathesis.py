@@ -51,6 +51,8 @@ NOTHING_TO_GET_WRONG = {
 }
 """Operations without parameters, or whose parameter may be anything."""
 NEEDS_KNOWLEDGE = {
+    "arrow",
+    "arrow_as",
     "publish_stages",
     "store_staged",
     "browse_as",

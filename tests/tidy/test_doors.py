@@ -87,7 +87,13 @@ def test_packages_come_in_by_their_doors() -> None:
 def test_every_door_is_declared_and_every_declared_package_of_the_product_has_a_door() -> None:
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
-    product = [project["dependencies"], extras["server"], extras["cluster"], extras["spark"]]
+    product = [
+        project["dependencies"],
+        extras["server"],
+        extras["arrow"],
+        extras["cluster"],
+        extras["spark"],
+    ]
     declared = {
         re.split(r"[\[><=]", requirement)[0].replace("-", "_")
         for requirements in product

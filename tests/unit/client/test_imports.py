@@ -9,9 +9,11 @@ import broker.client
 FORBIDDEN = (
     "click",
     "kazoo",
+    "numpy",
     "orjson",
     "plyvel",
     "prometheus_client",
+    "pyarrow",
     "rich",
     "structlog",
     "uvloop",

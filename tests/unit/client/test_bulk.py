@@ -1,0 +1,169 @@
+"""Record batches as they arrive: in pieces of any size, cut off anywhere, resumed, or not whole."""
+
+import sys
+from contextlib import aclosing
+
+import pyarrow as pa
+import pytest
+
+from broker.client import SyncClient
+from broker.client.bulk import MessageSplitter
+from broker.client.protocol import Reply
+from broker.errors import BadRequest, NotInstalled, OutcomeUnknown, TopicNotFound, Unavailable
+from broker.model import Snapshot, row_id
+from broker.wire.transaction import encode_transaction
+
+SCHEMA = pa.schema([("id", pa.binary()), ("value", pa.binary())])
+THROUGH = row_id(9999, 0) + bytes(10)
+END = b"\xff\xff\xff\xff\0\0\0\0"
+
+
+def message_id(number):
+    return row_id(1000 + number, 0) + bytes(10)
+
+
+def stream(*batches):
+    """Return a stream with batches of messages with these numbers."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, SCHEMA) as writer:
+        for numbers in batches:
+            columns = [[message_id(n) for n in numbers], [b"%d" % n * n for n in numbers]]
+            writer.write_batch(pa.record_batch([pa.array(c, pa.binary()) for c in columns], SCHEMA))
+    return sink.getvalue().to_pybytes()
+
+
+async def numbers_of(batches):
+    async with aclosing(batches):
+        return [n async for batch in batches for n in numbers_in(batch)]
+
+
+def numbers_in(batch):
+    ids, values = batch.to_pydict().values()
+    found = [int.from_bytes(i[:8], "big") - 1000 for i in ids]
+    assert values == [b"%d" % n * n for n in found]
+    assert batch.num_rows
+    return found
+
+
+def asked_after(transport):
+    return [request.path.partition("after=")[2][:40] for request in transport.requests]
+
+
+async def test_batches_are_handed_out_as_they_arrive(make_client, transport):
+    whole = stream([0, 1, 2], [3], [])
+    transport.answer = lambda _: [whole[at : at + 7] for at in range(0, len(whole), 7)]
+    async with make_client() as client:
+        batches = [b async for b in client.read_arrow("ns1/t1", through=THROUGH)]
+    assert [numbers_in(batch) for batch in batches] == [[0, 1, 2], [3]]
+    assert batches[0].schema == SCHEMA
+    (request,) = transport.requests
+    assert request.method == "GET"
+    assert request.path.endswith(f"/t1/arrow?through={THROUGH.hex()}")
+
+
+async def test_a_stream_cut_off_anywhere_is_resumed_behind_the_last_message(make_client, transport):
+    whole, rest = stream([0, 1, 2], [3, 4]), {2: stream([3, 4]), 4: stream()}
+    for cut in range(0, len(whole), 9):
+        answers = iter([[whole[:cut]], Unavailable("down")])
+        transport.requests.clear()
+
+        def answer(request, answers=answers):
+            after = request.path.partition("after=")[2][:40]
+            last = int(after[:16], 16) - 1000 if after else None
+            return next(answers, [whole if last is None else rest[last]])
+
+        transport.answer = answer
+        async with make_client() as client:
+            assert await numbers_of(client.read_arrow("ns1/t1", through=THROUGH)) == [*range(5)]
+        asked = asked_after(transport)
+        assert asked[0] == ""
+        assert asked[1] == asked[2] in {"", message_id(2).hex(), message_id(4).hex()}
+
+
+async def test_a_lost_connection_is_resumed(make_client, transport):
+    whole = stream([0, 1, 2], [3, 4])
+    answers = iter([[whole[:-60], Unavailable("lost")], [stream([3, 4])]])
+    transport.answer = lambda _: next(answers)
+    async with make_client() as client:
+        got = client.read_arrow("ns1/t1", after=message_id(-1), through=THROUGH)
+        assert await numbers_of(got) == [*range(5)]
+    assert asked_after(transport) == [message_id(-1).hex(), message_id(2).hex()]
+
+
+async def test_what_stays_unavailable_is_given_up(make_client, transport):
+    transport.answer = lambda _: Unavailable("down")
+    async with make_client(deadline_s=0.05, retry_delay_max_s=0.01) as client:
+        with pytest.raises(Unavailable, match="down"):
+            await numbers_of(client.read_arrow("ns1/t1", through=THROUGH))
+    assert len(transport.requests) > 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        (404, "topic_not_found", TopicNotFound),
+        (400, "bad_request", BadRequest),
+        (501, "not_installed", NotInstalled),
+    ],
+)
+async def test_a_refusal_is_raised(make_client, transport, status, code, error):
+    headers = {"broker-error": code, "broker-outcome": "refused"}
+    transport.answer = lambda _: Reply(status, headers, b"no")
+    async with make_client() as client:
+        with pytest.raises(error):
+            await numbers_of(client.read_arrow("ns1/t1", through=THROUGH))
+    assert len(transport.requests) == 1
+
+
+async def test_a_transaction_reads_with_its_snapshot(make_client, transport):
+    transport.answer = lambda _: [stream([1])]
+    snapshot = Snapshot(transaction_id=9, read_pointer=8, in_progress=[7])
+    async with make_client() as client:
+        got = client.read_arrow("ns1/t1", through=THROUGH, snapshot=snapshot)
+        assert await numbers_of(got) == [1]
+    (request,) = transport.requests
+    assert request.method == "POST"
+    assert encode_transaction(snapshot).hex().encode() in request.body
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"not a stream at all",
+        END[:4] + b"\xff\xff\xff\xff",
+        END[:4] + (1 << 30).to_bytes(4, "little"),
+        END[:4] + (16).to_bytes(4, "little") + b"\xff" * 16,
+    ],
+)
+async def test_what_is_no_stream_is_never_taken_for_one(make_client, transport, answer):
+    transport.answer = lambda _: [answer]
+    async with make_client() as client:
+        with pytest.raises(OutcomeUnknown):
+            await numbers_of(client.read_arrow("ns1/t1", through=THROUGH))
+
+
+def test_messages_are_split_wherever_pieces_end():
+    whole = stream([0, 1, 2], [3])
+    expected = [bytes(message) for message in MessageSplitter().feed(whole)]
+    assert len(expected) == 3
+    assert b"".join(expected) == whole.removesuffix(END)
+    for size in (1, 2, 3, 8, 50, 1000):
+        splitter = MessageSplitter()
+        pieces = [whole[at : at + size] for at in range(0, len(whole), size)]
+        assert [bytes(m) for piece in pieces for m in splitter.feed(piece)] == expected
+        splitter.finish()
+        assert splitter.feed(b"what comes behind the end") == []
+
+
+async def test_without_pyarrow_the_extra_is_named(make_client, transport, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.ipc", None)
+    async with make_client() as client:
+        with pytest.raises(ImportError, match=r"tms-broker\[arrow\]"):
+            await numbers_of(client.read_arrow("ns1/t1", through=THROUGH))
+    assert not transport.requests
+
+
+def test_the_blocking_client_has_it_too():
+    assert "through" in str(SyncClient.read_arrow.__signature__)
+    assert "Generator" in SyncClient.read_arrow.__signature__.return_annotation

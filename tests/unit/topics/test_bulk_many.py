@@ -1,0 +1,148 @@
+"""Bulk reads by nodes that do not lead: what storage shows may be from before, and is never taken for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from broker.errors import ClockSkew, Unavailable
+from broker.leading import placement
+from broker.model import ROW_ID_MIN, MessageId, RowId, TopicId
+from broker.storage.columns import last_of
+from broker.storage.table import Cell, Cells, Space
+from broker.testing.clock import pass_time
+from broker.testing.many import Cluster, Member, led_by
+from broker.testing.mutants import in_force
+from broker.topics.payload_reading import STALE_READS_MAX
+from broker.topics.ranges import RangeQuery
+from tests.unit.topics.test_bulk import read
+
+TOPIC = TopicId("ns", "t")
+
+
+class Before:
+    """A table that answers reads of messages as of a moment, for so many reads of cells."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self._heads: dict[bytes, dict[bytes, Cell]] = {}
+        self._last: RowId = ROW_ID_MIN
+        self.left = 0
+
+    def answer_as_of(self, last: RowId, reads: int) -> None:
+        """Show nothing behind ``last``, and heads as they were when they were first read."""
+        self._last, self.left = last, reads
+
+    async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
+        found: dict[bytes, Cell] = await self._inner.get(space, row, columns)
+        if space is not Space.MESSAGES:
+            return found
+        known = self._heads.setdefault(row, found)
+        return known if self.left else found
+
+    async def cells(self, *arguments: Any, **named: Any) -> Cells:
+        found: Cells = await self._inner.cells(*arguments, **named)
+        if not self.left:
+            return found
+        self.left -= 1
+        kept = [cell for cell in found.cells if last_of(cell[0]) <= self._last]
+        return Cells(kept, more=found.more and len(kept) == len(found.cells))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+async def range_of(node: Member) -> MessageId:
+    return (await node.topics.range(TOPIC, RangeQuery())).latest + ROW_ID_MIN
+
+
+async def apart(cluster: Cluster) -> tuple[Member, Member, Before]:
+    """Return the topic's leader, and another node with its table."""
+    nodes = await cluster.start(0, 1)
+    home = await led_by(cluster, TOPIC)
+    other = nodes[1 - home.me.instance]
+    table = Before(cluster.memory)
+    other.table._inner = table  # type: ignore[assignment]
+    return home, other, table
+
+
+async def payloads(node: Member, through: MessageId) -> list[bytes]:
+    return [message.payload for message in await read(node.topics, None, through)]
+
+
+@pytest.mark.parametrize("reads", range(STALE_READS_MAX))
+async def test_a_stale_prefix_is_read_again(cluster: Cluster, reads: int) -> None:
+    home, other, table = await apart(cluster)
+    first = await range_of(other)
+    assert await payloads(other, first) == [b"first"]
+    await cluster.publish(home, TOPIC, b"second")
+    end = await range_of(home)
+    table.answer_as_of(first[:10], reads)
+    assert await payloads(other, end) == [b"first", b"second"]
+    assert table.left == 0
+    assert await payloads(home, end) == [b"first", b"second"]
+
+
+async def test_a_stale_prefix_that_stays_is_refused(cluster: Cluster) -> None:
+    home, other, table = await apart(cluster)
+    first = await range_of(other)
+    assert await payloads(other, first) == [b"first"]
+    await cluster.publish(home, TOPIC, b"second")
+    end = await range_of(home)
+    table.answer_as_of(first[:10], 1000)
+    with pytest.raises(Unavailable, match="through") as caught:
+        await payloads(other, end)
+    assert caught.value.retriable
+    assert await payloads(other, first) == [b"first"], "what it shows is enough for this"
+    table.answer_as_of(first[:10], 0)
+    assert await payloads(other, end) == [b"first", b"second"]
+
+
+async def test_without_the_rule_a_stale_prefix_is_taken_for_the_range(cluster: Cluster) -> None:
+    home, other, table = await apart(cluster)
+    first = await range_of(other)
+    assert await payloads(other, first) == [b"first"]
+    await cluster.publish(home, TOPIC, b"second")
+    end = await range_of(home)
+    table.answer_as_of(first[:10], 1000)
+    with in_force("whole-range"):
+        assert await payloads(other, end) == [b"first"]
+
+
+async def test_a_range_beyond_the_latest_message_is_refused_by_every_node(
+    cluster: Cluster,
+) -> None:
+    home, other, _ = await apart(cluster)
+    end = await range_of(home)
+    for node in (home, other):
+        with pytest.raises(Unavailable):
+            await payloads(node, b"\x7f" + end[1:])
+
+
+async def test_a_range_is_the_same_after_the_topic_has_moved(cluster: Cluster) -> None:
+    home, other, _ = await apart(cluster)
+    await cluster.publish(home, TOPIC, *[b"m"] * 50)
+    end = await range_of(home)
+    before = await read(home.topics, None, end)
+    assert len(before) == 51
+    await placement.pin(cluster.records, TOPIC, other.me.instance)
+    await cluster.hint()
+    await pass_time(1)
+    await cluster.publish(other, TOPIC, b"later")
+    assert other.leads(TOPIC)
+    for node in (home, other):
+        assert await read(node.topics, None, end) == before
+
+
+async def test_a_node_whose_clock_is_off_reads_nothing(cluster: Cluster) -> None:
+    home, other, _ = await apart(cluster)
+    end = await range_of(home)
+    cluster.memory.server_ms = home.clock.now_ms
+    other.clock.step(3_600_000)
+    with pytest.raises(ClockSkew):
+        await payloads(other, end)
+    other.clock.step(-3_600_000)
+    await pass_time(1)
+    assert await payloads(other, end) == [b"first"]
