@@ -11,6 +11,9 @@ computed for all messages at once, from where items begin::
 How long the length of a payload is follows from the item's, since Avro writes a number in one way only. Items of
 payload logs have no lead, and half of the id: the other half is the row of their reference.
 
+Large buffers are pyarrow's, whose allocator keeps the memory of those before. Python's and numpy's come from the
+system and go back to it, a page fault for each 4 KiB: that costs ten times as much as all of the above.
+
 pyarrow and numpy are an extra and slow to import, so they are imported when the first bulk read comes.
 """
 
@@ -82,7 +85,7 @@ class ArrowMaker:
         values = self._values(data, starts, sizes, payloads)
         return [self._binary(offsets, ids), values]
 
-    def _values(self, data: bytes, starts: Any, sizes: Any, payloads: Any) -> Any:
+    def _values(self, data: Any, starts: Any, sizes: Any, payloads: Any) -> Any:
         """Return the payloads, given where they begin, and where their items begin and how long these are."""
         np, count = self._np, len(sizes)
         size, payload = int(sizes[0]), int(starts[1] - payloads[0])
@@ -90,7 +93,9 @@ class ArrowMaker:
             # Payloads are often of one size: half the work.
             rows = np.ndarray((count,), f"V{payload}", data, size - payload, (size,))
             offsets = np.arange(0, payload * count + 1, payload, dtype=np.int32)
-            return self._binary(offsets, np.ascontiguousarray(rows))
+            found = self._pa.allocate_buffer(payload * count)
+            np.copyto(np.frombuffer(found, rows.dtype), rows)
+            return self._binary(offsets, found)
         pieces = np.empty(2 * count + 1, np.int32)
         pieces[::2], pieces[1::2] = starts, payloads
         every_second = self._pa.array(np.arange(1, 2 * count, 2, dtype=np.int32))
@@ -102,7 +107,7 @@ class ArrowMaker:
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
-    def _joined(self, runs: Sequence[Run], counts: Any) -> tuple[bytes, Any]:
+    def _joined(self, runs: Sequence[Run], counts: Any) -> tuple[Any, Any]:
         """Return the items of all runs, and where each begins and the last one ends."""
         np = self._np
         items = [entry.run(first, stop) for entry, first, stop, _ in runs]
@@ -111,8 +116,13 @@ class ArrowMaker:
         starts = np.empty(int(stops[-1]) + 1, np.int32)
         np.concatenate(self._starts(runs), out=starts[:-1], casting="unsafe")
         starts[:-1] += np.repeat(ends - sizes - starts[stops - counts], counts)
-        starts[-1] = ends[-1]
-        return b"".join(items), starts
+        starts[-1] = size = int(ends[-1])
+        data = self._pa.allocate_buffer(size)
+        view, at = memoryview(data).cast("B"), 0
+        for item in items:
+            view[at : at + len(item)] = item
+            at += len(item)
+        return data, starts
 
     def _starts(self, runs: Sequence[Run]) -> list[Any]:
         """Return where the items of runs begin in their entries, one run after the other."""
@@ -132,7 +142,7 @@ class ArrowMaker:
                 found.append(part)
         return found
 
-    def _ids(self, data: bytes, begins: Any, heads: Any, references: Any) -> Any:
+    def _ids(self, data: Any, begins: Any, heads: Any, references: Any) -> Any:
         """Return the ids of messages of which some, or all, lie in payload logs."""
         ids = self._np.empty((len(begins), 2), references.dtype)
         ids[:, 0] = references
@@ -141,7 +151,7 @@ class ArrowMaker:
         ids[:, 1] = self._taken(data, begins + heads - ROW_ID_BYTES, ROW_ID_BYTES)
         return ids
 
-    def _taken(self, data: bytes, places: Any, size: int) -> Any:
+    def _taken(self, data: Any, places: Any, size: int) -> Any:
         """Return ``size`` bytes from each of the places on."""
         return self._np.ndarray((len(data) - size + 1,), f"V{size}", data, 0, (1,))[places]
 

@@ -37,7 +37,8 @@ from broker.topics.surroundings import Surroundings
 
 NO_LIMIT: Final = 1 << 62
 AT_ONCE_BYTES: Final = 512 * 1024
-"""The bytes that a reading takes from storage in one call, and holds while its consumer is slow."""
+"""The bytes that a reading takes from storage in one call, if its pages are no longer, and holds while its
+consumer is slow."""
 _LEAD_BYTES: Final = 1 + ROW_ID_BYTES
 """What an item of a payload log lacks, and a reply has."""
 
@@ -171,7 +172,7 @@ class Reading:
             # One call to storage costs as much as reading several pages.
             self._ahead.extend(
                 await reader.next(
-                    min(settings.page_bytes_max, AT_ONCE_BYTES),
+                    min(settings.page_bytes_max, max(bytes_max, AT_ONCE_BYTES)),
                     max(min(self._left, settings.page_rows_max), 1),
                 )
             )
