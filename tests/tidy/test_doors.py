@@ -36,7 +36,7 @@ DOORS = {
     "plyvel": ["broker/storage/leveldb/*"],
     "prometheus_client": ["broker/metrics.py"],
     "psutil": [TEST_KIT],
-    "pyarrow": ["broker/api/arrow.py", "broker/client/bulk.py"],
+    "pyarrow": ["broker/api/arrow.py", "broker/client/bulk.py", "broker/spark/*"],
     "pyspark": ["broker/spark/*", "broker/streams/*"],
     "pytest": [TEST_KIT],
     "rich": ["broker/cli.py", "broker/cli/*"],

@@ -53,6 +53,12 @@ FORBIDDEN = [
         "The client rests on",
         "broker.client -> broker.storage.keys",
     ),
+    (
+        "spark/options.py",
+        "import broker.topics.ids",
+        "Spark's source and sink",
+        "broker.spark.options -> broker.topics.ids",
+    ),
     ("topics/ids.py", "import broker.testing", "The test kit", "broker.topics.ids"),
     ("cli/chaos.py", "import chaos.run", "The verifier", "broker.cli.chaos -> chaos"),
     ("topics/ids.py", "import time", "Pure modules", "broker.topics.ids -> time"),

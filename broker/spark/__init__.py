@@ -1,0 +1,5 @@
+"""Spark's source and sink: topics in streaming and batch queries, through PySpark.
+
+The driver plans, executors read and store: all of them are clients of the broker, each in the processes
+that Spark starts for it. Needs the extra ``spark``.
+"""

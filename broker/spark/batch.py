@@ -1,0 +1,131 @@
+"""A topic as the source of a batch query: one range, and what filters say about its ends.
+
+Spark hands filters down only under ``spark.sql.python.filterPushdown.enabled``, and refuses a reader that
+could take them while that is off. So the option ``pushDownFilters`` chooses the reader that does. A filter
+narrows the range to whole rows and Spark applies it once more: the range may have too much, never too
+little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from typing_extensions import override
+
+from broker.client.sync import SyncClient
+from broker.client.values import Settings
+from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
+from broker.spark import planning
+from broker.spark.batches import Part, read_part
+from broker.spark.connecting import client_of
+from broker.spark.options import SourceOptions
+from broker.spark.places import Place
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LOWER: Final = (GreaterThan, GreaterThanOrEqual, EqualTo)
+_UPPER: Final = (LessThan, LessThanOrEqual, EqualTo)
+
+
+class TmsBatchReader(DataSourceReader):
+    """Plans one range of a topic, and reads its parts in executors.
+
+    Args:
+        options: what is read.
+        schema: the columns, see ``batches.arrow_schema``.
+        connect: gives the client, in each process that uses the reader.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        schema: pa.Schema,
+        connect: Callable[[Settings], SyncClient] = client_of,
+    ) -> None:
+        self._options = options
+        self._connect = connect
+        self._schema = schema
+        self._after: MessageId | None = None
+        if isinstance(options.start, Place):
+            self._after = options.start.after
+        self._through: MessageId | None = None
+        if isinstance(options.end, Place):
+            self._through = options.end.after
+
+    @property
+    def _client(self) -> SyncClient:
+        return self._connect(self._options.settings)
+
+    @override
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the parts of the range.
+
+        Raises:
+            ValueError: messages have expired before they were read, and ``failOnDataLoss`` is set.
+        """
+        after, through = self._after, self._through
+        if after is not None and through is not None and after >= through:
+            return []
+        found = self._client.range(self._options.topic, after=after, through=through)
+        if isinstance(self._options.start, Place):
+            planning.check_nothing_lost(self._options, self._options.start.after, found)
+        parts = planning.parts_of(self._client, self._options, found)
+        return [InputPartition(part) for part in parts]
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the messages of a part; Spark makes one without a value where there is none."""
+        part = partition.value
+        if part is None:
+            return iter(())
+        assert isinstance(part, Part), "as partitions() made it"
+        return read_part(self._client, part, self._schema)
+
+
+class PushingBatchReader(TmsBatchReader):
+    """A reader that narrows its range by filters on ``id`` and ``timestamp``."""
+
+    @override
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take note of the filters, and give all of them back to be applied by Spark."""
+        for filter_ in filters:
+            after, through = bounds_of(filter_)
+            if after is not None:
+                self._after = max(self._after or after, after)
+            if through is not None:
+                self._through = min(self._through or through, through)
+        return filters
+
+
+def bounds_of(filter_: Filter) -> tuple[MessageId | None, MessageId | None]:
+    """Return a range ``(after, through]`` outside of which a filter is never true; None: no bound."""
+    if not isinstance(filter_, (*_LOWER, *_UPPER)) or filter_.attribute not in (
+        ("id",),
+        ("timestamp",),
+    ):
+        return None, None
+    value = filter_.value
+    if isinstance(value, bytes):
+        least, most = value.ljust(MESSAGE_ID_BYTES, b"\0"), value.ljust(ROW_ID_BYTES, b"\xff")
+        after, through = Place.of(least).after, most[:ROW_ID_BYTES] + ROW_ID_MIN
+    elif isinstance(value, datetime):
+        time_us = (value - _EPOCH) // timedelta(microseconds=1)
+        after, through = Place.at_time(time_us).after, Place.at_time(time_us + 1).after
+    else:
+        return None, None
+    return (
+        after if isinstance(filter_, _LOWER) else None,
+        through if isinstance(filter_, _UPPER) else None,
+    )

@@ -1,0 +1,114 @@
+"""A part of a topic as the Arrow batches that Spark takes, with exactly the columns that it expects.
+
+::
+
+    id         binary, the message's 20 bytes          value   binary, its payload
+    topic      string, as the option names it          timestamp   µs UTC, from the first half of the id
+
+Columns are made a batch at a time; no value of a message becomes an object of Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
+
+from broker.client.sync import SyncClient
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, Snapshot, row_after
+from broker.spark.places import ONE_MS
+
+SCHEMA: Final = StructType(
+    [
+        StructField("id", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("timestamp", TimestampType()),
+    ]
+)
+TYPES: Final[Mapping[str, pa.DataType]] = {
+    "id": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+_TIME_BYTES: Final = 8
+
+
+class Part(NamedTuple):
+    """A range ``(after, through]`` of a topic that one task reads."""
+
+    topic: str
+    after: MessageId
+    through: MessageId
+    snapshot: Snapshot | None = None
+
+
+def arrow_schema(asked: StructType) -> pa.Schema:
+    """Return the Arrow schema of the columns that Spark asks for.
+
+    Raises:
+        ValueError: there is no such column, or it has another type.
+    """
+    types = {field.name: field.dataType for field in SCHEMA.fields}
+    for field in asked.fields:
+        if types.get(field.name) != field.dataType:
+            raise ValueError(
+                f"The format tms has no column {field.name} of the type "
+                f"{field.dataType.simpleString()}. It has these, from which .schema(…) may choose: "
+                f"{SCHEMA.simpleString()}."
+            )
+    return pa.schema(
+        [pa.field(field.name, TYPES[field.name], field.nullable) for field in asked.fields]
+    )
+
+
+def read_part(client: SyncClient, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Give all messages of a part, in order."""
+    with closing(polled(client, part)) as found:
+        for batch in found:
+            yield with_columns(batch, part.topic, schema)
+
+
+def with_columns(batch: pa.RecordBatch, topic: str, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the columns of a schema for messages that come as ``id`` and ``value``."""
+    make: Mapping[str, Callable[[], pa.Array]] = {
+        "id": lambda: batch.column("id"),
+        "value": lambda: batch.column("value"),
+        "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows),
+        "timestamp": lambda: times_of(batch.column("id")),
+    }
+    return pa.RecordBatch.from_arrays([make[name]() for name in schema.names], schema=schema)
+
+
+def times_of(ids: pa.Array) -> pa.Array:
+    """Return the publish times with which message ids begin."""
+    big_endian = pc.binary_reverse(pc.binary_slice(ids, 0, _TIME_BYTES))
+    _, offsets, data = big_endian.buffers()
+    assert offsets is not None, "a binary array has offsets"
+    first = memoryview(offsets).cast("i")[big_endian.offset]
+    buffers = [None, data.slice(first)]
+    times_ms = pa.Array.from_buffers(pa.int64(), len(big_endian), buffers)
+    return pc.multiply(times_ms, ONE_MS).cast(TYPES["timestamp"])
+
+
+def polled(client: SyncClient, part: Part) -> Generator[pa.RecordBatch]:
+    """Give what ``client.read_arrow`` will give, from polls; to be replaced by it."""
+    row, last = row_after(part.after[:ROW_ID_BYTES]), part.through[:ROW_ID_BYTES]
+    start, inclusive = row + ROW_ID_MIN, True
+    while True:
+        page = client.poll(
+            part.topic, start, inclusive=inclusive, limit=10_000, snapshot=part.snapshot
+        )
+        inside = [message for message in page if message.id[:ROW_ID_BYTES] <= last]
+        if inside:
+            ids = pa.array([message.id for message in inside], pa.binary())
+            values = pa.array([message.payload for message in inside], pa.binary())
+            yield pa.record_batch([ids, values], names=["id", "value"])
+        if not page or len(inside) < len(page):
+            return
+        start, inclusive = page[-1].id, False

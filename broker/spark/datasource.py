@@ -1,0 +1,48 @@
+"""The format ``tms``: topics as sources and sinks of Spark.
+
+::
+
+    spark.readStream.format("tms").option("url", …).option("topic", "shop/orders").load()
+
+Spark finds the format by the module ``pyspark_tms``. Each part of a query asks here for the object that does
+its work; the objects travel between processes, so they carry options and no connection.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+from typing_extensions import override
+
+from broker.spark.batch import PushingBatchReader, TmsBatchReader
+from broker.spark.batches import SCHEMA, arrow_schema
+from broker.spark.options import source_options
+from broker.spark.stream import TmsStreamReader
+
+
+class TmsDataSource(DataSource):
+    """What Spark asks for when a query names the format ``tms``."""
+
+    @classmethod
+    @override
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "tms"
+
+    @override
+    def schema(self) -> StructType:
+        """Return the columns of a source."""
+        return SCHEMA
+
+    @override
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads a batch query. Raises ValueError for options that it can't have."""
+        options = source_options(self.options, streaming=False)
+        reader = PushingBatchReader if options.push_down else TmsBatchReader
+        return reader(options, arrow_schema(schema))
+
+    @override
+    def streamReader(self, schema: StructType) -> TmsStreamReader:
+        """Return what reads a streaming query. Raises ValueError for options that it can't have."""
+        options = source_options(self.options, streaming=True)
+        return TmsStreamReader(options, arrow_schema(schema))

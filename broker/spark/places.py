@@ -1,0 +1,90 @@
+"""Places in a topic, and the offsets by which Spark remembers them. Pure.
+
+A place lies between two rows of the topic, and is named by the id of the row before it, as the broker's
+ranges ``(after, through]`` are. So a query that starts at a message begins behind the row before that
+message. A reference is one row: its messages are never divided.
+
+An offset is what Spark keeps in its checkpoint, as JSON::
+
+    {"v": 1, "id": "<40 hex>"}                       the last id that was read
+    {"v": 1, "id": "<40 hex>", "init": true}         where a new query starts
+    {"v": 1, "id": "<40 hex>", "from": "<40 hex>"}   the end of a first micro-batch, and where that began
+
+Spark keeps the end of a micro-batch before it runs, but not where the first one starts: it asks for that
+again after a crash. A start at *latest* would be another one by then, and what came in between would be
+lost. So the end of the first micro-batch says where it began, and that counts. Spark compares offsets by
+their text, so the order of keys is part of the format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from broker.model import (
+    ROW_ID_BYTES,
+    ROW_ID_MIN,
+    MessageId,
+    first_row_at,
+    message_id_from_hex,
+    row_before,
+)
+
+VERSION: Final = 1
+ONE_MS: Final = 1000
+"""Times here are in microseconds, as Spark has them."""
+
+Offset = dict[str, Any]
+
+
+class Place(NamedTuple):
+    """A place behind the row ``after`` (20 bytes, whose second half is zero)."""
+
+    after: MessageId
+
+    @classmethod
+    def of(cls, identifier: MessageId) -> Place:
+        """Return the place before the message of an id."""
+        return cls(row_before(identifier[:ROW_ID_BYTES]) + ROW_ID_MIN)
+
+    @classmethod
+    def at_time(cls, time_us: int) -> Place:
+        """Return the place before the first message that is not older than a time."""
+        return cls(row_before(first_row_at(-(-time_us // ONE_MS))) + ROW_ID_MIN)
+
+
+def first_offset(start: MessageId) -> Offset:
+    """Return the offset from which a new query starts."""
+    return {"v": VERSION, "id": start.hex(), "init": True}
+
+
+def next_offset(start: Offset, begin: MessageId, through: MessageId) -> Offset:
+    """Return the end of the micro-batch from ``start`` on, which begins behind ``begin``."""
+    end: Offset = {"v": VERSION, "id": through.hex()}
+    if start.get("init"):
+        end["from"] = begin.hex()
+    return end
+
+
+def id_of(offset: Mapping[str, Any]) -> MessageId:
+    """Return the id in an offset.
+
+    Raises:
+        ValueError: the offset is of another version, or none of this format.
+    """
+    if offset.get("v") != VERSION:
+        raise ValueError(
+            f"The checkpoint has the offset {dict(offset)}, which this version of the format tms can't "
+            "read: use the version that wrote it, or a new checkpoint."
+        )
+    return message_id_from_hex(str(offset["id"]))
+
+
+def range_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[MessageId, MessageId]:
+    """Return the range ``(after, through]`` of the micro-batch between two offsets. Raises ValueError."""
+    through = id_of(end)
+    if start.get("init") and end.get("init"):
+        return through, through  # Nothing was there; another source of the query had something.
+    if start.get("init") and "from" in end:
+        return message_id_from_hex(str(end["from"])), through
+    return id_of(start), through

@@ -1,0 +1,186 @@
+"""A topic as the source of a streaming query: which range is the next micro-batch.
+
+Spark asks for the latest offset again and again, the faster the less there is. So this side asks the broker
+for a range only when there may be one, and else waits in a long poll, which the broker answers when a
+message comes::
+
+    latestOffset ──> something may be there: range ──> there is: the end of a micro-batch
+         ^                                         ──> nothing, or fewer than wanted ──┐
+         └── long poll behind the latest id, at most WAIT_S <──────────────────────────┘
+
+A wait is short, because Spark polls the sources of a join one after the other. With Trigger.AvailableNow
+the latest id at the start is the goal, and nothing waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from typing_extensions import override
+
+from broker.client.sync import SyncClient
+from broker.client.values import Settings, TopicRange
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
+from broker.spark import planning
+from broker.spark.batches import Part, read_part
+from broker.spark.connecting import client_of
+from broker.spark.options import SourceOptions
+from broker.spark.places import Offset, Place, first_offset, id_of, next_offset, range_of
+
+WAIT_S: Final = 0.2
+
+
+class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches in the driver, and reads their parts in executors.
+
+    Args:
+        options: what is read.
+        schema: the columns, see ``batches.arrow_schema``.
+        monotonic: the clock of ``maxTriggerDelay``, in seconds.
+        connect: gives the client, in each process that uses the reader.
+    """
+
+    def __init__(
+        self,
+        options: SourceOptions,
+        schema: pa.Schema,
+        monotonic: Callable[[], float] = time.monotonic,
+        connect: Callable[[Settings], SyncClient] = client_of,
+    ) -> None:
+        self._options = options
+        self._schema = schema
+        self._monotonic = monotonic
+        self._connect = connect
+        self._first: Offset | None = None
+        self._goal: MessageId | None = None
+        self._latest: MessageId | None = None
+        """The latest id of the topic, when it was last asked for."""
+        self._is_at_end = False
+        """Whether nothing lay behind the last micro-batch, when the broker was last asked."""
+        self._is_holding = False
+        """Whether something did, but too little."""
+        self._planned: TopicRange | None = None
+        self._planned_at: float | None = None
+
+    @property
+    def _client(self) -> SyncClient:
+        return self._connect(self._options.settings)
+
+    @override
+    def initialOffset(self) -> Offset:
+        """Return where a new query starts; always the same, as Spark asks twice."""
+        if self._first is None:
+            start = self._options.start
+            if not isinstance(start, Place):
+                found = self._client.range(self._options.topic)
+                start = Place(found.earliest if start == "earliest" else found.latest)
+            self._first = first_offset(start.after)
+        return self._first
+
+    @override
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take the latest id of now as the end of the query."""
+        self._goal = self._client.range(self._options.topic).latest
+
+    @override
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Tell Spark that there is a limit; ``latestOffset`` keeps all that the options set."""
+        if self._options.messages_max is not None:
+            return ReadMaxRows(self._options.messages_max)
+        if self._options.bytes_max is not None:
+            return ReadMaxBytes(self._options.bytes_max)
+        return ReadAllAvailable()
+
+    @override
+    def reportLatestOffset(self) -> Offset | None:
+        """Return the latest offset that is known; Spark asks as often as for the next one."""
+        return None if self._latest is None else next_offset({}, self._latest, self._latest)
+
+    @override
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return the end of the next micro-batch; ``start`` itself if there is none yet."""
+        after = id_of(start)
+        if self._is_holding:
+            threading.Event().wait(min(WAIT_S, max(0.0, self._hold_s())))
+        elif self._is_at_end and not self._has_come():
+            return start
+        found = self._range(after, limited=not isinstance(limit, ReadAllAvailable))
+        self._latest = found.latest
+        if self._options.snapshot is not None:
+            found = found._replace(
+                through=planning.seen_through(self._client, self._options, found)
+            )
+        begin = found.after
+        if start.get("init") and self._options.start == "earliest":
+            begin = max(begin, found.earliest)  # Nothing was promised of what is older.
+            found = found._replace(after=begin, lost=0)
+        is_nothing = found.through <= begin
+        self._is_at_end = is_nothing and self._goal is None
+        self._is_holding = not is_nothing and self._is_too_small(found)
+        if is_nothing or self._is_holding:
+            return start
+        self._planned, self._planned_at = found, self._monotonic()
+        return next_offset(start, begin, found.through)
+
+    def _has_come(self) -> bool:
+        """Wait for a message behind the latest id, and tell whether there is one."""
+        assert self._latest is not None, "asked before"
+        start = row_after(self._latest[:ROW_ID_BYTES]) + ROW_ID_MIN
+        return bool(self._client.poll(self._options.topic, start, limit=1, wait_s=WAIT_S))
+
+    def _range(self, after: MessageId, *, limited: bool) -> TopicRange:
+        options = self._options
+        return self._client.range(
+            options.topic,
+            after=after,
+            through=self._goal,
+            messages=options.messages_max if limited else None,
+            size=options.bytes_max if limited else None,
+        )
+
+    def _is_too_small(self, found: TopicRange) -> bool:
+        """Whether a micro-batch shall wait for more messages. Nothing more comes before a goal."""
+        is_small = found.messages < self._options.messages_min
+        return is_small and self._goal is None and self._hold_s() > 0
+
+    def _hold_s(self) -> float:
+        """Return how long a micro-batch that is too small may be held yet; the first one is not."""
+        if not self._options.messages_min or self._planned_at is None:
+            return 0.0
+        return self._planned_at + self._options.delay_s_max - self._monotonic()
+
+    @override
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """Return the parts of a micro-batch, also of one that an earlier run has planned.
+
+        Raises:
+            ValueError: messages have expired before they were read, and ``failOnDataLoss`` is set.
+        """
+        after, through = range_of(start, end)
+        if after >= through:
+            return []
+        found, self._planned = self._planned, None
+        if found is None or (found.after, found.through) != (after, through):
+            found = self._client.range(self._options.topic, after=after, through=through)
+        planning.check_nothing_lost(self._options, after, found)
+        parts = planning.parts_of(self._client, self._options, found)
+        return [InputPartition(part) for part in parts]
+
+    @override
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Give the messages of a part."""
+        part: Any = partition.value
+        assert isinstance(part, Part), "as partitions() made it"
+        return read_part(self._client, part, self._schema)

@@ -1,0 +1,174 @@
+"""Topics as sources of real queries: every message once and in order, in parallel parts."""
+
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamReader, StreamingQuery
+
+from broker.client import Message, SyncClient
+from broker.model import Snapshot
+from broker.testing.process import BrokerProcess
+from broker.wire.transaction import encode_transaction
+
+DEADLINE_S = 60
+
+
+def payloads(count: int, first: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+def values(frame: DataFrame) -> list[bytes]:
+    return [bytes(row.value) for row in frame.collect()]
+
+
+def publish(client: SyncClient, topic: str, count: int, first: int = 0) -> list[Message]:
+    """Publish in several requests, and return what a consumer sees of it."""
+    for start in range(first, first + count, 500):
+        client.publish(topic, payloads(min(500, first + count - start), start))
+    return client.poll(topic)
+
+
+@pytest.fixture
+def read(spark: SparkSession, broker: BrokerProcess, topic: str):
+    return spark.read.format("tms").option("url", broker.url).option("topic", topic)
+
+
+class TestBatch:
+    def test_a_topic_is_read_whole_and_in_order(self, read, client, topic) -> None:
+        messages = publish(client, topic, 5_000)
+        frame = read.option("minPartitions", "4").load()
+        rows = frame.selectExpr("*", "spark_partition_id() AS part", "unix_millis(timestamp) AS ms")
+        found = rows.collect()
+        assert [Message(bytes(row.id), bytes(row.value)) for row in found] == messages
+        assert [row.ms for row in found] == [message.timestamp_ms for message in messages]
+        assert {row.topic for row in found} == {topic}
+        assert {row.part for row in found} == {0, 1, 2, 3}
+
+    def test_ids_bound_what_is_read(self, read, client, topic) -> None:
+        messages = publish(client, topic, 100)
+        first, last = messages[10].id.hex(), messages[90].id.hex()
+        frame = read.option("startingOffsets", first).option("endingOffsets", last).load()
+        assert values(frame) == payloads(80, 10)
+
+    def test_times_bound_what_is_read(self, read, client, topic) -> None:
+        publish(client, topic, 10)
+        messages = publish(client, topic, 10, 10)
+        first, last = messages[5].timestamp_ms, messages[15].timestamp_ms
+        frame = read.option("startingTimestamp", first).option("endingTimestamp", last).load()
+        expected = [m.payload for m in messages if first <= m.timestamp_ms < last]
+        assert values(frame) == expected
+
+    def test_an_empty_range_has_no_rows(self, read, client, topic) -> None:
+        assert values(read.load()) == []
+        messages = publish(client, topic, 10)
+        frame = read.option("startingOffsets", messages[5].id.hex())
+        assert values(frame.option("endingOffsets", messages[2].id.hex()).load()) == []
+
+    def test_a_query_may_choose_columns(self, read, client, topic) -> None:
+        publish(client, topic, 3)
+        frame = read.schema("value BINARY, topic STRING").load()
+        assert [(bytes(row.value), row.topic) for row in frame.collect()] == [
+            (payload, topic) for payload in payloads(3)
+        ]
+
+    def test_filters_narrow_the_range(self, spark, read, client, topic) -> None:
+        messages = publish(client, topic, 1_000)
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        try:
+            frame = read.option("pushDownFilters", "true").option("minPartitions", "1").load()
+            bound = messages[700].id.hex()
+            found = frame.where(f"id > X'{bound}' AND id <= X'{messages[800].id.hex()}'")
+            assert values(found) == payloads(100, 701)
+        finally:
+            spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+    def test_a_transaction_sees_nothing_behind_what_holds_it(self, read, client, topic) -> None:
+        pointer = time.time_ns()
+        publish(client, topic, 5)
+        client.publish(topic, [b"mine"], pointer=pointer)
+        client.publish(topic, [b"open"], pointer=pointer + 5)
+        publish(client, topic, 5, 5)
+        assert len(values(read.load())) == 12
+        snapshot = Snapshot(transaction_id=pointer + 9, read_pointer=pointer + 1)
+        text = encode_transaction(snapshot).hex()
+        frame = read.option("isolation", "transactional").option("snapshot", text).load()
+        assert values(frame) == [*payloads(5), b"mine"]
+
+    def test_an_option_that_is_not_known_is_refused(self, read) -> None:
+        with pytest.raises(AnalysisException, match="does not know the option 'startingoffset'"):
+            read.option("startingOffset", "earliest").load().collect()
+
+
+class Streams:
+    """Streaming queries of one test, with folders of their own."""
+
+    def __init__(self, source: DataStreamReader, folder: Path) -> None:
+        self._source = source
+        self._folder = folder
+        self._queries: list[StreamingQuery] = []
+
+    def start(self, name: str, **options: str) -> StreamingQuery:
+        """Start a query that keeps its rows in a table of memory; the same name goes on."""
+        frame = self._source.options(**options).load()
+        writer = frame.writeStream.format("memory").queryName(name)
+        query = writer.option("checkpointLocation", str(self._folder / name)).start()
+        self._queries.append(query)
+        return query
+
+    def all(self, name: str, **options: str) -> StreamingQuery:
+        """Run a query over what is there."""
+        frame = self._source.options(**options).load()
+        writer = frame.writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(self._folder / name)).start()
+        assert query.awaitTermination(DEADLINE_S)
+        return query
+
+    def stop(self) -> None:
+        for query in self._queries:
+            query.stop()
+
+
+@pytest.fixture
+def streams(spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path):
+    source = spark.readStream.format("tms").option("url", broker.url).option("topic", topic)
+    streams = Streams(source, tmp_path)
+    yield streams
+    streams.stop()
+
+
+class TestStream:
+    def test_messages_are_read_as_they_come_and_in_order(
+        self, spark, client, topic, streams
+    ) -> None:
+        publish(client, topic, 2_000)
+        query = streams.start("in_order", startingOffsets="earliest", minPartitions="3")
+        query.processAllAvailable()
+        for first in range(2_000, 6_000, 1_000):
+            publish(client, topic, 1_000, first)
+            query.processAllAvailable()
+        rows = spark.table("in_order").collect()
+        assert [Message(bytes(row.id), bytes(row.value)) for row in rows] == client.poll(topic)
+        assert len(rows) == 6_000
+
+    def test_what_is_available_is_read_in_limited_batches(self, client, topic, streams) -> None:
+        for first in range(0, 1_000, 100):
+            client.publish(topic, payloads(100, first))
+        query = streams.all("limited", startingOffsets="earliest", maxOffsetsPerTrigger="300")
+        rows = [progress.numInputRows for progress in query.recentProgress]
+        assert [count for count in rows if count] == [300, 300, 300, 100]
+
+    def test_a_query_goes_on_where_its_checkpoint_says(self, client, topic, streams) -> None:
+        publish(client, topic, 700)
+        streams.all("resumed", startingOffsets="earliest")
+        publish(client, topic, 300, 700)
+        query = streams.all("resumed", startingOffsets="earliest")
+        assert sum(progress.numInputRows for progress in query.recentProgress) == 300
+        query = streams.all("resumed", startingOffsets="earliest")
+        assert sum(progress.numInputRows for progress in query.recentProgress) == 0
+
+    def test_an_option_of_batches_is_refused(self, streams) -> None:
+        with pytest.raises(StreamingQueryException, match="endingOffsets is for batch queries"):
+            streams.all("refused", endingOffsets="latest")

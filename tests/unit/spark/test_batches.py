@@ -1,0 +1,40 @@
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from broker.model import row_id
+from broker.spark.batches import SCHEMA, arrow_schema, times_of, with_columns
+
+IDS = [row_id(ms, 1) + row_id(7, 7) for ms in (0, 1, 1_764_000_000_123, 1 << 40)]
+
+
+def test_times_are_those_of_the_ids_also_of_a_slice() -> None:
+    ids = pa.array(IDS, pa.binary())
+    expected = [0, 1_000, 1_764_000_000_123_000, (1 << 40) * 1000]
+    assert times_of(ids).cast(pa.int64()).to_pylist() == expected
+    assert times_of(ids.slice(2)).cast(pa.int64()).to_pylist() == expected[2:]
+    assert len(times_of(ids.slice(4))) == 0
+
+
+def test_columns_are_those_that_spark_asks_for_in_its_order() -> None:
+    batch = pa.record_batch(
+        [pa.array(IDS, pa.binary()), pa.array([b"a", b"", b"\xff", b"d"], pa.binary())],
+        names=["id", "value"],
+    )
+    asked = StructType([SCHEMA["topic"], SCHEMA["value"]])
+    made = with_columns(batch, "shop/orders", arrow_schema(asked))
+    assert made.schema.names == ["topic", "value"]
+    assert made.column("topic").to_pylist() == ["shop/orders"] * 4
+    assert made.column("value").to_pylist() == [b"a", b"", b"\xff", b"d"]
+    assert with_columns(batch, "t", arrow_schema(SCHEMA)).schema.types == [
+        pa.binary(),
+        pa.binary(),
+        pa.string(),
+        pa.timestamp("us", tz="UTC"),
+    ]
+
+
+@pytest.mark.parametrize("field", [("offset", LongType()), ("id", StringType())])
+def test_a_column_that_is_not_there_is_refused(field) -> None:
+    with pytest.raises(ValueError, match=r"no column .* from which"):
+        arrow_schema(StructType([StructField(*field)]))

@@ -1,0 +1,69 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.model import ROW_ID_MIN, first_row_at, row_id
+from broker.spark.places import Place, first_offset, id_of, next_offset, range_of
+
+IDS = st.builds(
+    lambda ms, seq: row_id(ms, seq) + ROW_ID_MIN, st.integers(0, 1 << 50), st.integers(0, 0xFFFF)
+)
+
+
+def ident(number: int) -> bytes:
+    return row_id(number, 0) + ROW_ID_MIN
+
+
+@given(IDS)
+def test_a_message_lies_behind_the_place_before_it_and_no_other_row_does(identifier: bytes) -> None:
+    place = Place.of(identifier)
+    assert place.after < identifier or identifier == bytes(20)
+    assert int.from_bytes(identifier[:10], "big") - int.from_bytes(place.after[:10], "big") <= 1
+
+
+@given(st.integers(0, 1 << 60))
+def test_a_time_begins_with_the_first_millisecond_that_is_not_earlier(time_us: int) -> None:
+    milliseconds = -(-time_us // 1000)
+    assert Place.at_time(time_us) == Place.of(first_row_at(milliseconds) + ROW_ID_MIN)
+
+
+def test_the_end_of_a_first_batch_says_where_it_began() -> None:
+    start = first_offset(ident(5))
+    end = next_offset(start, ident(5), ident(9))
+    assert range_of(start, end) == (ident(5), ident(9))
+    # A later run starts elsewhere: the batch that is repeated has the same range.
+    assert range_of(first_offset(ident(8)), end) == (ident(5), ident(9))
+    assert range_of(first_offset(ident(11)), end) == (ident(5), ident(9))
+
+
+def test_later_batches_begin_where_the_one_before_ended() -> None:
+    first = next_offset(first_offset(ident(5)), ident(5), ident(9))
+    second = next_offset(first, ident(9), ident(12))
+    assert "from" not in second
+    assert range_of(first, second) == (ident(9), ident(12))
+
+
+def test_a_batch_in_which_only_another_source_had_something_is_empty() -> None:
+    after, through = range_of(first_offset(ident(8)), first_offset(ident(5)))
+    assert after >= through
+
+
+def test_an_offset_keeps_its_text() -> None:
+    """Spark compares it as text with what an earlier version has written."""
+    start = first_offset(ident(5))
+    assert json.dumps(start) == '{"v": 1, "id": "' + ident(5).hex() + '", "init": true}'
+    end = next_offset(start, ident(5), ident(6))
+    assert (
+        json.dumps(end)
+        == '{"v": 1, "id": "' + ident(6).hex() + '", "from": "' + ident(5).hex() + '"}'
+    )
+    assert json.dumps(next_offset(end, ident(6), ident(7))) == (
+        '{"v": 1, "id": "' + ident(7).hex() + '"}'
+    )
+
+
+def test_an_offset_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="use the version that wrote it"):
+        id_of({"v": 2, "id": ident(5).hex()})

@@ -1,0 +1,240 @@
+"""Which range is the next micro-batch, against a topic that is a list."""
+
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+
+from broker.client.values import Settings, TopicRange
+from broker.model import ROW_ID_MIN, Message, MessageId, row_id
+from broker.spark.batches import SCHEMA, arrow_schema
+from broker.spark.options import SourceOptions
+from broker.spark.places import Offset, Place
+from broker.spark.planning import PART_MESSAGES
+from broker.spark.stream import TmsStreamReader
+
+COLUMNS = arrow_schema(SCHEMA)
+
+
+def ident(number: int) -> MessageId:
+    return row_id(number, 0) + ROW_ID_MIN
+
+
+class FakeTopic:
+    """Messages with the ids 1, 2, 3 …, of ten bytes each; the first ``expired`` of them are gone."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
+        self.expired = 0
+        self.calls: list[str] = []
+
+    def range(self, topic, *, after=None, through=None, messages=None, size=None, parts=1):
+        self.calls.append("range")
+        begin = self.expired if after is None else int.from_bytes(after[:8], "big")
+        end = self.count if through is None else int.from_bytes(through[:8], "big")
+        first = max(begin, self.expired)
+        most = min(messages or self.count, (size or 10 * self.count) // 10)
+        last = max(first, min(end, self.count, first + most))
+        count = last - first
+        ends = sorted({first + count * part // parts for part in range(1, parts + 1)} - {first})
+        return TopicRange(
+            earliest=ident(self.expired),
+            latest=ident(self.count),
+            after=ident(begin),
+            through=ident(last),
+            messages=count,
+            size=10 * count,
+            lost=max(0, self.expired - begin),
+            ends=[ident(end) for end in ends],
+        )
+
+    def poll(self, topic, start, *, limit, wait_s):
+        self.calls.append(f"poll {wait_s:g}")
+        ids = [ident(number) for number in range(1, self.count + 1)]
+        return [Message(found, b"") for found in ids if found >= start][:limit]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def topic() -> FakeTopic:
+    return FakeTopic()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def made(topic: FakeTopic, clock: Clock):
+    def make(**options) -> TmsStreamReader:
+        given = SourceOptions(settings=Settings(), topic="t", start="latest")
+        return TmsStreamReader(replace(given, **options), COLUMNS, clock, lambda _: topic)
+
+    return make
+
+
+def again(offset: Offset) -> Offset:
+    """What Spark hands over: the text that it keeps, read once more."""
+    return json.loads(json.dumps(offset))
+
+
+def ranges(reader: TmsStreamReader, start: Offset, end: Offset) -> list[tuple[int, int]]:
+    parts = [partition.value for partition in reader.partitions(again(start), again(end))]
+    return [
+        (int.from_bytes(part.after[:8], "big"), int.from_bytes(part.through[:8], "big"))
+        for part in parts
+    ]
+
+
+ALL = ReadAllAvailable()
+
+
+def test_a_new_query_begins_at_the_same_place_however_often_spark_asks(made, topic) -> None:
+    topic.count = 5
+    reader = made()
+    start = reader.initialOffset()
+    topic.count = 9
+    assert reader.initialOffset() == start
+    assert ranges(reader, start, reader.latestOffset(start, ALL)) == [(5, 9)]
+
+
+def test_a_crash_in_the_first_batch_loses_nothing_behind_latest(made, topic) -> None:
+    topic.count = 5
+    first = made()
+    start = first.initialOffset()
+    topic.count = 9
+    end = first.latestOffset(start, ALL)
+    topic.count = 20
+    second = made()
+    later = second.initialOffset()
+    assert later != start
+    assert ranges(second, later, end) == [(5, 9)]
+    assert ranges(second, end, second.latestOffset(again(end), ALL)) == [(9, 20)]
+
+
+def test_a_start_at_earliest_moves_on_with_what_expires_before_the_first_batch(made, topic) -> None:
+    topic.count, topic.expired = 10, 2
+    reader = made(start="earliest")
+    start = reader.initialOffset()
+    topic.expired = 4
+    end = reader.latestOffset(start, ALL)
+    assert ranges(reader, start, end) == [(4, 10)]
+
+
+def test_what_expired_before_it_was_read_fails_the_query(made, topic) -> None:
+    topic.count = 10
+    reader = made(start="earliest")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    topic.count, topic.expired = 20, 15
+    later = reader.latestOffset(end, ALL)
+    with pytest.raises(ValueError, match=r"At least 5 messages .* failOnDataLoss=false"):
+        reader.partitions(end, later)
+    lenient = made(start="earliest", fail_on_data_loss=False)
+    assert ranges(lenient, end, later) == [(10, 20)]
+
+
+def test_limits_bound_a_batch_unless_spark_wants_all(made, topic) -> None:
+    topic.count = 100
+    reader = made(start=Place(ident(0)), messages_max=30)
+    assert reader.getDefaultReadLimit() == ReadMaxRows(30)
+    start = reader.initialOffset()
+    assert ranges(reader, start, reader.latestOffset(start, ReadMaxRows(30))) == [(0, 30)]
+    assert ranges(reader, start, reader.latestOffset(start, ALL)) == [(0, 100)]
+    by_size = made(start=Place(ident(0)), bytes_max=250)
+    assert by_size.getDefaultReadLimit() == ReadMaxBytes(250)
+    assert ranges(by_size, start, by_size.latestOffset(start, ReadMaxBytes(250))) == [(0, 25)]
+    both = made(start=Place(ident(0)), bytes_max=250, messages_max=30)
+    assert ranges(both, start, both.latestOffset(start, ReadMaxRows(30))) == [(0, 25)]
+
+
+def test_with_nothing_new_the_very_start_is_returned_and_the_next_call_waits(made, topic) -> None:
+    topic.count = 5
+    reader = made(start="earliest")
+    end = again(reader.latestOffset(reader.initialOffset(), ALL))
+    topic.calls.clear()
+    assert reader.latestOffset(end, ALL) is end
+    assert reader.latestOffset(end, ALL) is end
+    assert reader.latestOffset(end, ALL) is end
+    assert topic.calls == ["range", "poll 0.2", "poll 0.2"]
+    topic.count = 6
+    assert ranges(reader, end, reader.latestOffset(end, ALL)) == [(5, 6)]
+
+
+def test_what_spark_reports_asks_nobody(made, topic) -> None:
+    topic.count = 5
+    reader = made(start="earliest")
+    assert reader.reportLatestOffset() is None
+    reader.latestOffset(reader.initialOffset(), ALL)
+    topic.calls.clear()
+    assert reader.reportLatestOffset() == {"v": 1, "id": ident(5).hex()}
+    assert topic.calls == []
+
+
+def test_a_small_batch_is_held_until_it_is_large_or_old_enough(made, topic, clock) -> None:
+    topic.count = 3
+    reader = made(start="earliest", messages_min=10, delay_s_max=0.05)
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    assert end["id"] == ident(3).hex(), "the first one is not held"
+    topic.count = 8
+    assert reader.latestOffset(end, ALL) is end
+    assert reader.latestOffset(end, ALL) is end
+    topic.count = 13
+    large = reader.latestOffset(end, ALL)
+    assert large["id"] == ident(13).hex()
+    topic.count = 14
+    assert reader.latestOffset(large, ALL) is large
+    clock.now += 0.06
+    assert reader.latestOffset(large, ALL)["id"] == ident(14).hex()
+
+
+def test_available_now_ends_at_what_was_there_in_limited_batches(made, topic) -> None:
+    topic.count = 25
+    reader = made(start="earliest", messages_max=10, messages_min=100)
+    reader.prepareForTriggerAvailableNow()
+    topic.count = 50
+    offset, found = reader.initialOffset(), []
+    while (end := reader.latestOffset(offset, ReadMaxRows(10))) is not offset:
+        found += ranges(reader, offset, end)
+        offset = again(end)
+    assert found == [(0, 10), (10, 20), (20, 25)]
+    assert not any(call.startswith("poll") for call in topic.calls)
+
+
+def test_a_large_batch_has_parts_and_a_small_one_does_not(made, topic) -> None:
+    topic.count = 1000
+    reader = made(start="earliest")
+    start = reader.initialOffset()
+    assert len(ranges(reader, start, reader.latestOffset(start, ALL))) == 1
+    divided = made(start="earliest", parts_min=4)
+    assert ranges(divided, start, divided.latestOffset(start, ALL)) == [
+        (0, 250),
+        (250, 500),
+        (500, 750),
+        (750, 1000),
+    ]
+    topic.count = 3 * PART_MESSAGES
+    assert len(ranges(reader, start, reader.latestOffset(start, ALL))) == 4
+
+
+def test_more_parts_than_the_broker_divides_into_at_once(made, topic) -> None:
+    topic.count = 2_500
+    reader = made(start="earliest", part_messages_max=10)
+    start = reader.initialOffset()
+    found = ranges(reader, start, reader.latestOffset(start, ALL))
+    assert found == [(begin, begin + 10) for begin in range(0, 2_500, 10)]
+
+
+def test_a_reader_can_be_pickled_after_it_was_used(topic) -> None:
+    options = SourceOptions(settings=Settings(), topic="t", start=Place(ident(3)))
+    reader = TmsStreamReader(options, COLUMNS)
+    start = reader.initialOffset()
+    assert pickle.loads(pickle.dumps(reader)).initialOffset() == start
