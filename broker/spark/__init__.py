@@ -3,3 +3,8 @@
 The driver plans, executors read and store: all of them are clients of the broker, each in the processes
 that Spark starts for it. Needs the extra ``spark``.
 """
+
+from broker.spark.datasource import TmsDataSource
+from broker.spark.publishing import publish
+
+__all__ = ["TmsDataSource", "publish"]

@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from broker.spark.batch import PushingBatchReader, TmsBatchReader
 from broker.spark.batches import SCHEMA, arrow_schema
-from broker.spark.options import source_options
+from broker.spark.options import sink_options, source_options
+from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 from broker.spark.stream import TmsStreamReader
 
 
@@ -46,3 +47,21 @@ class TmsDataSource(DataSource):
         """Return what reads a streaming query. Raises ValueError for options that it can't have."""
         options = source_options(self.options, streaming=True)
         return TmsStreamReader(options, arrow_schema(schema))
+
+    @override
+    def writer(self, schema: StructType, overwrite: bool) -> TmsBatchWriter:
+        """Return what publishes a batch query. Raises ValueError for what it can't publish."""
+        if overwrite:
+            raise ValueError(
+                'A topic is never overwritten: use .mode("append"), or delete the topic first.'
+            )
+        return TmsBatchWriter(sink_options(self.options, streaming=False), schema)
+
+    @override
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TmsStreamWriter:
+        """Return what publishes a micro-batch; in complete mode (overwrite) the whole result each time.
+
+        Raises:
+            ValueError: the options or the columns can't be published.
+        """
+        return TmsStreamWriter(sink_options(self.options, streaming=True), schema)

@@ -1,0 +1,164 @@
+"""What is stored and published, against a broker that is a few lists."""
+
+import pickle
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+from broker.client.values import Settings
+from broker.spark import sink
+from broker.spark.options import Producer, SinkOptions
+from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
+
+VALUE = StructField("value", BinaryType())
+ROWS = StructType([VALUE, StructField("topic", StringType()), StructField("ttl", IntegerType())])
+
+
+class FakeStage:
+    def __init__(self, identifier: str) -> None:
+        self.id = identifier
+        self.stored: list[tuple[bytes, int | None]] = []
+        self.keys: list[str] = []
+
+    def store(self, messages, *, ttl_s=None, key=None) -> None:
+        self.stored += [(message, ttl_s) for message in messages]
+        self.keys.append(key)
+
+
+class FakeBroker:
+    """Topics, stages, and the last number of each producer."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, list[tuple[bytes, int | None]]] = {}
+        self.stages: dict[tuple[str, str], FakeStage] = {}
+        self.numbers: dict[tuple[str, str], int] = {}
+
+    @contextmanager
+    def stage(self, topic: str):
+        stage = FakeStage(f"s{len(self.stages)}")
+        self.stages[topic, stage.id] = stage
+        yield stage
+
+    def publish_stages(self, topic, stages, *, producer) -> None:
+        identifier, number = producer
+        if number <= self.numbers.get((topic, identifier), -1):
+            return
+        self.numbers[topic, identifier] = number
+        log = self.topics.setdefault(topic, [])
+        for stage in stages:
+            log += self.stages.pop((topic, stage)).stored
+
+    def payloads(self, topic: str) -> list[bytes]:
+        return [payload for payload, _ in self.topics.get(topic, [])]
+
+
+@pytest.fixture
+def broker() -> FakeBroker:
+    return FakeBroker()
+
+
+def options(topic: str | None = "t", producer: Producer | None = None) -> SinkOptions:
+    return SinkOptions(settings=Settings(), topic=topic, producer=producer)
+
+
+def batch(*values: bytes) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, pa.binary())], names=["value"])
+
+
+@pytest.fixture
+def stream(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch):
+    """Write a micro-batch as Spark does: each task by a copy, the commit by another writer."""
+
+    def make() -> TmsStreamWriter:
+        return TmsStreamWriter(options(), StructType([VALUE]), lambda _: broker)
+
+    def write(number: int, *tasks: list[pa.RecordBatch]) -> None:
+        monkeypatch.setattr(sink, "producer_of_task", lambda: Producer("query", number))
+        staged = [pickle.loads(pickle.dumps(make().write(iter(task)))) for task in tasks]
+        make().commit(staged, number)
+
+    return write
+
+
+def test_tasks_are_published_in_the_order_of_partitions(broker, stream) -> None:
+    stream(0, [batch(b"1", b"2"), batch(b"3")], [], [batch(b"4")])
+    assert broker.payloads("t") == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_batch_that_is_run_again_is_published_once(broker, stream) -> None:
+    stream(0, [batch(b"1")])
+    stream(1, [batch(b"2")])
+    stream(1, [batch(b"2")])
+    stream(0, [batch(b"1")])
+    stream(4, [batch(b"3")])
+    assert broker.payloads("t") == [b"1", b"2", b"3"]
+
+
+def test_an_empty_batch_publishes_nothing(broker, stream) -> None:
+    stream(0, [])
+    assert broker.topics == {}
+    assert broker.numbers == {}
+
+
+def test_what_an_attempt_stored_in_vain_is_never_published(broker, stream) -> None:
+    def fails():
+        yield batch(b"lost")
+        raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011
+        stream(0, [batch(b"1")], fails())
+    assert broker.topics == {}
+    stream(0, [batch(b"1")], [batch(b"2")])
+    assert broker.payloads("t") == [b"1", b"2"]
+
+
+def test_a_commit_of_another_batch_is_refused(broker, monkeypatch) -> None:
+    monkeypatch.setattr(sink, "producer_of_task", lambda: Producer("query", 3))
+    writer = TmsStreamWriter(options(), StructType([VALUE]), lambda _: broker)
+    staged = writer.write(iter([batch(b"1")]))
+    with pytest.raises(AssertionError, match="tasks of batch 3, not of 4"):
+        writer.commit([staged], 4)
+    with pytest.raises(AssertionError, match="every task"):
+        writer.commit([staged, None], 3)
+
+
+def test_rows_go_to_their_topics_with_their_lives(broker) -> None:
+    writer = TmsBatchWriter(options(topic=None), ROWS, lambda _: broker)
+    rows = pa.record_batch(
+        [
+            pa.array([b"1", b"2", b"3", b"4"], pa.binary()),
+            pa.array(["x", "y", "x", "x"]),
+            pa.array([5, None, 5, 6], pa.int32()),
+        ],
+        names=["value", "topic", "ttl"],
+    )
+    writer.commit([writer.write(iter([rows])), writer.write(iter([rows]))])
+    assert broker.topics == {"x": [(b"1", 5), (b"3", 5), (b"4", 6)] * 2, "y": [(b"2", None)] * 2}
+
+
+def test_a_batch_query_with_a_key_is_published_once(broker) -> None:
+    def run(producer: Producer | None) -> None:
+        writer = TmsBatchWriter(options(producer=producer), StructType([VALUE]), lambda _: broker)
+        writer.commit([writer.write(iter([batch(b"1")]))])
+
+    run(Producer("load", 0))
+    run(Producer("load", 0))
+    assert broker.payloads("t") == [b"1"]
+    run(None)
+    run(None)
+    assert broker.payloads("t") == [b"1"] * 3
+
+
+def test_every_store_has_a_key_of_its_own(broker) -> None:
+    writer = TmsBatchWriter(options(), StructType([VALUE]), lambda _: broker)
+    writer.write(iter([batch(b"1"), batch(b"2")]))
+    (stage,) = broker.stages.values()
+    assert len(set(stage.keys)) == 2
+    assert None not in stage.keys
+
+
+def test_outside_of_a_stream_a_batch_has_no_number() -> None:
+    with pytest.raises(RuntimeError, match="no streaming query"):
+        sink.producer_of_task()
