@@ -1,5 +1,6 @@
 """Topics as sources of real queries: every message once and in order, in parallel parts."""
 
+import socket
 import time
 from pathlib import Path
 
@@ -106,13 +107,13 @@ class Streams:
     """Streaming queries of one test, with folders of their own."""
 
     def __init__(self, source: DataStreamReader, folder: Path) -> None:
-        self._source = source
+        self.source = source
         self._folder = folder
         self._queries: list[StreamingQuery] = []
 
     def start(self, name: str, **options: str) -> StreamingQuery:
         """Start a query that keeps its rows in a table of memory; the same name goes on."""
-        frame = self._source.options(**options).load()
+        frame = self.source.options(**options).load()
         writer = frame.writeStream.format("memory").queryName(name)
         query = writer.option("checkpointLocation", str(self._folder / name)).start()
         self._queries.append(query)
@@ -120,7 +121,7 @@ class Streams:
 
     def all(self, name: str, **options: str) -> StreamingQuery:
         """Run a query over what is there."""
-        frame = self._source.options(**options).load()
+        frame = self.source.options(**options).load()
         writer = frame.writeStream.format("noop").trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(self._folder / name)).start()
         assert query.awaitTermination(DEADLINE_S)
@@ -172,3 +173,65 @@ class TestStream:
     def test_an_option_of_batches_is_refused(self, streams) -> None:
         with pytest.raises(StreamingQueryException, match="endingOffsets is for batch queries"):
             streams.all("refused", endingOffsets="latest")
+
+    def test_latest_loses_nothing_when_the_first_batch_fails(
+        self, spark, client, topic, streams, tmp_path
+    ) -> None:
+        def run(sink) -> StreamingQuery:
+            writer = streams.source.load().writeStream.foreachBatch(sink)
+            return writer.option("checkpointLocation", str(tmp_path / "latest")).start()
+
+        def fails(frame: DataFrame, batch_id: int) -> None:
+            raise ValueError(f"batch {batch_id} fails")
+
+        publish(client, topic, 50)
+        with pytest.raises(StreamingQueryException, match="batch 0 fails"):
+            run(fails).awaitTermination(DEADLINE_S)
+        publish(client, topic, 50, 50)
+
+        batches: dict[int, list[bytes]] = {}
+        query = run(lambda frame, batch_id: batches.update({batch_id: values(frame)}))
+        query.processAllAvailable()
+        query.stop()
+        assert batches == {0: [], 1: payloads(50, 50)}
+
+    def test_a_transaction_s_stream_ends_before_what_holds_it(
+        self, spark, client, topic, streams
+    ) -> None:
+        pointer = time.time_ns()
+        publish(client, topic, 5)
+        client.publish(topic, [b"open"], pointer=pointer + 5)
+        publish(client, topic, 5, 5)
+        snapshot = Snapshot(transaction_id=pointer + 9, read_pointer=pointer + 1)
+        given = {"isolation": "transactional", "snapshot": encode_transaction(snapshot).hex()}
+        query = streams.all("held", startingOffsets="earliest", **given)
+        assert sum(progress.numInputRows for progress in query.recentProgress) == 5
+        committed = Snapshot(transaction_id=pointer + 9, read_pointer=pointer + 8)
+        given["snapshot"] = encode_transaction(committed).hex()
+        query = streams.all("held", startingOffsets="earliest", **given)
+        assert sum(progress.numInputRows for progress in query.recentProgress) == 6
+
+
+def test_a_query_outlives_an_outage_of_the_broker(spark: SparkSession, tmp_path: Path) -> None:
+    """It is down until the query has tried to reach it, which a socket in its place sees."""
+    with BrokerProcess(tmp_path / "data") as broker, SyncClient(broker.url) as client:
+        client.create_topic("t")
+        publish(client, "t", 10)
+        source = spark.readStream.format("tms").option("url", broker.url).option("topic", "t")
+        writer = source.option("startingOffsets", "earliest").load().writeStream
+        query = writer.format("memory").queryName("outage").start()
+        try:
+            query.processAllAvailable()
+            broker.kill()
+            with socket.create_server(("127.0.0.1", broker.port)) as instead:
+                instead.settimeout(DEADLINE_S)
+                for _ in range(3):
+                    instead.accept()[0].close()
+            broker.start()
+            publish(client, "t", 10, 10)
+            query.processAllAvailable()
+            assert query.isActive
+            rows = spark.table("outage").collect()
+            assert [bytes(row.value) for row in rows] == payloads(20)
+        finally:
+            query.stop()
