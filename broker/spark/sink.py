@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -33,6 +33,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
+from broker.client.sync import SyncClient, SyncStage
 from broker.client.values import Settings
 from broker.spark.connecting import client_of
 from broker.spark.options import Producer, SinkOptions
@@ -42,7 +43,7 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 """What Spark calls the query and the batch in the properties of a task."""
 
-Connect = Callable[[Settings], Any]
+Connect = Callable[[Settings], SyncClient]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +144,14 @@ def producer_of_task() -> Producer:
 
 
 def store(
-    client: Any, batches: Iterator[pa.RecordBatch], topic: str | None
+    client: SyncClient, batches: Iterator[pa.RecordBatch], topic: str | None
 ) -> tuple[tuple[str, str], ...]:
     """Store rows in new stages, one for each topic; return the topics and their stages' ids.
 
     Each request has an idempotency key, so that the client may send it again when no answer comes.
     """
     with ExitStack() as stack:
-        stages: dict[str, Any] = {}
+        stages: dict[str, SyncStage] = {}
         for batch in batches:
             for run in runs_of(batch, topic):
                 stage = stages.get(run.topic)
@@ -168,11 +169,11 @@ def complete(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return staged
 
 
-def publish(client: Any, staged: Sequence[Staged], producer: Producer) -> None:
+def publish(client: SyncClient, staged: Sequence[Staged], producer: Producer) -> None:
     """Publish stages, in their order, as a producer's number; in each topic all of them or none."""
     by_topic: dict[str, list[str]] = {}
     for one in staged:
         for topic, stage in one.stages:
             by_topic.setdefault(topic, []).append(stage)
     for topic, stages in by_topic.items():
-        client.publish_stages(topic, stages, producer=tuple(producer))
+        client.publish_stages(topic, stages, producer=producer)

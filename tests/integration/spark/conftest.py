@@ -27,7 +27,7 @@ def spark_session(folder: Path, master: str = "local[2]", **settings: str) -> Sp
         "spark.driver.memory": "1g",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
-        "spark.log.level": "ERROR",
+        "spark.log.level": "FATAL",
         "spark.sql.session.timeZone": "UTC",
         **settings,
     }
