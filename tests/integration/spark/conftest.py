@@ -1,44 +1,28 @@
 """One Spark and one broker for all tests here: each test takes topics and folders of its own."""
 
 import itertools
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
+from tests.integration.spark.mortal import Gate
+from tests.integration.spark.sessions import spark_session
 
 NUMBERS = itertools.count()
 
 
-def spark_session(folder: Path, master: str = "local[2]", **settings: str) -> SparkSession:
-    """Start Spark in this process, with all that it leaves behind in a folder."""
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    given = {
-        "spark.ui.enabled": "false",
-        "spark.local.dir": str(folder),
-        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder}",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.memory": "1g",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.log.level": "FATAL",
-        "spark.sql.session.timeZone": "UTC",
-        **settings,
-    }
-    builder = SparkSession.builder.master(master).appName("tests")
-    for name, value in given.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+@pytest.fixture(scope="session")
+def gate() -> Iterator[Gate]:
+    with Gate() as gate:
+        yield gate
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(gate: Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark; its processes take the gate's port from the environment that they begin with."""
     session = spark_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

@@ -1,0 +1,99 @@
+"""A driver with both jobs, as a process of its own: started, killed with all that it started, started again.
+
+    python -m tests.integration.spark.driver URL TOPIC FOLDER MASTER
+
+It says *ready* once the jobs run. With the end of its input it does all that is there, and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from tests.integration.spark.mortal import Jobs
+from tests.integration.spark.sessions import spark_session
+
+MODULE = "tests.integration.spark.driver"
+READY = "ready\n"
+STOP_S = 120.0
+
+
+class Driver:
+    """Such a process; a context manager. ``kill`` leaves nothing of it."""
+
+    def __init__(self, jobs: Jobs, log: Path, master: str = "local[2]") -> None:
+        self._log = log
+        self._command = [sys.executable, "-m", MODULE, jobs.url, jobs.words]
+        self._command += [str(jobs.folder), master]
+
+    def __enter__(self) -> Self:
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if line != READY:
+            self.kill()
+            raise AssertionError(f"the driver said {line!r}: {self._log.read_text()[-4000:]}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def tree(self) -> list[psutil.Process]:
+        """Return all processes that it has started, and itself."""
+        try:
+            process = psutil.Process(self.process.pid)
+            return [process, *process.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self) -> None:
+        """Kill it and all that it started, as the end of a machine would."""
+        tree = self.tree()
+        for process in tree:
+            kill(process)
+        psutil.wait_procs(tree, STOP_S)
+        self.process.wait(STOP_S)
+
+    def finish(self) -> None:
+        """Let it do all that is there and end."""
+        _, _ = self.process.communicate(timeout=STOP_S)
+        assert self.process.returncode == 0, self._log.read_text()[-4000:]
+
+
+def kill(process: psutil.Process) -> None:
+    try:
+        process.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return
+
+
+def main(url: str, words: str, folder: str, master: str) -> None:
+    local = Path(folder) / f"spark-{os.getpid()}"
+    session = spark_session(local, master)
+    jobs = Jobs(url, words, Path(folder))
+    queries = [jobs.start(session, output) for output in jobs.outputs()]
+    sys.stdout.write(READY)
+    sys.stdout.flush()
+    sys.stdin.read()
+    for query in queries:
+        query.processAllAvailable()
+        query.stop()
+    session.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,39 @@
+"""How Spark is started for tests: little of it, and all that it leaves behind in one folder."""
+
+import os
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+FILES = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+"""Writes checkpoints without a new process for each file."""
+
+
+def spark_session(folder: Path, master: str = "local[2]", **settings: str) -> SparkSession:
+    """Start Spark in this process, with all that it leaves behind in a folder."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    given = {
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(folder),
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder} -Dderby.system.home={folder}",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.log.level": "FATAL",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.checkpointFileManagerClass": FILES,
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        **settings,
+    }
+    builder = SparkSession.builder.master(master).appName("tests")
+    for name, value in given.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()

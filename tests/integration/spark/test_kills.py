@@ -1,0 +1,167 @@
+"""Jobs whose processes are killed at each step of a batch: everything once, in order, whatever dies."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from broker.client import SyncClient
+from broker.testing.process import BrokerProcess
+from tests.integration.spark.driver import Driver, kill
+from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Held, Jobs
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+COPIES, COUNTS = 0, 1
+SOME = [("stored", COPIES), ("published", COPIES), ("publishing", COUNTS), ("published", COUNTS)]
+ALL = list(itertools.product(STEPS, (COPIES, COUNTS)))
+NOTED = "noted"
+"""Behind the steps of the sink: Spark notes that the batch is done."""
+PAUSE_S = 2.0
+
+
+@pytest.fixture
+def jobs(client: SyncClient, broker: BrokerProcess, topic: str, tmp_path: Path) -> Jobs:
+    jobs = Jobs(broker.url, f"{topic}-words", tmp_path)
+    jobs.create(client)
+    return jobs
+
+
+def finish(spark: SparkSession, jobs: Jobs) -> None:
+    for output in jobs.outputs():
+        query = jobs.start(spark, output)
+        query.processAllAvailable()
+        query.stop()
+
+
+@pytest.mark.parametrize(
+    "places", [SOME, pytest.param(ALL * 2, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])]
+)
+def test_a_worker_that_dies_at_any_step_costs_nothing(
+    gate: Gate, spark: SparkSession, client: SyncClient, jobs: Jobs, places: list[tuple[str, int]]
+) -> None:
+    for step, number in places:
+        output = jobs.outputs()[number]
+        jobs.publish(client, 100)
+        gate.hold(step, output)
+        query = jobs.start(spark, output)
+        gate.held().kill()
+        with pytest.raises(StreamingQueryException):
+            query.awaitTermination(DEADLINE_S)
+    finish(spark, jobs)
+    jobs.check(client)
+
+
+class TestTheBroker:
+    """It goes away and comes back within the clients' patience: no query ends."""
+
+    @pytest.fixture
+    def mortal(self, tmp_path: Path) -> Iterator[BrokerProcess]:
+        with BrokerProcess(tmp_path / "data") as broker:
+            yield broker
+
+    @staticmethod
+    def killed(broker: BrokerProcess, held: Held) -> None:
+        broker.kill()
+        held.go()
+        broker.start()
+
+    @staticmethod
+    def paused(broker: BrokerProcess, held: Held) -> None:
+        assert broker._process is not None
+        pid = broker._process.pid
+        os.killpg(pid, signal.SIGSTOP)
+        held.go()
+        timer = threading.Timer(PAUSE_S, os.killpg, (pid, signal.SIGCONT))
+        timer.start()
+        timer.join()
+
+    @pytest.mark.parametrize("fault", [killed, paused], ids=["killed", "paused"])
+    def test_a_fault_of_the_broker_at_any_step_ends_no_query(
+        self,
+        gate: Gate,
+        spark: SparkSession,
+        mortal: BrokerProcess,
+        tmp_path: Path,
+        fault: Callable[[BrokerProcess, Held], None],
+    ) -> None:
+        with SyncClient(mortal.url, deadline_s=DEADLINE_S) as client:
+            jobs = Jobs(mortal.url, "words", tmp_path)
+            jobs.create(client)
+            query = jobs.start(spark, jobs.copies)
+            for step in STEPS:
+                gate.hold(step, jobs.copies)
+                jobs.publish(client, 100)
+                fault(mortal, gate.held())
+                query.processAllAvailable()
+            query.stop()
+            finish(spark, jobs)
+            jobs.check(client)
+
+
+@pytest.mark.nightly
+class TestTheDriver:
+    """It dies with all that it started, as a machine does."""
+
+    @pytest.mark.timeout(1800)
+    @pytest.mark.parametrize("rounds", [3])
+    def test_a_driver_that_dies_at_any_step_costs_nothing(
+        self, gate: Gate, client: SyncClient, jobs: Jobs, tmp_path: Path, rounds: int
+    ) -> None:
+        places = list(itertools.product((*STEPS, NOTED), jobs.outputs())) * rounds
+        for step, output in places:
+            jobs.publish(client, 100)
+            gate.hold("published" if step == NOTED else step, output)
+            with Driver(jobs, tmp_path / "driver.log") as driver:
+                held = gate.held()
+                if step == NOTED:
+                    noted = self.noted(jobs, output)
+                    held.go()
+                    self.wait_for_a_note(jobs, output, noted)
+                driver.kill()
+                held.connection.close()
+        with Driver(jobs, tmp_path / "driver.log") as driver:
+            driver.finish()
+        jobs.check(client)
+        assert len(places) >= 30
+
+    @staticmethod
+    def noted(jobs: Jobs, output: str) -> set[str]:
+        folder = jobs.folder / output / "commits"
+        return {entry.name for entry in os.scandir(folder)} if folder.is_dir() else set()
+
+    def wait_for_a_note(self, jobs: Jobs, output: str, before: set[str]) -> None:
+        """Return at once when Spark has begun to write its note, which is then half written or new."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.noted(jobs, output) <= before:
+            assert time.monotonic() < deadline, f"no note behind {sorted(before)}"
+
+    @pytest.mark.timeout(600)
+    def test_executors_that_die_cost_nothing(
+        self, gate: Gate, client: SyncClient, jobs: Jobs, tmp_path: Path
+    ) -> None:
+        with Driver(jobs, tmp_path / "driver.log", "local-cluster[2,1,1024]") as driver:
+            for step, output in itertools.product(("begun", "stored"), jobs.outputs()):
+                gate.hold(step, output)
+                jobs.publish(client, 100)
+                held = gate.held()
+                kill(self.executor_of(held.pid))
+                held.connection.close()
+            driver.finish()
+        jobs.check(client)
+
+    @staticmethod
+    def executor_of(pid: int) -> psutil.Process:
+        """Return the executor that a Python worker works for."""
+        for process in psutil.Process(pid).parents():
+            if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
+                return process
+        raise AssertionError(f"process {pid} has no executor")
