@@ -5,12 +5,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-# What the targets hand on: INPUT and STAY to the demo, ARGS to the broker, the tests, the benchmarks or
-# the verifier, which takes MINUTES.
-INPUT ?=
-STAY  ?=
-ARGS  ?=
-export INPUT STAY
+# What the targets hand on: INPUT and STAY to the demo, WINDOWS to the pipeline, ARGS to the broker, the tests,
+# the benchmarks or the verifier, which takes MINUTES.
+INPUT   ?=
+STAY    ?=
+WINDOWS ?=
+ARGS    ?=
+export INPUT STAY WINDOWS
 
 # Of the simulation: how many seeds, of how many virtual minutes; or the one seed to run again.
 SEEDS   ?= 100
@@ -20,7 +21,7 @@ chaos: MINUTES ?= 20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo serve cluster check test test-all test-servers bench bench-cluster sim chaos lint \
+.PHONY: help setup setup-dev demo pipeline serve cluster check test test-all test-servers bench bench-cluster sim chaos lint \
   format docs clean
 
 help: ## Show this list.
@@ -30,6 +31,9 @@ setup: $(VENV)/.server ## Make .venv with what a standalone broker needs, and no
 
 demo: setup ## Publish a real log, tail it, compare, restart, read again (INPUT=file, STAY=yes).
 	@$(BIN)/python scripts/demo.py
+
+pipeline: $(VENV)/.spark ## Count audit events with Spark as they are published, and again in a batch (WINDOWS=3).
+	@$(BIN)/python -m scripts.pipeline
 
 serve: setup ## Serve on port 8080 with the data in ./data until Ctrl-C.
 	@exec $(BIN)/broker serve $(ARGS)
@@ -106,10 +110,15 @@ $(VENV)/.cluster: pyproject.toml $(VENV)/.server
 	@$(PIP) install --editable '.[cluster]'
 	@touch $@
 
+$(VENV)/.spark: pyproject.toml $(VENV)/.server
+	@echo "installing Spark into $(VENV): half a gigabyte"
+	@$(PIP) install --editable '.[server,spark]'
+	@touch $@
+
 $(VENV)/.dev: pyproject.toml $(VENV)/.server
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
-	@touch $@ $(VENV)/.cluster
+	@touch $@ $(VENV)/.cluster $(VENV)/.spark
 
 $(VENV)/.bench: pyproject.toml $(VENV)/.dev
 	@echo "installing what the benchmarks need into $(VENV)"

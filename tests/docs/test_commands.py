@@ -30,6 +30,7 @@ DEADLINE_S = 120
 # Run elsewhere, and where.
 ELSEWHERE = {
     "make demo": "test_the_demonstration_runs",
+    "make pipeline": "test_the_pipeline_runs",
     "make cluster": "tests/integration/test_local_cluster.py",
     "make serve": "test_serving_from_make_runs_until_it_is_told_to_stop",
     "make test": "what runs this very test",
@@ -211,6 +212,21 @@ def run_demonstration(
         timeout=DEADLINE_S,
         check=False,
     )
+
+
+@pytest.mark.nightly
+def test_the_pipeline_runs():
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.pipeline"],
+        cwd=ROOT,
+        env={**os.environ, "WINDOWS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "both jobs counted the same" in done.stdout
 
 
 @pytest.mark.slow
