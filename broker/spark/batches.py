@@ -10,7 +10,7 @@ Columns are made a batch at a time; no value of a message becomes an object of P
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Final, NamedTuple
 
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from broker.client.sync import SyncClient
-from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, Snapshot, row_after
+from broker.model import MessageId, Snapshot
 from broker.spark.places import ONE_MS
 
 SCHEMA: Final = StructType(
@@ -69,7 +69,10 @@ def arrow_schema(asked: StructType) -> pa.Schema:
 
 def read_part(client: SyncClient, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Give all messages of a part, in order."""
-    with closing(polled(client, part)) as found:
+    found = client.read_arrow(
+        part.topic, after=part.after, through=part.through, snapshot=part.snapshot
+    )
+    with closing(found):
         for batch in found:
             yield with_columns(batch, part.topic, schema)
 
@@ -94,21 +97,3 @@ def times_of(ids: pa.Array) -> pa.Array:
     buffers = [None, data.slice(first)]
     times_ms = pa.Array.from_buffers(pa.int64(), len(big_endian), buffers)
     return pc.multiply(times_ms, ONE_MS).cast(TYPES["timestamp"])
-
-
-def polled(client: SyncClient, part: Part) -> Generator[pa.RecordBatch]:
-    """Give what ``client.read_arrow`` will give, from polls; to be replaced by it."""
-    row, last = row_after(part.after[:ROW_ID_BYTES]), part.through[:ROW_ID_BYTES]
-    start, inclusive = row + ROW_ID_MIN, True
-    while True:
-        page = client.poll(
-            part.topic, start, inclusive=inclusive, limit=10_000, snapshot=part.snapshot
-        )
-        inside = [message for message in page if message.id[:ROW_ID_BYTES] <= last]
-        if inside:
-            ids = pa.array([message.id for message in inside], pa.binary())
-            values = pa.array([message.payload for message in inside], pa.binary())
-            yield pa.record_batch([ids, values], names=["id", "value"])
-        if not page or len(inside) < len(page):
-            return
-        start, inclusive = page[-1].id, False
