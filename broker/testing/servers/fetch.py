@@ -283,6 +283,7 @@ RECIPES: Mapping[str, Recipe] = {
     "tms": _MAVEN,
     "hbase": Recipe(_fetch_hbase, _check_maven),
     "kafka": _MAVEN,
+    "spark-kafka": _MAVEN,
     "redis": Recipe(_fetch_redis, _check_redis),
     "toxiproxy": Recipe(_fetch_toxiproxy, _check_toxiproxy),
     "compose": Recipe(_fetch_compose, _check_compose),

@@ -1,4 +1,4 @@
-"""Kafka as a peer: one node without ZooKeeper, which syncs before it acknowledges.
+"""Kafka as a peer: one node without ZooKeeper, which syncs before it acknowledges, unless told otherwise.
 
 ``flush.messages=1`` makes every appended batch a sync; a client with ``acks=all`` then waits for
 it. Ready means that the broker answered a request for its API versions, in Kafka's own bytes::
@@ -41,7 +41,6 @@ advertised.listeners=PLAINTEXT://{host}:{port}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 log.dirs={folder}/data
-log.flush.interval.messages=1
 num.partitions=1
 offsets.topic.num.partitions=1
 offsets.topic.replication.factor=1
@@ -50,6 +49,8 @@ transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 group.initial.rebalance.delay.ms=0
 """
+
+_SYNCS = "log.flush.interval.messages=1\n"
 
 _LOG4J = """\
 log4j.rootLogger=WARN, console
@@ -65,6 +66,7 @@ class KafkaServer(Server):
 
     Args:
         jvm_options: Heap and compiler; the default is meant for measuring.
+        syncs: False is Kafka's own default: what it acknowledges is in the page cache.
         folder: See ``Server``.
         cpu: See ``Server``.
     """
@@ -75,11 +77,13 @@ class KafkaServer(Server):
         self,
         *,
         jvm_options: Sequence[str] = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC"),
+        syncs: bool = True,
         folder: Path | None = None,
         cpu: int | None = None,
     ) -> None:
         super().__init__(folder=folder, cpu=cpu)
         self._jvm_options = tuple(jvm_options)
+        self._syncs = syncs
         self.port, self._controller_port = free_ports(2)
 
     @property
@@ -98,6 +102,7 @@ class KafkaServer(Server):
                 controller_port=self._controller_port,
                 folder=self.folder,
             )
+            + (_SYNCS if self._syncs else "")
         )
         (self.folder / "log4j.properties").write_text(_LOG4J)
         if not (self.folder / "data" / "meta.properties").exists():
