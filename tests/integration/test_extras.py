@@ -63,7 +63,7 @@ def installation(folder: Path, extras: Iterable[str]) -> Path:
             if top in {"..", "__pycache__"} or (packages / top).is_symlink():
                 continue
             (packages / top).symlink_to(Path(str(metadata.distribution(name).locate_file(top))))
-    for name in ("broker", "chaos"):
+    for name in ("broker", "chaos", "pyspark_tms.py"):
         (packages / name).symlink_to(ROOT / name)
     return folder / "bin" / "python"
 
@@ -139,6 +139,18 @@ def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
     assert done.returncode == 0, done.stderr
     done = run(made, "-c", "import broker.node_cluster, broker.testing.cluster.__main__")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("made", [("spark",)], indirect=True, ids=["spark"])
+def test_spark_finds_the_format_with_the_extra_spark(made: Path) -> None:
+    without_what_is_missing(made, "click", "plyvel", "pandas", "pytest")
+    done = run(
+        made,
+        "-c",
+        f"{IMPORT_ALL}\nimport pyspark_tms; print(pyspark_tms.DefaultSource.name())",
+        "broker.spark",
+    )
+    assert (done.returncode, done.stdout) == (0, "tms\n"), done.stderr
 
 
 @pytest.mark.parametrize("made", [("chaos",)], indirect=True, ids=["chaos"])

@@ -1,12 +1,12 @@
 """Lanes of tests, side by side: what shares servers stays in one lane, and the others fill the gaps.
 
 There is one HBase, one ZooKeeper and one set of nodes for a whole session, so all that share them are one
-lane, which one worker takes. Tests that share the original's server are another. Each file of all the others
-is a lane of its own; a worker that is free takes the next. So with ``pytest -n 2`` both workers end at about
-the same time::
+lane, which one worker takes. Tests that share the original's server are another, and those that share a Spark.
+Each file of all the others is a lane of its own; a worker that is free takes the next. So with ``pytest -n 2``
+both workers end at about the same time::
 
     worker 1   cluster ──────────────────────────────────────────────────── unit ...
-    worker 2   original ── docs ── integration ── ... ── simulation ── tidy ── unit ...
+    worker 2   original ── spark ── docs ── integration ── ... ── simulation ── tidy ── unit ...
 
 Without ``-n``, all is done one after the other, in the same order.
 """
@@ -31,10 +31,12 @@ CLUSTER = (
 )
 """The tests that share HBase, ZooKeeper or nodes, in this order."""
 ORIGINAL = ("tests/conformance/", "tests/integration/test_servers")
+SPARK = "tests/integration/spark/"
 COMPUTING = ("tests/model/", "tests/simulation/", "tests/tidy/", "tests/unit/")
 SHARED = {
     "cluster": {"hbase_server", "shared_cluster", "shared_hbase"},
     "original": {"java_client", "tms_server"},
+    "spark": {"spark"},
 }
 """The fixtures of servers that tests share, and the lane in which they are."""
 NICENESS = 5
@@ -46,6 +48,8 @@ def lane_of(nodeid: str) -> str:
     """Return the lane of a test."""
     if nodeid.startswith(CLUSTER):
         return "cluster"
+    if nodeid.startswith(SPARK):
+        return "spark"
     return "original" if nodeid.startswith(ORIGINAL) else nodeid.partition("::")[0]
 
 
@@ -55,6 +59,8 @@ def place_of(nodeid: str) -> tuple[int, int]:
         return 0, next(place for place, start in enumerate(CLUSTER) if nodeid.startswith(start))
     if lane_of(nodeid) == "original":
         return 1, 0
+    if lane_of(nodeid) == "spark":
+        return 1, 1
     return (3, 0) if nodeid.startswith(COMPUTING) else (2, 0)
 
 

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
 from tests.integration.spark.driver import Driver, kill
 from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Held, Jobs
+from tests.integration.spark.standalone import standalone
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -145,10 +147,14 @@ class TestTheDriver:
             assert time.monotonic() < deadline, f"no note behind {sorted(before)}"
 
     @pytest.mark.timeout(600)
+    @pytest.mark.parametrize("cluster", ["local-cluster[2,1,1024]", "standalone"])
     def test_executors_that_die_cost_nothing(
-        self, gate: Gate, client: SyncClient, jobs: Jobs, tmp_path: Path
+        self, gate: Gate, client: SyncClient, jobs: Jobs, tmp_path: Path, cluster: str
     ) -> None:
-        with Driver(jobs, tmp_path / "driver.log", "local-cluster[2,1,1024]") as driver:
+        with ExitStack() as stack:
+            if cluster == "standalone":
+                cluster = stack.enter_context(standalone(tmp_path))
+            driver = stack.enter_context(Driver(jobs, tmp_path / "driver.log", cluster))
             for step, output in itertools.product(("begun", "stored"), jobs.outputs()):
                 gate.hold(step, output)
                 jobs.publish(client, 100)

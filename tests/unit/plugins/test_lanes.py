@@ -45,6 +45,7 @@ FLAGS = (
         ("tests/integration/test_cluster_faults.py::test_it", "cluster"),
         ("tests/integration/test_stop.py::test_it", "tests/integration/test_stop.py"),
         ("tests/conformance/test_mutations.py::test_it", "original"),
+        ("tests/integration/spark/test_sink.py::test_it", "spark"),
     ],
 )
 def test_what_shares_servers_is_in_one_lane(nodeid: str, lane: str) -> None:
