@@ -60,7 +60,7 @@ KINDS: Final = {
     "publish_stages": Kind.IDEMPOTENT,
     "leader": Kind.READING,
 }
-"""The routes that the topic's leader answers, beside polls (see ``routed_polls``)."""
+"""The routes that the topic's leader answers, beside polls (see ``routed_polls``). Bulk reads any node answers."""
 
 REPEATABLE_BY: Final = ("Idempotency-Key", "Producer-Id")
 """Headers by which a client itself made a write repeatable."""
