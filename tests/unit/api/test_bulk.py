@@ -16,6 +16,7 @@ from broker.client import Client
 from broker.errors import Unavailable
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.testing.bench import settle
+from broker.testing.ring import ring_of
 from broker.testing.serving import Broker, Http, topic_path
 from broker.topics import service, streams
 from broker.topics.pages import Page
@@ -220,3 +221,30 @@ async def test_a_slow_reader_holds_one_batch(
         assert 0 < made < 16
         assert [page for page in gc.get_objects() if isinstance(page, Page)] == []
         assert len(values(await reply.read())) == 3200
+
+
+async def test_any_node_answers_by_itself_and_all_alike() -> None:
+    """Without a forward, with the leader, without it, and after another leads."""
+    payloads = [b"%d" % number for number in range(500)]
+    async with ring_of(3) as ring:
+        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
+        urls = [node.http.url for node in ring.nodes]
+        async with Client(urls[0]) as client:
+            await client.publish("t", payloads)
+            found = await client.range("t")
+        before = sum(node.forwarded() for node in ring.nodes)
+        for url in urls:
+            assert await read_at(url, found.through) == payloads
+        assert sum(node.forwarded() for node in ring.nodes) == before
+        await ring.move(1)
+        async with Client(urls[2]) as client:
+            await client.publish("t", [b"later"])
+        await ring.nodes[0].kill()
+        for url in urls[1:]:
+            assert await read_at(url, found.through) == payloads
+
+
+async def read_at(url: str, through: bytes) -> list[bytes]:
+    async with Client(url, follow_leaders=False) as client:
+        got = client.read_arrow("t", through=through)
+        return [value for batch in [b async for b in got] for value in batch.to_pydict()["value"]]
