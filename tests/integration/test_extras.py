@@ -131,6 +131,18 @@ def test_what_another_extra_brings_is_named(made: Path, command: list[str]) -> N
     assert "Traceback" not in told.stderr
 
 
+@pytest.mark.parametrize(
+    ("made", "has_it"),
+    [(("arrow",), True), (("server",), False)],
+    indirect=["made"],
+    ids=["arrow", "server"],
+)
+def test_bulk_reads_take_the_extra_arrow(made: Path, *, has_it: bool) -> None:
+    told = run(made, "-c", "from broker.api.arrow import ArrowMaker; ArrowMaker()")
+    assert (told.returncode == 0) is has_it, told.stderr
+    assert ("tms-broker[arrow]" in told.stderr) is not has_it
+
+
 @pytest.mark.parametrize("made", [("cluster",)], indirect=True, ids=["cluster"])
 def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
     without_what_is_missing(made, "thriftpy2", "pytest", "psutil", "matplotlib")
