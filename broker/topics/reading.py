@@ -70,6 +70,7 @@ class Reading:
         self._log = LogId(topic.id, topic.generation)
         self._snapshot = poll.snapshot
         self._start = start_of(poll, oldest_live(around.clock.now_ms(), topic.ttl_ms))
+        self._start_row = self._start.row or ROW_ID_MIN
         self._after = self._start.after
         self._through = through
         """Where this reading ends; None: where its first page finds the end."""
@@ -210,7 +211,8 @@ class Reading:
         if (
             entry.is_plain
             and not entry.is_stub
-            and entry.first > max(self._after, self._start.row or ROW_ID_MIN)
+            and entry.first > self._after
+            and entry.first > self._start_row
             and entry.first >= self._oldest
             and entry.last <= self._last
             and entry.count <= self._left
