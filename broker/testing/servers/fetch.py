@@ -11,10 +11,11 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from broker.testing.servers import archive, cache, compose, jvm, toxiproxy
 from broker.testing.servers.cache import ServerMissing
@@ -27,6 +28,8 @@ _MAVEN_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 _COMPOSE = "github.com/docker/compose/v2"
 _TOXIPROXY = "github.com/Shopify/toxiproxy/v2"
 _PROGRESS_S = 5.0
+PYSPARK: Final = "4.2.1"
+"""The oldest that is supported."""
 
 
 def fetch(name: str, report: Report) -> None:
@@ -198,6 +201,24 @@ def _output(command: Sequence[str], log: Path) -> str:
     return done.stdout.decode()
 
 
+def _fetch_pyspark(name: str, report: Report) -> None:
+    """Put an older PySpark into a folder for PYTHONPATH: an environment has one alone."""
+    target = cache.place(name, PYSPARK)
+    if target.is_dir():
+        report(f"{name}: cached")
+        return
+    report(f"{name}: installing PySpark {PYSPARK} (some 450 MB, once)")
+    log = _log_of(name)
+
+    def make(folder: Path) -> None:
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        if _run([*pip, "--target", str(folder), f"pyspark=={PYSPARK}"], log) != 0:
+            raise ServerMissing(f"pip could not install it; see {log}")
+
+    cache.build(target, make)
+    report(f"{name}: installed")
+
+
 def _fetch_redis(name: str, report: Report) -> None:
     if shutil.which("redis-server"):
         report(f"{name}: installed")
@@ -266,6 +287,11 @@ def _check_compose(name: str) -> None:
     compose.binary()
 
 
+def _check_pyspark(name: str) -> None:
+    if not cache.place(name, PYSPARK).is_dir():
+        raise ServerMissing(f"{name} was not fetched")
+
+
 def _check_redis(name: str) -> None:
     program("redis-server", "redis-server")
 
@@ -284,6 +310,7 @@ RECIPES: Mapping[str, Recipe] = {
     "hbase": Recipe(_fetch_hbase, _check_maven),
     "kafka": _MAVEN,
     "spark-kafka": _MAVEN,
+    "pyspark": Recipe(_fetch_pyspark, _check_pyspark),
     "redis": Recipe(_fetch_redis, _check_redis),
     "toxiproxy": Recipe(_fetch_toxiproxy, _check_toxiproxy),
     "compose": Recipe(_fetch_compose, _check_compose),

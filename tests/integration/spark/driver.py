@@ -1,6 +1,8 @@
 """A driver with both jobs, as a process of its own: started, killed with all that it started, started again.
 
-    python -m tests.integration.spark.driver URL TOPIC FOLDER MASTER
+    python -m tests.integration.spark.driver URL TOPIC FOLDER MASTER OUTPUT…
+
+A master behind ``connect:`` is reached through Spark Connect.
 
 It says *ready* once the jobs run. With the end of its input it does all that is there, and ends.
 """
@@ -11,26 +13,37 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
 import psutil
+from pyspark.sql import SparkSession
 
 from tests.integration.spark.mortal import Jobs
-from tests.integration.spark.sessions import spark_session
+from tests.integration.spark.sessions import connected_session, spark_session
 
 MODULE = "tests.integration.spark.driver"
 READY = "ready\n"
 STOP_S = 120.0
+CONNECT = "connect:"
 
 
 class Driver:
     """Such a process; a context manager. ``kill`` leaves nothing of it."""
 
-    def __init__(self, jobs: Jobs, log: Path, master: str = "local[2]") -> None:
+    def __init__(
+        self,
+        jobs: Jobs,
+        log: Path,
+        master: str = "local[2]",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._log = log
+        self._environment = {**os.environ, **(environment or {})}
         self._command = [sys.executable, "-m", MODULE, jobs.url, jobs.words]
-        self._command += [str(jobs.folder), master]
+        self._command += [str(jobs.folder), master, *jobs.outputs()]
 
     def __enter__(self) -> Self:
         with self._log.open("a") as log:
@@ -40,6 +53,7 @@ class Driver:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
+                env=self._environment,
                 start_new_session=True,
             )
         assert self.process.stdout is not None
@@ -65,8 +79,12 @@ class Driver:
         tree = self.tree()
         for process in tree:
             kill(process)
-        psutil.wait_procs(tree, STOP_S)
         self.process.wait(STOP_S)
+        psutil.wait_procs(tree[1:], STOP_S)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
 
     def finish(self) -> None:
         """Let it do all that is there and end."""
@@ -81,11 +99,19 @@ def kill(process: psutil.Process) -> None:
         return
 
 
-def main(url: str, words: str, folder: str, master: str) -> None:
+def session_of(folder: Path, master: str) -> SparkSession:
+    """Return a session of the master, or through Spark Connect, which starts a server of its own."""
+    if master.startswith(CONNECT):
+        return connected_session(folder, master.removeprefix(CONNECT))
+    return spark_session(folder, master)
+
+
+def main(url: str, words: str, folder: str, master: str, *outputs: str) -> None:
     local = Path(folder) / f"spark-{os.getpid()}"
-    session = spark_session(local, master)
+    session = session_of(local, master)
     jobs = Jobs(url, words, Path(folder))
-    queries = [jobs.start(session, output) for output in jobs.outputs()]
+    queries = [jobs.start(session, output) for output in outputs]
+    sys.stderr.write(f"Spark {session.version} at {master}\n")
     sys.stdout.write(READY)
     sys.stdout.flush()
     sys.stdin.read()

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -15,6 +16,17 @@ FILES = (
 
 def spark_session(folder: Path, master: str = "local[2]", **settings: str) -> SparkSession:
     """Start Spark in this process, with all that it leaves behind in a folder."""
+    return _with(SparkSession.builder.master(master), folder, settings).getOrCreate()
+
+
+def connected_session(folder: Path, master: str) -> SparkSession:
+    """Start a server of Spark Connect, and a session of it."""
+    return _with(SparkSession.builder.remote(master), folder, {}).getOrCreate()
+
+
+def _with(
+    builder: SparkSession.Builder, folder: Path, settings: Mapping[str, str]
+) -> SparkSession.Builder:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     given = {
         "spark.ui.enabled": "false",
@@ -33,7 +45,6 @@ def spark_session(folder: Path, master: str = "local[2]", **settings: str) -> Sp
         "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
         **settings,
     }
-    builder = SparkSession.builder.master(master).appName("tests")
     for name, value in given.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    return builder.appName("tests")
