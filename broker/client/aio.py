@@ -73,7 +73,7 @@ class Client:
         url: where the broker listens, one address or those of several nodes of a cluster; overrides
             that of ``settings``.
         settings: how the client behaves.
-        tls: the TLS context for https addresses; the system's trust otherwise.
+        tls: the TLS context for https addresses; else the trust in ``settings.ca_file``, or the system's.
         transport: what carries requests, for tests.
         options: single settings by name, over ``settings``.
     """

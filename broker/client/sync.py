@@ -145,8 +145,8 @@ class SyncClient:
     Args:
         url: where the broker listens, as for ``Client``; overrides that of ``settings``.
         settings: how the client behaves.
-        tls: the TLS context for https addresses. It is not pickled along: a copy elsewhere uses the
-            system's trust.
+        tls: the TLS context for https addresses. It is not pickled along: a copy elsewhere uses the trust in
+            ``settings.ca_file``, or the system's.
         options: single settings by name, over ``settings``.
 
     Errors and guarantees are those of ``Client``, whose methods these are.

@@ -98,6 +98,8 @@ class HttpTransport:
         self._nodes = nodes or Nodes(settings.urls, follow=settings.follow_leaders)
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
         net.header_lines(self._headers)
+        if tls is None and settings.ca_file:
+            tls = ssl.create_default_context(cafile=settings.ca_file)
         self._tls = tls
         self._idle: list[Connection] = []
         self._busy: dict[Connection, None] = {}

@@ -124,6 +124,7 @@ class Settings:
             addresses can't be reached.
         namespace: the namespace of topics that are named without one.
         headers: sent with every request.
+        ca_file: the certificates that https addresses are trusted by, in PEM, if not the system's.
         deadline_s: how long a call may take in all, its retries included, and what it waits for a
             connection. A poll's own wait comes on top; an answer that is arriving is read to its end.
         connect_timeout_s: how long one attempt to connect may take.
@@ -155,6 +156,7 @@ class Settings:
     follow_leaders: bool = True
     namespace: str = "default"
     headers: tuple[tuple[str, str], ...] = ()
+    ca_file: str = ""
     deadline_s: float = 30.0
     connect_timeout_s: float = 10.0
     retry_delay_min_s: float = 0.05

@@ -1,4 +1,6 @@
 import asyncio
+import ssl
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,8 @@ from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import Poll, TopicId
 
 TOPIC = TopicId("ns1", "t1")
+TLS = Path(__file__).parents[2] / "data" / "tls"
+"""A certificate for 127.0.0.1 that nothing but these tests trusts."""
 PUBLISH = protocol.publish(TOPIC, [b"a"])
 POLL = protocol.poll(TOPIC, Poll())
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
@@ -381,3 +385,23 @@ async def test_an_answer_may_name_the_node_to_ask_from_now_on(raw_broker, follow
         transport._nodes.lost("http://127.0.0.1:9", asyncio.get_running_loop().time())
         assert not reply.moved("http://127.0.0.1:9;node=2")
     await transport.close()
+
+
+async def test_an_address_over_https_is_trusted_by_the_certificates_that_are_named():
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+
+    async def answer(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: 2\r\n\r\n[]")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with Client(url, ca_file=str(TLS / "cert.pem")) as client:
+            assert await client.topics() == []
+        async with Client(url, deadline_s=0.2) as client:
+            with pytest.raises(Unavailable, match="certificate"):
+                await client.topics()
