@@ -10,7 +10,6 @@ It says *ready* once the jobs run. With the end of its input it does all that is
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -66,24 +65,18 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.kill()
 
-    def tree(self) -> list[psutil.Process]:
-        """Return all processes that it has started, and itself."""
-        try:
-            process = psutil.Process(self.process.pid)
-            return [process, *process.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
     def kill(self) -> None:
         """Kill it and all that it started, as the end of a machine would."""
-        tree = self.tree()
-        for process in tree:
+        below: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            below = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.kill()
+        for process in below:
             kill(process)
+        psutil.wait_procs(below, STOP_S)
         self.process.wait(STOP_S)
-        psutil.wait_procs(tree[1:], STOP_S)
         for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
+            if pipe is not None:
                 pipe.close()
 
     def finish(self) -> None:
@@ -93,10 +86,9 @@ class Driver:
 
 
 def kill(process: psutil.Process) -> None:
-    try:
-        process.send_signal(signal.SIGKILL)
-    except psutil.NoSuchProcess:
-        return
+    """Kill a process, if it is there yet."""
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
 
 
 def session_of(folder: Path, master: str) -> SparkSession:
