@@ -112,7 +112,7 @@ $(VENV)/.cluster: pyproject.toml $(VENV)/.server
 
 $(VENV)/.spark: pyproject.toml $(VENV)/.server
 	@echo "installing Spark into $(VENV): half a gigabyte"
-	@$(PIP) install --editable '.[server,spark]'
+	@$(PIP) install --editable '.[arrow,spark]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.server
