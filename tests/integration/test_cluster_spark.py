@@ -1,35 +1,59 @@
-"""Spark over a cluster: leaders die in the middle of a batch, and drivers do."""
+"""Spark over a cluster of nodes on HBase and ZooKeeper, whose leaders are killed and paused within batches."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.cluster import LocalCluster
+from broker.testing.cluster import LocalCluster, Member
 from tests.integration.spark.driver import Driver
-from tests.integration.spark.mortal import DEADLINE_S, Gate, Jobs
-from tests.integration.spark.test_deployments import run_and_die
+from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Jobs
 
-pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.server("hbase"),
+    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.timeout(900),
+]
 
 
-def test_on_three_nodes_over_hbase(shared_cluster: LocalCluster, tmp_path: Path) -> None:
-    url = ",".join(node.url for node in shared_cluster.nodes)
-    log = tmp_path / "driver.log"
+def killed(leader: Member, go: Callable[[], None]) -> None:
+    leader.kill()
+    go()
+
+
+def paused(leader: Member, go: Callable[[], None]) -> None:
+    leader.pause()
+    go()
+
+
+def test_leaders_that_fail_in_a_batch_end_no_query(
+    shared_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    nodes = {node.url: node for node in shared_cluster.nodes if node.url is not None}
+    url = ",".join(nodes)
     with Gate() as gate, SyncClient(url, deadline_s=DEADLINE_S) as client:
-        jobs = Jobs(url, "spark-words", tmp_path)
+        jobs = Jobs(url, "spark/words", tmp_path)
         jobs.create(client)
-        with Driver(jobs, log) as driver:
-            for step in ("stored", "publishing"):
-                gate.hold(step, jobs.copies)
-                jobs.publish(client, 100)
-                held = gate.held()
-                leader = client.leader(jobs.copies).url
-                (node,) = [each for each in shared_cluster.nodes if each.url == leader]
-                node.kill()
-                held.go()
-                jobs.publish(client, 100)
-                node.start()
+        with Driver(jobs, tmp_path / "driver.log") as driver:
+            for output in jobs.outputs():
+                for step, fault in zip(STEPS, (killed, paused) * 2, strict=True):
+                    gate.hold(step, output)
+                    jobs.publish(client, 100)
+                    held = gate.held()
+                    leader = nodes[client.leader(output).url]
+                    fault(leader, held.go)
+                    # The others take the topic over; the words' topic may be another node's.
+                    jobs.publish(client, 100)
+                    if fault is killed:
+                        leader.start()
+                    else:
+                        leader.resume()
             driver.finish()
         jobs.check(client)
-        run_and_die(gate, client, jobs, lambda: Driver(jobs, log))
+        for topic in (jobs.words, *jobs.outputs()):
+            client.delete_topic(topic)

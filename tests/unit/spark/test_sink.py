@@ -138,6 +138,32 @@ def test_rows_go_to_their_topics_with_their_lives(broker) -> None:
     assert broker.topics == {"x": [(b"1", 5), (b"3", 5), (b"4", 6)] * 2, "y": [(b"2", None)] * 2}
 
 
+def test_a_batch_that_reached_only_one_of_its_topics_is_completed(broker) -> None:
+    rows = pa.record_batch(
+        [pa.array([b"1", b"2"], pa.binary()), pa.array(["x", "y"])], names=["value", "topic"]
+    )
+    columns = StructType([VALUE, StructField("topic", StringType())])
+
+    def run() -> None:
+        given = options(topic=None, producer=Producer("query", 7))
+        writer = TmsBatchWriter(given, columns, lambda _: broker)
+        writer.commit([writer.write(iter([rows]))])
+
+    honest = broker.publish_stages
+
+    def fails_at_y(topic: str, stages: list[str], *, producer: Producer) -> None:
+        if topic == "y":
+            raise OSError
+        honest(topic, stages, producer=producer)
+
+    broker.publish_stages = fails_at_y
+    with pytest.raises(OSError):  # noqa: PT011
+        run()
+    broker.publish_stages = honest
+    run()
+    assert (broker.payloads("x"), broker.payloads("y")) == ([b"1"], [b"2"])
+
+
 def test_a_batch_query_with_a_key_is_published_once(broker) -> None:
     def run(producer: Producer | None) -> None:
         writer = TmsBatchWriter(options(producer=producer), StructType([VALUE]), lambda _: broker)
