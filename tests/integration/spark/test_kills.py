@@ -27,7 +27,7 @@ SOME = [("stored", COPIES), ("published", COPIES), ("publishing", COUNTS), ("pub
 ALL = list(itertools.product(STEPS, (COPIES, COUNTS)))
 NOTED = "noted"
 """Behind the steps of the sink: Spark notes that the batch is done."""
-PAUSE_S = 2.0
+PAUSE_S = 1.0
 
 
 @pytest.fixture
