@@ -79,8 +79,8 @@ class TmsBatchReader(DataSourceReader):
         if after is not None and through is not None and after >= through:
             return []
         found = self._client.range(self._options.topic, after=after, through=through)
-        if isinstance(self._options.start, Place):
-            planning.check_nothing_lost(self._options, self._options.start.after, found)
+        if self._options.starts_at_a_message:
+            planning.check_nothing_lost(self._options, found.after, found)
         parts = planning.parts_of(self._client, self._options, found)
         return [InputPartition(part) for part in parts]
 

@@ -107,6 +107,11 @@ class SourceOptions:
     snapshot: Snapshot | None = None
     push_down: bool = False
 
+    @property
+    def starts_at_a_message(self) -> bool:
+        """Whether the query names its first message, and not *what there is*, from a time on or at all."""
+        return isinstance(self.start, Place) and not self.start.is_time
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:

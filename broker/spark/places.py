@@ -38,9 +38,13 @@ Offset = dict[str, Any]
 
 
 class Place(NamedTuple):
-    """A place behind the row ``after`` (20 bytes, whose second half is zero)."""
+    """A place behind the row ``after`` (20 bytes, whose second half is zero).
+
+    A time names what there is from then on; an id names a message, which may have expired.
+    """
 
     after: MessageId
+    is_time: bool = False
 
     @classmethod
     def of(cls, identifier: MessageId) -> Place:
@@ -50,7 +54,7 @@ class Place(NamedTuple):
     @classmethod
     def at_time(cls, time_us: int) -> Place:
         """Return the place before the first message that is not older than a time."""
-        return cls(row_before(first_row_at(-(-time_us // ONE_MS))) + ROW_ID_MIN)
+        return cls(row_before(first_row_at(-(-time_us // ONE_MS))) + ROW_ID_MIN, is_time=True)
 
 
 def first_offset(start: MessageId) -> Offset:

@@ -123,8 +123,8 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 through=planning.seen_through(self._client, self._options, found)
             )
         begin = found.after
-        if start.get("init") and self._options.start == "earliest":
-            begin = max(begin, found.earliest)  # Nothing was promised of what is older.
+        if start.get("init") and self._starts_with_what_is_there:
+            begin = max(begin, found.earliest)
             found = found._replace(after=begin, lost=0)
         is_nothing = found.through <= begin
         self._is_at_end = is_nothing and self._goal is None
@@ -133,6 +133,10 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self._planned, self._planned_at = found, self._monotonic()
         return next_offset(start, begin, found.through)
+
+    @property
+    def _starts_with_what_is_there(self) -> bool:
+        return self._options.start != "latest" and not self._options.starts_at_a_message
 
     def _has_come(self) -> bool:
         """Wait for a message behind the latest id, and tell whether there is one."""

@@ -14,9 +14,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from broker.client.values import Settings
+from broker.client.values import Settings, TopicRange
 from broker.model import ROW_ID_MIN, row_id
-from broker.spark.batch import PushingBatchReader, bounds_of
+from broker.spark.batch import PushingBatchReader, TmsBatchReader, bounds_of
 from broker.spark.batches import SCHEMA, arrow_schema
 from broker.spark.options import SourceOptions
 from broker.spark.places import Place
@@ -35,6 +35,10 @@ IDS = st.builds(
     st.integers(0, 2),
     st.sampled_from([ROW_ID_MIN, b"\0\0\0\0\0\0\0\1\0\1"]),
 )
+
+
+def ident(number: int) -> bytes:
+    return row_id(number, 0) + ROW_ID_MIN
 
 
 def is_inside(identifier: bytes, filter_) -> bool:
@@ -72,9 +76,6 @@ def test_other_filters_bound_nothing(filter_) -> None:
 
 
 def test_filters_narrow_the_range_and_are_all_applied_again() -> None:
-    def ident(number: int) -> bytes:
-        return row_id(number, 0) + ROW_ID_MIN
-
     asked = {}
 
     class Topic:
@@ -95,3 +96,30 @@ def test_filters_narrow_the_range_and_are_all_applied_again() -> None:
     with pytest.raises(LookupError):
         reader.partitions()
     assert asked == {"after": Place.of(ident(7)).after, "through": ident(10)}
+
+
+@pytest.mark.parametrize("is_time", [False, True])
+def test_only_a_start_at_a_message_misses_what_has_expired(is_time: bool) -> None:
+    found = TopicRange(
+        earliest=ident(4),
+        latest=ident(9),
+        after=ident(1),
+        through=ident(9),
+        messages=5,
+        size=50,
+        lost=3,
+        ends=[ident(9)],
+    )
+
+    class Topic:
+        def range(self, topic, **given):
+            return found
+
+    start = Place(ident(1), is_time)
+    options = SourceOptions(settings=Settings(), topic="t", start=start)
+    reader = TmsBatchReader(options, arrow_schema(SCHEMA), lambda _: Topic())
+    if is_time:
+        assert len(reader.partitions()) == 1
+    else:
+        with pytest.raises(ValueError, match="At least 3 messages"):
+            reader.partitions()

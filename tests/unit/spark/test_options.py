@@ -56,8 +56,9 @@ def test_an_id_is_a_place_before_its_message() -> None:
 def test_a_time_is_the_place_before_the_first_message_that_is_not_older() -> None:
     row = bytes.fromhex("0000019b0000000000" + "00")
     milliseconds = str(int.from_bytes(row[:8], "big"))
-    assert batch(startingTimestamp=milliseconds).start == Place(row_before(row) + ROW_ID_MIN)
-    assert batch(endingTimestamp=milliseconds).end == Place(row_before(row) + ROW_ID_MIN)
+    place = Place(row_before(row) + ROW_ID_MIN, is_time=True)
+    assert batch(startingTimestamp=milliseconds).start == place
+    assert batch(endingTimestamp=milliseconds).end == place
 
 
 @pytest.mark.parametrize(

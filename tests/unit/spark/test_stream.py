@@ -130,6 +130,20 @@ def test_a_start_at_earliest_moves_on_with_what_expires_before_the_first_batch(m
     assert ranges(reader, start, end) == [(4, 10)]
 
 
+def test_a_start_at_a_time_begins_with_what_there_is_and_one_at_a_message_with_it(
+    made, topic
+) -> None:
+    topic.count, topic.expired = 10, 4
+    by_time = made(start=Place(ident(1), is_time=True))
+    start = by_time.initialOffset()
+    assert ranges(by_time, start, by_time.latestOffset(start, ALL)) == [(4, 10)]
+    by_id = made(start=Place(ident(1)))
+    start = by_id.initialOffset()
+    end = by_id.latestOffset(start, ALL)
+    with pytest.raises(ValueError, match="At least 3 messages"):
+        by_id.partitions(start, end)
+
+
 def test_what_expired_before_it_was_read_fails_the_query(made, topic) -> None:
     topic.count = 10
     reader = made(start="earliest")
