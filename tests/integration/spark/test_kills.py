@@ -20,7 +20,7 @@ from tests.integration.spark.driver import Driver, kill
 from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Held, Jobs
 from tests.integration.spark.standalone import standalone
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 COPIES, COUNTS = 0, 1
 SOME = [("stored", COPIES), ("published", COPIES), ("publishing", COUNTS), ("published", COUNTS)]

@@ -1,13 +1,16 @@
 """Topics as sinks of real queries: once, in order, and nothing before it is all there."""
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker.client import SyncClient
+from broker.client import Browsed, SyncClient
 from broker.spark import publish
 from broker.testing.process import BrokerProcess
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
 DEADLINE_S = 60
 
@@ -18,6 +21,11 @@ def payloads(count: int, first: int = 0) -> list[bytes]:
 
 def published(client: SyncClient, topic: str) -> list[bytes]:
     return [message.payload for message in client.poll(topic)]
+
+
+def life_s(row: Browsed) -> float:
+    assert row.expires_at is not None
+    return datetime.fromisoformat(row.expires_at).timestamp() - row.timestamp_ms / 1000
 
 
 class TestBatch:
@@ -53,6 +61,9 @@ class TestBatch:
         frame.write.format("tms").option("url", broker.url).mode("append").save()
         assert published(client, topic) == [b"1", b"3"]
         assert published(client, other) == [b"2"]
+        rows = client.browse(topic).messages
+        lives = {row.payload: life_s(row) for row in rows if row.kind == "stored"}
+        assert lives == {b"1": 60, b"3": client.topic(topic).ttl_s}
 
     def test_a_query_that_fails_shows_nothing(self, spark, client, topic, write) -> None:
         frame = spark.range(0, 60_000, 1, 2).selectExpr(

@@ -14,6 +14,8 @@ from broker.model import Snapshot
 from broker.testing.process import BrokerProcess
 from broker.wire.transaction import encode_transaction
 
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
 DEADLINE_S = 60
 
 
@@ -212,26 +214,31 @@ class TestStream:
         assert sum(progress.numInputRows for progress in query.recentProgress) == 6
 
 
-def test_a_query_outlives_an_outage_of_the_broker(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("outage_s", [0, pytest.param(60, marks=pytest.mark.nightly)])
+def test_a_query_outlives_an_outage_of_the_broker(
+    spark: SparkSession, tmp_path: Path, outage_s: float
+) -> None:
     """It is down until the query has tried to reach it, which a socket in its place sees."""
     with BrokerProcess(tmp_path / "data") as broker, SyncClient(broker.url) as client:
         client.create_topic("t")
         publish(client, "t", 10)
         source = spark.readStream.format("tms").option("url", broker.url).option("topic", "t")
         writer = source.option("startingOffsets", "earliest").load().writeStream
-        query = writer.format("memory").queryName("outage").start()
+        query = writer.format("memory").queryName(f"outage{outage_s}").start()
         try:
             query.processAllAvailable()
             broker.kill()
             with socket.create_server(("127.0.0.1", broker.port)) as instead:
                 instead.settimeout(DEADLINE_S)
-                for _ in range(3):
+                attempts, ends = 0, time.monotonic() + outage_s
+                while attempts < 3 or time.monotonic() < ends:
                     instead.accept()[0].close()
+                    attempts += 1
             broker.start()
             publish(client, "t", 10, 10)
             query.processAllAvailable()
             assert query.isActive
-            rows = spark.table("outage").collect()
+            rows = spark.table(f"outage{outage_s}").collect()
             assert [bytes(row.value) for row in rows] == payloads(20)
         finally:
             query.stop()

@@ -15,7 +15,7 @@ from pyspark.sql.functions import col, expr, session_window, split, timestamp_se
 from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.nightly]
+pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
 
 DEADLINE_S = 110
 KEYS = "abcdefgh"
