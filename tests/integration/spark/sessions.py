@@ -32,6 +32,7 @@ def _with(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     given = {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder),
         "spark.driver.extraJavaOptions": f"{' '.join(QUICK)} -Djava.io.tmpdir={folder}",
         "spark.executor.extraJavaOptions": " ".join(QUICK),
