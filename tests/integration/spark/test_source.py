@@ -85,6 +85,12 @@ class TestBatch:
             bound = messages[700].id.hex()
             found = frame.where(f"id > X'{bound}' AND id <= X'{messages[800].id.hex()}'")
             assert values(found) == payloads(100, 701)
+            first, last = messages[0].timestamp_ms + 1, messages[-1].timestamp_ms
+            within = (
+                f"timestamp >= timestamp_millis({first}) AND timestamp < timestamp_millis({last})"
+            )
+            found = frame.where(within)
+            assert values(found) == [m.payload for m in messages if first <= m.timestamp_ms < last]
         finally:
             spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
