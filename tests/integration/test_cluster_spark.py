@@ -1,7 +1,8 @@
-"""Spark over a cluster of nodes on HBase and ZooKeeper, whose leaders are killed and paused within batches."""
+"""Spark over nodes on HBase and ZooKeeper: leaders die or stand still in the middle of a batch, and drivers die."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,50 +11,48 @@ import pytest
 from broker.client import SyncClient
 from broker.testing.cluster import LocalCluster, Member
 from tests.integration.spark.driver import Driver
-from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Jobs
+from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Held, Jobs
+from tests.integration.spark.test_deployments import run_and_die
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.server("hbase"),
-    pytest.mark.slow,
     pytest.mark.nightly,
     pytest.mark.timeout(900),
 ]
 
 
-def killed(leader: Member, go: Callable[[], None]) -> None:
+def killed(leader: Member, held: Held, meanwhile: Callable[[], None]) -> None:
     leader.kill()
-    go()
+    held.go()
+    meanwhile()
+    leader.start()
 
 
-def paused(leader: Member, go: Callable[[], None]) -> None:
+def paused(leader: Member, held: Held, meanwhile: Callable[[], None]) -> None:
     leader.pause()
-    go()
+    held.go()
+    meanwhile()
+    leader.resume()
 
 
-def test_leaders_that_fail_in_a_batch_end_no_query(
-    shared_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_on_three_nodes_over_hbase(shared_cluster: LocalCluster, tmp_path: Path) -> None:
     nodes = {node.url: node for node in shared_cluster.nodes if node.url is not None}
     url = ",".join(nodes)
+    log = tmp_path / "driver.log"
     with Gate() as gate, SyncClient(url, deadline_s=DEADLINE_S) as client:
-        jobs = Jobs(url, "spark/words", tmp_path)
+        jobs = Jobs(url, "spark-words", tmp_path)
         jobs.create(client)
-        with Driver(jobs, tmp_path / "driver.log") as driver:
+        with Driver(jobs, log) as driver:
             for output in jobs.outputs():
-                for step, fault in zip(STEPS, (killed, paused) * 2, strict=True):
+                for step, fault in zip(STEPS, itertools.cycle((killed, paused)), strict=False):
                     gate.hold(step, output)
                     jobs.publish(client, 100)
                     held = gate.held()
                     leader = nodes[client.leader(output).url]
-                    fault(leader, held.go)
-                    # The others take the topic over; the words' topic may be another node's.
-                    jobs.publish(client, 100)
-                    if fault is killed:
-                        leader.start()
-                    else:
-                        leader.resume()
+                    fault(leader, held, lambda: jobs.publish(client, 100))
             driver.finish()
         jobs.check(client)
+        run_and_die(gate, client, jobs, lambda: Driver(jobs, log))
         for topic in (jobs.words, *jobs.outputs()):
             client.delete_topic(topic)
