@@ -66,7 +66,7 @@ def together(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     commits = dict.fromkeys(run["commit"] for run in runs)
     return runs[-1] | {
         "commit": ", ".join(commits),
-        "quick": any(run["quick"] for run in runs),
+        "quick": any(run.get("quick", False) for run in runs),
         "questions": list(answers.values()),
     }
 

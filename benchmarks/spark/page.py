@@ -1,4 +1,4 @@
-"""docs/benchmarks-spark.md: ``python -m benchmarks.spark.page FILE``."""
+"""docs/benchmarks-spark.md: ``python -m benchmarks.spark.page FILE…``. Questions may be asked in several runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.before.report import together
 from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.report import DOCS, plot, section
 
@@ -46,9 +47,10 @@ def as_markdown(results: dict[str, Any]) -> str:
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def main(source: Path) -> None:
+def main(*sources: Path) -> None:
     """Write the page, the plot, and the figures that they are made of."""
-    results = json.loads(source.read_text())
+    runs = [json.loads(source.read_text()) for source in sources]
+    results = runs[0] if len(runs) == 1 else together(runs)
     (DOCS / PAGE).write_text(as_markdown(results))
     (DOCS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
     plot(results, DOCS / PLOT)
@@ -56,5 +58,7 @@ def main(source: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("source", type=Path, help="the figures, as benchmarks.spark wrote them")
-    main(parser.parse_args().source)
+    parser.add_argument(
+        "sources", nargs="+", type=Path, help="figures, as benchmarks.spark wrote them"
+    )
+    main(*parser.parse_args().sources)

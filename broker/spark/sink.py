@@ -12,6 +12,9 @@ publish and Spark's note of it, Spark runs the same batch once more, and the bro
 duplicate and stores nothing. Stages of attempts that failed, or whose publish was a duplicate, are in no
 publish, so that nothing of them is ever seen; the broker sweeps them.
 
+A task that has only a few rows hands them over with its message to the commit. If all do, the commit publishes them
+by themselves: that spares a small batch half of its requests, and the broker a payload log for each of its tasks.
+
 A batch that goes to several topics is published once in each of them, one after the other.
 """
 
@@ -21,7 +24,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -37,7 +40,7 @@ from broker.client.sync import SyncClient, SyncStage
 from broker.client.values import Settings
 from broker.spark.connecting import client_of
 from broker.spark.options import Producer, SinkOptions
-from broker.spark.rows import check_columns, chunks_of, runs_of
+from broker.spark.rows import Run, check_columns, chunks_of, runs_of
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -46,11 +49,24 @@ BATCH_ID: Final = "streaming.sql.batchId"
 Connect = Callable[[Settings], SyncClient]
 
 
+FEW_BYTES_MAX: Final = 64 << 10
+FEW_MESSAGES_MAX: Final = 1_000
+"""What a task hands over to the commit instead of storing it; all tasks of a commit together ten times that."""
+
+
+class Stored(NamedTuple):
+    """What a task has for a topic: the id of a stage, or a few messages themselves."""
+
+    topic: str
+    stage: str = ""
+    few: tuple[bytes, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one task attempt has stored: its stages, each with its topic. ``producer`` None: of no stream."""
+    """What one task attempt has for each of its topics. ``producer`` None: of no stream."""
 
-    stages: tuple[tuple[str, str], ...]
+    stored: tuple[Stored, ...]
     producer: Producer | None = None
 
 
@@ -145,21 +161,36 @@ def producer_of_task() -> Producer:
 
 def store(
     client: SyncClient, batches: Iterator[pa.RecordBatch], topic: str | None
-) -> tuple[tuple[str, str], ...]:
-    """Store rows in new stages, one for each topic; return the topics and their stages' ids.
+) -> tuple[Stored, ...]:
+    """Store rows in new stages, one for each topic; a few rows are returned instead.
 
     Each request has an idempotency key, so that the client may send it again when no answer comes.
     """
+    runs = (run for batch in batches for run in runs_of(batch, topic))
+    few: list[Run] = []
+    size = count = 0
     with ExitStack() as stack:
         stages: dict[str, SyncStage] = {}
-        for batch in batches:
-            for run in runs_of(batch, topic):
-                stage = stages.get(run.topic)
-                if stage is None:
-                    stage = stages[run.topic] = stack.enter_context(client.stage(run.topic))
-                for chunk in chunks_of(run.values):
-                    stage.store(chunk, ttl_s=run.ttl_s, key=uuid.uuid4().hex)
-        return tuple((name, stage.id) for name, stage in stages.items())
+        for run in runs:
+            few.append(run)
+            size, count = size + run.values.nbytes, count + len(run.values)
+            if stages or run.ttl_s is not None or size > FEW_BYTES_MAX or count > FEW_MESSAGES_MAX:
+                for each in few:
+                    if each.topic not in stages:
+                        stages[each.topic] = stack.enter_context(client.stage(each.topic))
+                    _store_run(stages[each.topic], each)
+                few.clear()
+        if stages:
+            return tuple(Stored(name, stage.id) for name, stage in stages.items())
+    messages: dict[str, list[bytes]] = {}
+    for run in few:
+        messages.setdefault(run.topic, []).extend(run.values.to_pylist())
+    return tuple(Stored(name, few=tuple(values)) for name, values in messages.items())
+
+
+def _store_run(stage: SyncStage, run: Run) -> None:
+    for chunk in chunks_of(run.values):
+        stage.store(chunk, ttl_s=run.ttl_s, key=uuid.uuid4().hex)
 
 
 def complete(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -170,10 +201,23 @@ def complete(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
 
 
 def publish(client: SyncClient, staged: Sequence[Staged], producer: Producer) -> None:
-    """Publish stages, in their order, as a producer's number; in each topic all of them or none."""
-    by_topic: dict[str, list[str]] = {}
+    """Publish what tasks have, in their order, as a producer's number; in each topic all of it or nothing."""
+    by_topic: dict[str, list[Stored]] = {}
     for one in staged:
-        for topic, stage in one.stages:
-            by_topic.setdefault(topic, []).append(stage)
-    for topic, stages in by_topic.items():
-        client.publish_stages(topic, stages, producer=producer)
+        for stored in one.stored:
+            by_topic.setdefault(stored.topic, []).append(stored)
+    for topic, parts in by_topic.items():
+        few = [message for part in parts for message in part.few]
+        is_little = len(few) <= 10 * FEW_MESSAGES_MAX and sum(map(len, few)) <= 10 * FEW_BYTES_MAX
+        if is_little and not any(part.stage for part in parts):
+            client.publish(topic, few, producer=producer)
+        else:
+            stages = [part.stage or _stored_late(client, part) for part in parts]
+            client.publish_stages(topic, stages, producer=producer)
+
+
+def _stored_late(client: SyncClient, part: Stored) -> str:
+    """Store the few messages of a task beside which others have many; return the stage."""
+    with client.stage(part.topic) as stage:
+        stage.store(part.few, key=uuid.uuid4().hex)
+        return stage.id

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from broker.client import SyncClient
 from broker.client.values import Settings
-from broker.spark import TmsDataSource, publish
+from broker.spark import TmsDataSource, publish, sink
 from broker.spark.connecting import client_of
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 
@@ -38,6 +38,9 @@ STEPS = ("begun", "stored", "publishing", "published")
 GATE = "TEST_SPARK_GATE"
 """The environment variable with the gate's port."""
 DEADLINE_S = 60.0
+FEW = "TEST_SPARK_FEW"
+"""The environment variable with how many bytes a task hands over instead of storing them: none by default."""
+sink.FEW_BYTES_MAX = int(os.environ.get(FEW, "0"))
 WORDS = ("anna", "ben", "carl", "dora", "emil")
 
 
@@ -140,6 +143,11 @@ class SteppingClient:
         with self._client.stage(topic) as stage:
             reach("begun", topic)
             yield SteppingStage(stage, topic)
+
+    def publish(self, topic: str, messages: Sequence[bytes], **given: Any) -> None:
+        reach("publishing", topic)
+        self._client.publish(topic, messages, **given)
+        reach("published", topic)
 
     def publish_stages(self, topic: str, stages: Sequence[str], **given: Any) -> None:
         reach("publishing", topic)

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
 from tests.integration.spark.driver import Driver, kill
-from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Held, Jobs
+from tests.integration.spark.mortal import DEADLINE_S, FEW, STEPS, Gate, Held, Jobs
 from tests.integration.spark.standalone import standalone
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -28,6 +28,8 @@ ALL = list(itertools.product(STEPS, (COPIES, COUNTS)))
 NOTED = "noted"
 """Behind the steps of the sink: Spark notes that the batch is done."""
 EVERY = list(itertools.product((*STEPS, NOTED), (COPIES, COUNTS)))
+OF_FEW = list(itertools.product(("publishing", "published", NOTED), (COPIES, COUNTS)))
+"""A batch of few rows has no more steps."""
 TASKS = list(itertools.product(("begun", "stored"), (COPIES, COUNTS)))
 NIGHTLY = pytest.mark.nightly
 PAUSE_S = 1.0
@@ -118,8 +120,12 @@ class TestTheDriver:
     @pytest.mark.timeout(1800)
     @pytest.mark.parametrize(
         "places",
-        [[("published", COPIES)], pytest.param(EVERY * 3, marks=NIGHTLY)],
-        ids=["once", "thirty-times"],
+        [
+            [("published", COPIES)],
+            pytest.param(EVERY * 3, marks=NIGHTLY),
+            pytest.param(OF_FEW, marks=NIGHTLY),
+        ],
+        ids=["once", "thirty-times", "few-rows"],
     )
     def test_a_driver_that_dies_at_any_step_costs_nothing(
         self,
@@ -129,11 +135,12 @@ class TestTheDriver:
         tmp_path: Path,
         places: list[tuple[str, int]],
     ) -> None:
+        environment = {FEW: "100000"} if places is OF_FEW else None
         for step, number in places:
             output = jobs.outputs()[number]
             jobs.publish(client, 100)
             gate.hold("published" if step == NOTED else step, output)
-            with Driver(jobs, tmp_path / "driver.log") as driver:
+            with Driver(jobs, tmp_path / "driver.log", environment=environment) as driver:
                 held = gate.held()
                 if step == NOTED:
                     noted = self.noted(jobs, output)
@@ -141,7 +148,7 @@ class TestTheDriver:
                     self.wait_for_a_note(jobs, output, noted)
                 driver.kill()
                 held.connection.close()
-        with Driver(jobs, tmp_path / "driver.log") as driver:
+        with Driver(jobs, tmp_path / "driver.log", environment=environment) as driver:
             driver.finish()
         jobs.check(client)
 

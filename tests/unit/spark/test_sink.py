@@ -42,20 +42,30 @@ class FakeBroker:
         yield stage
 
     def publish_stages(self, topic, stages, *, producer) -> None:
+        if self._is_new(topic, producer):
+            log = self.topics.setdefault(topic, [])
+            for stage in stages:
+                log += self.stages.pop((topic, stage)).stored
+
+    def publish(self, topic, messages, *, producer) -> None:
+        if self._is_new(topic, producer):
+            self.topics.setdefault(topic, []).extend((message, None) for message in messages)
+
+    def _is_new(self, topic, producer) -> bool:
         identifier, number = producer
-        if number <= self.numbers.get((topic, identifier), -1):
-            return
-        self.numbers[topic, identifier] = number
-        log = self.topics.setdefault(topic, [])
-        for stage in stages:
-            log += self.stages.pop((topic, stage)).stored
+        is_new = number > self.numbers.get((topic, identifier), -1)
+        if is_new:
+            self.numbers[topic, identifier] = number
+        return is_new
 
     def payloads(self, topic: str) -> list[bytes]:
         return [payload for payload, _ in self.topics.get(topic, [])]
 
 
-@pytest.fixture
-def broker() -> FakeBroker:
+@pytest.fixture(params=[0, 3, 1 << 16], ids=["staged", "some", "few"])
+def broker(request, monkeypatch) -> FakeBroker:
+    """A broker, of which a task stores all, some or none of its rows by itself."""
+    monkeypatch.setattr(sink, "FEW_BYTES_MAX", request.param)
     return FakeBroker()
 
 
@@ -149,17 +159,17 @@ def test_a_batch_that_reached_only_one_of_its_topics_is_completed(broker) -> Non
         writer = TmsBatchWriter(given, columns, lambda _: broker)
         writer.commit([writer.write(iter([rows]))])
 
-    honest = broker.publish_stages
+    honest = broker._is_new
 
-    def fails_at_y(topic: str, stages: list[str], *, producer: Producer) -> None:
+    def fails_at_y(topic: str, producer: Producer) -> bool:
         if topic == "y":
             raise OSError
-        honest(topic, stages, producer=producer)
+        return honest(topic, producer)
 
-    broker.publish_stages = fails_at_y
+    broker._is_new = fails_at_y
     with pytest.raises(OSError):  # noqa: PT011
         run()
-    broker.publish_stages = honest
+    broker._is_new = honest
     run()
     assert (broker.payloads("x"), broker.payloads("y")) == ([b"1"], [b"2"])
 
@@ -177,7 +187,8 @@ def test_a_batch_query_with_a_key_is_published_once(broker) -> None:
     assert broker.payloads("t") == [b"1"] * 3
 
 
-def test_every_store_has_a_key_of_its_own(broker) -> None:
+def test_every_store_has_a_key_of_its_own(broker, monkeypatch) -> None:
+    monkeypatch.setattr(sink, "FEW_BYTES_MAX", 0)
     writer = TmsBatchWriter(options(), StructType([VALUE]), lambda _: broker)
     writer.write(iter([batch(b"1"), batch(b"2")]))
     (stage,) = broker.stages.values()
@@ -188,3 +199,24 @@ def test_every_store_has_a_key_of_its_own(broker) -> None:
 def test_outside_of_a_stream_a_batch_has_no_number() -> None:
     with pytest.raises(RuntimeError, match="no streaming query"):
         sink.producer_of_task()
+
+
+def test_few_rows_are_published_without_a_stage(broker, stream, monkeypatch) -> None:
+    monkeypatch.setattr(sink, "FEW_BYTES_MAX", 100)
+    begun = broker.stage
+    broker.stage = None
+    stream(0, [batch(b"1")], [], [batch(b"2"), batch(b"3")])
+    assert broker.payloads("t") == [b"1", b"2", b"3"]
+    broker.stage = begun
+    # One task has many: the others' few are stored, too, for there is one publish.
+    stream(1, [batch(b"4")], [batch(bytes(200))], [batch(b"5")])
+    assert broker.payloads("t")[3:] == [b"4", bytes(200), b"5"]
+
+
+def test_together_few_rows_of_many_tasks_are_many(broker, stream, monkeypatch) -> None:
+    monkeypatch.setattr(sink, "FEW_BYTES_MAX", 10)
+    published = broker.publish
+    broker.publish = None
+    stream(0, *([batch(b"12345")] for _ in range(21)))
+    assert broker.payloads("t") == [b"12345"] * 21
+    broker.publish = published
