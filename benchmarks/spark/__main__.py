@@ -187,6 +187,7 @@ def _session(folder: Path) -> SparkSession:
         "spark.local.dir": str(folder),
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={folder}",
         "spark.driver.memory": "3g",
+        "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
     }
@@ -194,7 +195,7 @@ def _session(folder: Path) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel("FATAL")
     return spark
 
 

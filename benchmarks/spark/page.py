@@ -19,7 +19,7 @@ Measured by `python -m benchmarks.spark` on {date}: {processor}, {cores} cores, 
 {python}, Java {java}; the commit was {commit}. One Spark session with two threads; the servers, Spark's own
 processes and those of Python share the cores. {rows:,} messages of 100 bytes lie in one topic, on LevelDB, and in one
 topic of Kafka with one partition, and are read in five micro-batches, of which the first does not count. Kafka's side
-is Spark's own source and sink, in Java.
+is Spark's own source and sink, in Java. Spark speaks to Python through Unix sockets (`docs/guides/spark.md`).
 
 The sides take turns. A ratio is the median of the ratios turn by turn; where their middle half lies around its bound
 and is wider than {spread:.0%} of it, it is no result. *Spread* is how far apart runs lie. *Server* is the broker's
