@@ -61,7 +61,7 @@ class BareReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def prepareForTriggerAvailableNow(self) -> None:
-        """Nothing comes later."""
+        """Do nothing: no rows come later."""
 
     @override
     def getDefaultReadLimit(self) -> ReadLimit:

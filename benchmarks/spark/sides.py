@@ -24,13 +24,13 @@ TOPIC = "rows"
 
 
 class Source(Protocol):
-    """What a query reads."""
+    """A source that a query reads."""
 
     name: str
 
     @property
     def server(self) -> Server | None:
-        """What serves it, if anything does."""
+        """The server that serves it; None: it has none."""
 
     def fill(self, spark: SparkSession, rows: int, size: int) -> None:
         """Make so many rows with payloads of ``size`` bytes."""
@@ -164,7 +164,7 @@ class Kafka:
 
 
 class Ends(Protocol):
-    """What stands at both ends of a query."""
+    """The publisher before a query and the consumer behind it."""
 
     async def publish(self, payload: bytes) -> None:
         """Publish a message to what the query reads."""

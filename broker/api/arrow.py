@@ -32,7 +32,7 @@ ARROW: Final = "application/vnd.apache.arrow.stream"
 
 _LEAD_BYTES: Final = 1
 _INLINE_BYTES: Final = _LEAD_BYTES + MESSAGE_ID_BYTES
-"""What stands before the length in an item of the message log; in one of a payload log it is a row's id."""
+"""The bytes before the length in an item of the message log. An item of a payload log has a row's id there."""
 _PAYLOADS_MAX: Final = ((1 << 6) - 1, (1 << 13) - 1, (1 << 20) - 1, (1 << 27) - 1)
 """The longest payloads whose length takes 1, 2, 3 and 4 bytes."""
 _MISSING: Final = (
@@ -201,7 +201,7 @@ class _Sink:
         """Do nothing: what was written is there."""
 
     def last_apart(self) -> list[Piece]:
-        """Return what was written: all before the last buffer, and this buffer. What follows stays."""
+        """Return all bytes before the last buffer, and that buffer. This object keeps the bytes behind it."""
         place = max(at for at, part in enumerate(self._parts) if not isinstance(part, bytes))
         pieces: list[Piece] = [b"".join(self._parts[:place]), memoryview(self._parts[place])]
         del self._parts[: place + 1]

@@ -1,7 +1,7 @@
 """Bulk reads: all messages of a range, in Arrow's format.
 
-A reply is a stream of batches with an end of its own. What fails after the status line is told as in polls: the
-end is missing, and the connection is cut.
+A reply is a stream of batches, and ends with a marker. If reading fails after the status line, the node sends no marker
+and cuts the connection, as it does for polls.
 """
 
 from __future__ import annotations

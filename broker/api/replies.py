@@ -29,7 +29,7 @@ CHUNKED = ("Transfer-Encoding", "chunked")
 LAST_CHUNK = b"0\r\n\r\n"
 
 Piece = bytes | memoryview
-"""What a stream's maker gives out: bytes, or what is sent without a copy of it."""
+"""A piece of a streamed body: bytes, or a view of memory that is sent without a copy."""
 
 Headers = tuple[tuple[str, str], ...]
 

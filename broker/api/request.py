@@ -19,7 +19,7 @@ _NO_QUERY: Mapping[str, str] = {}
 
 
 class Names:
-    """What the path names: a namespace and, under it, a topic, and in that a stage; or a node."""
+    """The names in a path: a namespace, perhaps a topic in it and a stage of that; or a node."""
 
     __slots__ = ("namespace", "node", "stage", "topic")
 

@@ -22,7 +22,7 @@ from broker.spark.stream import TmsStreamReader
 
 
 class TmsDataSource(DataSource):
-    """What Spark asks for when a query names the format ``tms``."""
+    """The entry of the format ``tms``: Spark makes one for each query that names the format."""
 
     @classmethod
     @override

@@ -24,7 +24,7 @@ T = TypeVar("T")
 DEADLINE_S: Final = 120.0
 """How long a call to the broker is tried: an outage of a minute shall not end a query."""
 DELAY_S: Final = 900.0
-"""What ``maxTriggerDelay`` is by default, as Kafka has it."""
+"""The default of ``maxTriggerDelay``, as in Kafka's source."""
 AMOUNT_MAX: Final = (1 << 62) - 1
 
 _CLIENT: Final = ("url", "token")
@@ -55,7 +55,7 @@ STREAM_ONLY: Final = (
 )
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "pushDownFilters")
 _OF_SPARK: Final = {"checkpointlocation", "queryname"}
-"""What Spark adds to a sink's options."""
+"""Options that Spark itself adds to those of a sink."""
 _SETTING: Final = "tms."
 _SETTINGS: Final = {
     field.name: type(getattr(Settings(), field.name))
