@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from broker.errors import Fenced, OutcomeUnknown
 from broker.storage import marks as module
+from broker.storage.check import verify
 from broker.storage.log import Logs
 from broker.testing.bench import Bench, Gate, done_but, settle
 from broker.testing.clock import VirtualLoop, simulate
@@ -134,6 +135,29 @@ async def test_what_was_not_stored_by_a_former_leader_is_judged_anew(bench: Benc
     assert sorted(await bench.payloads()) == [b"1", b"2", b"plain"]
 
 
+async def test_what_waits_for_the_next_leader_and_is_sent_again_is_stored_once(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await publish(bench, 1)
+    before, after = Gate(), Gate()
+    bench.table.on("append", before.before, after.before)
+    under_way = asyncio.ensure_future(bench.publish(b"plain"))
+    await before.reached.wait()
+    waiting = asyncio.ensure_future(publish(bench, 2))
+    await settle()
+    bench.leader().end(Fenced("let go"))
+    before.opened.set()
+    await after.reached.wait()
+    again = asyncio.ensure_future(publish(bench, 2))
+    await settle()
+    after.opened.set()
+    await under_way
+    answers = [(await task).replayed for task in (waiting, again)]
+    assert answers == [False, True]
+    assert sorted(await bench.payloads()) == [b"1", b"2", b"plain"]
+
+
 async def test_with_a_key_both_hold(bench: Bench) -> None:
     await bench.create()
     options = PublishOptions(key="k", producer=Producer("p", 1))
@@ -209,6 +233,25 @@ async def test_silence_is_forgotten_after_the_ttl_and_a_week(bench: Bench) -> No
     await bench.sweeper.sweep()
     bench.restart()
     assert not (await publish(bench, 5)).replayed
+
+
+async def test_a_check_misses_the_newest_number_alone(bench: Bench) -> None:
+    await bench.create(ttl_s=600)
+    for number in (1, 2):
+        await publish(bench, number)
+        await bench.leader().hold.marks.flush()
+    await bench.publish(b"end")
+    log = bench.leader().hold.log
+    prefix = module.mark_prefix(log)
+    space = module.space_of(log)
+    older, newest = [
+        row for row, _ in await bench.memory.scan(space, prefix, module.prefix_end(prefix), limit=9)
+    ]
+    await bench.memory.delete(space, [older])
+    assert (await verify(bench.logs, window_ms=0)).is_sound
+    await bench.memory.delete(space, [newest])
+    await bench.pass_ms(DAY_MS)
+    assert not (await verify(bench.logs, window_ms=0)).is_sound
 
 
 STEPS = st.lists(

@@ -281,6 +281,21 @@ async def test_a_stage_that_is_not_published_ends_with_its_life(bench: Bench) ->
     assert await rows_of_payloads(bench) == 0
 
 
+async def test_a_stage_that_a_crash_left_sealed_is_not_published_after_its_life(
+    bench: Bench,
+) -> None:
+    await bench.create(ttl_s=24 * 3600)
+    stage = await staged(bench, b"a")
+    bench.table.on("append", failing(OutcomeUnknown("crashed")))
+    with pytest.raises(OutcomeUnknown):
+        await publish(bench, stage)
+    assert await state_of(bench, stage) is RootState.SEALED
+    await bench.pass_ms(LIFE_S * 1000)
+    with pytest.raises(PayloadsSealed):
+        await publish(bench, stage)
+    assert await bench.payloads() == []
+
+
 async def test_what_was_published_lives_as_long_as_its_messages(bench: Bench) -> None:
     ttl_s = 24 * 3600
     await bench.create(ttl_s=ttl_s)
