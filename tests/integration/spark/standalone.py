@@ -35,6 +35,8 @@ class Master(Server):
 
     def answers(self) -> bool:
         with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/") as reply:
+            if "json" not in reply.headers.get_content_type():
+                return False  # A page for people: what answers programs is not there yet.
             told = json.load(reply)
         return told["status"] == "ALIVE" and told["aliveworkers"] >= self.workers_wanted
 
