@@ -16,9 +16,9 @@ import enum
 import re
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from typing_extensions import override
 
@@ -142,11 +142,40 @@ def message_id_from_hex(text: str) -> MessageId:
     return identifier
 
 
+class _NoHeaders(Mapping[str, bytes]):
+    """No headers: one value for all messages without any, which can't be changed and can be pickled."""
+
+    @override
+    def __getitem__(self, name: str) -> bytes:
+        raise KeyError(name)
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    @override
+    def __len__(self) -> int:
+        return 0
+
+    @override
+    def __repr__(self) -> str:
+        return "{}"
+
+    @override
+    def __reduce__(self) -> str:
+        return "NO_HEADERS"
+
+
+NO_HEADERS: Final = _NoHeaders()
+
+
 class Message(NamedTuple):
-    """What a consumer receives."""
+    """What a consumer receives; ``key`` and ``headers`` are what its publisher gave beside the payload."""
 
     id: MessageId
     payload: bytes
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
 
     @property
     def timestamp_ms(self) -> int:
@@ -184,12 +213,16 @@ class Topic(NamedTuple):
 class PublishRequest(NamedTuple):
     """A publish or a store. ``pointer`` is the transaction's write pointer, or None.
 
-    ``stages``: the numbers of stages that are published, in this order, instead of payloads.
+    ``stages``: the numbers of stages that are published, in this order, instead of payloads. ``attributes``: of
+    each payload its key and headers, encoded (wire.attributes), no bytes where it has none; empty if none has any.
+    ``ttls_s``: of each payload how many seconds it lives, None where it is as the request's; empty if all are.
     """
 
     pointer: int | None
     payloads: Sequence[bytes]
     stages: Sequence[int] = ()
+    attributes: Sequence[bytes] = ()
+    ttls_s: Sequence[int | None] = ()
 
 
 class RollbackRange(NamedTuple):

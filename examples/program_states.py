@@ -13,7 +13,9 @@ TOPIC = "examples/states"
 
 def report(client: SyncClient, run: str, state: str) -> None:
     """Report a state. The key makes it safe to repeat, whatever became of an earlier attempt."""
-    client.publish(TOPIC, json.dumps({"run": run, "state": state}), key=f"{run}-{state}")
+    client.publish(
+        TOPIC, json.dumps({"run": run, "state": state}), idempotency_key=f"{run}-{state}"
+    )
 
 
 with SyncClient(os.environ.get("BROKER_URL")) as client:

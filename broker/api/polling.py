@@ -107,7 +107,7 @@ async def _json_chunks(stream: PollStream | None) -> AsyncGenerator[bytes, None]
     if stream is not None:
         async for messages in stream.messages():
             if messages:
-                ids, payloads = zip(*messages, strict=True)
+                ids, payloads, *_ = zip(*messages, strict=True)
                 yield opening + avrojson.encode_items(ids, payloads)
                 opening = b","
     yield b"[]" if opening == b"[" else b"]"

@@ -68,7 +68,7 @@ def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Prog
     for number, batch in enumerate(batches(file), start=1):
         key = f"{order.key}-{number}" if order.key is not None else None
         try:
-            client.publish(order.topic, batch, ttl_s=order.ttl_s, key=key)
+            client.publish(order.topic, batch, ttl_s=order.ttl_s, idempotency_key=key)
         except BrokerError as error:
             last = published + len(batch)
             before = f"Lines 1 to {published:,} are published" if published else "None is published"
@@ -137,7 +137,9 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     with connect(url, deadline_s) as client, ExitStack() as stack:
         if lines is None:
             # As they were typed: words of a command line need not be text.
-            client.publish(topic, [os.fsencode(word) for word in messages], ttl_s=ttl_s, key=key)
+            client.publish(
+                topic, [os.fsencode(word) for word in messages], ttl_s=ttl_s, idempotency_key=key
+            )
             count = len(messages)
         else:
             file = stack.enter_context(_opened(lines))

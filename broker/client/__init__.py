@@ -13,6 +13,7 @@ from broker.client.transaction import TransactionPublisher
 from broker.client.values import (
     Browsed,
     BrowsePage,
+    NewMessage,
     Published,
     Settings,
     TopicInfo,
@@ -52,6 +53,7 @@ __all__ = [
     "IdempotencyKeyReused",
     "Leader",
     "Message",
+    "NewMessage",
     "NotFound",
     "OutcomeUnknown",
     "Overloaded",

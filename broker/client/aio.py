@@ -13,7 +13,7 @@ What may be relied on:
 * A publish that returns is stored and synced. One that raises says by ``error.outcome`` whether it was
   certainly not stored (*refused*) or nobody knows (*unknown*).
 * Refusals that will pass are retried until ``deadline_s``. What may have happened already is retried
-  only if it carries an idempotency key: one of the caller's (``key=``), or the client's own
+  only if it carries an idempotency key: one of the caller's (``idempotency_key=``), or the client's own
   (``idempotent=True``). By default there is none: a key costs the broker a row for each request.
 * Publishes of one caller, each awaited before the next, keep their order. Publishes that are awaited at
   the same time keep the order of their calls, unless one of them has to be retried or
@@ -189,7 +189,7 @@ class Client:
         *,
         pointer: int | None = None,
         ttl_s: int | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
         producer: Producer | None = None,
         coalesce: bool | None = None,
     ) -> Published:
@@ -203,7 +203,7 @@ class Client:
             messages: bytes or text, one or a sequence.
             pointer: the write pointer of the transaction that the messages belong to.
             ttl_s: how many seconds these messages live, if shorter than the topic's.
-            key: an idempotency key: within the broker's window the same key publishes once.
+            idempotency_key: within the broker's window the same key publishes once.
             producer: an id and a number, above that of the producer's publish before. A number at or below the
                 last one that the topic has of this producer stores nothing, and the answer is ``replayed``;
                 that is remembered for the topic's ttl and 7 days of silence. Await each before the next.
@@ -219,15 +219,20 @@ class Client:
         """
         if isinstance(messages, _SINGLE):
             together = self.settings.coalesce if coalesce is None else coalesce
-            if together and pointer is None and ttl_s is None and key is None and producer is None:
+            if (
+                together
+                and pointer is None
+                and ttl_s is None
+                and idempotency_key is None
+                and producer is None
+            ):
                 lane = self._lanes.get(topic) or self._lane(topic)
                 payload = messages.encode() if isinstance(messages, str) else messages
                 return await lane.add(payload)
             messages = [messages]
         payloads = [protocol.payload_bytes(message) for message in messages]
         identifier = self._topic(topic)
-        if producer is None:
-            key = self._key(key)
+        key = self._key(idempotency_key) if producer is None else idempotency_key
         request = protocol.publish(
             identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=key, producer=producer
         )
@@ -269,7 +274,7 @@ class Client:
         *,
         pointer: int,
         ttl_s: int | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
     ) -> None:
         """Store messages under a write pointer; ``publish_stored`` publishes them all at once.
 
@@ -278,16 +283,17 @@ class Client:
         """
         several = [messages] if isinstance(messages, bytes | str) else messages
         payloads = [protocol.payload_bytes(message) for message in several]
-        identifier, key = self._topic(topic), self._key(key)
+        identifier, key = self._topic(topic), self._key(idempotency_key)
         await self._calls.write(
             protocol.store(identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=key)
         )
 
     async def publish_stored(
-        self, topic: TopicName, *, pointer: int, key: str | None = None
+        self, topic: TopicName, *, pointer: int, idempotency_key: str | None = None
     ) -> Published:
         """Publish, by one reference, everything that was stored under a write pointer."""
-        request = protocol.publish(self._topic(topic), [], pointer=pointer, key=self._key(key))
+        key = self._key(idempotency_key)
+        request = protocol.publish(self._topic(topic), [], pointer=pointer, key=key)
         return protocol.published(await self._calls.write(request))
 
     def stage(self, topic: TopicName) -> Stage:

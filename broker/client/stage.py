@@ -47,14 +47,14 @@ class Stage:
         messages: Payload | Sequence[Payload],
         *,
         ttl_s: int | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
     ) -> None:
         """Put messages into the stage, behind those that are there; they are on disk on return.
 
         Args:
             messages: bytes or text, one or a sequence.
             ttl_s: how many seconds these messages live once they are published, if shorter than the topic's.
-            key: an idempotency key: within the broker's window the same key stores once.
+            idempotency_key: within the broker's window the same key stores once.
 
         Raises:
             PayloadsSealed: the stage was published, or its life has passed.
@@ -62,5 +62,7 @@ class Stage:
         """
         several = [messages] if isinstance(messages, bytes | str) else messages
         payloads = [protocol.payload_bytes(message) for message in several]
-        request = protocol.store_staged(self._topic, self.id, payloads, ttl_s=ttl_s, key=key)
+        request = protocol.store_staged(
+            self._topic, self.id, payloads, ttl_s=ttl_s, key=idempotency_key
+        )
         await self._calls.write(request)

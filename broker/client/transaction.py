@@ -40,12 +40,14 @@ class TransactionPublisher:
         messages: Payload | Sequence[Payload],
         *,
         ttl_s: int | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
     ) -> Published:
         """Publish within the transaction. Raises as ``Client.publish``."""
         return await self._keep(
             topic,
-            self._client.publish(topic, messages, pointer=self.pointer, ttl_s=ttl_s, key=key),
+            self._client.publish(
+                topic, messages, pointer=self.pointer, ttl_s=ttl_s, idempotency_key=idempotency_key
+            ),
         )
 
     async def store(
@@ -54,15 +56,22 @@ class TransactionPublisher:
         messages: Payload | Sequence[Payload],
         *,
         ttl_s: int | None = None,
-        key: str | None = None,
+        idempotency_key: str | None = None,
     ) -> None:
         """Store within the transaction. Nothing of it is seen before ``publish_stored``."""
-        await self._client.store(topic, messages, pointer=self.pointer, ttl_s=ttl_s, key=key)
+        await self._client.store(
+            topic, messages, pointer=self.pointer, ttl_s=ttl_s, idempotency_key=idempotency_key
+        )
 
-    async def publish_stored(self, topic: TopicName, *, key: str | None = None) -> Published:
+    async def publish_stored(
+        self, topic: TopicName, *, idempotency_key: str | None = None
+    ) -> Published:
         """Publish what was stored in that topic. Raises as ``Client.publish``."""
         return await self._keep(
-            topic, self._client.publish_stored(topic, pointer=self.pointer, key=key)
+            topic,
+            self._client.publish_stored(
+                topic, pointer=self.pointer, idempotency_key=idempotency_key
+            ),
         )
 
     async def poll(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from broker.client.leaders import Leader
-from broker.model import MessageId, TopicId
+from broker.model import NO_HEADERS, MessageId, TopicId
 
 TopicName = str | TopicId | tuple[str, str]
 """How callers name a topic: ``"namespace/topic"``, ``"topic"`` in the client's own namespace, or
@@ -16,6 +16,20 @@ a pair."""
 
 Payload = bytes | str
 """What callers publish: bytes, or text, which travels as UTF-8."""
+
+
+class NewMessage(NamedTuple):
+    """A message to be published that is more than its payload.
+
+    ``key`` and ``headers`` travel beside the payload and come back with it; text travels as UTF-8. ``ttl_s`` is how
+    many seconds this message lives, if shorter than the topic's.
+    """
+
+    payload: Payload
+    key: Payload | None = None
+    headers: Mapping[str, Payload] = NO_HEADERS
+    ttl_s: int | None = None
+
 
 Producer = tuple[str, int]
 """A producer's id, 1 to 255 visible ASCII characters, and the number that it gives to one publish, at least 0."""

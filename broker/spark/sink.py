@@ -190,7 +190,7 @@ def store(
 
 def _store_run(stage: SyncStage, run: Run) -> None:
     for chunk in chunks_of(run.values):
-        stage.store(chunk, ttl_s=run.ttl_s, key=uuid.uuid4().hex)
+        stage.store(chunk, ttl_s=run.ttl_s, idempotency_key=uuid.uuid4().hex)
 
 
 def complete(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
@@ -219,5 +219,5 @@ def publish(client: SyncClient, staged: Sequence[Staged], producer: Producer) ->
 def _stored_late(client: SyncClient, part: Stored) -> str:
     """Store the few messages of a task beside which others have many; return the stage."""
     with client.stage(part.topic) as stage:
-        stage.store(part.few, key=uuid.uuid4().hex)
+        stage.store(part.few, idempotency_key=uuid.uuid4().hex)
         return stage.id

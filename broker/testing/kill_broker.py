@@ -89,7 +89,7 @@ class BrokerDriver:
         """Publish; without a transaction the ids are not told."""
         del generation
         messages = [expand(payload) for payload in payloads]
-        publishing = self.client.publish(topic, messages, pointer=pointer, key=key)
+        publishing = self.client.publish(topic, messages, pointer=pointer, idempotency_key=key)
         return _done(await self._ask(publishing))
 
     async def rollback(

@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Final
 
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import MESSAGE_ID_BYTES, Message, MessageId, RowId
+from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message, MessageId, RowId
 from broker.wire.varint import SHORT_LONGS, Malformed, encode_long, read_long
 
 END: Final = b"\x00"
@@ -230,7 +230,7 @@ class PollDecoder:
                 if end > available:
                     self._missing = end - available
                     break
-                append(new(Message, (buffer[at + 1 : id_end], buffer[start:end])))
+                append(new(Message, (buffer[at + 1 : id_end], buffer[start:end], None, NO_HEADERS)))
                 at = end
         finally:
             self._at = at

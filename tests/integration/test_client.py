@@ -36,10 +36,10 @@ async def client(node: ServedNode) -> AsyncIterator[Client]:
 
 
 async def test_a_key_publishes_once(client: Client) -> None:
-    assert await client.publish("t", b"a", key="k") == Published()
-    assert await client.publish("t", b"a", key="k") == Published(replayed=True)
+    assert await client.publish("t", b"a", idempotency_key="k") == Published()
+    assert await client.publish("t", b"a", idempotency_key="k") == Published(replayed=True)
     with pytest.raises(IdempotencyKeyReused):
-        await client.publish("t", b"b", key="k")
+        await client.publish("t", b"b", idempotency_key="k")
     assert len(await client.poll("t")) == 1
 
 

@@ -269,14 +269,14 @@ async def test_a_request_that_is_repeated_elsewhere_is_done_once(cluster: LocalC
     async with load(cluster, "beside-once") as work, one, other, third:
         await one.create_topic(topic)
         pointer = time.time_ns()
-        first = await one.publish(topic, [b"a", b"b"], key="k-1", pointer=pointer)
-        again = await other.publish(topic, [b"a", b"b"], key="k-1", pointer=pointer)
+        first = await one.publish(topic, [b"a", b"b"], idempotency_key="k-1", pointer=pointer)
+        again = await other.publish(topic, [b"a", b"b"], idempotency_key="k-1", pointer=pointer)
         assert again.rollback == first.rollback
         node = await led_by(cluster, topic)
         await asyncio.to_thread(node.kill)
         try:
             alive = one if node.url != urls(cluster)[0] else other
-            after = await alive.publish(topic, [b"a", b"b"], key="k-1", pointer=pointer)
+            after = await alive.publish(topic, [b"a", b"b"], idempotency_key="k-1", pointer=pointer)
             assert after.rollback == first.rollback
             assert [m.payload for m in await alive.poll(topic)] == [b"a", b"b"]
         finally:

@@ -129,7 +129,7 @@ def test_publishers_and_consumers_get_over_a_leader_that_dies() -> None:
             for number in range(20):
                 if number == 10:
                     cluster.kill(await cluster.leader("log"))
-                await client.publish("log", str(number), key=f"key-{number}")
+                await client.publish("log", str(number), idempotency_key=f"key-{number}")
             await asyncio.wait_for(tailing, 60)
             return seen
 

@@ -11,7 +11,7 @@
             await client.create_topic("orders")
             leader = await cluster.leader("orders")
             cluster.kill(leader)
-            await client.publish("orders", "one", key="1")
+            await client.publish("orders", "one", idempotency_key="1")
 
 Nodes and clients are the shipped ones; network, storage, coordinator and time are not. ``simulated`` gives a
 test a world of its own, in which time passes only when nothing else is left to do: a test that waits ten

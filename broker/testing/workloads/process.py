@@ -195,7 +195,7 @@ class Process:
                 payloads,
                 pointer=pointer,
                 ttl_s=ttl_s,
-                key=key if producer is None else None,
+                idempotency_key=key if producer is None else None,
                 producer=producer,
                 coalesce=False,
             )

@@ -86,7 +86,9 @@ async def _filled(process: Process, target: Target) -> tuple[str, list[str]]:
     async with process.client.stage(target.id) as stage:
         for number in range(process.stage.chance.randint(1, 2)):
             more = process.labels()
-            await stage.store([process.payload(label) for label in more], key=str(number))
+            await stage.store(
+                [process.payload(label) for label in more], idempotency_key=str(number)
+            )
             labels += more
     return stage.id, labels
 

@@ -160,8 +160,8 @@ async def test_the_client_stages_and_numbers(http: Http) -> None:
         ids = []
         for part in (["a", "b"], ["c"]):
             async with client.stage("default/t") as stage:
-                await stage.store(part, key="1")
-                await stage.store(part, key="1")
+                await stage.store(part, idempotency_key="1")
+                await stage.store(part, idempotency_key="1")
                 await stage.store("d")
             ids.append(stage.id)
         assert await client.poll("default/t") == []

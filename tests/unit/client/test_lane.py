@@ -61,7 +61,7 @@ async def test_keyed_transactional_and_short_lived_calls_travel_alone(make_clien
     async with make_client() as client:
         await asyncio.gather(
             client.publish("ns1/t1", b"plain"),
-            client.publish("ns1/t1", b"keyed", key="k"),
+            client.publish("ns1/t1", b"keyed", idempotency_key="k"),
             client.publish("ns1/t1", b"transactional", pointer=7),
             client.publish("ns1/t1", b"brief", ttl_s=5),
             client.publish("ns1/t1", b"alone", coalesce=False),

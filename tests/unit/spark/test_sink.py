@@ -22,9 +22,9 @@ class FakeStage:
         self.stored: list[tuple[bytes, int | None]] = []
         self.keys: list[str] = []
 
-    def store(self, messages, *, ttl_s=None, key=None) -> None:
+    def store(self, messages, *, ttl_s=None, idempotency_key=None) -> None:
         self.stored += [(message, ttl_s) for message in messages]
-        self.keys.append(key)
+        self.keys.append(idempotency_key)
 
 
 class FakeBroker:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadRequest, TooManyMessages
-from broker.model import Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
+from broker.model import NO_HEADERS, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
 from broker.wire import avrojson, schemas
 from broker.wire.transaction import encode_transaction
 
@@ -68,7 +68,17 @@ def test_polls_are_as_another_implementation_has_them(poll):
     assert avrojson.decode_poll(body) == poll
 
 
-@given(st.lists(st.builds(Message, st.binary(min_size=20, max_size=20), st.binary(max_size=50))))
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            st.binary(min_size=20, max_size=20),
+            st.binary(max_size=50),
+            st.none(),
+            st.just(NO_HEADERS),
+        )
+    )
+)
 def test_replies_are_as_another_implementation_has_them(messages):
     datum = [message._asdict() for message in messages]
     assert json.loads(avrojson.encode_messages(messages)) == fast_text(

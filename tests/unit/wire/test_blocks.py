@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import Message, row_id
+from broker.model import NO_HEADERS, Message, row_id
 from broker.wire import schemas
 from broker.wire.blocks import END, PollDecoder, encode_block, encode_inline_items, encode_items
 from broker.wire.varint import encode_bytes, encode_long
@@ -17,7 +17,9 @@ RESPONSE = fastavro.parse_schema(schemas.CONSUME_RESPONSE)
 payloads = st.one_of(
     st.binary(max_size=70), st.sampled_from([b"x" * 63, b"x" * 64, b"y" * 8191, b"z" * 8192])
 )
-messages = st.builds(Message, st.binary(min_size=20, max_size=20), payloads)
+messages = st.builds(
+    Message, st.binary(min_size=20, max_size=20), payloads, st.none(), st.just(NO_HEADERS)
+)
 message_lists = st.lists(messages, max_size=8)
 
 

@@ -1,0 +1,99 @@
+"""What a message has beside its payload, as bytes: a key, and headers by name.
+
+::
+
+    key        00 | 02 length bytes                      Avro's union of null and bytes
+    headers    count | name | value | … | 00             Avro's map of bytes; no headers: 00
+
+Most messages have neither, and are kept without any of this: their attributes are no bytes at all. The broker
+passes attributes on as they are, and reads them only for those that want JSON or columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from broker.errors import BadRequest
+from broker.model import NO_HEADERS
+from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_int, read_long
+
+BYTES_MAX: Final = 16 * 1024
+"""The most bytes that the attributes of one message may take."""
+HEADERS_MAX: Final = 100
+NAME_BYTES_MAX: Final = 255
+
+Attributes = tuple[bytes | None, Mapping[str, bytes]]
+"""A message's key, None if it has none, and its headers."""
+
+
+def encode(key: bytes | None, headers: Mapping[str, bytes]) -> bytes:
+    """Return a message's attributes; no bytes if it has none. Raises BadRequest if they are too many."""
+    if key is None and not headers:
+        return b""
+    parts = [b"\0" if key is None else b"\x02" + encode_bytes(key)]
+    if headers:
+        parts.append(encode_long(len(headers)))
+        for name, value in headers.items():
+            parts += (_encode_name(name), encode_bytes(value))
+    parts.append(b"\0")
+    encoded = b"".join(parts)
+    if len(headers) > HEADERS_MAX or len(encoded) > BYTES_MAX:
+        raise BadRequest(
+            f"headers: a message may have {HEADERS_MAX} headers, and {BYTES_MAX} bytes of key and headers."
+        )
+    return encoded
+
+
+def _encode_name(name: str) -> bytes:
+    try:
+        encoded = name.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"headers: {name!a:.80} is no valid Unicode text.") from None
+    if not 0 < len(encoded) <= NAME_BYTES_MAX:
+        raise BadRequest(f"headers: a name has 1 to {NAME_BYTES_MAX} bytes, not {len(encoded)}.")
+    return encode_bytes(encoded)
+
+
+def decode(encoded: bytes) -> Attributes:
+    """Return what ``encode`` was given. Raises Malformed, IndexError if it is something else."""
+    return read(encoded, 0)[0] if encoded else (None, NO_HEADERS)
+
+
+def read(body: bytes, at: int) -> tuple[Attributes, int]:
+    """Return attributes in any of Avro's legal forms, and the place after them.
+
+    Raises:
+        Malformed, IndexError: they are none.
+        BadRequest: there are too many headers, or one comes twice.
+    """
+    key: bytes | None = None
+    branch, at = read_int(body, at)
+    if branch == 1:
+        key, at = read_bytes(body, at)
+    elif branch != 0:
+        raise Malformed(f"the union has no branch {branch}")
+    headers: dict[str, bytes] = {}
+    while True:
+        count, at = read_long(body, at)
+        if count == 0:
+            return (key, headers or NO_HEADERS), at
+        if count < 0:  # The other legal form: -count, and the size in bytes.
+            count = -count
+            _, at = read_long(body, at)
+        if count > HEADERS_MAX - len(headers):
+            raise BadRequest(f"headers: a message may have {HEADERS_MAX} headers, not more.")
+        for _ in range(count):
+            name, at = read_bytes(body, at)
+            value, at = read_bytes(body, at)
+            _add(headers, name, value)
+
+
+def _add(headers: dict[str, bytes], name: bytes, value: bytes) -> None:
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        raise Malformed("the name of a header is no UTF-8") from None
+    if text in headers:
+        raise BadRequest(f"headers: {text!a:.80} comes twice.")
+    headers[text] = value
