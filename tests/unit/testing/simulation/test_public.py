@@ -21,10 +21,10 @@ async def test_leaders_go_on_without_a_coordinator_and_failover_waits_for_it() -
         await client.publish("log", "meanwhile")
         cluster.kill(leader)
         with pytest.raises(BrokerError):
-            await client.publish("log", "to nobody", key="again")
+            await client.publish("log", "to nobody", idempotency_key="again")
         cluster.heal()
         await cluster.settled()
-        await client.publish("log", "to nobody", key="again")
+        await client.publish("log", "to nobody", idempotency_key="again")
         payloads = [message.payload for message in await client.poll("log")]
         assert payloads == [b"before", b"meanwhile", b"to nobody"]
 
@@ -53,7 +53,7 @@ async def test_a_node_that_stands_still_loses_what_it_led_and_learns_of_it() -> 
         first = await client.publish("log", "one")
         leader = await cluster.leader("log")
         cluster.pause(leader)
-        second = await client.publish("log", "two", key="two")
+        second = await client.publish("log", "two", idempotency_key="two")
         assert await cluster.leader("log") != leader
         cluster.resume(leader)
         await cluster.pass_time(1)
@@ -71,9 +71,9 @@ async def test_clients_that_are_cut_off_reach_nobody_until_it_is_healed() -> Non
         await client.create_topic("log")
         cluster.partition(["clients"], [0, 1])
         with pytest.raises(BrokerError):
-            await client.publish("log", "nobody hears", key="k")
+            await client.publish("log", "nobody hears", idempotency_key="k")
         cluster.heal()
-        await client.publish("log", "nobody hears", key="k")
+        await client.publish("log", "nobody hears", idempotency_key="k")
         assert len(await client.poll("log")) == 1
 
 
