@@ -6,6 +6,7 @@ original. Errors are those of ``broker.errors``, by name.
 
 from broker.client.aio import Client
 from broker.client.leaders import Leader
+from broker.client.retrying import Trouble
 from broker.client.stage import Stage
 from broker.client.subscriber import TailOptions
 from broker.client.sync import SyncClient, SyncStage, SyncTransactionPublisher
@@ -76,6 +77,7 @@ __all__ = [
     "TopicRange",
     "TransactionPublisher",
     "TransactionTooOld",
+    "Trouble",
     "Unavailable",
     "UnavailableError",
 ]

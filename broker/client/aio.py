@@ -40,7 +40,7 @@ from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.leaders import Leader
 from broker.client.protocol import Request
-from broker.client.retrying import Retrier
+from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
 from broker.client.transport import HttpTransport, Transport
@@ -75,6 +75,7 @@ class Client:
         settings: how the client behaves.
         tls: the TLS context for https addresses; else the trust in ``settings.ca_file``, or the system's.
         transport: what carries requests, for tests.
+        on_trouble: is told why a call has not succeeded yet while the client goes on trying (see ``Trouble``).
         options: single settings by name, over ``settings``.
     """
 
@@ -85,11 +86,12 @@ class Client:
         settings: Settings | None = None,
         tls: ssl.SSLContext | None = None,
         transport: Transport | None = None,
+        on_trouble: OnTrouble | None = None,
         **options: Any,
     ) -> None:
         self.settings = (settings or Settings()).changed(url, options)
         self._transport = transport or HttpTransport(self.settings, tls)
-        self._retrier = Retrier(self.settings)
+        self._retrier = Retrier(self.settings, on_trouble=on_trouble)
         self._calls = Calls(self._transport, self._retrier)
         self._lanes: dict[TopicName, Lane] = {}
         self._later: Later | None = None

@@ -50,7 +50,7 @@ class Calls:
             async with self.stream(request, wait_s + left_s) as reply:
                 return [message async for page in pages(reply) for message in page]
 
-        return await self._retrier.run(request, attempt)
+        return await self._retrier.run(request, attempt, waits_s=wait_s)
 
     def stream(
         self, request: Request, timeout_s: float

@@ -11,7 +11,9 @@ knows and the request is repeatable.
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 from typing import Final
 
 from broker.client.protocol import Reply, Request
@@ -78,6 +80,17 @@ _BY_STATUS: Final[dict[int, type[BrokerError]]] = {
     507: StorageFull,
 }
 
+NO_BROKER: Final = "A server answered with status 404 and without the words of a broker: another kind of server may listen there."
+
+UNREACHED: Final = "The broker could not be reached: "
+"""Begins the message of the error for a request of which no broker has seen anything."""
+
+_CONNECT_FAILED: Final = re.compile(
+    r"\[Errno (\d+)\] Connect call failed \('([^']+)', (\d+)[^)]*\)"
+)
+
+_ERRNO: Final = re.compile(r"\[Errno -?\d+\] ")
+
 _CONCERNS_EACH_ALIKE: Final = (TopicNotFound, BadName, NotFound, MethodNotAllowed, Forbidden)
 
 
@@ -99,6 +112,8 @@ def error_of(request: Request, reply: Reply) -> BrokerError:
     kind = _BY_CODE.get(reply.headers.get("broker-error", ""))
     if kind is NotFound and reply.status == 405:
         kind = MethodNotAllowed
+    if kind is None and reply.status == 404 and _is_no_brokers(reply):
+        kind, message = NotFound, NO_BROKER
     kind = kind or _kind_by_text(message) or _kind_by_status(request, reply.status)
     error = kind(message)
     outcome = reply.headers.get("broker-outcome")
@@ -108,6 +123,11 @@ def error_of(request: Request, reply: Reply) -> BrokerError:
         error.outcome = "refused"
     error.retry_after_s = _seconds(reply.headers.get("retry-after"))
     return error
+
+
+def _is_no_brokers(reply: Reply) -> bool:
+    """Whether an answer looks like that of a web server: both kinds of broker say in plain words what is missing."""
+    return not reply.body.strip() or reply.headers.get("content-type", "").startswith("text/html")
 
 
 def _message(reply: Reply) -> str:
@@ -149,7 +169,15 @@ def _kind_by_status(request: Request, status: int) -> type[BrokerError]:
 
 def never_sent(reason: object) -> BrokerError:
     """Return the error for a request of which the broker has certainly seen nothing."""
-    return Unavailable(f"The broker could not be reached: {reason}")
+    return Unavailable(f"{UNREACHED}{_plain(reason)}")
+
+
+def _plain(reason: object) -> str:
+    """Return the reason of a failed connection as people say it."""
+    text = _CONNECT_FAILED.sub(
+        lambda found: f"{os.strerror(int(found[1])).lower()} ({found[2]}:{found[3]})", str(reason)
+    )
+    return _ERRNO.sub("", text.removeprefix("Multiple exceptions: "))
 
 
 def no_answer(request: Request, reason: object) -> BrokerError:

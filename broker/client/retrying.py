@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from typing import Final, NamedTuple, TypeVar
 
 from broker.client import outcomes
 from broker.client.protocol import Request
@@ -14,13 +15,37 @@ from broker.errors import BrokerError
 
 T = TypeVar("T")
 
+SLOW_S: Final = 0.7
+"""After so long an attempt without an answer is worth a word to those who want to know of trouble."""
+
+
+class Trouble(NamedTuple):
+    """Why a call has not succeeded yet, and for how long it goes on trying.
+
+    ``error`` is how the last attempt ended; None: an attempt waits for its answer longer than most.
+    ``left_s`` None: the client tries without end.
+    """
+
+    error: BrokerError | None
+    left_s: float | None
+
+
+OnTrouble = Callable[[Trouble], None]
+"""Is told of trouble that the client means to outlast. It must neither block nor raise."""
+
 
 class Retrier:
     """The client's patience: how long, how often, and until it is closed."""
 
-    def __init__(self, settings: Settings, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        rng: random.Random | None = None,
+        on_trouble: OnTrouble | None = None,
+    ) -> None:
         self._settings = settings
         self._rng = rng or random.Random()  # noqa: S311 - Jitter is no secret.
+        self._on_trouble = on_trouble
         self._closed = asyncio.Event()
 
     def close(self) -> None:
@@ -38,10 +63,12 @@ class Retrier:
         attempt: Callable[[float], Awaitable[T]],
         *,
         attempts_max: int | None = None,
+        waits_s: float = 0,
     ) -> T:
         """Call ``attempt`` with its seconds until it succeeds or trying again makes no sense.
 
         With ``attempts_max`` it is the number of attempts that is bounded, not the time of all.
+        ``waits_s`` is how long the broker was asked to wait before it answers.
 
         Raises:
             BrokerError: what the last attempt raised; OutcomeUnknown if an earlier attempt of a
@@ -53,9 +80,10 @@ class Retrier:
         while True:
             attempts += 1
             try:
-                return await attempt(
-                    self._attempt_s(request, None if attempts_max else deadline - now())
-                )
+                with self._watched(deadline + waits_s, waits_s):
+                    return await attempt(
+                        self._attempt_s(request, None if attempts_max else deadline - now())
+                    )
             except BrokerError as error:
                 unknown = unknown or (error.outcome == "unknown" and not request.reading)
                 pause_s = self.pause_s(error, attempts)
@@ -64,7 +92,27 @@ class Retrier:
                     if unknown and error.outcome == "refused":
                         raise outcomes.never_confirmed(error) from error
                     raise
+                self.tell(error, deadline - now())
                 await self.pause(pause_s)
+
+    def tell(self, error: BrokerError | None, left_s: float | None) -> None:
+        """Tell of trouble that is to be outlasted, if somebody wants to know; see ``Trouble``."""
+        if self._on_trouble is not None:
+            self._on_trouble(Trouble(error, left_s))
+
+    @contextmanager
+    def _watched(self, deadline: float, waits_s: float) -> Generator[None]:
+        """Tell of an attempt that is slow, beyond what its answer may wait by itself."""
+        if self._on_trouble is None:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        left_s = deadline - loop.time() - waits_s - SLOW_S
+        timer = loop.call_later(waits_s + SLOW_S, self.tell, None, left_s)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _attempt_s(self, request: Request, left_s: float | None) -> float:
         """Return how long one attempt may take: one that may be repeated leaves time for that."""

@@ -98,6 +98,8 @@ class Patience:
         lasted_s = now - self._since
         if self._give_up_after_s is not None and lasted_s >= self._give_up_after_s:
             raise error
+        left_s = None if self._give_up_after_s is None else self._give_up_after_s - lasted_s
+        self._retrier.tell(error, left_s)
         await self._retrier.pause(self._retrier.pause_s(error, self._failures))
         if self._retrier.closed:
             raise error

@@ -28,6 +28,7 @@ from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.later import Counts
+from broker.client.retrying import OnTrouble
 from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
 from broker.client.values import OnFull, Payload, Published, Settings, TopicName
@@ -44,12 +45,14 @@ ENDING_S: Final = 1.0
 class _LoopThread:
     """An event loop in a daemon thread, and the client that lives on it."""
 
-    def __init__(self, settings: Settings, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, settings: Settings, tls: ssl.SSLContext | None, on_trouble: OnTrouble | None
+    ) -> None:
         self.process_id = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="broker-client", daemon=True)
         self._thread.start()
-        self.client = self.submit(_make(settings, tls)).result()
+        self.client = self.submit(_make(settings, tls, on_trouble)).result()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -78,8 +81,10 @@ async def _end_others() -> None:
             await asyncio.wait(late, timeout=ENDING_S)
 
 
-async def _make(settings: Settings, tls: ssl.SSLContext | None) -> Client:
-    return Client(settings=settings, tls=tls)
+async def _make(
+    settings: Settings, tls: ssl.SSLContext | None, on_trouble: OnTrouble | None
+) -> Client:
+    return Client(settings=settings, tls=tls, on_trouble=on_trouble)
 
 
 class _Blocking(Protocol[A_co]):
@@ -147,6 +152,7 @@ class SyncClient:
         settings: how the client behaves.
         tls: the TLS context for https addresses. It is not pickled along: a copy elsewhere uses the trust in
             ``settings.ca_file``, or the system's.
+        on_trouble: as for ``Client``, called in the client's own thread; it is not pickled along, either.
         options: single settings by name, over ``settings``.
 
     Errors and guarantees are those of ``Client``, whose methods these are.
@@ -158,10 +164,12 @@ class SyncClient:
         *,
         settings: Settings | None = None,
         tls: ssl.SSLContext | None = None,
+        on_trouble: OnTrouble | None = None,
         **options: Any,
     ) -> None:
         self.settings = (settings or Settings()).changed(url, options)
         self._tls = tls
+        self._on_trouble = on_trouble
         self._start = threading.Lock()
         self._running: _LoopThread | None = None
         self._closed = False
@@ -256,7 +264,7 @@ class SyncClient:
             if self._closed:
                 raise RuntimeError("This client is closed.")
             if self._running is None or self._running.process_id != os.getpid():
-                self._running = _LoopThread(self.settings, self._tls)
+                self._running = _LoopThread(self.settings, self._tls, self._on_trouble)
             return self._running
 
     @property

@@ -53,6 +53,9 @@ def test_the_message_of_a_json_error_is_read_and_a_broken_one_is_shown_as_it_is(
     headers = {"content-type": "application/json"}
     assert outcomes.error_of(PUBLISH, Reply(400, headers, b'{"message":"m"}')).message == "m"
     assert outcomes.error_of(PUBLISH, Reply(400, headers, b"[1]")).message == "[1]"
+    for page in (Reply(404, {}, b" "), Reply(404, {"content-type": "text/html"}, b"<p>no</p>")):
+        error = outcomes.error_of(PUBLISH, page)
+        assert (type(error), error.message) == (errors.NotFound, outcomes.NO_BROKER)
     assert "418" in outcomes.error_of(PUBLISH, Reply(418, {}, b"")).message
 
 
@@ -117,3 +120,25 @@ def test_a_refusal_that_concerns_one_message_is_told_from_one_that_concerns_all(
     assert outcomes.concerns_one_message(errors.BadRequest(""))
     assert not outcomes.concerns_one_message(errors.TopicNotFound(""))
     assert not outcomes.concerns_one_message(errors.Overloaded(""))
+
+
+TWO = (
+    "Multiple exceptions: [Errno 111] Connect call failed ('::1', 80, 0, 0), "
+    "[Errno 113] Connect call failed ('10.0.0.1', 80)"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (OSError(111, "Connect call failed ('::1', 80, 0, 0)"), "connection refused (::1:80)"),
+        (
+            TWO,
+            "connection refused (::1:80), no route to host (10.0.0.1:80)",
+        ),
+        ("[Errno -2] Name or service not known", "Name or service not known"),
+        ("no connection in 3 s", "no connection in 3 s"),
+    ],
+)
+def test_a_failed_connection_is_told_in_plain_words(reason, said):
+    assert outcomes.never_sent(reason).message == f"{outcomes.UNREACHED}{said}"

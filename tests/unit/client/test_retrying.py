@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from broker.client import Settings, protocol
-from broker.client.retrying import Retrier
+from broker.client.retrying import SLOW_S, Retrier, Trouble
 from broker.errors import OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
 from broker.model import Poll, TopicId
 
@@ -79,3 +79,44 @@ async def test_a_close_ends_the_waiting_at_once():
     with pytest.raises(Overloaded):
         await asyncio.wait_for(task, 5)
     assert len(tried) == 2
+
+
+async def test_trouble_that_is_outlasted_is_told_with_the_time_that_is_left():
+    told = []
+    busy = Overloaded("busy")
+    attempt, _ = scripted(busy, busy, "done")
+    assert await Retrier(QUICK, on_trouble=told.append).run(KEYED, attempt) == "done"
+    assert [trouble.error for trouble in told] == [busy, busy]
+    assert all(0 < trouble.left_s <= QUICK.deadline_s for trouble in told)
+
+
+async def test_what_is_refused_for_good_is_no_trouble_to_outlast():
+    told = []
+    attempt, _ = scripted(TopicNotFound(""))
+    with pytest.raises(TopicNotFound):
+        await Retrier(QUICK, on_trouble=told.append).run(KEYED, attempt)
+    assert told == []
+
+
+async def test_an_attempt_without_an_answer_is_told_while_it_goes_on():
+    telling = asyncio.get_running_loop().create_future()
+
+    async def attempt(_):
+        return await telling
+
+    retrier = Retrier(Settings(deadline_s=60), on_trouble=telling.set_result)
+    told = await retrier.run(POLL, attempt)
+    assert told == Trouble(None, pytest.approx(60 - SLOW_S, abs=1))
+
+
+async def test_a_wait_that_was_asked_for_is_no_trouble():
+    told = []
+    loop = asyncio.get_running_loop()
+
+    async def attempt(_):
+        done = loop.create_future()
+        loop.call_later(SLOW_S * 1.2, done.set_result, "done")
+        return await done
+
+    assert await Retrier(Settings(), on_trouble=told.append).run(POLL, attempt, waits_s=60)
+    assert told == []
