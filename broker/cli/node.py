@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from broker import settings as resolution
 from broker.cli.options import NotNow, json_option
 from broker.cli.output import write_json, write_table
-from broker.config import Key, iter_keys
+from broker.config import Key, ServerConfig, iter_keys
 from broker.coordination.ports import InstanceTaken
 from broker.errors import BrokerError, UnavailableError
 
@@ -88,11 +89,21 @@ def serve(file: Path | None, **flags: str | None) -> None:
     except BrokerError:
         raise
     except OSError as error:
-        # Of a file it has the name, of an address not.
-        where = error.filename or f"{config.server.host}:{config.server.port}"
-        raise click.ClickException(f"can't serve on {where}: {error.strerror or error}") from error
+        raise click.ClickException(cannot_serve(error, config.server)) from error
     if reason is not None:
         raise click.ClickException(f"stopped: {reason}")
+
+
+def cannot_serve(error: OSError, server: ServerConfig) -> str:
+    """Return why a node can't listen or open a file, and what to do about it."""
+    address = f"{server.host}:{server.port}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"can't serve on {address}: another program listens there, perhaps a broker. "
+            f"Choose another port: broker serve --port {server.port % 65_535 + 1}"
+        )
+    # Of a file it has the name, of an address not.
+    return f"can't serve on {error.filename or address}: {error.strerror or error}"
 
 
 @click.command()

@@ -1,25 +1,32 @@
-"""What commands share: how to reach the broker, how to name topics, places and times."""
+"""What commands share: how to reach the broker, how to name topics, places, times and durations."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+from typing_extensions import override
 
+from broker.cli import contexts
+from broker.cli.given import given
+from broker.cli.troubles import Teller
 from broker.client import Settings, SyncClient
 from broker.clock import SystemClock
+from broker.config import ConfigError
 from broker.errors import BadName, UnavailableError
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic
-from broker.net import Address
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-URL_DEFAULT: Final = "http://127.0.0.1:8080"
 _UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_DURATION: Final = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])")
 _MS_DIGITS: Final = 19  # More do not fit in an int64.
 _ID: Final = re.compile(rf"[0-9a-fA-F]{{{2 * MESSAGE_ID_BYTES}}}")
 
@@ -35,15 +42,31 @@ class NotNow(Exception):
         self.error = error
 
 
+# --- The broker ------------------------------------------------------------------------------------
+
+
 def to_broker(command: Command) -> Command:
-    """Add the options of every command that speaks to a broker."""
+    """Add the options of every command that speaks to a broker.
+
+    It gets ``url``, ``deadline_s`` and ``as_json``; ``connect`` and ``client_settings`` know the rest.
+    """
+    context = click.option(
+        "--context",
+        expose_value=False,
+        is_eager=True,
+        callback=_note_context,
+        shell_complete=_context_names,
+        metavar="NAME",
+        help="Speak to the broker of this context, see: broker context.  [env var: BROKER_CONTEXT]",
+    )
     url = click.option(
         "--url",
         envvar="BROKER_URL",
-        default=URL_DEFAULT,
-        show_default=True,
+        is_eager=True,
+        callback=_resolve,
         show_envvar=True,
-        help="Where the broker listens; several nodes of a cluster with commas between them.",
+        help="Where the broker listens; several nodes of a cluster with commas between them.  "
+        f"[default: the current context, or {contexts.URL_DEFAULT}]",
     )
     deadline = click.option(
         "--deadline",
@@ -53,47 +76,167 @@ def to_broker(command: Command) -> Command:
         show_default=True,
         help="Seconds that a request may take, its retries included.",
     )
-    return url(deadline(json_option(command)))
+    return context(url(deadline(json_option(command))))
+
+
+def _note_context(context: click.Context, _: click.Parameter, name: str | None) -> None:
+    given(context).typed_context = name or ""
+    _check_one_address(context)
+
+
+def _check_one_address(context: click.Context) -> None:
+    known = given(context)
+    if known.typed_context and known.typed_url and not context.resilient_parsing:
+        raise click.UsageError("Give --url or --context, not both.", context)
+
+
+def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str:
+    """Return the address to use, and note where it came from. Raises ConfigError, click.UsageError."""
+    known = given(context)
+    known.command = context.command_path.partition(" ")[2]
+    typed = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
+    known.typed_url = (url or "") if typed else ""
+    _check_one_address(context)
+    asked = contexts.Asked(
+        url=known.typed_url,
+        context=known.typed_context,
+        url_of_environment="" if typed else (url or ""),
+        context_of_environment=os.environ.get("BROKER_CONTEXT", ""),
+    )
+    # What comes first decides; a file that is not asked can't be in the way.
+    first = asked.url or (asked.url_of_environment and not asked.context)
+    known.target = contexts.target(asked, contexts.Contexts() if first else contexts.known())
+    return known.target.url
+
+
+def _context_names(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    try:
+        names = contexts.known().contexts
+    except (ConfigError, OSError):
+        return []  # Nobody can read an error in the middle of a line that is being typed.
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def json_option(command: Command) -> Command:
-    """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Write JSON, for machines.")(
-        command
-    )
+    """Add ``--json``, which may also stand before the command's name."""
+    return click.option(
+        "--json", "as_json", is_flag=True, callback=_or_given, help="Write JSON, for machines."
+    )(command)
 
 
-def connect(url: str, deadline_s: float) -> SyncClient:
-    """Return a client. Raises click.BadParameter if the address is none."""
-    settings = Settings(url=url, deadline_s=deadline_s)
-    for one in settings.urls:
-        try:
-            Address.of(one)
-        except ValueError as error:
-            text = f"{one!r} is not http://HOST:PORT"
-            raise click.BadParameter(text, param_hint="--url") from error
-    return SyncClient(settings=settings)
+def json_before(group: Command) -> Command:
+    """Let ``--json`` stand behind the name of a group, before that of its command."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        callback=_or_given,
+        help="Write JSON, for machines; may also stand behind the command.",
+    )(group)
+
+
+def _or_given(context: click.Context, _: click.Parameter, flag: bool) -> bool:
+    known = given(context)
+    known.as_json = known.as_json or bool(flag)
+    return known.as_json
+
+
+def client_settings(url: str, deadline_s: float) -> Settings:
+    """Return how a client reaches the broker. Raises click.BadParameter if an address is none."""
+    try:
+        contexts.check_urls(url)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=_source()) from error
+    target = given().target
+    ca_file = target.ca_file if target is not None and target.url == url else ""
+    return Settings(url=url, deadline_s=deadline_s, ca_file=ca_file)
+
+
+def _source() -> str:
+    target = given().target
+    return "--url" if target is None else target.source
+
+
+@contextmanager
+def connect(url: str, deadline_s: float) -> Iterator[SyncClient]:
+    """Give a client, which says on standard error what it waits for.
+
+    Raises:
+        click.BadParameter: the address is none.
+    """
+    settings = client_settings(url, deadline_s)
+    teller = Teller(settings.url, given().target, as_json=given().as_json)
+    with SyncClient(settings=settings, on_trouble=teller) as client:
+        yield client
+
+
+# --- Topics ----------------------------------------------------------------------------------------
+
+
+class TopicType(click.ParamType[TopicId]):
+    """A topic: NAMESPACE/TOPIC, or TOPIC alone where the context has a namespace."""
+
+    name = "topic"
+
+    @override
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> TopicId:
+        if isinstance(value, TopicId):
+            return value
+        known = given(ctx)
+        topic = topic_of(str(value), known.target.namespace if known.target else "")
+        known.topics.append(topic)
+        return topic
+
+    @override
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        from broker.cli import completion  # noqa: PLC0415 - Of no use to other commands.
+
+        return [CompletionItem(name) for name in completion.topics(given(ctx), incomplete)]
+
+
+TOPIC: Final = TopicType()
 
 
 def topic_argument(command: Command) -> Command:
     """Add the argument NAMESPACE/TOPIC."""
-    return click.argument("topic", type=topic_of, metavar="NS/TOPIC")(command)
+    return click.argument("topic", type=TOPIC, metavar="NS/TOPIC")(command)
 
 
-def topic_of(text: str) -> TopicId:
-    """Read NAMESPACE/TOPIC. Raises click.BadParameter."""
-    namespace, slash, topic = text.partition("/")
-    if not slash:
+def topic_of(text: str, namespace: str = "") -> TopicId:
+    """Read NAMESPACE/TOPIC, or TOPIC in ``namespace`` if that is not empty. Raises click.BadParameter."""
+    first, slash, rest = text.partition("/")
+    if not slash and not namespace:
         raise click.BadParameter(f"{text!r} has no namespace: write NAMESPACE/TOPIC")
     try:
-        return check_topic(namespace, topic)
+        return check_topic(first, rest) if slash else check_topic(namespace, first)
     except BadName as error:
         raise click.BadParameter(error.message) from error
+
+
+# --- Places, times, durations ----------------------------------------------------------------------
 
 
 def place_option(*names: str, help_text: str) -> Callable[[Command], Command]:
     """Return an option whose value is a place in a topic, see ``place_of``."""
     return click.option(*names, type=_place, metavar="ID|TIME|AGE", help=help_text)
+
+
+def since_option(command: Command) -> Command:
+    """Add ``--since``."""
+    text = "Start here: an age (1h), a time, or a message id."
+    return place_option("--since", help_text=text)(command)
+
+
+def until_option(command: Command) -> Command:
+    """Add ``--until``."""
+    text = "Stop before this: an age (1h), a time, or a message id."
+    return place_option("--until", help_text=text)(command)
 
 
 def _place(text: str) -> MessageId | int:
@@ -130,7 +273,7 @@ def place_of(text: str, now_ms: int) -> MessageId | int:
     if text.isdecimal() and len(text) < _MS_DIGITS:
         return int(text)
     if match := _DURATION.fullmatch(text):
-        return max(0, now_ms - round(float(match[1]) * _UNITS_MS[match[2]]))
+        return max(0, now_ms - _duration_ms(match))
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -139,3 +282,32 @@ def place_of(text: str, now_ms: int) -> MessageId | int:
             "ms since 1970, nor a message id of 40 hex digits"
         ) from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def ttl_option(help_text: str) -> Callable[[Command], Command]:
+    """Return the option ``--ttl``, whole seconds."""
+    return click.option("--ttl", "ttl_s", type=_seconds, metavar="DURATION", help=help_text)
+
+
+def _seconds(text: str) -> int:
+    try:
+        return duration_s(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def duration_s(text: str) -> int:
+    """Read a duration, such as 90 (seconds), 30m, 12h, 1d, 2w. Raises ValueError."""
+    if text.isdecimal() and len(text) < _MS_DIGITS:
+        duration_ms = int(text) * 1000
+    elif match := _DURATION.fullmatch(text):
+        duration_ms = _duration_ms(match)
+    else:
+        raise ValueError(f"{text!r} is no duration: write seconds (90), or 30m, 12h, 1d, 2w")
+    if not duration_ms or duration_ms % 1000:
+        raise ValueError(f"{text!r} is no whole number of seconds from 1 on")
+    return duration_ms // 1000
+
+
+def _duration_ms(match: re.Match[str]) -> int:
+    return round(float(match[1]) * _UNITS_MS[match[2]])

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from broker.cli.options import connect, to_broker, topic_argument
+from broker.cli.options import connect, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json
 from broker.client import SyncClient
 from broker.errors import BrokerError
@@ -108,7 +108,7 @@ def _progress(file: IO[bytes]) -> Progress:
     "--lines", metavar="FILE|-", help="Publish each line of a file, or of standard input."
 )
 @click.option("--key", help="Idempotency key: the same command, repeated, publishes once.")
-@click.option("--ttl", "ttl_s", type=click.IntRange(min=1), help="Seconds that the messages live.")
+@ttl_option("How long the messages live: seconds, or 30m, 12h, 1d, 2w.")
 @to_broker
 def publish(  # noqa: PLR0913 - One parameter per option.
     *,

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from broker.cli.cluster_text import Progress, write_status
-from broker.cli.options import connect, to_broker, topic_argument, topic_of
+from broker.cli.options import TOPIC, connect, to_broker, topic_argument
 from broker.cli.output import write_json, write_table
 from broker.client import SyncClient, admin
 from broker.errors import Overloaded
@@ -72,7 +72,7 @@ def _write_topics(told: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.argument("topics", nargs=-1, required=True, type=topic_of, metavar="NS/TOPIC...")
+@click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="NS/TOPIC...")
 @to_broker
 def leaders(*, topics: tuple[TopicId, ...], url: str, deadline_s: float, as_json: bool) -> None:
     """Show which node leads each of some topics.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from broker.cli.options import connect, to_broker, topic_argument
+from broker.cli.options import connect, json_before, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json, write_properties
 from broker.client import TopicInfo
 from broker.model import TopicId
@@ -34,11 +34,12 @@ def _json(info: TopicInfo) -> dict[str, object]:
 
 
 @click.group()
+@json_before
 def topics() -> None:
     """Create, see, change and delete topics.
 
     \b
-    broker topics create audit/logins --ttl 86400
+    broker topics create audit/logins --ttl 1d
     broker topics list audit
     broker topics set audit/logins transactions=refused
     """  # noqa: D301
@@ -47,7 +48,7 @@ def topics() -> None:
 @topics.command()
 @topic_argument
 @click.argument("properties", nargs=-1, metavar=f"[{_PROPERTY}]...")
-@click.option("--ttl", "ttl_s", type=click.IntRange(min=1), help="Seconds that a message lives.")
+@ttl_option("How long a message lives: seconds, or 30m, 12h, 1d, 2w.")
 @click.option("--keep", is_flag=True, help="Be content with a topic that exists.")
 @to_broker
 def create(  # noqa: PLR0913 - One parameter per option.
@@ -64,7 +65,7 @@ def create(  # noqa: PLR0913 - One parameter per option.
 
     \b
     broker topics create audit/logins
-    broker topics create jobs/states --ttl 3600 transactions=required
+    broker topics create jobs/states --ttl 1h transactions=required
     """  # noqa: D301
     with connect(url, deadline_s) as client:
         wanted = _properties(properties)
@@ -150,8 +151,11 @@ def delete(topic: TopicId, yes: bool, url: str, deadline_s: float, as_json: bool
     \b
     broker topics delete audit/logins --yes
     """  # noqa: D301
-    if not yes and not as_json:
-        click.confirm(f"Delete {topic.namespace}/{topic.topic} and all its messages?", abort=True)
+    if as_json and not yes:
+        raise click.UsageError("With --json nothing is asked: give --yes to delete it.")
+    if not yes:
+        name = f"{topic.namespace}/{topic.topic}"
+        click.confirm(f"Delete {name} and all its messages?", abort=True, err=True)
     with connect(url, deadline_s) as client:
         client.delete_topic(topic)
     if as_json:

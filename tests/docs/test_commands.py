@@ -60,9 +60,10 @@ def broker(tmp_path_factory):
 
 
 @pytest.fixture
-def environment(broker):
+def environment(broker, tmp_path):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "BROKER_URL": broker.url}
+    own = {"BROKER_URL": broker.url, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    return {**os.environ, "PATH": path, **own}
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.cli import app
+from broker.cli import app, completion
 from broker.cli.publishing import LONG_BYTES
 from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
@@ -72,9 +73,43 @@ def test_topics_are_created_listed_shown_changed_and_deleted(broker: Broker) -> 
     done(broker("topics", "set", "cli/a", "--replace"))
     shown = json.loads(done(broker("topics", "show", "cli/a", "--json")))
     assert "color" not in shown["properties"]
-    assert broker("topics", "delete", "cli/a", stdin=b"n\n").returncode == 130
+    asked = broker("topics", "delete", "cli/a", stdin=b"n\n")
+    assert (asked.returncode, asked.stdout) == (130, b"")
+    assert b"Delete cli/a" in asked.stderr
+    assert broker("topics", "delete", "cli/a", "--json").returncode == 2
     done(broker("topics", "delete", "cli/a", "--yes"))
     assert json.loads(done(broker("topics", "list", "cli", "--json"))) == []
+
+
+def test_a_tail_of_nobody_says_what_it_tries_before_it_gives_up() -> None:
+    with socket.socket() as taken:  # Bound, not listening: whoever connects is refused.
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "broker.cli", "tail", "a/b", "--url", url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tail:
+            assert tail.stderr is not None
+            told = tail.stderr.readline().decode()
+            assert tail.poll() is None, "it goes on trying"
+            tail.send_signal(signal.SIGINT)
+            assert tail.wait(30) == 130
+    assert told.startswith(f"broker: can't reach {url}: connection refused")
+    assert "trying for 30 s" in told
+
+
+def test_a_shell_completes_the_topics_of_the_broker(broker: Broker, node: ServedNode) -> None:
+    done(broker("topics", "create", "completed/logins"))
+    done(broker("topics", "create", "completed/others"))
+    words = {"COMP_WORDS": "broker tail completed/l", "COMP_CWORD": "2"}
+    asked = {completion.VARIABLE: "bash_complete", **words, "BROKER_URL": node.url}
+    answered = subprocess.run(
+        [sys.executable, "-m", "broker.cli"],
+        env={**os.environ, **asked},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert answered.stdout.split() == [b"plain,completed/logins"]
+    assert answered.stderr == b""
 
 
 def test_lines_come_back_byte_for_byte(broker: Broker, tmp_path: Path) -> None:

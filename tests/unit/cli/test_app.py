@@ -1,4 +1,5 @@
 import json
+import socket
 import subprocess
 import sys
 
@@ -7,7 +8,11 @@ import pytest
 
 from broker import __version__, errors
 from broker.cli import app
+from broker.cli.contexts import Target
+from broker.cli.given import Given
+from broker.cli.problems import ADVICE, problem_of
 from broker.config import iter_keys
+from broker.model import TopicId
 from broker.settings import as_text
 
 
@@ -29,10 +34,11 @@ def run(capsys, *words):
     ],
 )
 def test_each_kind_of_error_has_its_exit_code_and_says_what_to_do(error, code):
-    assert app.exit_code(error) == code
-    assert app.explain(error, as_json=False).startswith(f"broker: {error.message}\n")
-    told = json.loads(app.explain(error, as_json=True))
-    assert told == {
+    given = Given(target=Target("http://127.0.0.1:8080", "the default"))
+    problem = problem_of(error, given)
+    assert problem.exit_code == code
+    assert problem.text().startswith(f"broker: {error.message}\n")
+    assert json.loads(problem.json()) == {
         "code": error.code,
         "message": error.message,
         "retriable": error.retriable,
@@ -56,7 +62,9 @@ def test_the_commands_are_there():
         "browse",
         "chaos",
         "cluster",
+        "completion",
         "config",
+        "context",
         "poll",
         "publish",
         "serve",
@@ -75,14 +83,11 @@ def test_help_shows_examples(path, capsys):
     assert "``" not in out
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
-        for path in ALL
-        if path not in {("serve",), ("topics",), ("storage",), ("cluster",), ("chaos",)}
-    ],
-)
+WITHOUT_JSON = {("serve",), ("chaos",), ("completion",)}
+"""One runs until it is stopped, one is another program, one writes a program."""
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path not in WITHOUT_JSON])
 def test_every_command_can_write_json(path, capsys):
     assert "--json" in run(capsys, *path, "--help")[1]
 
@@ -120,6 +125,107 @@ def test_a_wrong_command_line_is_2_and_says_what_is_wrong(words, said, capsys):
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("--json", "publish", "a/b"),
+        ("publish", "--json", "a/b", "--ttl", "soon"),
+        ("topics", "--json", "nothing"),
+        ("poll", "a/b", "--url", "localhost:1", "--json"),
+        ("storage", "verify", "there-is-none", "--json"),
+        ("context", "use", "there-is-none", "--json"),
+        ("config", "--port", "http", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_line_is_json_too(words, capsys):
+    code, out, err = run(capsys, *words)
+    told = json.loads(err)
+    assert (code, out) == (2, "")
+    assert told.keys() == {"code", "message", "retriable", "outcome"}
+    assert told["code"] in {"usage", "config"}
+    assert (told["retriable"], told["outcome"]) == (False, "refused")
+
+
+def test_json_behind_two_dashes_is_a_message():
+    assert app.asks_for_json(["publish", "a/b", "x", "--json"])
+    assert not app.asks_for_json(["publish", "a/b", "--", "--json"])
+
+
+def raising(error):
+    def load(**_):
+        raise error
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code"),
+    [
+        (OSError(28, "No space left on device"), "io", 1),
+        (ZeroDivisionError("by zero"), "internal", 3),
+        (KeyboardInterrupt(), "interrupted", 130),
+    ],
+)
+def test_what_was_not_foreseen_is_told_as_unknown(error, code, exit_code, capsys, monkeypatch):
+    monkeypatch.setattr("broker.settings.load", raising(error))
+    ended, out, err = run(capsys, "config", "--json")
+    told = json.loads(err)
+    assert (ended, out) == (exit_code, "")
+    assert (told["code"], told["outcome"]) == (code, "unknown")
+    assert ("Traceback" in told.get("details", "")) is (code == "internal")
+    ended, out, err = run(capsys, "config")
+    assert (ended, out) == (exit_code, "")
+    assert ("Traceback" in err) is (code == "internal")
+
+
+def words_of(advice):
+    """Return the commands that an advice names, as words."""
+    for part in advice.split("broker ")[1:]:
+        yield part.split(". ")[0].split("; ")[0].split(", ")[0].splitlines()[0].split()
+
+
+@pytest.mark.parametrize("code", ADVICE)
+@pytest.mark.parametrize("command", ["publish", "topics show", "cluster status", "stats", "tail"])
+def test_advice_is_a_command_that_there_is_and_not_the_one_that_failed(code, command):
+    kinds = [kind for kind in errors.registry() if kind.code == code]
+    given = Given(command=command, topics=[TopicId("audit", "logins")])
+    for kind in kinds:
+        if kind is errors.Unavailable:
+            continue  # Which is told of an address, see below.
+        for words in words_of(problem_of(kind("no"), given).advice):
+            assert is_there(app.cli, words), words
+            assert " ".join(words[: len(command.split())]) != command
+            assert "NS/TOPIC" not in words
+
+
+def is_there(group, words):
+    command = group.commands.get(words[0])
+    if isinstance(command, click.Group):
+        return is_there(command, words[1:])
+    options = {name for option in command.params for name in option.opts} if command else set()
+    return bool(options) and {word for word in words if word.startswith("--")} <= options
+
+
+@pytest.mark.parametrize(
+    ("url", "context", "said"),
+    [
+        ("http://127.0.0.1:8080", "", "broker serve"),
+        ("http://localhost:9000", "", "broker serve --port 9000"),
+        ("http://127.0.0.1:8080", "here", "broker context show here"),
+    ],
+)
+def test_a_broker_that_cannot_be_reached_is_one_to_start_at_that_address(url, context, said):
+    target = Target(url, "the default", context=context)
+    advice = problem_of(errors.Unavailable("down"), Given(target=target)).advice
+    assert said in advice
+    assert url in advice
+    elsewhere = Target("https://broker1:8080", "BROKER_URL")
+    advice = problem_of(errors.Unavailable("down"), Given(target=elsewhere)).advice
+    assert "broker serve" not in advice
+    assert "BROKER_URL" in advice
+
+
+@pytest.mark.parametrize(
     "command",
     [("poll",), ("tail",), ("tail", "--no-follow"), ("browse",), ("stats",)],
     ids=" ".join,
@@ -128,7 +234,7 @@ def test_a_broker_that_is_not_there_is_4(capsys, command):
     words = (*command, "a/b", "--url", "http://127.0.0.1:1", "--deadline", "0.1")
     code, _, err = run(capsys, *words)
     assert code == 4
-    assert "broker serve" in err
+    assert "broker serve --port 1" in err
     code, _, err = run(capsys, *words, "--json")
     assert code == 4
     assert json.loads(err)["retriable"] is True
@@ -167,6 +273,15 @@ def test_a_folder_that_can_not_be_had_is_named(capsys, tmp_path):
     code, _, err = run(capsys, "serve", "--port", "0", "--data-dir", str(file))
     assert code == 1
     assert f"can't serve on {file}: File exists" in err
+
+
+def test_a_port_that_is_taken_leads_to_another(capsys, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = run(capsys, "serve", "--port", str(port), "--data-dir", str(tmp_path / "d"))
+    assert code == 1
+    assert f"127.0.0.1:{port}: another program listens there" in err
+    assert f"broker serve --port {port % 65_535 + 1}" in err
 
 
 def test_an_unknown_key_in_a_file_is_2(capsys, tmp_path):

@@ -3,7 +3,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cli.options import place_of
+from broker.cli.options import duration_s, place_of
 from broker.cli.output import time_text
 from broker.cli.publishing import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
 from broker.errors import OutcomeUnknown, TopicNotFound
@@ -34,7 +34,25 @@ def test_a_place_is_an_age_a_time_or_an_id(text, place):
     assert place_of(text, NOW_MS) == place
 
 
-@pytest.mark.parametrize("text", ["", "yesterday", "1y", "h", "-1h", "00" * 19, "0x10"])
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("30m", 1800), ("1.5h", 5400), ("1d", 86_400), ("2w", 1_209_600)],
+)
+def test_a_duration_is_seconds_or_has_a_unit(text, seconds):
+    assert duration_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5", "0.5s", "1y", "1 d", "9" * 20, "9" * 400 + "d", "²"]
+)
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(ValueError, match=r"no duration|no whole number"):
+        duration_s(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "1y", "h", "-1h", "00" * 19, "0x10", "9" * 400 + "d"]
+)
 def test_what_is_no_place_is_refused_with_what_may_be_written(text):
     with pytest.raises(ValueError, match="neither a duration"):
         place_of(text, NOW_MS)

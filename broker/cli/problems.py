@@ -1,0 +1,196 @@
+"""How a command that fails ends: what standard error says, as text or as JSON, and the exit code.
+
+Exit codes::
+
+    0    done
+    1    refused, or failed: nothing was changed
+    2    the command line is wrong
+    3    outcome unknown: it may have been done
+    4    the broker can't be reached, or can't do it now; trying later may help
+    130  interrupted by Ctrl-C
+
+Advice is a command that works as it stands: it has the topic's own name, and it is none that has just failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+import click
+
+from broker.cli.given import Given
+from broker.cli.options import NotNow
+from broker.cli.troubles import address
+from broker.config import ConfigError
+from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
+
+FAILED: Final = 1
+USAGE: Final = 2
+UNKNOWN: Final = 3
+UNAVAILABLE: Final = 4
+INTERRUPTED: Final = 130
+
+ADVICE: Final = {
+    "topic_not_found": "Create it with: broker topics create {topic}",
+    "topic_exists": "See it with: broker topics show {topic}",
+    "bad_name": "Topics are named NAMESPACE/TOPIC.",
+    "body_too_large": "Its limit is raised with: broker serve --body-bytes-max BYTES",
+    "too_many_messages": "Publish fewer messages at a time.",
+    "idempotency_key_reused": "Take another --idempotency-key: other messages were published under this one.",
+    "outcome_unknown": "See what is there with: broker browse {topic} --desc. "
+    "With --idempotency-key the same command can be repeated safely.",
+    "no_leader": "See which nodes there are with: broker cluster status",
+    "overloaded": "Try again a little later.",
+    "clock_skew": "Put the clock of that machine right; the node goes on by itself.",
+    "storage_full": "Free some space on the broker's disk; publishing goes on by itself.",
+    "storage_corrupt": "See what is wrong with: broker storage verify DIR",
+}
+"""What to do about an error that the broker answered with, by its code."""
+
+_SHOWS_WHAT_IS_THERE: Final = {"topics show", "topics set", "topics delete", "stats", "purge"}
+"""Commands about a topic that is there: if it is not, its name is wrong, and another comes from the list."""
+
+_LOOPBACK: Final = {"localhost", "127.0.0.1", "::1"}
+_PORT_DEFAULT: Final = 8080
+
+
+class Problem(NamedTuple):
+    """One way in which a command failed; ``advice`` and ``details`` may be empty."""
+
+    code: str
+    message: str
+    exit_code: int
+    retriable: bool = False
+    outcome: Outcome = "refused"
+    advice: str = ""
+    details: str = ""
+
+    def text(self) -> str:
+        """Return what people read."""
+        lines = (self.details.rstrip(), f"broker: {self.message}", self.advice)
+        return "\n".join(line for line in lines if line)
+
+    def json(self) -> str:
+        """Return what machines read, on one line."""
+        known: dict[str, object] = {
+            "code": self.code,
+            "message": self.message,
+            "retriable": self.retriable,
+            "outcome": self.outcome,
+        }
+        return json.dumps({**known, "details": self.details} if self.details else known)
+
+
+def exit_code(error: BrokerError) -> int:
+    """Return the exit code of an error."""
+    if error.outcome == "unknown":
+        return UNKNOWN
+    return UNAVAILABLE if isinstance(error, UnavailableError) else FAILED
+
+
+def problem_of(error: BaseException, given: Given) -> Problem:  # noqa: PLR0911 - A table.
+    """Return what an error means to the one who typed the command."""
+    match error:
+        case BrokerError():
+            return _refused(error, advice(error, given))
+        case NotNow():
+            return _refused(error.error, "")
+        case click.UsageError():
+            return Problem("usage", error.format_message(), error.exit_code)
+        case click.ClickException():
+            return Problem("failed", error.format_message(), error.exit_code)
+        case ConfigError():
+            return Problem("config", str(error), USAGE)
+        case click.Abort() | KeyboardInterrupt():
+            return Problem("interrupted", "interrupted", INTERRUPTED, outcome="unknown")
+        case OSError():
+            return Problem("io", str(error), FAILED, outcome="unknown")
+        case _:
+            message = f"unexpected: {type(error).__name__}: {error}"
+            told = "".join(traceback.format_exception(error))
+            return Problem("internal", message, UNKNOWN, outcome="unknown", details=told)
+
+
+def _refused(error: BrokerError, advised: str) -> Problem:
+    code = exit_code(error)
+    return Problem(error.code, error.message, code, error.retriable, error.outcome, advised)
+
+
+def advice(error: BrokerError, given: Given) -> str:
+    """Return what to do about an error; empty if there is nothing to say beyond its message."""
+    if type(error) is Unavailable:
+        return _to_reach(given)
+    if error.code == "topic_not_found" and given.command in _SHOWS_WHAT_IS_THERE:
+        return _to_find(given)
+    text = ADVICE.get(error.code, "")
+    if given.command and f"broker {given.command}" in text:
+        return ""  # That has just failed.
+    return text.replace("{topic}", given.topic_name)
+
+
+def _to_find(given: Given) -> str:
+    namespace = given.topic_name.partition("/")[0]
+    return "See the topics there are with: broker topics list" + (
+        "" if namespace == "NS" else f" {namespace}"
+    )
+
+
+def _to_reach(given: Given) -> str:
+    """Say how to reach a broker: by another address, or by starting one where it is looked for."""
+    target = given.target
+    if target is None:
+        return ""
+    if target.context:
+        first = f"Tried {address(target.url, target)}, see: broker context show {target.context}"
+    else:
+        first = f"Tried {target.url} ({target.source})."
+    return f"{first}\nIf a broker runs elsewhere, name it: --url http://HOST:PORT{_to_serve(target.url)}"
+
+
+def _to_serve(url: str) -> str:
+    """Say how to start a broker at an address, if it is one of this machine."""
+    parts = urlsplit(url)
+    if "," in url or parts.scheme != "http" or parts.hostname not in _LOOPBACK:
+        return ""
+    port = parts.port or 80
+    own = "" if port == _PORT_DEFAULT else f" --port {port}"
+    return f"; start one here with: broker serve{own}"
+
+
+def ending(work: Callable[[], int], given: Given) -> int:
+    """Run the work; every way in which it can end becomes an exit code."""
+    try:
+        code = work()
+        sys.stdout.flush()
+    except click.exceptions.Exit as left:  # After --help, for example.
+        return left.exit_code
+    except BrokenPipeError:
+        return _read_enough()
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - Told, with where it was raised.
+        return _told(error, given)
+    return code
+
+
+def _told(error: BaseException, given: Given) -> int:
+    problem = problem_of(error, given)
+    if given.as_json:
+        click.echo(problem.json(), err=True)
+    elif isinstance(error, click.UsageError):
+        error.show()  # With the command's usage before it.
+    elif problem.exit_code == INTERRUPTED:
+        click.echo(err=True)  # Ends the line on which the terminal shows ^C.
+    else:
+        click.echo(problem.text(), err=True)
+    return problem.exit_code
+
+
+def _read_enough() -> int:
+    """End well: the reader of the pipe has seen enough. Python must not find that out once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return 0

@@ -1,0 +1,158 @@
+import json
+import os
+import stat
+
+import pytest
+
+from broker.cli import app, contexts
+from broker.cli.contexts import Asked, Context, Contexts, target
+from broker.config import ConfigError
+
+KNOWN = Contexts(
+    "here", {"here": Context("http://a:1"), "there": Context("http://b:1", "ca", "ns")}
+)
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as left:
+        app.run(list(words))
+    told = capsys.readouterr()
+    return left.value.code, told.out, told.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "url", "source"),
+    [
+        (Asked(), "http://a:1", "context 'here'"),
+        (Asked(context_of_environment="there"), "http://b:1", "context 'there'"),
+        (Asked(url_of_environment="u", context_of_environment="there"), "u", "BROKER_URL"),
+        (Asked(context="there", url_of_environment="u"), "http://b:1", "context 'there'"),
+        (Asked(url="typed", url_of_environment="u"), "typed", "--url"),
+    ],
+)
+def test_what_was_typed_comes_before_the_environment_and_that_before_the_file(asked, url, source):
+    found = target(asked, KNOWN)
+    assert (found.url, found.source) == (url, source)
+
+
+def test_without_any_context_the_address_is_the_default():
+    assert target(Asked(), Contexts()) == contexts.Target(contexts.URL_DEFAULT, "the default")
+
+
+def test_what_belongs_to_a_context_comes_along_and_a_typed_address_has_nothing_of_it():
+    found = target(Asked(context="there"), KNOWN)
+    assert (found.ca_file, found.namespace, found.context) == ("ca", "ns", "there")
+    assert target(Asked(url="http://b:1"), KNOWN) == contexts.Target("http://b:1", "--url")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (Asked(context="ther"), "--context: there is no context 'ther'; the nearest is 'there'"),
+        (Asked(context_of_environment="x"), "BROKER_CONTEXT: there is no context 'x'"),
+    ],
+)
+def test_a_context_that_there_is_not_is_told_with_where_its_name_came_from(asked, said):
+    with pytest.raises(ConfigError) as refused:
+        target(asked, KNOWN)
+    assert said in str(refused.value)
+
+
+def test_the_file_is_private_and_put_in_place_at_once(tmp_path, monkeypatch):
+    file = tmp_path / "broker" / "contexts.json"
+    contexts.save(file, KNOWN)
+    assert contexts.load(file) == KNOWN
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+    def fails(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="No space"):
+        contexts.save(file, Contexts())
+    assert contexts.load(file) == KNOWN
+    assert [one.name for one in file.parent.iterdir()] == [file.name]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"contexts": {"a": {"url": "no address"}}}',
+        b'{"contexts": {"a": {"url": "http://a:1", "namespace": "a b"}}}',
+        b'{"contexts": {"a": {"uri": "http://a:1"}}}',
+        b'{"contexts": {}, "current": 1}',
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(tmp_path, content):
+    file = tmp_path / "contexts.json"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError) as refused:
+        contexts.load(file)
+    assert str(file) in str(refused.value)
+    assert "emove it" in str(refused.value)
+
+
+def test_where_there_is_no_home_there_are_no_contexts():
+    assert contexts.known({}) == Contexts()
+    with pytest.raises(ConfigError, match="XDG_CONFIG_HOME"):
+        contexts.path({})
+    assert contexts.path({"HOME": "/h", "XDG_CONFIG_HOME": "relative"}).is_relative_to("/h/.config")
+
+
+def test_contexts_are_added_used_listed_shown_and_removed(capsys, tmp_path):
+    words = ("context", "add", "prod", "--url", "http://127.0.0.1:1", "--namespace", "audit")
+    assert run(capsys, *words) == (0, "", "")
+    assert (tmp_path / "config" / "broker" / "contexts.json").exists()
+    code, _, err = run(capsys, *words)
+    assert code == 1
+    assert "broker context show prod" in err
+    assert run(capsys, *words, "--replace")[0] == 0
+    assert run(capsys, "context", "show")[0] == 1
+    assert json.loads(run(capsys, "context", "list", "--json")[1])[0]["current"] is False
+    assert run(capsys, "context", "use", "prod")[0] == 0
+    shown = json.loads(run(capsys, "context", "show", "--json")[1])
+    assert shown == {
+        "name": "prod",
+        "current": True,
+        "url": "http://127.0.0.1:1",
+        "ca_file": None,
+        "namespace": "audit",
+    }
+    assert "*  prod" in run(capsys, "context", "list")[1]
+    assert "audit" in run(capsys, "context", "show", "prod")[1]
+    assert run(capsys, "context", "remove", "prod")[0] == 0
+    assert json.loads(run(capsys, "context", "list", "--json")[1]) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("add", "a b", "--url", "http://a:1"),
+        ("add", "a", "--url", "a:1"),
+        ("add", "a", "--url", "http://a:1", "--namespace", "a/b"),
+        ("add", "a", "--url", "http://a:1", "--ca-file", "there-is-none"),
+        ("use", "a"),
+        ("remove", "a"),
+    ],
+)
+def test_what_makes_no_context_is_2(capsys, words, tmp_path):
+    assert run(capsys, "context", *words)[0] == 2
+    assert not (tmp_path / "config").exists()
+
+
+def test_a_context_names_the_broker_the_namespace_and_itself_in_errors(capsys):
+    run(capsys, "context", "add", "prod", "--url", "http://127.0.0.1:1", "--namespace", "audit")
+    run(capsys, "context", "use", "prod")
+    code, _, err = run(capsys, "topics", "show", "logins", "--deadline", "0.1")
+    assert code == 4
+    assert "http://127.0.0.1:1 (context 'prod'), see: broker context show prod" in err
+    code, _, err = run(capsys, "topics", "show", "logins", "--url", "http://127.0.0.1:2")
+    assert code == 2
+    assert "no namespace" in err
+    code, _, err = run(capsys, "stats", "logins", "--url", "http://a:1", "--context", "prod")
+    assert code == 2
+    assert "not both" in err

@@ -1,0 +1,60 @@
+import pytest
+
+from broker.cli.contexts import Target
+from broker.cli.troubles import AGAIN_S, Teller, said
+from broker.client import Overloaded, Trouble
+from broker.client.outcomes import never_sent
+
+URL = "http://127.0.0.1:8080"
+REFUSED = never_sent(OSError(111, "Connect call failed ('127.0.0.1', 8080)"))
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_it_says_what_is_tried_why_it_fails_and_for_how_long(capsys):
+    Teller(URL, None)(Trouble(REFUSED, 29.9))
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == (
+        f"broker: can't reach {URL}: connection refused (127.0.0.1:8080); "
+        "trying for 30 s, Ctrl-C ends\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("trouble", "text"),
+    [
+        (Trouble(None, 29.0), f"no answer from {URL} yet"),
+        (Trouble(Overloaded("Too much at once."), 29.0), f"{URL}: Too much at once"),
+    ],
+)
+def test_each_trouble_is_said_in_words(trouble, text):
+    assert said(URL, trouble) == text
+
+
+def test_the_same_is_told_again_only_after_a_while(capsys):
+    clock = Clock()
+    teller = Teller(URL, Target(URL, "context 'prod'", context="prod"), now=clock)
+    for _ in range(3):
+        teller(Trouble(REFUSED, None))
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"{URL} (context 'prod')" in told
+    assert "trying until it works" in told
+    teller(Trouble(Overloaded("busy"), None))
+    assert "busy" in capsys.readouterr().err
+    clock.now = AGAIN_S
+    teller(Trouble(Overloaded("busy"), None))
+    assert "busy" in capsys.readouterr().err
+
+
+def test_the_error_that_follows_at_once_is_enough_and_machines_read_no_text(capsys):
+    Teller(URL, None)(Trouble(REFUSED, 0.5))
+    Teller(URL, None, as_json=True)(Trouble(REFUSED, 30))
+    assert capsys.readouterr().err == ""
