@@ -18,6 +18,7 @@ from broker.cli import (
     publishing,
     reading,
     storage,
+    tailing,
     topics,
 )
 from broker.cli.given import Given
@@ -48,7 +49,7 @@ def cli() -> None:
 for command in (
     topics.topics,
     publishing.publish,
-    reading.tail,
+    tailing.tail,
     reading.poll,
     reading.browse,
     reading.stats,

@@ -227,18 +227,6 @@ def place_option(*names: str, help_text: str) -> Callable[[Command], Command]:
     return click.option(*names, type=_place, metavar="ID|TIME|AGE", help=help_text)
 
 
-def since_option(command: Command) -> Command:
-    """Add ``--since``."""
-    text = "Start here: an age (1h), a time, or a message id."
-    return place_option("--since", help_text=text)(command)
-
-
-def until_option(command: Command) -> Command:
-    """Add ``--until``."""
-    text = "Stop before this: an age (1h), a time, or a message id."
-    return place_option("--until", help_text=text)(command)
-
-
 def _place(text: str) -> MessageId | int:
     try:
         return place_of(text, SystemClock().now_ms())

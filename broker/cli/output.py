@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -37,14 +36,24 @@ def write_json(value: object) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
-def write_message(message: Message, *, as_json: bool, ids: bool) -> None:
-    """Write one message: its bytes and a line end, or a JSON object on a line."""
-    if as_json:
-        identity = {"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}
-        write_json({**identity, **payload_json(message.payload)})
-        return
-    head = f"{message.id.hex()} {time_text(message.timestamp_ms)} ".encode() if ids else b""
-    sys.stdout.buffer.write(head + message.payload + b"\n")
+def message_json(message: Message) -> dict[str, Any]:
+    """Return what a consumer gets as JSON, in the words that browsing uses."""
+    return {
+        "id": message.id.hex(),
+        "time": time_text(message.timestamp_ms),
+        "timestamp_ms": message.timestamp_ms,
+        **payload_json(message.payload),
+        "key": None if message.key is None else bytes_json(message.key),
+        "headers": {name: bytes_json(value) for name, value in message.headers.items()},
+    }
+
+
+def bytes_json(value: bytes) -> str | dict[str, str]:
+    """Return bytes as people write them in JSON: text, or base64 in an object if it is none."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(value).decode()}
 
 
 def browsed_json(row: Browsed) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,18 +129,74 @@ def test_lines_come_back_byte_for_byte(broker: Broker, tmp_path: Path) -> None:
     assert [row["encoding"] for row in rows] == ["text", "text", "base64", "text", "text"]
     page = json.loads(done(broker("browse", "cli/lines", "--limit", "2", "--json")))
     assert [row["payload"] for row in page["messages"]] == ["first", ""]
-    following = done(broker("browse", "cli/lines", "--from", page["next"], "--full"))
+    following = done(broker("browse", "cli/lines", "--since", page["next"], "--full"))
     assert b"not text" in following
     newest = broker("browse", "cli/lines", "--limit", "2", "--desc")
     assert [line.split()[-1] for line in newest.stdout.splitlines()[1:]] == [b"pipe", b"end"]
     more = newest.stderr.decode().split()
-    assert more[:2] == ["more:", "--to"]
+    assert more[:2] == ["more:", "--until"]
     before = done(broker("browse", "cli/lines", "--desc", *more[1:], "--json"))
     assert [row["payload"] for row in json.loads(before)["messages"]][1:] == ["", "first"]
     assert b"5" in done(broker("stats", "cli/lines"))
     last = rows[-2]["id"]
     assert done(broker("tail", "cli/lines", "--after", last, "--no-follow")) == b"from a pipe\n"
     assert done(broker("tail", "cli/lines", "--since", "1h", "--limit", "1")) == b"first\n"
+
+
+def test_spans_and_layouts_are_the_same_for_all_that_reads(broker: Broker) -> None:
+    done(broker("topics", "create", "cli/spans"))
+    for number in range(5):
+        done(broker("publish", "cli/spans", f"m{number}"))
+    rows = [json.loads(row) for row in done(broker("poll", "cli/spans", "--json")).splitlines()]
+    ids = [row["id"] for row in rows]
+    assert [rows[0][name] for name in ("key", "headers", "encoding")] == [None, {}, "text"]
+    assert rows[0]["time"].endswith("Z")
+    layout = ("-f", r"{id}\t{payload}")
+    lines = [f"{one}\tm{number}" for number, one in enumerate(ids)]
+    for command in (("tail", "--no-follow"), ("poll",), ("browse",)):
+        read = partial(broker, *command, "cli/spans", *layout)
+        assert done(read()).decode().splitlines() == lines
+        assert done(read("--last", "2")).decode().splitlines() == lines[3:]
+        assert done(read("--last", "2", "--until", ids[4])).decode().splitlines() == lines[2:4]
+        assert done(read("--since", ids[1], "--until", ids[3])).decode().splitlines() == lines[1:3]
+        assert done(read("-n", "1", "--since", "1h")).decode().splitlines() == lines[:1]
+    bounded = broker("tail", "cli/spans", "--until", rows[4]["time"], *layout)
+    assert done(bounded).decode().splitlines() == lines[:4]
+
+
+def test_the_newest_are_tailed_before_what_comes(broker: Broker, node: ServedNode) -> None:
+    done(broker("topics", "create", "cli/newest"))
+    done(broker("publish", "cli/newest", "one", "two", "three"))
+    with following(node, "cli/newest", "--last", "2") as tail:
+        assert tail.stdout is not None
+        assert [tail.stdout.readline() for _ in range(2)] == [b"two\n", b"three\n"]
+        done(broker("publish", "cli/newest", "four"))
+        assert tail.stdout.readline() == b"four\n"
+        tail.send_signal(signal.SIGINT)
+
+
+def test_a_cursor_of_another_topic_or_of_one_that_was_deleted_is_refused(
+    broker: Broker, tmp_path: Path
+) -> None:
+    for topic in ("cli/kept", "cli/other"):
+        done(broker("topics", "create", topic))
+        done(broker("publish", topic, "one", "two"))
+    file = tmp_path / "kept.cursor"
+    words = ("--no-follow", "--cursor", str(file))
+    assert done(broker("tail", "cli/kept", "-n", "1", *words)) == b"one\n"
+    other = broker("tail", "cli/other", *words)
+    assert (other.returncode, other.stdout) == (1, b"")
+    assert b"is of cli/kept" in other.stderr
+    file.write_text(json.loads(file.read_text())["after"] + "\n")
+    earlier = broker("tail", "cli/kept", *words)
+    assert done(earlier) == b"two\n"
+    assert b"names no topic, and is taken for one of cli/kept" in earlier.stderr
+    assert json.loads(file.read_text())["topic"] == "cli/kept"
+    done(broker("topics", "delete", "cli/kept", "--yes"))
+    done(broker("topics", "create", "cli/kept"))
+    anew = broker("tail", "cli/kept", *words, "--json")
+    assert anew.returncode == 1
+    assert "generation 1, now 2" in json.loads(anew.stderr)["message"]
 
 
 def test_a_key_makes_the_same_command_publish_once(broker: Broker, tmp_path: Path) -> None:
@@ -229,9 +286,9 @@ def test_what_nobody_read_is_not_remembered_as_handled(
     assert done(broker(*words)) == b"one\ntwo\n"
 
 
-def following(node: ServedNode, topic: str) -> subprocess.Popen[bytes]:
+def following(node: ServedNode, topic: str, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "broker.cli", "tail", topic, "--url", node.url],
+        [sys.executable, "-m", "broker.cli", "tail", topic, "--url", node.url, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -1,0 +1,159 @@
+r"""The layout of ``--format``: text with places for the parts of a message.
+
+::
+
+    '{time} {id} {payload}'     '{key}\t{payload}'     'headers: {headers}'
+
+A place is a name in braces; two braces stand for one. ``\n``, ``\t`` and ``\\`` are a line end, a tab and a
+backslash. Every message ends with a line end. Payloads, keys and headers are written byte for byte.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import string
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+from typing_extensions import override
+
+from broker.cli.output import message_json, time_text, write_json
+from broker.client import Browsed
+from broker.model import NO_HEADERS, Message
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+FIELDS: Final = ("time", "id", "payload", "key", "headers")
+_ESCAPE: Final = re.compile(r"\\(.?)", re.DOTALL)
+_ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
+
+
+class Layout(NamedTuple):
+    """A layout that was read: literal bytes, each followed by a field; an empty field is none."""
+
+    parts: tuple[tuple[bytes, str], ...]
+
+    def line(self, fields: Mapping[str, bytes]) -> bytes:
+        """Return a message's line."""
+        written = [literal + (fields[name] if name else b"") for literal, name in self.parts]
+        return b"".join(written) + b"\n"
+
+    def of_message(self, message: Message) -> bytes:
+        """Return the line of what a consumer gets."""
+        return self.line(
+            {
+                "time": time_text(message.timestamp_ms).encode(),
+                "id": message.id.hex().encode(),
+                "payload": message.payload,
+                "key": message.key or b"",
+                "headers": headers_text(message.headers),
+            }
+        )
+
+    def of_browsed(self, row: Browsed) -> bytes:
+        """Return the line of a message that is looked at; a reference has no payload."""
+        return self.of_message(Message(row.id, row.payload or b""))
+
+
+def headers_text(headers: Mapping[str, bytes] = NO_HEADERS) -> bytes:
+    """Return headers as ``name=value`` with commas between them."""
+    return b",".join(name.encode() + b"=" + value for name, value in headers.items())
+
+
+def layout_of(text: str) -> Layout:
+    """Read a layout.
+
+    Raises:
+        ValueError: a field is unknown, or braces or backslashes make no sense.
+    """
+    parts = []
+    # Braces first: what an escape stands for is no brace.
+    for literal, name, spec, conversion in string.Formatter().parse(text):
+        if name is not None:
+            _check_field(name, spec or "", conversion)
+        parts.append(
+            (_ESCAPE.sub(_escaped, literal).encode("utf-8", "surrogateescape"), name or "")
+        )
+    return Layout(tuple(parts))
+
+
+def _check_field(name: str, spec: str, conversion: str | None) -> None:
+    known = ", ".join(f"{{{field}}}" for field in FIELDS)
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, n=1)
+        hint = f"the nearest is {{{near[0]}}}; " if near else ""
+        raise ValueError(f"there is no field {{{name}}}; {hint}all are {known}")
+    if spec or conversion:
+        raise ValueError(f"{{{name}}} takes no format of its own: write it without : and !")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    letter = found[1]
+    if letter not in _ESCAPED:
+        raise ValueError(f"\\{letter} stands for nothing: write \\n, \\t, or \\\\ for a backslash")
+    return _ESCAPED[letter]
+
+
+class LayoutType(click.ParamType[Layout]):
+    """A layout, see above."""
+
+    name = "layout"
+
+    @override
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Layout:
+        if isinstance(value, Layout):
+            return value
+        try:
+            return layout_of(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+PLAIN: Final = layout_of("{payload}")
+WITH_IDS: Final = layout_of("{id} {time} {payload}")
+
+
+def write_message(message: Message, layout: Layout | None) -> None:
+    """Write one message in a layout, or as a JSON object on a line if there is none."""
+    if layout is None:
+        write_json(message_json(message))
+    else:
+        sys.stdout.buffer.write(layout.of_message(message))
+
+
+def layout_options(command: Command) -> Command:
+    """Add ``--ids`` and ``-f``; ``chosen`` makes of them what ``write_message`` takes."""
+    ids = click.option("--ids", is_flag=True, help="Write each message's id and time before it.")
+    return ids(format_option(command))
+
+
+def chosen(layout: Layout | None, *, ids: bool, as_json: bool) -> Layout | None:
+    """Return the layout to write in, None for JSON. Raises click.UsageError if two forms are named."""
+    check_one_form(layout, ids=ids, json=as_json)
+    if as_json:
+        return None
+    return layout or (WITH_IDS if ids else PLAIN)
+
+
+def format_option(command: Command) -> Command:
+    """Add ``-f``, ``--format``."""
+    return click.option(
+        "-f",
+        "--format",
+        "layout",
+        type=LayoutType(),
+        metavar="LAYOUT",
+        help="Write each message so: '{time} {id} {payload}'; also {key}, {headers}, \\n, \\t.",
+    )(command)
+
+
+def check_one_form(layout: Layout | None, **others: object) -> None:
+    """Refuse two forms of writing at once. Raises click.UsageError."""
+    for name, value in others.items():
+        if layout is not None and value:
+            raise click.UsageError(f"Give --format or --{name}, not both.")

@@ -1,0 +1,116 @@
+"""Which messages of a topic: the options of all commands that read, and where reading starts and stops.
+
+::
+
+    --since PLACE   from there on          --last N         the newest N
+    --after ID      behind that message    --until PLACE    stop before it
+    -n, --limit N   at most so many of them, counted from the start
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import click
+
+from broker.cli.options import id_option, place_option
+from broker.client import Browsed, SyncClient
+from broker.model import Message, MessageId, TopicId
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+LAST_MAX: Final = 10_000
+"""As many as the broker shows on one page of browsing."""
+
+
+class Span(NamedTuple):
+    """What the options say; None where they say nothing."""
+
+    since: MessageId | int | None = None
+    after: MessageId | None = None
+    until: MessageId | int | None = None
+    last: int | None = None
+
+    def checked(self) -> Span:
+        """Return it. Raises click.UsageError if two options name the start."""
+        given = {"--since": self.since, "--after": self.after, "--last": self.last}
+        names = [name for name, value in given.items() if value is not None]
+        if len(names) > 1:
+            raise click.UsageError(f"Give {' or '.join(names)}, not both.")
+        return self
+
+    def ends_before(self, message: Message) -> bool:
+        """Whether a message is behind the end."""
+        if self.until is None:
+            return False
+        if isinstance(self.until, bytes):
+            return message.id >= self.until
+        return message.timestamp_ms >= self.until
+
+
+class Start(NamedTuple):
+    """Where a poll or a tail starts; ``inclusive``: whether the message of that id itself is wanted."""
+
+    place: MessageId | int | None
+    inclusive: bool
+
+
+def span_options(command: Command) -> Command:
+    """Add ``--since``, ``--after``, ``--last`` and ``--until``."""
+    after = id_option("--after", help_text="Start after this message.")
+    return since_option(after(last_option(until_option(command))))
+
+
+def since_option(command: Command) -> Command:
+    """Add ``--since``."""
+    text = "Start here: an age (1h), a time, or a message id."
+    return place_option("--since", help_text=text)(command)
+
+
+def until_option(command: Command) -> Command:
+    """Add ``--until``."""
+    text = "Stop before this: an age (1h), a time, or a message id."
+    return place_option("--until", help_text=text)(command)
+
+
+def last_option(command: Command) -> Command:
+    """Add ``--last``."""
+    number = click.IntRange(1, LAST_MAX)
+    return click.option("--last", type=number, metavar="N", help="The newest N messages.")(command)
+
+
+def limit_option(command: Command) -> Command:
+    """Add ``-n``, ``--limit``."""
+    number = click.IntRange(min=1)
+    text = "At most so many messages."
+    return click.option("-n", "--limit", type=number, metavar="N", help=text)(command)
+
+
+def start(client: SyncClient, topic: TopicId, span: Span) -> Start:
+    """Return where a poll or a tail of a span starts. Raises BrokerError."""
+    if span.after is not None:
+        return Start(span.after, inclusive=False)
+    if span.last is not None:
+        rows = newest(client, topic, span.last, span.until)
+        return Start(rows[0].id if rows else None, inclusive=True)
+    return Start(span.since, inclusive=True)
+
+
+def newest(
+    client: SyncClient, topic: TopicId, count: int, until: MessageId | int | None
+) -> list[Browsed]:
+    """Return the newest messages before a place, the oldest of them first, each with the begin of its payload.
+
+    A reference stands for messages, and is none. Raises BrokerError.
+    """
+    found: list[Browsed] = []
+    while len(found) < count:
+        page = client.browse(
+            topic, stop=until, limit=min(count, LAST_MAX), descending=True, full=False
+        )
+        found += [row for row in page.messages if row.kind != "reference"]
+        if page.next is None:
+            break
+        until = page.next
+    return found[:count][::-1]

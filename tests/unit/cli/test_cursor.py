@@ -1,0 +1,74 @@
+import json
+
+import click
+import pytest
+
+from broker.cli import cursor
+from broker.cli.cursor import Cursor, Log
+
+HERE = Log("jobs/states", 2, ("http://127.0.0.1:8080", "http://b:8080"))
+ID = bytes(range(20))
+
+
+def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
+    file = tmp_path / "states.cursor"
+    assert cursor.load(file) is None
+    cursor.save(file, HERE, ID)
+    assert json.loads(file.read_text()) == {
+        "topic": "jobs/states",
+        "generation": 2,
+        "brokers": ["http://127.0.0.1:8080", "http://b:8080"],
+        "after": ID.hex(),
+    }
+    assert cursor.load(file) == Cursor(HERE, ID)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_of_an_earlier_version_has_only_the_id(tmp_path):
+    file = tmp_path / "states.cursor"
+    file.write_text(ID.hex() + "\n")
+    assert cursor.load(file) == Cursor(None, ID)
+    cursor.check(file, Cursor(None, ID), HERE)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        HERE,
+        HERE._replace(brokers=("http://b:8080",)),
+        HERE._replace(brokers=("http://c:1", "http://B:8080/")),
+        HERE._replace(brokers=("http://localhost:8080",)),
+    ],
+)
+def test_one_address_in_common_is_the_same_broker(tmp_path, log):
+    cursor.check(tmp_path, Cursor(HERE, ID), log)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (HERE._replace(topic="jobs/others"), "is of jobs/states at http://127.0.0.1:8080"),
+        (
+            HERE._replace(brokers=("http://c:8080",)),
+            "--url http://c:8080,http://127.0.0.1:8080,http://b:8080",
+        ),
+        (HERE._replace(brokers=("http://127.0.0.1:8081",)), "give both addresses once"),
+        (HERE._replace(generation=3), "generation 2, now 3"),
+    ],
+)
+def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, said):
+    file = tmp_path / "states.cursor"
+    with pytest.raises(click.ClickException) as refused:
+        cursor.check(file, Cursor(HERE, ID), log)
+    assert said in refused.value.message
+    assert str(file) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"\xff", b"[]", b"x" * 40, b'{"topic": "a/b", "brokers": 1}', b"7"]
+)
+def test_what_is_no_cursor_is_refused(tmp_path, content):
+    file = tmp_path / "states.cursor"
+    file.write_bytes(content)
+    with pytest.raises(click.ClickException, match="no cursor file"):
+        cursor.load(file)

@@ -1,0 +1,62 @@
+import click
+import pytest
+
+from broker.cli import span
+from broker.cli.span import Span, Start
+from broker.client import Browsed, BrowsePage
+from broker.model import Message, TopicId
+
+TOPIC = TopicId("a", "b")
+
+
+def identifier(number):
+    return number.to_bytes(8, "big") + bytes(12)
+
+
+def row(number, kind="inline"):
+    return Browsed(identifier(number), number, 0, None, kind, "none", None, b"", False, None)
+
+
+class Browses:
+    """A client whose pages of browsing, newest first, are these."""
+
+    def __init__(self, *pages):
+        self.pages = pages
+        self.asked = []
+
+    def browse(self, topic, *, stop, limit, descending, full):
+        assert (topic, descending, full) == (TOPIC, True, False)
+        self.asked.append((stop, limit))
+        rows = self.pages[len(self.asked) - 1]
+        more = len(self.asked) < len(self.pages)
+        return BrowsePage(rows, rows[-1].id if more else None)
+
+
+def test_the_newest_are_counted_without_references_over_pages():
+    client = Browses([row(9), row(8, "reference")], [row(7, "stored"), row(6)])
+    found = span.newest(client, TOPIC, 2, None)
+    assert [one.timestamp_ms for one in found] == [7, 9]
+    assert client.asked == [(None, 2), (identifier(8), 2)]
+
+
+def test_where_reading_starts():
+    assert span.start(Browses(), TOPIC, Span(since=5)) == Start(5, inclusive=True)
+    assert span.start(Browses(), TOPIC, Span(after=identifier(5))) == (identifier(5), False)
+    client = Browses([row(9), row(8)])
+    assert span.start(client, TOPIC, Span(last=2, until=10)) == (identifier(8), True)
+    assert client.asked == [(10, 2)]
+    assert span.start(Browses([]), TOPIC, Span(last=2)) == (None, True)
+
+
+def test_the_end_is_exclusive():
+    message = Message(identifier(5), b"")
+    assert not Span().ends_before(message)
+    assert [Span(until=time).ends_before(message) for time in (4, 5, 6)] == [True, True, False]
+    ends = [Span(until=identifier(number)).ends_before(message) for number in (4, 5, 6)]
+    assert ends == [True, True, False]
+
+
+def test_there_is_one_start():
+    Span(since=1, until=2).checked()
+    with pytest.raises(click.UsageError, match="--since or --last"):
+        Span(since=1, last=2).checked()
