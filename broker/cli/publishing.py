@@ -1,4 +1,4 @@
-"""``broker publish``: messages from the command line, or the lines of a file."""
+"""``broker publish``: messages from the command line, one from a file, or the lines of a file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import IO, Final, NamedTuple
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from typing_extensions import override
 
 from broker.cli.options import connect, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json
@@ -24,12 +25,17 @@ BATCH_BYTES_MAX: Final = 1 << 20
 LONG_BYTES: Final = 1 << 20
 """From this size on a file is worth a progress bar."""
 
+MESSAGE_BYTES_MAX: Final = 1 << 28
+"""More is not read for one message: it is held in memory, and four times what a broker takes by default."""
+
+STDIN: Final = "-"
+
 
 class _Order(NamedTuple):
     """What is published where, and how."""
 
     topic: TopicId
-    key: str | None
+    idempotency_key: str | None
     ttl_s: int | None
 
 
@@ -49,16 +55,30 @@ def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 @contextmanager
-def _opened(lines: str) -> Iterator[IO[bytes]]:
-    if lines == "-":
+def _opened(name: str) -> Iterator[IO[bytes]]:
+    """Give a file, or standard input. Raises click.FileError."""
+    if name == STDIN:
         yield sys.stdin.buffer
         return
     try:
-        file = Path(lines).open("rb")  # noqa: SIM115 - Closed below.
+        file = Path(name).open("rb")  # noqa: SIM115 - Closed below.
     except OSError as error:
-        raise click.FileError(lines, hint=error.strerror) from error
+        raise click.FileError(name, hint=error.strerror) from error
     with file:
         yield file
+
+
+def _whole(name: str) -> bytes:
+    """Return all that is in a file, as one message. Raises click.FileError, OSError."""
+    with _opened(name) as file:
+        payload = file.read(MESSAGE_BYTES_MAX + 1)
+    if len(payload) > MESSAGE_BYTES_MAX:
+        raise click.FileError(
+            "standard input" if name == STDIN else name,
+            hint=f"a message may have {MESSAGE_BYTES_MAX:,} bytes; this has more. "
+            "To publish its lines, give --lines.",
+        )
+    return payload
 
 
 def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Progress) -> int:
@@ -66,7 +86,7 @@ def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Prog
     published = 0
     task = bar.add_task("publishing", total=_size(file))
     for number, batch in enumerate(batches(file), start=1):
-        key = f"{order.key}-{number}" if order.key is not None else None
+        key = f"{order.idempotency_key}-{number}" if order.idempotency_key is not None else None
         try:
             client.publish(order.topic, batch, ttl_s=order.ttl_s, idempotency_key=key)
         except BrokerError as error:
@@ -101,50 +121,88 @@ def _progress(file: IO[bytes]) -> Progress:
     )
 
 
-@click.command()
+class _Publish(click.Command):
+    """Says how a message that looks like an option is published."""
+
+    @override
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            said = f"{error.format_message()} A message that begins with - stands behind --"
+            raise click.UsageError(said, ctx) from error
+
+
+def _one_source(
+    messages: tuple[str, ...], lines: str | None, file: str | None
+) -> tuple[tuple[str, ...], str | None]:
+    """Return the words to publish, and the file to publish as one message. Raises click.UsageError."""
+    if sum((bool(messages), lines is not None, file is not None)) != 1:
+        raise click.UsageError(
+            "Give either messages, or - for one from standard input, or --file FILE for one from a file, "
+            "or --lines FILE for one a line."
+        )
+    if messages == (STDIN,):
+        return (), STDIN
+    if STDIN in messages:
+        raise click.UsageError("- reads one message from standard input, and stands alone.")
+    return messages, file
+
+
+@click.command(cls=_Publish)
 @topic_argument
-@click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
+@click.argument("messages", nargs=-1, metavar="[MESSAGE]...|-")
+@click.option("--file", metavar="FILE|-", help="Publish a file, byte for byte, as one message.")
 @click.option(
     "--lines", metavar="FILE|-", help="Publish each line of a file, or of standard input."
 )
-@click.option("--key", help="Idempotency key: the same command, repeated, publishes once.")
+@click.option(
+    "--idempotency-key",
+    metavar="KEY",
+    help="The same command with the same key, repeated, publishes once.",
+)
 @ttl_option("How long the messages live: seconds, or 30m, 12h, 1d, 2w.")
 @to_broker
 def publish(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
     messages: tuple[str, ...],
+    file: str | None,
     lines: str | None,
-    key: str | None,
+    idempotency_key: str | None,
     ttl_s: int | None,
     url: str,
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Publish messages, or every line of a file; return when they are stored and synced.
+    """Publish messages, a file, or every line of one; return when they are stored and synced.
 
     Messages given as words are one request: all are stored, or none. The lines of a file travel in
     requests of up to 1000 lines or 1 MiB, in order; if one fails, it says which lines are published.
 
     \b
     broker publish audit/logins 'alice logged in' 'bob logged in'
-    broker publish audit/logins --lines /var/log/dpkg.log --key dpkg-1
+    broker publish audit/logins --file report.pdf
+    curl -s https://example.org/feed | broker publish audit/feeds -
+    broker publish audit/logins --lines /var/log/dpkg.log --idempotency-key dpkg-1
     journalctl -f | broker publish audit/journal --lines -
     """  # noqa: D301
-    if bool(messages) == (lines is not None):
-        raise click.UsageError("Give either messages or --lines FILE (- for standard input).")
-    order = _Order(topic, key, ttl_s)
-    with connect(url, deadline_s) as client, ExitStack() as stack:
+    words, whole = _one_source(messages, lines, file)
+    order = _Order(topic, idempotency_key, ttl_s)
+    with ExitStack() as stack:
         if lines is None:
             # As they were typed: words of a command line need not be text.
-            client.publish(
-                topic, [os.fsencode(word) for word in messages], ttl_s=ttl_s, idempotency_key=key
+            payloads = (
+                [_whole(whole)] if whole is not None else [os.fsencode(each) for each in words]
             )
-            count = len(messages)
+            client = stack.enter_context(connect(url, deadline_s))
+            client.publish(topic, payloads, ttl_s=ttl_s, idempotency_key=idempotency_key)
+            count = len(payloads)
         else:
-            file = stack.enter_context(_opened(lines))
-            bar = stack.enter_context(_progress(file))
-            count = _publish_lines(client, order, file, bar)
+            source = stack.enter_context(_opened(lines))
+            client = stack.enter_context(connect(url, deadline_s))
+            bar = stack.enter_context(_progress(source))
+            count = _publish_lines(client, order, source, bar)
     if as_json:
         write_json({"topic": f"{topic.namespace}/{topic.topic}", "published": count})
     elif lines is not None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.cli import app, completion
+from broker.cli import app, completion, publishing
 from broker.cli.publishing import LONG_BYTES
 from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
@@ -204,8 +204,8 @@ def test_a_key_makes_the_same_command_publish_once(broker: Broker, tmp_path: Pat
     file.write_bytes(b"".join(b"%d\n" % i for i in range(2500)))
     done(broker("topics", "create", "cli/keyed"))
     for _ in range(2):
-        done(broker("publish", "cli/keyed", "--lines", str(file), "--key", "once"))
-        done(broker("publish", "cli/keyed", "word", "--key", "twice"))
+        done(broker("publish", "cli/keyed", "--lines", str(file), "--idempotency-key", "once"))
+        done(broker("publish", "cli/keyed", "word", "--idempotency-key", "twice"))
     assert len(done(broker("poll", "cli/keyed")).split()) == 2501
 
 
@@ -230,6 +230,44 @@ def test_a_failing_command_stops_the_tail_and_the_message_comes_again(
     second = done(broker(*words, *cursor))
     assert [line.split()[2] for line in second.splitlines()] == [b"bad", b"later"]
     assert done(broker(*words, *cursor)) == b""
+
+
+def test_one_message_comes_from_a_file_or_from_standard_input(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done(broker("topics", "create", "cli/whole"))
+    content = b"a\r\n\x00\xff\n\n"
+    file = tmp_path / "whole"
+    file.write_bytes(content)
+    done(broker("publish", "cli/whole", "--file", str(file)))
+    done(broker("publish", "cli/whole", "-", stdin=content))
+    done(broker("publish", "cli/whole", "--file", "-", stdin=b""))
+    done(broker("publish", "cli/whole", "--", "-5", "--json"))
+    expected = [content, content, b"", b"-5", b"--json"]
+    assert done(broker("poll", "cli/whole")) == b"".join(each + b"\n" for each in expected)
+    missing = broker("publish", "cli/whole", "--file", str(tmp_path / "none"), "--json")
+    assert missing.returncode == 1
+    assert "No such file" in json.loads(missing.stderr)["message"]
+    monkeypatch.setattr(publishing, "MESSAGE_BYTES_MAX", 10)
+    for words in (("-",), ("--file", str(file))):
+        file.write_bytes(bytes(11))
+        larger = broker("publish", "cli/whole", *words, stdin=bytes(11))
+        assert larger.returncode == 1
+        assert b"--lines" in larger.stderr
+    assert len(done(broker("poll", "cli/whole", "-f", "{id}")).splitlines()) == len(expected)
+
+
+def test_what_a_broker_does_not_take_is_refused_with_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "large"
+    file.write_bytes(bytes(2 << 20))
+    with BrokerProcess(tmp_path / "data", ["--body-bytes-max", "1048576"]) as process:
+        command = [sys.executable, "-m", "broker.cli", "publish", "a/b", "--url", process.url]
+        with SyncClient(process.url) as client:
+            client.create_topic("a/b")
+        large = subprocess.run([*command, "--file", str(file)], capture_output=True, check=False)
+    assert large.returncode == 1
+    assert b"1048576 bytes" in large.stderr
+    assert b"broker serve --body-bytes-max" in large.stderr
 
 
 def test_words_are_published_as_they_were_typed(broker: Broker) -> None:
