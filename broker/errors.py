@@ -16,7 +16,7 @@
     └── StorageCorrupt        stop: what is stored can't be trusted
 
 ``outcome`` is the point of it all: *refused* means that the request has certainly had no effect and
-never will; *unknown* means that nobody can say. An error that is not in this tree is *unknown*.
+never will; *unknown* means that it may have been done or not. An error that is not in this tree is *unknown*.
 ``retriable`` says whether the same request, sent again unchanged, is both safe and useful.
 """
 
@@ -28,7 +28,7 @@ Outcome = Literal["refused", "unknown"]
 
 
 class BrokerError(Exception):
-    """What nobody foresaw; the log has its cause under the request's `X-Request-Id`.
+    """An unexpected error; the log has its cause under the request's `X-Request-Id`.
 
     All that is foreseen is a subclass. ``code`` is stable and part of the interface.
     """
@@ -160,7 +160,7 @@ class Overloaded(UnavailableError):
 
 
 class NoLeader(UnavailableError):
-    """Nobody leads the topic just now."""
+    """No node leads the topic just now."""
 
     code = "no_leader"
 

@@ -40,7 +40,7 @@ _ERRORS_HEAD = """
 
 A request that names `application/json` in `Accept`, or is of that type, gets errors as
 `{"code", "message", "retriable", "outcome"}`; all others get the message as plain text. *Refused* means
-that the request has had no effect and never will; *unknown* that nobody can say. *Retriable* means that
+that the request has had no effect and never will; *unknown* that it may have been done or not. *Retriable* means that
 the same request, sent again unchanged, is both safe and useful.
 
 | code | status | outcome | retriable | meaning |

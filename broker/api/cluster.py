@@ -80,7 +80,7 @@ class Asked(NamedTuple):
 def member(view: ClusterView | None) -> ClusterView:
     """Return the view. Raises NotFound on a standalone node."""
     if view is None:
-        raise NotFound("This node is no part of a cluster.")
+        raise NotFound("This node is not part of a cluster.")
     return view
 
 

@@ -338,7 +338,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "summary": "Ask which node leads a topic.",
         "responses": {
             "200": _ok(
-                "That node. Without a cluster it has no number; without an epoch nobody has claimed "
+                "That node. Without a cluster it has no number; without an epoch no node has claimed "
                 "the topic.",
                 (JSON, of("Leader")),
             )
@@ -354,7 +354,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
     "cluster_node": {
         "summary": "Show what this node says of itself.",
         "parameters": [_TOPICS_TOO],
-        "responses": {"200": _ok("Asks nobody else.", (JSON, of("ClusterNode")))},
+        "responses": {"200": _ok("Asks no other node.", (JSON, of("ClusterNode")))},
         "errors": ("404",),
     },
     "drain": {

@@ -208,7 +208,7 @@ class Routed:
         if not place.here:
             node = place.node
             if node is None:
-                return self._not_leader(NotLeader("Nobody that lives may lead the topic."))
+                return self._not_leader(NotLeader("No live node may lead the topic."))
             error = NotLeader("Another node leads.", node=node.instance, url=node.url)
             return self._not_leader(error)
         async with self.receiving.turn(told, deadline) as handled:

@@ -92,7 +92,7 @@ def remarks(status: Json) -> Iterator[str]:
     live = {row["node"] for row in status["nodes"]}
     for node in status["drained"] or ():
         if node not in live:
-            yield f"node {node} is drained, and does not live"
+            yield f"node {node} is drained, and is not running"
     if status["contact"] != "connected":
         yield (
             f"node {status['asked']} has no contact with ZooKeeper ({status['contact']}): "
@@ -102,7 +102,7 @@ def remarks(status: Json) -> Iterator[str]:
         yield f"pins and drained nodes are not known: {status['problem']}"
         return
     if status["problem"] is not None:
-        yield f"pins or drained nodes that count for nothing: {status['problem']}"
+        yield f"pins or drained nodes that have no effect: {status['problem']}"
     if status["pins"]:
         yield f"topics with a pin: {status['pins']}"
 

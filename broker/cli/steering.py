@@ -24,7 +24,7 @@ _node_argument = click.argument("node", metavar="NODE")
 
 def _waits(command: Command) -> Command:
     """Add the options of a command that can wait for what it began."""
-    wait = click.option("--wait", is_flag=True, help="Return once it has come about.")
+    wait = click.option("--wait", is_flag=True, help="Return once it is done.")
     bound = click.option(
         "--wait-max",
         "wait_s_max",
@@ -40,7 +40,7 @@ def _waits(command: Command) -> Command:
 @click.option("--topics", "with_topics", is_flag=True, help="Name the topics led, too.")
 @to_broker
 def status(*, with_topics: bool, url: str, deadline_s: float, as_json: bool) -> None:
-    """Show all nodes, what they lead, and how they fare.
+    """Show all nodes, what they lead, and how they are doing.
 
     Each node is asked for its slots and topics led, and how ZooKeeper and its storage answer; one that does not answer is shown as silent.
 
@@ -77,7 +77,7 @@ def _write_topics(told: dict[str, Any]) -> None:
 def leaders(*, topics: tuple[TopicId, ...], url: str, deadline_s: float, as_json: bool) -> None:
     """Show which node leads each of some topics.
 
-    The epoch is empty while nobody has written to the topic since its leader last changed.
+    The epoch is empty if no message was written to the topic since its leader last changed.
 
     \b
     broker cluster leaders audit/logins
@@ -225,7 +225,7 @@ def _not_led_at(client: SyncClient, topic: TopicId, node: int) -> str | None:
         led = next((one for one in _nodes_that_lead(client, topic) if one != node), node)
     if led == node:
         return None
-    return f"{_name(topic)} is led by {'nobody' if led is None else f'node {led}'}"
+    return f"{_name(topic)} is led by {'no node' if led is None else f'node {led}'}"
 
 
 def _nodes_that_lead(client: SyncClient, topic: TopicId) -> list[int]:

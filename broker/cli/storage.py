@@ -247,7 +247,7 @@ def sweep(directory: Path, as_json: bool) -> None:
     else:
         known = {name: value for name, value in report.items() if value is not None}
         write_properties({name.replace("_", " "): value for name, value in known.items()})
-    click.get_current_context().exit(1 if report["skipped"] or report["rested"] else 0)
+    click.get_current_context().exit(1 if report["skipped"] or report["ended_early"] else 0)
 
 
 @storage.command()

@@ -26,7 +26,7 @@ def write_report(report: Report) -> None:
         click.echo(f"wrong: {line}")
     if report.wrong > len(report.problems):
         click.echo(f"… and {report.wrong - len(report.problems)} more")
-    click.echo(f"wrong in all: {report.wrong}" if report.wrong else "nothing is wrong")
+    click.echo(f"problems in all: {report.wrong}" if report.wrong else "nothing is wrong")
 
 
 def shown_json(shown: Shown) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def topics() -> None:
 @topic_argument
 @click.argument("properties", nargs=-1, metavar=f"[{_PROPERTY}]...")
 @ttl_option("How long a message lives: seconds, or 30m, 12h, 1d, 2w.")
-@click.option("--keep", is_flag=True, help="Be content with a topic that exists.")
+@click.option("--keep", is_flag=True, help="Do nothing if there is such a topic.")
 @to_broker
 def create(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -124,7 +124,7 @@ def set_(
 ) -> None:
     """Change properties of a topic; those that are not named stay as they are.
 
-    The broker replaces all properties at once: a change that somebody else makes in the same moment
+    The broker replaces all properties at once: a change that another user makes in the same moment
     may be overwritten.
 
     \b

@@ -185,7 +185,7 @@ def no_answer(request: Request, reason: object) -> BrokerError:
     if request.reading:
         return Unavailable(f"The connection was lost before the answer was complete: {reason}")
     return OutcomeUnknown(
-        f"The connection was lost before the answer, so nobody can say whether the request was "
+        f"The connection was lost before the answer, so it is unknown whether the request was "
         f"carried out: {reason}"
     )
 

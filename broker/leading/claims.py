@@ -98,7 +98,7 @@ async def claim(  # noqa: PLR0913 - Each is named by its callers.
                 tenure.fenced(log.topic)
             if clock.monotonic() + back_off_s > deadline:
                 raise NoLeader(
-                    f"Nobody leads topic '{log.topic}' just now: {error.message}"
+                    f"No node leads topic '{log.topic}' just now: {error.message}"
                 ) from error
         except StorageFull as error:
             # Whether the claim is stored does not matter: nothing else was sent.

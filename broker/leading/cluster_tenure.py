@@ -201,7 +201,7 @@ class ClusterTenure:
     def _take(self, placement: Placement) -> None:
         for problem in placement.problems:
             if problem not in self.placement.problems:
-                log.error("a pin or a drained node counts for nothing", problem=problem)
+                log.error("a pin or a drained node has no effect", problem=problem)
         self.placement = placement
         self._assign()
 
@@ -281,7 +281,9 @@ class ClusterTenure:
             return await self._leases.is_good(resource, fencing)
         except Unavailable as error:
             if self._clock.monotonic() + PAUSE_S_MAX > deadline:
-                raise NoLeader(f"Nobody leads topic '{topic}' just now: {error.message}") from error
+                raise NoLeader(
+                    f"No node leads topic '{topic}' just now: {error.message}"
+                ) from error
             await self._clock.sleep(PAUSE_S_MAX * self._jitter.uniform(0.5, 1.0))
             return False
 
@@ -298,7 +300,7 @@ class ClusterTenure:
         left_s = max(deadline - self._clock.monotonic(), 0)
         done, _ = await asyncio.wait(awaited, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         if not done:
-            raise NoLeader(f"Nobody leads topic '{topic}' just now: its lease was not to be had.")
+            raise NoLeader(f"No node leads topic '{topic}' just now: its lease could not be taken.")
 
     def _live_owner(self, written: Head | None) -> NodeInfo | None:
         """Return the other node that a page's head names, if it lives as far as is known."""

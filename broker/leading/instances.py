@@ -83,7 +83,7 @@ async def read_claims(records: RecordStore) -> dict[int, Claim]:
         try:
             claims[int(key.removeprefix(PREFIX))] = decode(key, record.value)
         except (StorageCorrupt, ValueError) as error:
-            log.warning("a claim of an instance id counts for nothing", problem=str(error))
+            log.warning("a claim of an instance id has no effect", problem=str(error))
     return claims
 
 

@@ -109,7 +109,7 @@ async def _set(
         except OutcomeUnknown:
             # The record is read again: if it says so now, it was done, by whomever.
             changed = True
-    raise OutcomeUnknown(f"Changing the record {key.decode()} did not come to an end.")
+    raise OutcomeUnknown(f"Changing the record {key.decode()} did not finish.")
 
 
 def _pin_key(topic: TopicId) -> bytes:

@@ -145,7 +145,7 @@ def is_final(kind: Kind, told: Told, *, attempt: int, own_key: bool) -> bool:
 
 def outcome_unknown(why: str, *, own_key: bool) -> OutcomeUnknown:
     """Return the error for a request that may have been done; retriable under the client's own key."""
-    error = OutcomeUnknown(f"Nobody can say whether the request was carried out: {why}")
+    error = OutcomeUnknown(f"It is unknown whether the request was carried out: {why}")
     return error.under_key() if own_key else error
 
 

@@ -392,7 +392,7 @@ def _cut_short(_: Pages) -> Pages | None:
 
 async def _again(pauses: Pauses) -> None:
     if not await pauses.next():
-        raise Unavailable("Storage answers with what was before. Try again.")
+        raise Unavailable("Storage gave an outdated answer. Try again.")
 
 
 __all__ = ["Hold", "PageBounds", "rolled_targets"]

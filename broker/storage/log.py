@@ -364,4 +364,4 @@ class Logs:
 
 async def _again(pauses: Pauses) -> None:
     if not await pauses.next():
-        raise Unavailable("Storage answers with what was before. Try again.")
+        raise Unavailable("Storage gave an outdated answer. Try again.")

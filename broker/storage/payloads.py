@@ -85,7 +85,7 @@ class PayloadLogs:
                     raise LogClosed(closed._replace(state=RootState.SEALED))
                 return await self._logs.take(log, root, value, tail, self._owner, topic.epoch)
             if not await pauses.next():
-                raise Unavailable("Storage answers with what was before. Try again.")
+                raise Unavailable("Storage gave an outdated answer. Try again.")
 
     async def _root(self, log: LogId) -> tuple[Root | None, bytes | None]:
         cell = await self._resolver.head(space_of(log), root_key(log))
@@ -116,7 +116,7 @@ class PayloadLogs:
                 if await self._change_root(log, value, new):
                     return Sealed(new, closed, was_open=True)
             if not await pauses.next():
-                raise Unavailable("Storage answers with what was before. Try again.")
+                raise Unavailable("Storage gave an outdated answer. Try again.")
 
     async def _change_root(self, log: LogId, value: bytes | None, new: Root) -> bool:
         return await self._resolver.swap(space_of(log), root_key(log), value, roots.encode(new))

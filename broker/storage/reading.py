@@ -216,7 +216,7 @@ class LogReader:
         if self._pauses is None:
             self._pauses = self._resolver.pauses()
         if not await self._pauses.next():
-            raise Unavailable("Storage answers with what was before. Try again.")
+            raise Unavailable("Storage gave an outdated answer. Try again.")
 
     async def _look_at_root(self, page: RowId) -> None:
         """Go on from the floor if it is above a page that is not there; else this is the end."""
@@ -413,7 +413,7 @@ class LogReader:
             found += some
             after = max(after, some[-1].last) if some else after
             if not cells.more and after < end and not await pauses.next():
-                raise Unavailable("Storage answers with what was before. Try again.")
+                raise Unavailable("Storage gave an outdated answer. Try again.")
         return found
 
 

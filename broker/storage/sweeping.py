@@ -81,7 +81,7 @@ async def turn_gone(resolver: Resolver, log: LogId, page: RowId) -> tuple[Head |
         if await resolver.swap(space, row, cell.value, gone, clear=True):
             return head, True
         if not await pauses.next():
-            raise Unavailable("Storage answers with what was before. Try again.")
+            raise Unavailable("Storage gave an outdated answer. Try again.")
 
 
 async def _total_before(

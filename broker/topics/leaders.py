@@ -142,7 +142,7 @@ class Leaders:
             except Fenced as error:
                 leader.end(error)
                 if self.around.clock.monotonic() > deadline:
-                    raise NoLeader(f"Nobody leads topic '{topic}' just now.") from error
+                    raise NoLeader(f"No node leads topic '{topic}' just now.") from error
             except (OutcomeUnknown, StorageFull) as error:
                 may_repeat = options.key is not None or options.producer is not None
                 if not may_repeat or error.outcome != "unknown":
@@ -188,7 +188,7 @@ class Leaders:
             async with asyncio.timeout(max(deadline - self.around.clock.monotonic(), 0)):
                 await state.claiming.acquire()
         except TimeoutError:
-            raise NoLeader(f"Nobody leads topic '{state.id}' just now.") from None
+            raise NoLeader(f"No node leads topic '{state.id}' just now.") from None
         try:
             yield
         finally:
@@ -255,7 +255,7 @@ class Leaders:
     async def _settled(self, state: TopicState, former: TopicLeader) -> None:
         """Keep what a former leader left, in one go, though whoever waits for it be gone by then."""
         writes = await former.settled()
-        again = Fenced("Not done: the topic changed hands.")
+        again = Fenced("Not done: another node leads the topic now.")
         for write in writes:
             if write.key is not None or write.producer is not None or write.payloads is None:
                 # Under the next leader these are looked up anew, and so is a payload log's seal.
@@ -273,7 +273,7 @@ class Leaders:
         pause_s = min(BACK_OFF_S * 2**state.claimed_in_vain, BACK_OFF_MAX_S)
         pause_s *= self._jitter.uniform(0.5, 1.0)
         if clock.monotonic() + pause_s > deadline:
-            raise NoLeader(f"Nobody leads topic '{state.id}' just now.")
+            raise NoLeader(f"No node leads topic '{state.id}' just now.")
         await clock.sleep(pause_s)
 
     def _lost(self, leader: TopicLeader) -> None:
@@ -351,7 +351,7 @@ class Leaders:
             state.leader = None
             state.former = leader
             await self._released(leader)
-            leader.end(NoLeader("This node let go of the topic."))
+            leader.end(NoLeader("This node leads the topic no more."))
         self._start(self._hand_on(state))
 
     async def _released(self, leader: TopicLeader) -> None:

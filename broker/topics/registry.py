@@ -180,7 +180,7 @@ class TopicRegistry:
             except OutcomeUnknown:
                 # Read again: the token there says whose it is.
                 doubt.begin(version)
-        raise OutcomeUnknown(f"Changing topic '{topic}' did not come to an end.")
+        raise OutcomeUnknown(f"Changing topic '{topic}' did not finish.")
 
     async def _put(self, topic: TopicId, version: bytes | None, record: TopicRecord) -> bool:
         # Until it is confirmed, nobody knows which value is there.

@@ -64,8 +64,8 @@ class SweepReport:
     """Topics that could not be swept just now; the next sweep finds them again."""
     problem: str | None = None
     """The first of those topics, and why."""
-    rested: bool = False
-    """Whether it ended early because the clock is not steady."""
+    ended_early: bool = False
+    """Whether it ended before the last topic, because the clock jumped."""
 
 
 def floor_of(now_ms: int, ttl_ms: int, margin_ms: int) -> RowId:
@@ -155,7 +155,7 @@ class Sweeper:
         for topic, _ in await self._leaders.registry.all():
             steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
             if self._must_rest(steady_before_ms, steady_ms):
-                report.rested = True
+                report.ended_early = True
                 break
             if not self._around.tenure.place(topic).here:
                 self._forget(topic)

@@ -127,7 +127,7 @@ class Topics:
             try:
                 while not await leader.is_proven():
                     if self.around.clock.monotonic() >= deadline:
-                        raise NoLeader("nobody could be asked in time")
+                        raise NoLeader("no node could be asked in time")
                     leader = await self.leaders.lead(topic, deadline)
                     async with state.lock:
                         state.adopt(leader, await self.registry.get(topic))
@@ -135,7 +135,7 @@ class Topics:
                 raise
             except BrokerError as error:
                 raise OutcomeUnknown(
-                    f"Whether the leader of topic '{topic}' goes by the change is unknown: "
+                    f"Whether the leader of topic '{topic}' knows of the change is unknown: "
                     f"{error.message}"
                 ) from error
             return changed

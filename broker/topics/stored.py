@@ -210,7 +210,7 @@ class StoredPayloads:
         except LogClosed as error:
             raise closed(number, error.root) from error
         if self._messages.writer.closed:
-            raise Fenced(f"Nobody leads topic '{self._hold.log.topic}' just now.")
+            raise Fenced(f"No node leads topic '{self._hold.log.topic}' just now.")
         writer = LogWriter(
             self._around,
             hold,
@@ -242,7 +242,7 @@ class StoredPayloads:
     async def _confirm(self) -> None:
         """Make sure, by a reading begun after the call, that this leader leads yet."""
         if not await self._hold.proof():
-            raise OutcomeUnknown("The topic changed hands while the payloads were stored.")
+            raise OutcomeUnknown("Another node took the topic over while the payloads were stored.")
 
     # Dropping, and ends.
 
@@ -289,7 +289,9 @@ class StoredPayloads:
     async def settled(self) -> None:
         """Wait until nothing is under way; give what certainly was not stored back to its callers."""
         for log in list(self._logs.values()):
-            fail(await log.writer.settled(), Fenced("Not stored: the topic changed hands."))
+            fail(
+                await log.writer.settled(), Fenced("Not stored: another node leads the topic now.")
+            )
 
     async def idle(self) -> None:
         """Wait until nothing is under way."""

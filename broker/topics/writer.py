@@ -172,7 +172,7 @@ class LogWriter:
             Overloaded: the queue is full.
         """
         if self.closed:
-            raise Fenced(f"Nobody leads topic '{self.hold.log.topic}' just now.")
+            raise Fenced(f"No node leads topic '{self.hold.log.topic}' just now.")
         if write.size > self._message_bytes_max or write.size > self._request_bytes_max:
             self._check_sizes(write)
         queue, budget = self._queue, self._budget

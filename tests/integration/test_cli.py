@@ -390,7 +390,7 @@ def test_a_store_is_made_verified_swept_and_mended(tmp_path: Path) -> None:
     damaged = storage("verify", str(data))
     assert damaged.returncode == 1
     assert "CURRENT is missing" in damaged.stdout
-    assert damaged.stdout.splitlines()[-1].startswith("wrong in all: ")
+    assert damaged.stdout.splitlines()[-1].startswith("problems in all: ")
 
 
 def test_where_there_is_no_store_none_is_made(tmp_path: Path, broker: Broker) -> None:

@@ -69,7 +69,7 @@ async def test_a_standalone_node_is_no_part_of_a_cluster(
     assert reply.status == 404
     assert reply.json["code"] == "not_found"
     assert reply.json["outcome"] == "refused"
-    assert reply.json["message"] == "This node is no part of a cluster."
+    assert reply.json["message"] == "This node is not part of a cluster."
 
 
 async def test_a_node_tells_of_itself(few: FewNodes, member: Broker) -> None:

@@ -134,7 +134,7 @@ def test_what_is_not_as_it_should_be_stands_below_the_table(short: Short, run: R
     out = run("status").out
     assert "failing, 1 of 1 failed" in out
     assert "last error of storage at 20" in out
-    assert "node 9 is drained, and does not live" in out
+    assert "node 9 is drained, and is not running" in out
     assert "node 0 has no contact with ZooKeeper (suspended)" in out
     assert "topics with a pin: 1" in out
 
@@ -157,7 +157,7 @@ def test_a_pin_that_counts_for_nothing_is_told_beside_those_that_count(
     short.loop.run_until_complete(few.records.put_if(b"pin/ns:odd:", None, b"{"))
     out = run("status").out
     assert "topics with a pin: 1" in out
-    assert "count for nothing: the record b'pin/ns:odd:' does not decode" in out
+    assert "have no effect: the record b'pin/ns:odd:' does not decode" in out
 
 
 def test_topics_are_named_on_demand(short: Short, run: Run) -> None:
@@ -267,7 +267,7 @@ def test_move_waits_until_the_topic_is_led_there(short: Short, run: Run) -> None
     assert (code, out) == (0, "default/t is led by node 2\n")
     assert err.splitlines() == [
         "default/t is led by node 0",
-        "default/t is led by nobody",
+        "default/t is led by no node",
         "default/t is led by node 0",
     ]
 
@@ -291,4 +291,4 @@ def test_a_standalone_broker_says_that_there_is_no_cluster(short: Short, run: Ru
     short.broker = Broker()
     code, _, err = run("status")
     assert code == 1
-    assert "no part of a cluster" in err
+    assert "not part of a cluster" in err

@@ -111,7 +111,7 @@ def test_what_is_wrong_is_told_and_is_the_exit_code(
     said = capsys.readouterr().out
     assert "wrong: check:full, generation 1, page" in said
     assert "it is missing" in said
-    assert "wrong in all: " in said
+    assert "problems in all: " in said
 
 
 def test_a_cluster_is_verified_while_it_may_be_served(
@@ -261,7 +261,7 @@ def test_without_hbase_it_can_be_tried_again_later(capsys: pytest.CaptureFixture
     [
         (node.SweepReport(topics=2, rows=7), 0),
         (node.SweepReport(topics=2, skipped=1, problem="a:b: it is damaged"), 1),
-        (node.SweepReport(topics=2, rested=True), 1),
+        (node.SweepReport(topics=2, ended_early=True), 1),
     ],
 )
 def test_a_sweep_that_is_not_whole_exits_with_1(
