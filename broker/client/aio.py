@@ -39,6 +39,7 @@ from broker.client.calls import Calls
 from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.leaders import Leader
+from broker.client.messages import payload_bytes, request_of
 from broker.client.protocol import Request
 from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
@@ -58,7 +59,7 @@ from broker.client.values import (
     TopicRange,
 )
 from broker.errors import TopicExists
-from broker.model import Message, MessageId, Poll, Snapshot, TopicId
+from broker.model import Message, MessageId, Poll, PublishRequest, Snapshot, TopicId
 
 if TYPE_CHECKING:
     from broker.client.bulk import RecordBatch
@@ -231,12 +232,10 @@ class Client:
                 lane = self._lanes.get(topic) or self._lane(topic)
                 payload = messages.encode() if isinstance(messages, str) else messages
                 return await lane.add(payload)
-            messages = [messages]
-        payloads = [protocol.payload_bytes(message) for message in messages]
-        identifier = self._topic(topic)
-        key = self._key(idempotency_key) if producer is None else idempotency_key
+        wanted = request_of(messages, pointer=pointer)
+        once = self._key(idempotency_key) if producer is None else idempotency_key
         request = protocol.publish(
-            identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=key, producer=producer
+            self._topic(topic), wanted, ttl_s=ttl_s, key=once, producer=producer
         )
         return protocol.published(await self._calls.write(request))
 
@@ -255,7 +254,7 @@ class Client:
         Raises:
             Overloaded: the queue is full, and ``on_full`` is ``"raise"``.
         """
-        return await self.later.put(self._topic(topic), protocol.payload_bytes(message), on_full)
+        return await self.later.put(self._topic(topic), payload_bytes(message), on_full)
 
     @property
     def later(self) -> Later:
@@ -283,19 +282,16 @@ class Client:
         Raises:
             PayloadsSealed: they were published already.
         """
-        several = [messages] if isinstance(messages, bytes | str) else messages
-        payloads = [protocol.payload_bytes(message) for message in several]
-        identifier, key = self._topic(topic), self._key(idempotency_key)
-        await self._calls.write(
-            protocol.store(identifier, payloads, pointer=pointer, ttl_s=ttl_s, key=key)
-        )
+        wanted = request_of(messages, pointer=pointer)
+        once = self._key(idempotency_key)
+        await self._calls.write(protocol.store(self._topic(topic), wanted, ttl_s=ttl_s, key=once))
 
     async def publish_stored(
         self, topic: TopicName, *, pointer: int, idempotency_key: str | None = None
     ) -> Published:
         """Publish, by one reference, everything that was stored under a write pointer."""
-        key = self._key(idempotency_key)
-        request = protocol.publish(self._topic(topic), [], pointer=pointer, key=key)
+        wanted, once = PublishRequest(pointer, []), self._key(idempotency_key)
+        request = protocol.publish(self._topic(topic), wanted, key=once)
         return protocol.published(await self._calls.write(request))
 
     def stage(self, topic: TopicName) -> Stage:

@@ -33,7 +33,7 @@ from broker.client.track import Ticket, Track
 from broker.client.transport import Transport
 from broker.client.values import Published, Settings
 from broker.errors import BrokerError
-from broker.model import TopicId
+from broker.model import PublishRequest, TopicId
 
 
 class _Batch(NamedTuple):
@@ -166,7 +166,7 @@ class Lane:
 
     async def _publish(self, payloads: list[bytes], track: Track, ticket: Ticket) -> Published:
         key = uuid.uuid4().hex if self._settings.idempotent else None
-        request = protocol.publish(self._topic, payloads, key=key)
+        request = protocol.publish(self._topic, PublishRequest(None, payloads), key=key)
 
         async def attempt(left_s: float) -> Published:
             reply = await track.send(ticket, request, left_s)

@@ -28,7 +28,7 @@ from broker.client.protocol import Request
 from broker.client.retrying import Retrier
 from broker.client.values import OnFull, Published, Settings, check_on_full
 from broker.errors import BrokerError, Overloaded
-from broker.model import TopicId
+from broker.model import PublishRequest, TopicId
 
 log: Final = logging.getLogger(__name__)
 
@@ -168,7 +168,8 @@ class Later:
 
     async def _publish(self, topic: TopicId, batch: _Batch) -> None:
         key = uuid.uuid4().hex if self._settings.idempotent else None
-        request = protocol.publish(topic, [payload for payload, _ in batch], key=key)
+        payloads = [payload for payload, _ in batch]
+        request = protocol.publish(topic, PublishRequest(None, payloads), key=key)
         try:
             published = await self._retrier.run(
                 request,

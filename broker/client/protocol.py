@@ -27,7 +27,6 @@ from broker.client.leaders import HEADER, leader_of
 from broker.client.values import (
     Browsed,
     BrowsePage,
-    Payload,
     Producer,
     Published,
     Start,
@@ -94,11 +93,6 @@ def topic_id(name: TopicName, namespace: str) -> TopicId:
         first, slash, rest = name.partition("/")
         return check_topic(first, rest) if slash else check_topic(namespace, first)
     return check_topic(*name)
-
-
-def payload_bytes(payload: Payload) -> bytes:
-    """Return the bytes of a payload; text travels as UTF-8."""
-    return payload.encode() if isinstance(payload, str) else payload
 
 
 def start_of(start: Start) -> MessageId | int | None:
@@ -200,28 +194,25 @@ def _once(key: str | None, producer: Producer | None = None) -> dict[str, str]:
 
 def publish(
     topic: TopicId,
-    payloads: Sequence[bytes],
+    request: PublishRequest,
     *,
-    pointer: int | None = None,
     ttl_s: int | None = None,
     key: str | None = None,
     producer: Producer | None = None,
 ) -> Request:
     """Publish messages; with a write pointer and no messages, publish what was stored under it."""
-    request = PublishRequest(pointer, payloads)
     return _write("publish", topic, request, ttl_s, _once(key, producer))
 
 
 def store(
     topic: TopicId,
-    payloads: Sequence[bytes],
+    request: PublishRequest,
     *,
-    pointer: int,
     ttl_s: int | None = None,
     key: str | None = None,
 ) -> Request:
-    """Store messages under a write pointer, to be published later by a reference."""
-    return _write("store", topic, PublishRequest(pointer, payloads), ttl_s, _once(key))
+    """Store messages under the write pointer of ``request``, to be published later by a reference."""
+    return _write("store", topic, request, ttl_s, _once(key))
 
 
 def begin_stage(topic: TopicId) -> Request:
@@ -237,14 +228,14 @@ def stage_begun(reply: Reply) -> str:
 def store_staged(
     topic: TopicId,
     stage: str,
-    payloads: Sequence[bytes],
+    request: PublishRequest,
     *,
     ttl_s: int | None = None,
     key: str | None = None,
 ) -> Request:
     """Store messages into a stage."""
     action = f"stages/{_stage(stage)}/store"
-    return _write(action, topic, PublishRequest(None, payloads), ttl_s, _once(key))
+    return _write(action, topic, request, ttl_s, _once(key))
 
 
 def publish_stages(

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from broker.client import protocol
+from broker.client.messages import request_of
 from broker.client.values import Payload
 
 if TYPE_CHECKING:
@@ -60,9 +61,7 @@ class Stage:
             PayloadsSealed: the stage was published, or its life has passed.
             BrokerError: by name; ``outcome`` says whether the messages may have been stored all the same.
         """
-        several = [messages] if isinstance(messages, bytes | str) else messages
-        payloads = [protocol.payload_bytes(message) for message in several]
         request = protocol.store_staged(
-            self._topic, self.id, payloads, ttl_s=ttl_s, key=idempotency_key
+            self._topic, self.id, request_of(messages), ttl_s=ttl_s, key=idempotency_key
         )
         await self._calls.write(request)

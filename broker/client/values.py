@@ -31,6 +31,9 @@ class NewMessage(NamedTuple):
     ttl_s: int | None = None
 
 
+Publishable = Payload | NewMessage
+"""One message to be published."""
+
 Producer = tuple[str, int]
 """A producer's id, 1 to 255 visible ASCII characters, and the number that it gives to one publish, at least 0."""
 

@@ -5,7 +5,7 @@ from broker.client.calls import Calls
 from broker.client.protocol import Reply
 from broker.client.retrying import Retrier
 from broker.errors import Overloaded, TopicNotFound, Unavailable
-from broker.model import Message, Poll, TopicId, row_id
+from broker.model import Message, Poll, PublishRequest, TopicId, row_id
 from broker.wire import blocks
 
 TOPIC = TopicId("ns1", "t1")
@@ -38,7 +38,7 @@ async def test_a_write_is_tried_again_or_raises_what_its_answer_stands_for(calls
 async def test_a_single_attempt_is_one(calls, transport):
     answers(transport, BUSY)
     with pytest.raises(Overloaded):
-        await calls.publish_once(protocol.publish(TOPIC, [b"x"]), 1.0)
+        await calls.publish_once(protocol.publish(TOPIC, PublishRequest(None, [b"x"])), 1.0)
 
 
 async def test_a_read_is_read_to_its_end_and_tried_again_from_the_start(calls, transport):

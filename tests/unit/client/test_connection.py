@@ -6,11 +6,11 @@ import pytest
 from broker.client import Settings, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import Poll, TopicId
+from broker.model import Poll, PublishRequest, TopicId
 from broker.net import Address
 
 TOPIC = TopicId("ns1", "t1")
-PUBLISH = protocol.publish(TOPIC, [b"a"])
+PUBLISH = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
 POLL = protocol.poll(TOPIC, Poll())
 OK = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: 2\r\n\r\n%d\n"
 

@@ -5,11 +5,11 @@ import pytest
 from broker import errors
 from broker.client import outcomes, protocol
 from broker.client.protocol import Reply
-from broker.model import Poll, TopicId
+from broker.model import Poll, PublishRequest, TopicId
 
 TOPIC = TopicId("ns1", "t1")
-PUBLISH = protocol.publish(TOPIC, [b"a"])
-KEYED = protocol.publish(TOPIC, [b"a"], key="k")
+PUBLISH = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
+KEYED = protocol.publish(TOPIC, PublishRequest(None, [b"a"]), key="k")
 CREATE = protocol.create_topic(TOPIC, {})
 POLL = protocol.poll(TOPIC, Poll())
 

@@ -8,7 +8,7 @@ from broker.client.leaders import Leader
 from broker.client.protocol import Reply
 from broker.client.values import Published
 from broker.errors import BadName, BadRequest
-from broker.model import Poll, Snapshot, TopicId
+from broker.model import Poll, PublishRequest, Snapshot, TopicId
 
 TOPIC = TopicId("ns1", "t1")
 ID = bytes(range(20))
@@ -32,7 +32,7 @@ def test_names_that_no_topic_can_have_are_refused(name):
 
 
 def test_publish_is_the_original_wire():
-    request = protocol.publish(TOPIC, [b"a", b"b"])
+    request = protocol.publish(TOPIC, PublishRequest(None, [b"a", b"b"]))
     assert request.method == "POST"
     assert request.path == "/v1/namespaces/ns1/topics/t1/publish"
     assert request.headers == {"Content-Type": "avro/binary"}
@@ -41,11 +41,11 @@ def test_publish_is_the_original_wire():
 
 
 def test_publishing_what_was_stored_is_a_pointer_alone():
-    assert protocol.publish(TOPIC, [], pointer=1).body == bytes.fromhex("000200")
+    assert protocol.publish(TOPIC, PublishRequest(1, [])).body == bytes.fromhex("000200")
 
 
 def test_a_key_makes_a_publish_repeatable_and_a_lifetime_is_asked_for_in_the_query():
-    request = protocol.publish(TOPIC, [b"a"], key="k1", ttl_s=60)
+    request = protocol.publish(TOPIC, PublishRequest(None, [b"a"]), key="k1", ttl_s=60)
     assert request.repeatable
     assert not request.reading
     assert request.headers["Idempotency-Key"] == "k1"
@@ -81,13 +81,13 @@ def test_a_range_is_asked_for_with_what_bounds_it():
 def test_a_key_that_no_header_can_have_is_refused_before_it_is_sent():
     for key in ("a\r\nX-Other: header", "a b", ""):
         with pytest.raises(BadRequest, match="visible ASCII"):
-            protocol.publish(TOPIC, [b"a"], key=key)
+            protocol.publish(TOPIC, PublishRequest(None, [b"a"]), key=key)
         with pytest.raises(BadRequest, match="visible ASCII"):
-            protocol.store(TOPIC, [b"a"], pointer=1, key=key)
+            protocol.store(TOPIC, PublishRequest(1, [b"a"]), key=key)
 
 
 def test_store_has_a_pointer():
-    request = protocol.store(TOPIC, [b"m2"], pointer=1)
+    request = protocol.store(TOPIC, PublishRequest(1, [b"m2"]))
     assert request.path.endswith("/store")
     assert request.body == bytes.fromhex("00020204 6d3200".replace(" ", ""))
 

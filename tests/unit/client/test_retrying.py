@@ -5,10 +5,10 @@ import pytest
 from broker.client import Settings, protocol
 from broker.client.retrying import SLOW_S, Retrier, Trouble
 from broker.errors import OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
-from broker.model import Poll, TopicId
+from broker.model import Poll, PublishRequest, TopicId
 
 TOPIC = TopicId("ns1", "t1")
-KEYED = protocol.publish(TOPIC, [b"a"], key="k")
+KEYED = protocol.publish(TOPIC, PublishRequest(None, [b"a"]), key="k")
 POLL = protocol.poll(TOPIC, Poll())
 QUICK = Settings(retry_delay_min_s=0.0005, retry_delay_max_s=0.001, deadline_s=0.05)
 
@@ -64,7 +64,7 @@ async def test_attempts_can_be_bounded_instead_of_time():
 
 
 async def test_an_attempt_that_may_be_repeated_leaves_time_for_that():
-    plain = protocol.publish(TOPIC, [b"a"])
+    plain = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
     for request, share in ((KEYED, 0.5), (POLL, 0.5), (plain, 1.0)):
         attempt, tried = scripted("done")
         await Retrier(QUICK).run(request, attempt)

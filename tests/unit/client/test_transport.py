@@ -10,12 +10,12 @@ from broker.client.connection import Connection
 from broker.client.leaders import Nodes
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import Poll, TopicId
+from broker.model import Poll, PublishRequest, TopicId
 
 TOPIC = TopicId("ns1", "t1")
 TLS = Path(__file__).parents[2] / "data" / "tls"
 """A certificate for 127.0.0.1 that nothing but these tests trusts."""
-PUBLISH = protocol.publish(TOPIC, [b"a"])
+PUBLISH = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
 POLL = protocol.poll(TOPIC, Poll())
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
 
