@@ -5,12 +5,14 @@
     format  flags  epoch    last id  count      fixed, 18 bytes
     write pointer  lifetime  payload log        8 bytes each, if the flags say so
     number of marks | marks                     for later requests (keys)
+    size, 4 bytes | attributes                  of messages that have any, if the flags say so (attributed.py)
     offsets                                     where each item but the first begins, 2 bytes each
     items                                       Avro items of a poll's reply; a stub has its first id here
     CRC-32 of all before, little-endian                 so that the CRC-32 of any whole value is one number
 
 The epoch counts the claims of a topic; ten a second would fill its 4 bytes in 13 years.
-An entry has at most 16 KiB of items, or one message. Messages with a write pointer, a lifetime or a
+An entry has at most 16 KiB of items and attributes, or one message. With attributes it has format 2: releases
+from before them refuse it by its format. Messages with a write pointer, a lifetime or a
 reference have entries of their own, so a reader judges once for all messages of an entry.
 An entry does not change. When its lifetime has ended it is replaced by a **stub**, its header alone; small ones
 of a page that takes nothing more are replaced by one that has the messages of all (packing.py).
@@ -32,19 +34,26 @@ from typing import Final, NamedTuple
 
 from broker.errors import StorageCorrupt
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, RowId
+from broker.storage.attributed import ITEM_BYTES, Attributed, pack, unpack
+from broker.storage.attributed import part as cut
 from broker.storage.columns import JUDGED, LIFE, POINTER, REFERENCE, column_of
 from broker.wire.varint import SHORT_LONGS, encode_long, read_long
 
 FORMAT: Final = 1
-"""Raised with every change of the encoding; tests keep entries of each older one."""
+"""Of entries without attributes."""
+FORMAT_ATTRIBUTED: Final = 2
+"""Of entries with attributes. A change of the encoding takes a new number; tests keep entries of each older one."""
 ENTRY_BYTES_MAX: Final = 16 * 1024
-"""The most bytes of items in an entry of more than one message."""
+"""The most bytes of items and attributes in an entry of more than one message."""
 
 STORED, STUB = 8, 16
+_ATTRIBUTED = 32
+"""Stands in a value alone: an entry in memory tells by ``attributed`` itself."""
 
 _FIXED = struct.Struct(f">BBI{ROW_ID_BYTES}sH")
 _NUMBER = struct.Struct(">q")
 _COUNT = struct.Struct(">H")
+_SIZE = struct.Struct(">I")
 _CHECK = struct.Struct(">I")
 _CRC = struct.Struct("<I")
 CRC_BYTES: Final = _CRC.size
@@ -81,6 +90,7 @@ class Entry:
     __slots__ = (
         "_id_at",
         "_starts",
+        "attributed",
         "count",
         "epoch",
         "first",
@@ -108,8 +118,12 @@ class Entry:
         lifetime_ms: int | None = None,
         number: int | None = None,
         marks: Sequence[Mark] = (),
+        attributed: bytes = b"",
     ) -> None:
-        """Keep the parts; ``starts`` has where each item begins in ``items``, or bytes as they are stored."""
+        """Keep the parts; ``starts`` has where each item begins in ``items``, or bytes as they are stored.
+
+        ``attributed``: the attributes of messages that have any, as they are stored.
+        """
         self.flags = flags
         self.epoch = epoch
         self.first = first
@@ -120,6 +134,7 @@ class Entry:
         self.lifetime_ms = lifetime_ms
         self.number = number
         self.marks = marks
+        self.attributed = attributed
         self.rolled: tuple[Range, ...] = ()
         self._starts = starts
         self._id_at = 0 if flags & STORED else 1
@@ -155,12 +170,17 @@ class Entry:
     @property
     def size(self) -> int:
         """About how many bytes it takes in memory."""
-        return len(self.items) + 2 * self.count + 400
+        return len(self.items) + len(self.attributed) + 2 * self.count + 400
 
     @property
     def stored_bytes(self) -> int:
         """About how many bytes its cell has."""
-        return len(self.items) + 2 * self.count + 64
+        return self.content_bytes + 2 * self.count + 64
+
+    @property
+    def content_bytes(self) -> int:
+        """How many bytes its items and attributes have: what ENTRY_BYTES_MAX bounds."""
+        return len(self.items) + len(self.attributed)
 
     def id(self, place: int) -> RowId:
         """Return the id of one message."""
@@ -182,6 +202,16 @@ class Entry:
     def payload_bytes(self) -> int:
         """Return how many bytes the payloads have together."""
         return sum(len(self.payload(place)) for place in range(self.count))
+
+    def attributes(self, first: int, stop: int) -> list[Attributed]:
+        """Return the attributes of those messages ``first`` to ``stop`` (exclusive) that have any, with their places.
+
+        Raises:
+            StorageCorrupt: they can't be read.
+        """
+        if not self.attributed:
+            return []
+        return [each for each in unpack(self.attributed) if first <= each[0] < stop]
 
     def place_at(self, row: RowId) -> int:
         """Return the place of the first message with an id at or above ``row``; a stub has none."""
@@ -238,6 +268,7 @@ class Entry:
             lifetime_ms=self.lifetime_ms,
             number=self.number,
             marks=self.marks,
+            attributed=cut(self.attributed, first, stop),
         )
         part.rolled = self.rolled
         return part
@@ -327,13 +358,21 @@ PLAIN = Shared()
 
 
 def entries_of(
-    epoch: int, ids: Sequence[RowId], payloads: Sequence[bytes], shared: Shared = PLAIN
+    epoch: int,
+    ids: Sequence[RowId],
+    payloads: Sequence[bytes],
+    shared: Shared = PLAIN,
+    attributes: Sequence[bytes] = (),
 ) -> list[Entry]:
-    """Return messages as entries, in order; each has ENTRY_BYTES_MAX of items, or one message."""
+    """Return messages as entries, in order; each has ENTRY_BYTES_MAX of items and attributes, or one message.
+
+    ``attributes``: those of each message; empty if none has any.
+    """
     parts, ends = _framed(ids, payloads, is_stored=shared.is_stored)
+    bounds = _with_attributes(ends, attributes) if attributes else ends
     count, out, first, at, flags = len(ids), [], 0, 0, shared.flags
     while first < count:
-        stop = max(bisect_right(ends, at + ENTRY_BYTES_MAX, first), first + 1)
+        stop = max(bisect_right(bounds, at + ENTRY_BYTES_MAX, first), first + 1)
         entry = Entry(
             flags,
             epoch,
@@ -345,10 +384,17 @@ def entries_of(
             pointer=shared.pointer,
             lifetime_ms=shared.lifetime_ms,
             number=shared.number,
+            attributed=pack(attributes[first:stop]),
         )
         out.append(entry)
-        first, at = stop, ends[stop - 1]
+        first, at = stop, bounds[stop - 1]
     return out
+
+
+def _with_attributes(ends: Sequence[int], attributes: Sequence[bytes]) -> list[int]:
+    """Return where each item ends if the attributes of each message stood before its item."""
+    sizes = [ITEM_BYTES + len(each) if each else 0 for each in attributes]
+    return [end + size for end, size in zip(ends, accumulate(sizes), strict=True)]
 
 
 def _framed(
@@ -415,7 +461,10 @@ def stub_of(entry: Entry) -> Entry:
 
 def encode(entry: Entry) -> bytes:
     """Encode an entry: the value of its cell."""
-    parts = [_FIXED.pack(FORMAT, entry.flags, entry.epoch, entry.last, entry.count)]
+    form, flags = FORMAT, entry.flags
+    if entry.attributed:
+        form, flags = FORMAT_ATTRIBUTED, flags | _ATTRIBUTED
+    parts = [_FIXED.pack(form, flags, entry.epoch, entry.last, entry.count)]
     parts += [
         _NUMBER.pack(number)
         for number in (entry.pointer, entry.lifetime_ms, entry.number)
@@ -423,6 +472,8 @@ def encode(entry: Entry) -> bytes:
     ]
     parts.append(_COUNT.pack(len(entry.marks)))
     parts += [_MARK.pack(*mark) for mark in entry.marks]
+    if entry.attributed:
+        parts += (_SIZE.pack(len(entry.attributed)), entry.attributed)
     parts.append(entry.first if entry.is_stub else _packed(entry.starts[1:]))
     lead = b"".join(parts)
     return b"".join((lead, entry.items, _CRC.pack(zlib.crc32(entry.items, zlib.crc32(lead)))))
@@ -452,8 +503,11 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
     if not is_checked and zlib.crc32(value) != WHOLE:
         raise StorageCorrupt("an entry fails its checksum")
     form, flags, epoch, last, count = _FIXED.unpack_from(value)
-    if form != FORMAT:
-        raise StorageCorrupt(f"an entry has format {form}; this release reads {FORMAT}")
+    if form != (FORMAT_ATTRIBUTED if flags & _ATTRIBUTED else FORMAT):
+        raise StorageCorrupt(
+            f"an entry has format {form} and flags {flags}; "
+            f"this release reads {FORMAT}, and {FORMAT_ATTRIBUTED} with attributes"
+        )
     at = _FIXED.size
     numbers: list[int | None] = [None, None, None]
     if flags & JUDGED:
@@ -469,13 +523,18 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
             Mark(*_MARK.unpack_from(value, at + i * _MARK.size)) for i in range(mark_count)
         )
         at += mark_count * _MARK.size
+    attributed = b""
+    if flags & _ATTRIBUTED:
+        at += _SIZE.size
+        (size,) = _SIZE.unpack_from(value, at - _SIZE.size)
+        attributed, at = value[at : at + size], at + size
     starts, items_at = b"", at
     if not flags & STUB:
         items_at += 2 * (count - 1)
         starts = _FIRST_START + value[at:items_at]
         at = items_at if flags & STORED else items_at + 1
     return Entry(
-        flags,
+        flags & ~_ATTRIBUTED,
         epoch,
         value[at : at + ROW_ID_BYTES],
         last,
@@ -486,4 +545,5 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
         lifetime_ms=numbers[1],
         number=numbers[2],
         marks=marks,
+        attributed=attributed,
     )

@@ -1,7 +1,7 @@
 """Cells of a page as entries; small ones that follow each other as one.
 
 Messages that were committed one at a time have a cell each, and a reader wants thousands of them. So plain
-ones (no transaction, lifetime or reference to judge) are put together without making an entry of each, and
+ones (no transaction, lifetime or reference to judge, no attributes) are put together without making an entry of each, and
 each step is done for all of them: 0.8 us a cell of 256 bytes, 0.6 without its checksum; one after the other they
 take 1.0.
 """
@@ -16,6 +16,7 @@ from typing import Final
 
 from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_BYTES
+from broker.storage.attributed import join
 from broker.storage.columns import PLAIN_COLUMN_BYTES, PLAIN_KIND, is_rolled_column, last_of
 from broker.storage.entry import (
     CRC_BYTES,
@@ -94,7 +95,7 @@ def _gathered(cells: Sequence[Cell], *, is_checked: bool) -> Entry:
         return joined(list(entries_in(cells)))  # It says what is wrong.
     forms, lasts, counts, marks = zip(*map(_PLAIN_HEADER.unpack_from, values), strict=True)
     if forms.count(FORMAT) < len(forms) or [column[1:-1] for column in columns] != list(lasts):
-        return joined(list(entries_in(cells)))
+        return joined(list(entries_in(cells, is_checked=True)))
     at = _PLAIN_HEADER.size
     if not any(marks) and counts.count(1) == len(counts):
         items = [value[at:-CRC_BYTES] for value in values]
@@ -140,4 +141,14 @@ def joined(entries: Sequence[Entry]) -> Entry:
         ]
     first, last = entries[0], entries[-1]
     items = b"".join([entry.items for entry in entries])
-    return Entry(first.flags, last.epoch, first.first, last.last, len(starts), starts, items)
+    attributed = join([entry.attributed for entry in entries], counts)
+    return Entry(
+        first.flags,
+        last.epoch,
+        first.first,
+        last.last,
+        len(starts),
+        starts,
+        items,
+        attributed=attributed,
+    )

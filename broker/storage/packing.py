@@ -58,12 +58,12 @@ class Packed:
             self.end()
             return
         entry = entries.decode(value)
-        fits = self._bytes + len(entry.items) <= ENTRY_BYTES_MAX and entry.is_plain
+        fits = self._bytes + entry.content_bytes <= ENTRY_BYTES_MAX and entry.is_plain
         if self._run and not (fits and entry.epoch == self._run[0].epoch):
             self.end()
         if entry.is_plain:
             self._run.append(entry)
-            self._bytes += len(entry.items)
+            self._bytes += entry.content_bytes
 
     def end(self) -> None:
         """Join what was gathered."""

@@ -10,14 +10,17 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from broker.errors import StorageCorrupt
+from broker.errors import BadRequest, StorageCorrupt
 from broker.model import ROW_ID_MIN, RowId, row_before, timestamp_of
 from broker.storage import entry as entries
+from broker.storage.attributed import unpack
 from broker.storage.columns import column_from, is_rolled_column, last_of
 from broker.storage.entry import STORED, Entry, Mark, messages_of
 from broker.storage.head import NO_END, Head, PageState
 from broker.storage.keys import LogId
 from broker.storage.report import Problem
+from broker.wire import attributes
+from broker.wire.varint import Malformed
 
 CELLS_COUNTED: Final = 0xFFFF
 """A head counts no further."""
@@ -174,6 +177,7 @@ class PageCheck:
         rises = all(one < two for one, two in pairwise(ids))
         if not ids or not rises or (ids[0], ids[-1]) != (entry.first, entry.last):
             self.wrong("its messages have other ids than it says", at=entry.last)
+        self._look_at_attributes(entry)
         self._size += entry.stored_bytes
         if entry.is_reference:
             self.references.append(entry)
@@ -184,6 +188,17 @@ class PageCheck:
         else:
             self._payload_bytes += entry.payload_bytes()
         self.messages += messages_of(entry)
+
+    def _look_at_attributes(self, entry: Entry) -> None:
+        places = [-1]
+        for place, each in unpack(entry.attributed):
+            places.append(place)
+            try:
+                attributes.decode(each)
+            except (Malformed, IndexError, BadRequest) as error:
+                self.wrong("the attributes of a message can't be read", str(error), at=entry.last)
+        if places != sorted(set(places)) or places[-1] >= entry.count:
+            self.wrong("it has attributes of messages that are not in it", at=entry.last)
 
     def end(self) -> None:
         """Look at what the head says of all cells together."""

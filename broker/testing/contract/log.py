@@ -23,6 +23,7 @@ from broker.storage.hold import Hold, PageBounds
 from broker.storage.log import Logs
 from broker.storage.root import RootState
 from broker.storage.table import Table
+from broker.testing.contract.log_attributes import AttributesContract
 from broker.testing.contract.log_bench import (
     ALL,
     KEY,
@@ -429,6 +430,7 @@ class ReadContract(LogSuite):
 class LogContract(
     ClaimContract,
     AppendContract,
+    AttributesContract,
     RollContract,
     ReadContract,
     RollbackContract,

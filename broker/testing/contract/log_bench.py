@@ -68,10 +68,11 @@ class Bench:
         *,
         key: bytes | None = None,
         payloads: Sequence[bytes] | None = None,
+        attributes: Sequence[bytes] = (),
     ) -> list[RowId]:
         """Append messages as one entry, or as many as they need; return their ids."""
         ids = self.ids(count if payloads is None else len(payloads))
-        added = self.entries(hold, ids, shared, payloads)
+        added = self.entries(hold, ids, shared, payloads, attributes)
         if key is not None:
             added[0].marks = (Mark(1, key, ids[0], ids[-1], BODY),)
         size = sum(entry.payload_bytes() for entry in added)
@@ -80,10 +81,15 @@ class Bench:
 
     @staticmethod
     def entries(
-        hold: Hold, ids: Sequence[RowId], shared: Shared, payloads: Sequence[bytes] | None = None
+        hold: Hold,
+        ids: Sequence[RowId],
+        shared: Shared,
+        payloads: Sequence[bytes] | None = None,
+        attributes: Sequence[bytes] = (),
     ) -> list[Entry]:
         """Return messages as entries."""
-        return entries_of(hold.epoch, ids, payloads or [payload_of(row) for row in ids], shared)
+        several = payloads or [payload_of(row) for row in ids]
+        return entries_of(hold.epoch, ids, several, shared, attributes)
 
     async def rows(
         self,
@@ -125,6 +131,13 @@ def rows_of(found: Sequence[Entry]) -> list[Row]:
         if not entry.is_stub
         for place, row in enumerate(entry.ids())
     ]
+
+
+def attributes_of(found: Sequence[Entry]) -> dict[RowId, bytes]:
+    """Return the attributes of those messages of entries that have any."""
+    return {
+        entry.id(place): each for entry in found for place, each in entry.attributes(0, entry.count)
+    }
 
 
 async def all_of(reader: LogReader) -> list[Entry]:

@@ -14,6 +14,7 @@ from broker.model import ROW_ID_MIN, RowId, row_after, row_id
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
+from broker.storage.attributed import pack
 from broker.storage.check import verify
 from broker.storage.columns import is_rolled_column, rolled_column
 from broker.storage.entry import Entry, Mark, Shared
@@ -271,6 +272,14 @@ def stub_without_lifetime(store: Store) -> None:
     row.set(entry.column, Cell(entries.encode(entries.stub_of(entry))))
 
 
+def damaged_attributes(section: bytes) -> Callable[[Store], None]:
+    def damage(store: Store) -> None:
+        row, entry = store.entry(0, lambda each: each.is_plain)
+        store.replace(row, entry, attributed=section)
+
+    return damage
+
+
 def stub_too_early(store: Store) -> None:
     row, entry = store.entry(0, lambda each: each.lifetime_ms is not None and not each.is_stub)
     row.set(entry.column, Cell(entries.encode(entries.stub_of(entry))))
@@ -413,6 +422,12 @@ DAMAGES: Sequence[tuple[Callable[[Store], object], str]] = [
     (entry_of_a_later_epoch, "its epoch is not between those around it"),
     (entry_with_other_ids, "its messages have other ids than it says"),
     (stub_without_lifetime, "its messages are gone, and it had no lifetime"),
+    (damaged_attributes(bytes(5)), "the attributes of an entry are cut off"),
+    (
+        damaged_attributes(pack([b""] * 9000 + [b"\0\0"])),
+        "attributes of messages that are not in it",
+    ),
+    (damaged_attributes(pack([b"\x09"])), "the attributes of a message can't be read"),
     (stub_too_early, "its messages are gone before their lifetime ended"),
     (lifetime_not_told, "a lifetime ends before its head says so"),
     (reference_of_fewer, "its payload log has not as many messages (7, 24)"),

@@ -1,5 +1,5 @@
 import binascii
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_BYTES, row_after, row_before, row_id
+from broker.storage import attributed
 from broker.storage import entry as entries
+from broker.storage.attributed import ITEM_BYTES
 from broker.storage.columns import (
     ENTRIES_END,
     column_from,
@@ -32,7 +34,9 @@ from broker.storage.entry import (
     stub_of,
 )
 from broker.storage.gathering import entries_in, joined
+from broker.wire import attributes
 
+ATTRIBUTED = Path(__file__).parents[2] / "data" / "storage" / "entries-format-2.txt"
 FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "entries-format-1.txt"
 
 ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
@@ -49,12 +53,29 @@ MARKS = st.builds(
 )
 
 
+KEYED = attributes.encode(b"key", {"name": b"value"})
+ATTRIBUTES = st.sampled_from([b"", b"", KEYED, attributes.encode(None, {"h": bytes(3000)})])
+
+
 @st.composite
 def made(draw, shared=SHARED, payload_max=600):
     ids = draw(IDS)
     payloads = [draw(st.binary(max_size=payload_max)) for _ in ids]
-    found = entries_of(draw(st.integers(0, (1 << 32) - 1)), ids, payloads, draw(shared))
+    given = [draw(ATTRIBUTES) for _ in ids] if draw(st.booleans()) else []
+    epoch = draw(st.integers(0, (1 << 32) - 1))
+    found = entries_of(epoch, ids, payloads, draw(shared), given)
+    assert attributes_in(found) == (given or [b""] * len(ids))
     return ids, payloads, found
+
+
+def attributes_in(found):
+    """Return the attributes of each message."""
+    places = [dict(entry.attributes(0, entry.count)) for entry in found]
+    return [
+        of.get(place, b"")
+        for entry, of in zip(found, places, strict=True)
+        for place in range(entry.count)
+    ]
 
 
 def parts(entry):
@@ -62,7 +83,7 @@ def parts(entry):
     ids = [] if entry.is_stub else entry.ids()
     fields = (entry.flags, entry.epoch, entry.first, entry.last, entry.count, entry.items)
     shared = (entry.pointer, entry.lifetime_ms, entry.number, tuple(entry.marks))
-    return (*fields, *shared, ids, payloads)
+    return (*fields, *shared, ids, payloads, entry.attributed)
 
 
 @given(made(), st.lists(MARKS, max_size=3))
@@ -95,9 +116,13 @@ def test_a_value_that_is_cut_off_is_noticed(given_, data):
 
 
 def test_another_format_is_refused():
-    body = b"\x02" + encode(entries_of(1, [row_id(1, 1)], [b"x"])[0])[1:-4]
-    with pytest.raises(StorageCorrupt, match="format 2"):
-        decode(body + binascii.crc32(body).to_bytes(4, "little"))
+    plain, attributed = (
+        encode(entries_of(1, [row_id(1, 1)], [b"x"], attributes=each)[0]) for each in ((), [KEYED])
+    )
+    for form, value in ((3, plain), (2, plain), (1, attributed), (3, attributed)):
+        body = bytes([form]) + value[1:-4]
+        with pytest.raises(StorageCorrupt, match=f"format {form}"):
+            decode(body + binascii.crc32(body).to_bytes(4, "little"))
 
 
 @given(made(), st.lists(MARKS, max_size=2))
@@ -105,7 +130,8 @@ def test_a_stub_keeps_the_header(given_, marks):
     entry = given_[2][0]
     entry.marks = tuple(marks)
     stub = decode(encode(stub_of(entry)))
-    assert (stub.is_stub, entry.is_stub, stub.items) == (True, False, b"")
+    assert (stub.is_stub, entry.is_stub, stub.items, stub.attributed) == (True, False, b"", b"")
+    assert encode(stub)[0] == entries.FORMAT
     assert parts(stub)[1:5] == parts(entry)[1:5]
     assert parts(stub)[6:10] == parts(entry)[6:10]
     assert stub.column == entry.column
@@ -118,11 +144,12 @@ def test_a_stub_keeps_the_header(given_, marks):
 @given(made(payload_max=6000))
 def test_an_entry_has_so_many_bytes_or_one_message(given_):
     for entry in given_[2]:
-        assert entry.count == 1 or len(entry.items) <= ENTRY_BYTES_MAX
+        assert entry.count == 1 or entry.content_bytes <= ENTRY_BYTES_MAX
     for entry, following in pairwise(given_[2]):
         # None is smaller than it must be.
         start, end = following._starts[0], following._end(0)
-        assert len(entry.items) + end - start > ENTRY_BYTES_MAX
+        first = sum(ITEM_BYTES + len(each) for _, each in following.attributes(0, 1))
+        assert entry.content_bytes + end - start + first > ENTRY_BYTES_MAX
 
 
 def test_a_message_larger_than_an_entry_is_alone():
@@ -176,6 +203,34 @@ def test_joined_entries_read_as_one(given_):
     assert (one.ids(), one.count, one.first, one.last) == (ids, len(ids), ids[0], ids[-1])
     assert [one.payload(place) for place in range(one.count)] == payloads
     assert one.items == b"".join(entry.items for entry in found)
+    assert attributes_in([one]) == attributes_in(found)
+
+
+@given(made(), st.data())
+def test_part_of_an_entry_has_its_attributes(given_, data):
+    ids, _, found = given_
+    after, through = sorted((data.draw(st.sampled_from(ids)), data.draw(st.sampled_from(ids))))
+    every = dict(zip(ids, attributes_in(found), strict=True))
+    for entry in found:
+        part = entry.within(after, through)
+        assert attributes_in([part]) == [every[row] for row in part.ids()]
+
+
+@given(st.lists(ATTRIBUTES, min_size=1, max_size=30), st.data())
+def test_attributes_that_are_cut_off_are_noticed(given_, data):
+    section = attributed.pack(given_)
+    whole = {section[:size] for size in _ends(section)}
+    cut = section[: data.draw(st.integers(0, len(section)))]
+    if cut in whole:
+        assert attributed.pack([each for _, each in attributed.unpack(cut)]) or not cut
+    else:
+        with pytest.raises(StorageCorrupt):
+            list(attributed.unpack(cut))
+
+
+def _ends(section):
+    sizes = [ITEM_BYTES + len(each) for _, each in attributed.unpack(section)]
+    return accumulate(sizes, initial=0)
 
 
 # Columns.
@@ -266,6 +321,24 @@ def samples():
     reference = entries_of(7, ids[:1], [b""], Shared(pointer=9, number=9))[0]
     stored = entries_of(7, ids, bodies, Shared(is_stored=True))[0]
     return [plain, tied, reference, stored, stub_of(tied)]
+
+
+def attributed_samples():
+    ids = [row_id(1_700_000_000_000, n) for n in (0, 1, 300)]
+    bodies, given_ = [b"", b"two", bytes(200)], [KEYED, b"", attributes.encode(b"", {})]
+    mark = Mark(1, b"k" * 16, ids[0], ids[-1], b"b" * 32)
+    plain = entries_of(7, ids, bodies, attributes=given_)[0]
+    plain.marks = (mark,)
+    tied = entries_of(7, ids, bodies, Shared(pointer=-5, lifetime_ms=60_000), given_)[0]
+    stored = entries_of(7, ids, bodies, Shared(is_stored=True), given_)[0]
+    return [plain, tied, stored]
+
+
+def test_bytes_of_format_2_are_read_and_written_as_ever():
+    lines = [bytes.fromhex(line) for line in ATTRIBUTED.read_text().split()]
+    assert [line[0] for line in lines] == [2] * len(lines)
+    assert [encode(entry) for entry in attributed_samples()] == lines
+    assert [parts(decode(line)) for line in lines] == [parts(e) for e in attributed_samples()]
 
 
 def test_bytes_of_format_1_are_read_and_written_as_ever():

@@ -1,5 +1,7 @@
 """Packing: what is joined, what stays, and readers that are under way meanwhile."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from broker.clock import SystemClock
@@ -7,23 +9,35 @@ from broker.errors import StorageCorrupt
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage import entry as entries
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
-from broker.storage.gathering import entries_in
+from broker.storage.gathering import entries_in, gathered
 from broker.storage.head import PageState
 from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.packing import Packed, pack, packed_of
-from broker.testing.contract.log_bench import Bench, all_of, backwards, rows_of
+from broker.testing.contract.log_bench import (
+    Bench,
+    all_of,
+    attributes_of,
+    backwards,
+    rows_of,
+)
 
 UNPACKED = PageBounds(cells_max=12, packed_from=1 << 30)
 TIED = Shared(pointer=5)
 
 
 def entry(
-    at: int, *, count: int = 1, epoch: int = 1, size: int = 5, shared: Shared = PLAIN
+    at: int,
+    *,
+    count: int = 1,
+    epoch: int = 1,
+    size: int = 5,
+    shared: Shared = PLAIN,
+    attributes: Sequence[bytes] = (),
 ) -> Entry:
     ids = [row_id(at, place) for place in range(count)]
-    (made,) = entries_of(epoch, ids, [b"%d" % at * size] * count, shared)
+    (made,) = entries_of(epoch, ids, [b"%d" % at * size] * count, shared, attributes)
     return made
 
 
@@ -40,6 +54,7 @@ def packed(*added: Entry) -> list[Entry]:
     saved = sum(each.stored_bytes for each in added) - sum(each.stored_bytes for each in found)
     assert saved == changes.saved_bytes
     assert rows_of(found) == rows_of(added)
+    assert attributes_of(found) == attributes_of(added)
     return found
 
 
@@ -68,6 +83,30 @@ def test_an_entry_grows_to_its_bound_and_no_further() -> None:
     found = packed(*(entry(at, size=1000) for at in range(100)))
     assert len(found) > 5
     assert max(len(each.items) for each in found) <= entries.ENTRY_BYTES_MAX
+
+
+def test_attributes_are_kept_and_count() -> None:
+    (found,) = packed(entry(1), entry(2, count=3, attributes=[b"", b"a", b"bc"]), entry(3))
+    assert found.attributes(0, 5) == [(2, b"a"), (3, b"bc")]
+    several = packed(*(entry(at, attributes=[bytes([at]) * 1000]) for at in range(1, 100)))
+    assert len(several) > 5
+    assert max(each.content_bytes for each in several) <= entries.ENTRY_BYTES_MAX
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_small_entries_are_gathered_with_their_attributes(*, is_checked: bool) -> None:
+    key = Mark(1, b"k" * 16, row_id(1, 0), row_id(1, 0), b"h" * 32)
+    added = [
+        entry(at, count=1 + at % 2, attributes=[b"%d" % at, b""][: 1 + at % 2])
+        for at in range(1, 9)
+    ]
+    added += [entry(at) for at in range(9, 20)]
+    added[3].marks = (key,)
+    (found,) = gathered(
+        [(each.column, entries.encode(each)) for each in added], is_checked=is_checked
+    )
+    assert rows_of([found]) == rows_of(added)
+    assert attributes_of([found]) == attributes_of(added)
 
 
 def test_damage_is_told() -> None:
