@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from broker.api.replies import AVRO, JSON
+from broker.api.replies import AVRO, JSON, MESSAGES
 from broker.errors import BadRequest
 
 
@@ -17,6 +17,7 @@ class BodyType(enum.Enum):
     """How a body is to be read."""
 
     AVRO = AVRO
+    MESSAGES = MESSAGES
     JSON = JSON
     RAW = "text/plain"
 
@@ -24,16 +25,19 @@ class BodyType(enum.Enum):
 _RAW = ("text/plain", "application/octet-stream")
 
 
-def body_type(headers: Mapping[str, str], *, raw: bool = False) -> BodyType:
+def body_type(headers: Mapping[str, str], *, raw: bool = False, writes: bool = False) -> BodyType:
     """Return how to read the body. Raises BadRequest for a type that is not read.
 
     Args:
         headers: the request's.
         raw: whether a body may be one message as it is.
+        writes: whether a body has messages, which may have keys and headers.
     """
     sent = headers.get("Content-Type", "")
     if sent == AVRO:
         return BodyType.AVRO
+    if sent == MESSAGES and writes:
+        return BodyType.MESSAGES
     media_type = sent.partition(";")[0].strip().lower()
     if media_type == JSON:
         return BodyType.JSON

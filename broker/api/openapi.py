@@ -15,7 +15,7 @@ import orjson
 from broker import __version__
 from broker.api.arrow import ARROW
 from broker.api.cluster import TOPICS_NAMED_MAX
-from broker.api.replies import AVRO, EVENTS, JSON
+from broker.api.replies import AVRO, EVENTS, JSON, MESSAGES
 from broker.api.routes import SHAPES, TOPIC, Shape
 from broker.api.schemas import (
     BYTES,
@@ -189,6 +189,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "parameters": [_KEY, *_PRODUCER, _TTL],
         "requestBody": _body(
             (AVRO, BYTES),
+            (MESSAGES, BYTES),
             (JSON, of("PublishRequest")),
             ("text/plain", STRING),
             ("application/octet-stream", BYTES),
@@ -206,7 +207,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
     "store": {
         "summary": "Store messages of a transaction, to be published by reference.",
         "parameters": [_KEY, _TTL],
-        "requestBody": _body((AVRO, BYTES), (JSON, of("PublishRequest"))),
+        "requestBody": _body((AVRO, BYTES), (MESSAGES, BYTES), (JSON, of("PublishRequest"))),
         "responses": {"200": _ok("Stored.", headers=_REPLAYED)},
         "errors": ("404", "409", "422", "507"),
     },
@@ -220,6 +221,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "parameters": [_KEY, _TTL],
         "requestBody": _body(
             (AVRO, BYTES),
+            (MESSAGES, BYTES),
             (JSON, of("PublishRequest")),
             ("text/plain", STRING),
             ("application/octet-stream", BYTES),
@@ -259,8 +261,10 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "requestBody": _body((AVRO, BYTES), (JSON, of("ConsumeRequest"))),
         "responses": {
             "200": _ok(
-                "Messages, chunk by chunk; an Avro array ends with a zero block, or was cut.",
+                "Messages, chunk by chunk; an Avro array ends with a zero block, or was cut. "
+                f"With `Accept: {MESSAGES}` with their keys and headers.",
                 (AVRO, BYTES),
+                (MESSAGES, BYTES),
                 (JSON, of("ConsumeResponse")),
                 headers=_BLOCKED_BY,
             )

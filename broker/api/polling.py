@@ -7,15 +7,16 @@ knows that the answer was cut; that is how a failure after the status line is to
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import NamedTuple
 
 from broker.api.bodies import BodyType, body_type
-from broker.api.replies import AVRO, JSON, Answer, Headers, Reply, Stream
+from broker.api.replies import AVRO, JSON, MESSAGES, Answer, Headers, Reply, Stream
 from broker.api.request import Request
 from broker.api.waiting import unless_abandoned
 from broker.errors import BadRequest
 from broker.model import Poll
+from broker.topics.pages import Page
 from broker.topics.service import Topics
 from broker.topics.streams import PollStream
 from broker.wire import avro, avrojson
@@ -34,6 +35,8 @@ class Asked(NamedTuple):
     kind: BodyType
     poll: Poll
     wait_s: float
+    whole: bool = False
+    """Whether messages are wanted with their attributes (wire.messages)."""
 
 
 class Polling:
@@ -47,13 +50,14 @@ class Polling:
     async def poll(self, request: Request) -> Answer:
         """Answer messages, at once or as soon as there are some that this consumer may see."""
         asked = self.asked(request)
-        return answer_of(await self.read(request, asked, asked.wait_s), asked.kind)
+        return answer_of(await self.read(request, asked, asked.wait_s), asked)
 
     def asked(self, request: Request) -> Asked:
         """Read what a request asks for. Raises BadRequest."""
         kind = body_type(request.headers)
         decode = avrojson.decode_poll if kind is BodyType.JSON else avro.decode_poll
-        return Asked(kind, decode(request.body), self._wait_s(request))
+        whole = request.headers.get("Accept") == MESSAGES
+        return Asked(kind, decode(request.body), self._wait_s(request), whole)
 
     async def read(
         self, request: Request, asked: Asked, wait_s: float, *, anywhere: bool = False
@@ -79,16 +83,18 @@ class Polling:
         return wait_s
 
 
-def answer_of(stream: PollStream | None, kind: BodyType) -> Reply | Stream:
+def answer_of(stream: PollStream | None, asked: Asked) -> Reply | Stream:
     """Return the answer that has these messages; None is an empty one."""
+    kind, whole = asked.kind, asked.whole
     headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
     if kind is BodyType.JSON:
         return Stream(_json_chunks(stream), JSON, headers)
-    if stream is None or (stream.ended and len(stream.first) <= WHOLE_BYTES_MAX):
+    form, content_type = (Page.whole, MESSAGES) if whole else (Page.block, AVRO)
+    if stream is None or (stream.ended and stream.first.bytes <= WHOLE_BYTES_MAX):
         # Nothing is left to read: one chunk, without the cost of a stream.
-        first = b"" if stream is None else stream.first
-        return Reply(200, first + END, AVRO, headers, chunked=True)
-    return Stream(_avro_chunks(stream), AVRO, headers)
+        first = b"" if stream is None else form(stream.first)
+        return Reply(200, first + END, content_type, headers, chunked=True)
+    return Stream(_avro_chunks(stream, form), content_type, headers)
 
 
 def blocked_by(pointer: int | None) -> Headers:
@@ -96,8 +102,10 @@ def blocked_by(pointer: int | None) -> Headers:
     return () if pointer is None else ((BLOCKED_BY, str(pointer)),)
 
 
-async def _avro_chunks(stream: PollStream) -> AsyncGenerator[bytes, None]:
-    async for block in stream.blocks():
+async def _avro_chunks(
+    stream: PollStream, form: Callable[[Page], bytes]
+) -> AsyncGenerator[bytes, None]:
+    async for block in stream.blocks(form):
         yield block
     yield END
 

@@ -11,7 +11,7 @@ from broker.errors import BadRequest
 from broker.model import PublishRequest, RollbackRange, check_key, check_producer
 from broker.topics.service import Topics
 from broker.topics.settings import Producer, Published, PublishOptions
-from broker.wire import avro, avrojson
+from broker.wire import avro, avrojson, messages
 from broker.wire.topics import TTL_MAX_S
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -62,7 +62,7 @@ class Publishing:
 
 def decoded(request: Request, *, raw: bool, messages_max: int) -> tuple[PublishRequest, bool]:
     """Return what a request's body asks for, and whether it is JSON. Raises BadRequest."""
-    match body_type(request.headers, raw=raw):
+    match body_type(request.headers, raw=raw, writes=True):
         case BodyType.RAW:
             return PublishRequest(None, [request.body]), False
         case BodyType.JSON:
@@ -70,6 +70,9 @@ def decoded(request: Request, *, raw: bool, messages_max: int) -> tuple[PublishR
             return decode(request.body, messages_max=messages_max), True
         case BodyType.AVRO:
             decode = avro.decode_publish_request
+            return decode(request.body, messages_max=messages_max), False
+        case BodyType.MESSAGES:
+            decode = messages.decode_publish_request
             return decode(request.body, messages_max=messages_max), False
 
 

@@ -18,6 +18,7 @@ import orjson
 from broker.errors import BrokerError, UnavailableError
 
 AVRO = "avro/binary"
+MESSAGES = "avro/message"
 JSON = "application/json"
 PLAIN = "text/plain; charset=utf-8"
 EVENTS = "text/event-stream"

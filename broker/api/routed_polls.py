@@ -21,7 +21,7 @@ from broker.api.bodies import BodyType
 from broker.api.events import PollNext
 from broker.api.leadership import Leadership
 from broker.api.polling import Asked, Polling, answer_of
-from broker.api.replies import AVRO, Answer, Reply, Stream
+from broker.api.replies import AVRO, MESSAGES, Answer, Reply, Stream
 from broker.api.request import Request
 from broker.api.routed import Routed
 from broker.api.router import Handler
@@ -34,8 +34,7 @@ from broker.routing.deciding import Kind
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.topics.service import Topics
-from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire import avro, messages
 
 AGAIN_S: Final = 0.02
 """The pause before a poll that ended early is asked again."""
@@ -73,7 +72,7 @@ class RoutedPolls:
             TopicNotFound: the topic was deleted.
             BrokerError: neither the leader nor storage answers.
         """
-        headers = {"Content-Type": AVRO}
+        headers = {"Content-Type": AVRO, "Accept": MESSAGES}
         body = avro.encode_poll(poll)
         path = request.path.removesuffix("/").removesuffix("/events") + "/poll"
         asking = Request(
@@ -86,7 +85,7 @@ class RoutedPolls:
             names=request.names,
             abandoned=request.abandoned,
         )
-        answer = await self._routed_poll(asking, Asked(BodyType.AVRO, poll, wait_s))
+        answer = await self._routed_poll(asking, Asked(BodyType.AVRO, poll, wait_s, whole=True))
         if answer.status != 200:
             raise _error_of(answer)
         return Page(answer)
@@ -115,7 +114,7 @@ class RoutedPolls:
         )
         answer = await unless_abandoned(answering, request.abandoned())
         if answer is None:
-            return _Polled(answer_of(None, asked.kind), is_final=True)
+            return _Polled(answer_of(None, asked), is_final=True)
         if isinstance(answer, Relayed):
             passed = self._routed.passed_back("poll", answer)
             return _Polled(passed, is_final=not waits or not answer.has_moved)
@@ -142,11 +141,11 @@ class RoutedPolls:
         wait_s = min(self._left_s(until), ANYWHERE_S)
         stream = await self._polling.read(request, asked, wait_s, anywhere=True)
         is_final = stream is None or not stream.empty
-        return _Polled(answer_of(stream, asked.kind), is_final)
+        return _Polled(answer_of(stream, asked), is_final)
 
     async def _here(self, request: Request, asked: Asked, until: float) -> _Polled:
         stream = await self._polling.read(request, asked, self._left_s(until))
-        told: Reply | Stream = self._routed.told(request.topic, answer_of(stream, asked.kind))
+        told: Reply | Stream = self._routed.told(request.topic, answer_of(stream, asked))
         return _Polled(told, is_final=True)
 
     async def _received(self, request: Request, asked: Asked) -> Answer:
@@ -154,7 +153,7 @@ class RoutedPolls:
 
         async def handler(_: Request) -> Answer:
             stream = await self._polling.read(request, asked, asked.wait_s)
-            answer = answer_of(stream, asked.kind)
+            answer = answer_of(stream, asked)
             if stream is None:
                 answer.headers = (*answer.headers, (MOVED, "true"))
             return answer
@@ -188,12 +187,12 @@ class Page:
     """What a poll from within this node found."""
 
     def __init__(self, answer: Reply | Stream) -> None:
-        """Keep an answer to a poll, in Avro."""
+        """Keep an answer to a poll, in Avro with attributes; of an older node without."""
         self._answer = answer
 
     async def messages(self) -> AsyncIterator[list[Message]]:
         """Yield the messages; an answer that is cut off ends with the last that is whole."""
-        decoder = PollDecoder()
+        decoder = messages.decoder(self._answer.content_type)
         if isinstance(self._answer, Reply):
             yield decoder.feed(self._answer.body)
             return

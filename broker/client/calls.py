@@ -11,7 +11,7 @@ from broker.client.retrying import Retrier
 from broker.client.transport import StreamedReply, Transport
 from broker.client.values import Published
 from broker.model import Message
-from broker.wire.blocks import PollDecoder
+from broker.wire import messages
 
 
 class Calls:
@@ -73,11 +73,11 @@ async def stream(
 
 async def pages(reply: StreamedReply) -> AsyncGenerator[list[Message]]:
     """Give the messages of a poll as they arrive. Raises Unavailable if it was cut off."""
-    decoder = PollDecoder()
+    decoder = messages.decoder(reply.headers.get("content-type", ""))
     async for chunk in reply.chunks:
-        messages = decoder.feed(chunk)
-        if messages:
-            yield messages
+        found = decoder.feed(chunk)
+        if found:
+            yield found
     decoder.finish()
 
 

@@ -48,7 +48,7 @@ from broker.model import (
     check_topic,
     message_id_from_hex,
 )
-from broker.wire import avro
+from broker.wire import avro, messages
 from broker.wire.transaction import encode_transaction
 
 AVRO = avro.CONTENT_TYPE
@@ -173,8 +173,10 @@ def _write(
     path = f"{_topic_path(topic)}/{action}"
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
-    body = avro.encode_publish_request(request)
-    sent = {"Content-Type": AVRO, **headers}
+    # As the original has it, unless there is what the original has not.
+    form = messages if request.attributes or request.ttls_s else avro
+    body = form.encode_publish_request(request)
+    sent = {"Content-Type": form.CONTENT_TYPE, **headers}
     return Request("POST", path, sent, body, topic, repeatable=bool(headers))
 
 
@@ -295,8 +297,8 @@ def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> Reque
     path = f"{_topic_path(topic)}/poll"
     if wait_s:
         path = f"{path}?wait={wait_s:g}"
-    body = avro.encode_poll(request)
-    return _read("POST", path, {"Content-Type": AVRO}, body, topic)
+    headers = {"Content-Type": AVRO, "Accept": messages.CONTENT_TYPE}
+    return _read("POST", path, headers, avro.encode_poll(request), topic)
 
 
 def browse(

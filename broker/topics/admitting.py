@@ -22,11 +22,11 @@ def check(
         BadRequest: the topic takes no such publish, or no such lifetime.
         TransactionTooOld, PayloadsSealed: the transaction, or the stage that is stored into, is too old.
     """
-    if options.ttl_s is not None and not 0 < options.ttl_s <= topic.ttl_s:
-        raise BadRequest(
-            f"ttl: must be between 1 and the topic's own, {topic.ttl_s} seconds, "
-            f"not {options.ttl_s}."
-        )
+    for ttl_s in (options.ttl_s, *request.ttls_s):
+        if ttl_s is not None and not 0 < ttl_s <= topic.ttl_s:
+            raise BadRequest(
+                f"ttl: must be between 1 and the topic's own, {topic.ttl_s} seconds, not {ttl_s}."
+            )
     if request.payloads and request.stages:
         # Whose publish it will be is judged then.
         for stage in request.stages:

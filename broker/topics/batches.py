@@ -1,22 +1,21 @@
 """What is stored for requests that are stored together, and what each of them is told: no waiting, no I/O.
 
 Neighbours that any consumer takes share entries. A request with a write pointer, a lifetime or a reference has
-entries of its own, since what it has in common is judged once. A key, or a producer's number, goes into the entry that holds the
+entries of its own, since what it has in common is judged once; where its messages have lifetimes of their own, each
+run of one lifetime has. A key, or a producer's number, goes into the entry that holds the
 last message of its request.
 """
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain, groupby
+from typing import Final, NamedTuple
 
 from broker.model import RowId
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, encode_count, entries_of
 from broker.storage.marks import IDEMPOTENCY, PRODUCER
 from broker.topics.settings import Published
-
-if TYPE_CHECKING:
-    from broker.topics.writer import Write
+from broker.topics.write import Write
 
 MARK_BODY_BYTES: Final = 32
 
@@ -45,7 +44,8 @@ def batch_of(writes: list[Write], ids: list[RowId], epoch: int, *, is_stored: bo
     def close_plain(stop: int) -> None:
         if plain:
             payloads = list(chain.from_iterable(write.payloads or () for write in plain))
-            added.extend(entries_of(epoch, ids[plain_start:stop], payloads, shared))
+            attributes = _attributes_of(plain)
+            added.extend(entries_of(epoch, ids[plain_start:stop], payloads, shared, attributes))
             plain.clear()
 
     for write in writes:
@@ -64,11 +64,31 @@ def batch_of(writes: list[Write], ids: list[RowId], epoch: int, *, is_stored: bo
     return Batch(added, ids, messages, payload_bytes)
 
 
+def _attributes_of(writes: list[Write]) -> list[bytes]:
+    """Return the attributes of each message of plain requests; nothing if none has any."""
+    if not any([write.attributes for write in writes]):  # noqa: C419 - A list is twice as fast.
+        return []
+    return list(chain.from_iterable(write.attributes or [b""] * write.rows for write in writes))
+
+
 def _own_entries(write: Write, ids: list[RowId], epoch: int, *, is_stored: bool) -> list[Entry]:
     shared = Shared(write.pointer, write.lifetime_ms, None, is_stored)
-    if write.payloads is not None:
-        return entries_of(epoch, ids, write.payloads, shared)
     added: list[Entry] = []
+    if write.payloads is not None:
+        if not write.lifetimes_ms:
+            return entries_of(epoch, ids, write.payloads, shared, write.attributes)
+        start = 0
+        for lifetime_ms, run in groupby(write.lifetimes_ms):
+            stop = start + len(list(run))
+            added += entries_of(
+                epoch,
+                ids[start:stop],
+                write.payloads[start:stop],
+                shared._replace(lifetime_ms=lifetime_ms),
+                write.attributes[start:stop],
+            )
+            start = stop
+        return added
     for row, (number, messages) in zip(ids, write.references, strict=True):
         reference = shared._replace(number=number)
         added += entries_of(epoch, [row], [encode_count(messages)], reference)

@@ -66,7 +66,10 @@ class BrowseQuery(NamedTuple):
 
 
 class BrowseEntry(NamedTuple):
-    """One message as it lies there. ``consumable`` is None without a snapshot."""
+    """One message as it lies there. ``consumable`` is None without a snapshot.
+
+    ``attributes``: its key and headers, encoded (wire.attributes); no bytes if it has none.
+    """
 
     id: MessageId
     payload: bytes | None
@@ -75,6 +78,7 @@ class BrowseEntry(NamedTuple):
     pointer: int | None
     expires_at_ms: int
     consumable: bool | None
+    attributes: bytes = b""
 
 
 class BrowsePage(NamedTuple):
@@ -111,7 +115,7 @@ async def _collect(browser: _Browser, query: BrowseQuery) -> BrowsePage:
                 following = entries[-1].id if query.descending and entries else entry.id
                 return BrowsePage(entries, following)
             entries.append(entry)
-            size += len(entry.payload or b"")
+            size += len(entry.payload or b"") + len(entry.attributes)
     return BrowsePage(entries, None)
 
 
@@ -154,8 +158,11 @@ class _Browser:
         reader = self._around.logs.reader(log, row_before(first), last)
         async with aclosing(self._entries_of(reader)) as entries:
             async for stored in entries:
-                for place in self._places(stored, first, last):
-                    async with aclosing(self._expand(stored, place)) as expanded:
+                places = self._places(stored, first, last)
+                attributes = _attributes_in(stored, places)
+                for place in places:
+                    each = attributes.get(place, b"")
+                    async with aclosing(self._expand(stored, place, each)) as expanded:
                         async for entry in expanded:
                             if self._low <= entry.id < self._high:
                                 yield entry
@@ -177,7 +184,9 @@ class _Browser:
         places = range(entry.place_at(first), entry.place_after(last))
         return places[::-1] if self._query.descending else places
 
-    async def _expand(self, stored: Entry, place: int) -> AsyncGenerator[BrowseEntry, None]:
+    async def _expand(
+        self, stored: Entry, place: int, attributes: bytes
+    ) -> AsyncGenerator[BrowseEntry, None]:
         """Yield what is to be seen of one message: itself, and what it refers to."""
         row = stored.id(place)
         payload = None if stored.is_reference else stored.payload(place)
@@ -185,7 +194,7 @@ class _Browser:
         if own is None:
             return  # With its life ends that of all that it shows.
         if payload is not None:
-            yield own
+            yield own._replace(attributes=attributes)
             return
         if not self._query.descending:
             yield own
@@ -202,12 +211,14 @@ class _Browser:
         async with aclosing(self._payload_entries(reader)) as entries:
             async for stored in entries:
                 life_ms = shorter(reference.lifetime_ms, stored.lifetime_ms)
-                for place in self._places(stored, row_after(after), through):
+                places = self._places(stored, row_after(after), through)
+                attributes = _attributes_in(stored, places)
+                for place in places:
                     entry = self._entry(
                         reference, row, stored.id(place), stored.payload(place), life_ms
                     )
                     if entry is not None:
-                        yield entry
+                        yield entry._replace(attributes=attributes.get(place, b""))
 
     async def _payload_entries(self, reader: PayloadReader) -> AsyncGenerator[Entry, None]:
         settings = self._around.settings
@@ -276,6 +287,11 @@ class _Browser:
                     if not entry.is_rolled_back(row):
                         return row
         return None
+
+
+def _attributes_in(entry: Entry, places: range) -> dict[int, bytes]:
+    """Return the attributes of those messages at some places that have any."""
+    return dict(entry.attributes(min(places), max(places) + 1)) if places else {}
 
 
 def _kind(payload_row: RowId, payload: bytes | None) -> Kind:

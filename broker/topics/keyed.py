@@ -12,7 +12,8 @@ from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import Answer, check_same_body, key_hash
 from broker.topics.settings import Published, PublishOptions
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import KeyMark, LogWriter, Write
+from broker.topics.write import KeyMark, Write
+from broker.topics.writer import LogWriter
 
 
 class KeyedLog:
@@ -109,7 +110,11 @@ def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:
     digest = hashlib.sha256(f"{request.pointer} {options.ttl_s} ".encode())
     if request.stages:
         digest.update(f"{list(request.stages)} ".encode())
-    for payload in request.payloads:
-        digest.update(len(payload).to_bytes(8, "big"))
-        digest.update(payload)
+    if request.ttls_s:
+        digest.update(f"ttls {list(request.ttls_s)} ".encode())
+    if request.attributes:
+        digest.update(b"attributes ")
+    for part in (*request.attributes, *request.payloads):
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
     return digest.digest()

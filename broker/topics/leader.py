@@ -22,11 +22,12 @@ from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.producers import Producers
-from broker.topics.settings import Published, PublishOptions
+from broker.topics.settings import Published, PublishOptions, lifetimes_of
 from broker.topics.stats import Rates
 from broker.topics.stored import StoredPayloads
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import KeyMark, LogWriter, ProducerMark, Write, ends_hold
+from broker.topics.write import KeyMark, ProducerMark, Write
+from broker.topics.writer import LogWriter, ends_hold
 
 Result = TypeVar("Result")
 
@@ -136,11 +137,14 @@ class TopicLeader:
         key: KeyMark | None,
         producer: ProducerMark | None,
     ) -> Published:
+        lives = lifetimes_of(request, options)
         write = Write(
             self.loop.create_future(),
             request.payloads or None,
             request.pointer,
-            lifetime_ms=None if options.ttl_s is None else options.ttl_s * 1000,
+            attributes=request.attributes,
+            lifetime_ms=lives.all_ms,
+            lifetimes_ms=lives.each_ms,
             key=key,
             producer=producer,
             deadline=options.deadline,

@@ -9,8 +9,12 @@ known what becomes of it: a poll joins the items of all runs to a block, a bulk 
 
 from __future__ import annotations
 
-from broker.model import RowId
+from typing import Final
+
+from broker.model import Message, RowId
 from broker.storage.entry import Entry
+from broker.wire import messages
+from broker.wire.blocks import PollDecoder
 from broker.wire.varint import encode_long
 
 Run = tuple[Entry, int, int, RowId | None]
@@ -28,14 +32,43 @@ class Page:
         self.count = count
         self.bytes = size
 
+    def attributes(self) -> list[tuple[int, bytes]]:
+        """Return the attributes of those messages that have any, each with the message's place in this page."""
+        found: list[tuple[int, bytes]] = []
+        base = 0
+        for entry, first, stop, _ in self.runs:
+            if entry.attributed:
+                shift = base - first
+                found += [(shift + place, each) for place, each in entry.attributes(first, stop)]
+            base += stop - first
+        return found
+
     def block(self) -> bytes:
         """Return the messages as a block of a poll's reply; no messages are no bytes."""
         if not self.count:
             return b""
-        items = [
+        return b"".join((encode_long(self.count), *self._items()))
+
+    def whole(self) -> bytes:
+        """Return the messages as a page of a reply with attributes (wire.messages); no messages are no bytes."""
+        if not self.count:
+            return b""
+        return messages.page(self.count, self._items(), self.attributes())
+
+    def messages(self) -> list[Message]:
+        """Return the messages as values."""
+        found = PollDecoder().feed(self.block())
+        messages.add_attributes(found, self.attributes())
+        return found
+
+    def _items(self) -> list[bytes]:
+        return [
             (entry.items if stop - first == entry.count else entry.run(first, stop))
             if row is None
             else entry.framed(row, first, stop)
             for entry, first, stop, row in self.runs
         ]
-        return b"".join((encode_long(self.count), *items))
+
+
+NO_PAGE: Final = Page([], 0, 0)
+"""One without messages."""

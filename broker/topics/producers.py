@@ -22,7 +22,7 @@ from broker.storage.marks import PRODUCER
 from broker.topics.batches import producer_number
 from broker.topics.dedupe import key_hash
 from broker.topics.settings import Producer, Published
-from broker.topics.writer import ProducerMark
+from broker.topics.write import ProducerMark
 
 KNOWN_MAX: Final = 10_000
 """Producers of one topic that are kept in memory."""

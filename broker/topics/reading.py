@@ -217,6 +217,7 @@ class Reading:
             and entry.last <= self._last
             and entry.count <= self._left
             and len(entry.items) <= bytes_max - self._bytes
+            and not entry.attributed
         ):
             # Most entries are taken whole.
             count = entry.count
@@ -312,6 +313,8 @@ class Reading:
         self, entry: Entry, first: int, stop: int, size: int, reference: RowId | None = None
     ) -> None:
         self._runs.append((entry, first, stop, reference))
+        if entry.attributed:
+            size += sum([len(each) for _, each in entry.attributes(first, stop)])
         self._bytes += size
         self._left -= stop - first
 

@@ -32,7 +32,7 @@ from broker.topics import stages
 from broker.topics.keyed import KeyedLog
 from broker.topics.settings import Published
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import Write
+from broker.topics.write import Write
 
 AT_ONCE: Final = 32
 """Payload logs that are changed at the same time."""

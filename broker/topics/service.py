@@ -46,7 +46,7 @@ from broker.topics.stats import TopicStats, topic_stats
 from broker.topics.streams import ROWS_BYTES, PollStream, RowStream
 from broker.topics.surroundings import Surroundings
 from broker.topics.waiting import Wait, WaitingPolls
-from broker.topics.writer import Write
+from broker.topics.write import Write
 
 
 class Topics:
@@ -227,11 +227,19 @@ class Topics:
                 and options.ttl_s is None
                 and options.epoch is None
                 and request.payloads
+                and not request.ttls_s
                 and leader.topic.transactions is not TransactionUse.REQUIRED
             ):
                 state.touched = True
                 future = leader.loop.create_future()
-                return leader.publish(Write(future, request.payloads, deadline=options.deadline))
+                return leader.publish(
+                    Write(
+                        future,
+                        request.payloads,
+                        attributes=request.attributes,
+                        deadline=options.deadline,
+                    )
+                )
         return self._publish(topic, request, options)
 
     async def _publish(
@@ -323,8 +331,8 @@ class Topics:
             reading = Reading(self.around, found, poll)
             reading.proven = leader
             seen = state.changes
-            first = (await state.next_page(reading)).block()
-            if not first and wait_s > 0:
+            first = await state.next_page(reading)
+            if not first.count and wait_s > 0:
                 wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s)
                 first = await self._polls.page(wait, seen, anywhere=anywhere)
             return PollStream(reading, first, state)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker.model import RowId
+from broker.model import PublishRequest, RowId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,21 @@ class PublishOptions(NamedTuple):
 
 
 NO_OPTIONS = PublishOptions()
+
+
+class Lifetimes(NamedTuple):
+    """How long the messages of a request live: all of them, or each; None: as long as the topic's ttl."""
+
+    all_ms: int | None
+    each_ms: Sequence[int | None] = ()
+
+
+def lifetimes_of(request: PublishRequest, options: PublishOptions) -> Lifetimes:
+    """Return the lifetimes of a request's messages; those without one of their own have the request's."""
+    all_ms = None if options.ttl_s is None else options.ttl_s * 1000
+    return Lifetimes(
+        all_ms, [all_ms if ttl_s is None else ttl_s * 1000 for ttl_s in request.ttls_s]
+    )
 
 
 class Published(NamedTuple):

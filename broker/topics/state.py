@@ -16,7 +16,7 @@ from broker.topics.reading import Reading
 from broker.topics.stats import Rates
 from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import Write
+from broker.topics.write import Write
 
 
 class TopicState:

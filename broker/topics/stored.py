@@ -25,9 +25,10 @@ from broker.topics.batches import Batch
 from broker.topics.dedupe import Answer, check_same_body, key_hash
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.references import Numbers, References, closed, too_old
-from broker.topics.settings import Published, PublishOptions
+from broker.topics.settings import Published, PublishOptions, lifetimes_of
 from broker.topics.surroundings import Surroundings
-from broker.topics.writer import KeyMark, LogWriter, Write, ends_hold, fail
+from broker.topics.write import KeyMark, Write
+from broker.topics.writer import LogWriter, ends_hold, fail
 
 Result = TypeVar("Result")
 
@@ -146,9 +147,15 @@ class StoredPayloads:
         if payloads.writer.closed and not self._closed:
             raise _Retired
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        lifetime_ms = None if options.ttl_s is None else options.ttl_s * 1000
+        lives = lifetimes_of(request, options)
         write = Write(
-            future, request.payloads, lifetime_ms=lifetime_ms, key=key, deadline=options.deadline
+            future,
+            request.payloads,
+            attributes=request.attributes,
+            lifetime_ms=lives.all_ms,
+            lifetimes_ms=lives.each_ms,
+            key=key,
+            deadline=options.deadline,
         )
         return (await payloads.write(write))._replace(pointer=number)
 

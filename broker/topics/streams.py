@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
 
 from broker.model import Message
-from broker.topics.pages import Page
+from broker.topics.pages import NO_PAGE, Page
 from broker.topics.reading import Reading
-from broker.wire.blocks import PollDecoder
 
 PAGE_BYTES: Final = 288 * 1024
 """What a reader who stands still holds in memory; smaller pages make fast readers slower. A thousand
@@ -20,12 +19,12 @@ ROWS_BYTES: Final = 1 << 20
 class PollStream:
     """A poll's reply. Its first page is read already; the others are read as they are asked for."""
 
-    def __init__(self, reading: Reading, first: bytes, source: PageSource) -> None:
+    def __init__(self, reading: Reading, first: Page, source: PageSource) -> None:
         """Keep the reading and its first page."""
         self._reading = reading
         self._first = first
         self._source = source
-        self.empty = not first
+        self.empty = not first.count
         """Whether there is no message."""
 
     @property
@@ -39,25 +38,29 @@ class PollStream:
         return self._reading.blocked_by
 
     @property
-    def first(self) -> bytes:
+    def first(self) -> Page:
         """The first page; the whole reply if ``ended``."""
         return self._first
 
-    async def blocks(self) -> AsyncIterator[bytes]:
-        """Yield blocks for the wire, without the final zero block. Can be asked for once."""
-        page, self._first = self._first, b""  # A slow reader's stream holds one page, not two.
-        if page:
-            yield page
+    async def blocks(self, form: Callable[[Page], bytes] = Page.block) -> AsyncIterator[bytes]:
+        """Yield each page in its form for the wire, without the final zero. Can be asked for once."""
+        block, self._first = form(self._first), NO_PAGE  # A slow reader's stream holds one page.
+        if block:
+            yield block
         while not self._reading.ended:
-            page = (await self._source.next_page(self._reading)).block()
-            if page:
-                yield page
+            block = form(await self._source.next_page(self._reading))
+            if block:
+                yield block
 
     async def messages(self) -> AsyncIterator[list[Message]]:
-        """Yield the messages."""
-        decoder = PollDecoder()
-        async for block in self.blocks():
-            yield decoder.feed(block)
+        """Yield the messages, with their keys and headers. Can be asked for once, instead of ``blocks``."""
+        found, self._first = self._first.messages(), NO_PAGE
+        if found:
+            yield found
+        while not self._reading.ended:
+            found = (await self._source.next_page(self._reading)).messages()
+            if found:
+                yield found
 
 
 class RowStream:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from broker.errors import NoLeader, Overloaded, TopicNotFound
 from broker.model import Topic
 from broker.topics.leaders import Leaders
+from broker.topics.pages import NO_PAGE, Page
 from broker.topics.reading import Reading
 from broker.topics.state import TopicState
 
@@ -28,10 +29,10 @@ class Wait(NamedTuple):
     reading: Reading
     deadline: float
 
-    async def read_on(self) -> bytes:
+    async def read_on(self) -> Page:
         """Return the next page, of what was not there before."""
         self.reading.go_on()
-        return (await self.state.next_page(self.reading)).block()
+        return await self.state.next_page(self.reading)
 
     @property
     def is_over(self) -> bool:
@@ -56,7 +57,7 @@ class WaitingPolls:
         for state in self._leaders.states.values():
             state.wake()
 
-    async def page(self, wait: Wait, seen: int, *, anywhere: bool) -> bytes:
+    async def page(self, wait: Wait, seen: int, *, anywhere: bool) -> Page:
         """Return a page after a change later than the one numbered ``seen``; empty if none came.
 
         Raises:
@@ -75,7 +76,7 @@ class WaitingPolls:
         finally:
             self.count -= 1
 
-    async def _of_commits(self, wait: Wait, seen: int) -> bytes:
+    async def _of_commits(self, wait: Wait, seen: int) -> Page:
         """Wait for what is committed here while this node knows the topic as it is."""
         state = wait.state
         while not self._draining and state.is_generation(wait.topic.generation):
@@ -83,14 +84,15 @@ class WaitingPolls:
             if left_s <= 0 or not await state.changed(seen, left_s):
                 break
             seen = state.changes
-            if page := await wait.read_on():
+            page = await wait.read_on()
+            if page.count:
                 return page
-        return b""
+        return NO_PAGE
 
-    async def _of_leader(self, wait: Wait, seen: int) -> bytes:
+    async def _of_leader(self, wait: Wait, seen: int) -> Page:
         """Wait as the topic's leader, becoming it if need be. Raises NotLeader."""
-        page = b""
-        while not (page or self._draining or wait.is_over):
+        page = NO_PAGE
+        while not (page.count or self._draining or wait.is_over):
             if self._around.clock.monotonic() >= wait.deadline:
                 break
             if wait.state.leader is not None:
@@ -107,7 +109,7 @@ class WaitingPolls:
             page = await wait.read_on()
         return page
 
-    async def _of_storage(self, wait: Wait, seen: int) -> bytes:
+    async def _of_storage(self, wait: Wait, seen: int) -> Page:
         """Look into storage now and then."""
         while not self._draining:
             left_s = wait.deadline - self._around.clock.monotonic()
@@ -115,6 +117,7 @@ class WaitingPolls:
                 break
             await wait.state.changed(seen, min(left_s, READ_AGAIN_S))
             seen = wait.state.changes
-            if page := await wait.read_on():
+            page = await wait.read_on()
+            if page.count:
                 return page
-        return b""
+        return NO_PAGE

@@ -31,7 +31,7 @@ from broker.errors import (
     RequestError,
     Unavailable,
 )
-from broker.model import RowId, timestamp_of
+from broker.model import timestamp_of
 from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import Hold
 from broker.topics.batches import Batch, answer, batch_of
@@ -39,77 +39,7 @@ from broker.topics.ids import LeadExceeded
 from broker.topics.overdue import Overdue
 from broker.topics.settings import Published
 from broker.topics.surroundings import Surroundings
-
-ROW_OVERHEAD_BYTES = 64
-KeyMark = tuple[bytes, bytes]
-"""Hash of an idempotency key, hash of the request's body."""
-ProducerMark = tuple[bytes, int]
-"""Hash of a producer's id, its number."""
-Reference = tuple[int, int]
-"""Number of a payload log, how many messages it has."""
-
-
-class Write:
-    """One request on its way into a log.
-
-    With ``payloads`` None it publishes ``references``, which stand for ``messages``, and is told their ``ids``. ``key`` is there if it came
-    with an idempotency key, ``producer`` if with a producer's number. ``rows`` is how many ids it takes,
-    ``size`` what it counts for in queues.
-    """
-
-    __slots__ = (
-        "deadline",
-        "future",
-        "ids",
-        "key",
-        "lifetime_ms",
-        "messages",
-        "payload_bytes",
-        "payloads",
-        "pointer",
-        "producer",
-        "references",
-        "rows",
-        "size",
-    )
-
-    def __init__(  # noqa: PLR0913 - A value; its parts are named by its callers.
-        self,
-        future: asyncio.Future[Published],
-        payloads: Sequence[bytes] | None,
-        pointer: int | None = None,
-        *,
-        lifetime_ms: int | None = None,
-        key: KeyMark | None = None,
-        producer: ProducerMark | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        """Keep the request."""
-        self.future = future
-        self.payloads = payloads
-        self.pointer = pointer
-        self.lifetime_ms = lifetime_ms
-        self.key = key
-        self.producer = producer
-        self.deadline = math.inf if deadline is None else deadline
-        self.references: Sequence[Reference] = ()
-        self.ids: Sequence[RowId] = ()
-        self.rows = self.messages = len(payloads or ())
-        self.payload_bytes = sum(map(len, payloads or ()))
-        self.size = self.payload_bytes + ROW_OVERHEAD_BYTES * self.rows
-
-    def refer(self, references: Sequence[Reference]) -> None:
-        """Make it a publish of references."""
-        self.references = references
-        self.rows = len(references)
-        self.messages = sum(messages for _, messages in references)
-        self.size = ROW_OVERHEAD_BYTES * self.rows
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its messages may share entries with those of other plain requests."""
-        return self.pointer is None and self.lifetime_ms is None and self.payloads is not None
-
+from broker.topics.write import Write
 
 Lost = Callable[["LogWriter", BrokerError], None]
 
@@ -190,10 +120,15 @@ class LogWriter:
 
     def _check_sizes(self, write: Write) -> None:
         """Refuse what the store can't hold, before it is given ids."""
-        if any(len(payload) > self._message_bytes_max for payload in write.payloads or ()):
+        payloads = write.payloads or ()
+        beside = write.attributes or [b""] * len(payloads)
+        if any(
+            len(payload) + len(each) > self._message_bytes_max
+            for payload, each in zip(payloads, beside, strict=True)
+        ):
             raise BodyTooLarge(
-                f"A message of more than {self._message_bytes_max} bytes can't be stored. "
-                "Send it in parts."
+                f"A message of more than {self._message_bytes_max} bytes, its key and headers among them, "
+                "can't be stored. Send it in parts."
             )
         if write.size > self._request_bytes_max:
             raise BodyTooLarge(
@@ -360,7 +295,7 @@ class LogWriter:
             self._committed(batch)
             answer(writes, batch)
             # After those have gone on who waited for it.
-            self._loop.call_soon(self._count, writes, size)
+            self._loop.call_soon(self._count, writes, batch)
         finally:
             self._budget.bytes -= size
 
@@ -372,11 +307,10 @@ class LogWriter:
             # The messages are stored. What could not be found out is whether any consumer will see them.
             raise OutcomeUnknown(error.message) from error
 
-    def _count(self, writes: list[Write], size: int) -> None:
-        rows = sum([write.rows for write in writes])
-        payload_bytes = size - rows * ROW_OVERHEAD_BYTES
+    def _count(self, writes: list[Write], batch: Batch) -> None:
+        rows = len(batch.ids)
         self._around.metrics.batched(len(writes), rows)
-        self._around.metrics.moved(self._kind, self._topic_label, rows, payload_bytes)
+        self._around.metrics.moved(self._kind, self._topic_label, rows, batch.payload_bytes)
 
 
 def _refused(write: Write) -> bool:

@@ -55,7 +55,7 @@ _Read = Callable[[bytes, int], tuple[_Value, int]]
 
 def encode_publish_request(request: PublishRequest) -> bytes:
     """Return the body of a publish or a store."""
-    parts = [_encode_pointer(request.pointer)]
+    parts = [encode_pointer(request.pointer)]
     if request.payloads:
         parts.append(encode_long(len(request.payloads)))
         for payload in request.payloads:
@@ -74,7 +74,7 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
     pointer: int | None = None
     at = 1
     if body[:1] != _NULL_POINTER:
-        pointer, at = _field("transactionWritePointer", _read_pointer, body, 0)
+        pointer, at = field("transactionWritePointer", read_pointer, body, 0)
     payloads: list[bytes] = []
     try:
         while True:
@@ -93,9 +93,9 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
                 )
             at = _read_payloads(body, at, count, payloads)
     except IndexError:
-        raise _ends_in("messages") from None
+        raise ends_in("messages") from None
     except Malformed as error:
-        raise _malformed("messages", error) from None
+        raise malformed("messages", error) from None
 
 
 def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> int:
@@ -133,7 +133,7 @@ def encode_publish_response(rows: RollbackRange) -> bytes:
     last_ms, last_seq = unpack_row_id(rows.last)
     return b"".join(
         (
-            _encode_pointer(rows.pointer),
+            encode_pointer(rows.pointer),
             encode_long(first_ms),
             encode_long(first_seq),
             encode_long(last_ms),
@@ -144,7 +144,7 @@ def encode_publish_response(rows: RollbackRange) -> bytes:
 
 def decode_publish_response(body: bytes) -> RollbackRange:
     """Read the answer of a transactional publish. Raises BadRequest, also without a pointer."""
-    pointer, at = _field("transactionWritePointer", _read_pointer, body, 0)
+    pointer, at = field("transactionWritePointer", read_pointer, body, 0)
     if pointer is None:
         raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
     first, at = _read_row_id(body, at, "start")
@@ -153,8 +153,8 @@ def decode_publish_response(body: bytes) -> RollbackRange:
 
 
 def _read_row_id(body: bytes, at: int, end: str) -> tuple[RowId, int]:
-    timestamp_ms, at = _field(f"{end}Timestamp", read_long, body, at)
-    seq, at = _field(f"{end}SequenceId", read_int, body, at)
+    timestamp_ms, at = field(f"{end}Timestamp", read_long, body, at)
+    seq, at = field(f"{end}SequenceId", read_int, body, at)
     return checked_row_id(timestamp_ms, seq, end), at
 
 
@@ -185,10 +185,10 @@ def encode_poll(poll: Poll) -> bytes:
 
 def decode_poll(body: bytes) -> Poll:
     """Read the body of a poll. Raises BadRequest."""
-    start, at = _field("startFrom", _read_start, body, 0)
-    inclusive, at = _field("inclusive", _read_boolean, body, at)
-    limit, at = _field("limit", _read_limit, body, at)
-    snapshot, _ = _field("transaction", _read_snapshot, body, at)
+    start, at = field("startFrom", _read_start, body, 0)
+    inclusive, at = field("inclusive", _read_boolean, body, at)
+    limit, at = field("limit", _read_limit, body, at)
+    snapshot, _ = field("transaction", _read_snapshot, body, at)
     return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
 
 
@@ -228,11 +228,13 @@ def _read_snapshot(body: bytes, at: int) -> tuple[Snapshot | None, int]:
     return None, at
 
 
-def _encode_pointer(pointer: int | None) -> bytes:
+def encode_pointer(pointer: int | None) -> bytes:
+    """Return a write pointer, or null."""
     return _NULL_POINTER if pointer is None else b"\x00" + encode_long(pointer)
 
 
-def _read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
+def read_pointer(body: bytes, at: int) -> tuple[int | None, int]:
+    """Return a write pointer, or None, and the place after it. Raises Malformed, IndexError."""
     branch, at = read_int(body, at)
     if branch == 0:
         return read_long(body, at)
@@ -268,19 +270,21 @@ def checked_limit(limit: int) -> int:
     return limit
 
 
-def _field(name: str, read: _Read[_Value], body: bytes, at: int) -> tuple[_Value, int]:
+def field(name: str, read: _Read[_Value], body: bytes, at: int) -> tuple[_Value, int]:
     """Read a field. Raises BadRequest, with the field's name."""
     try:
         return read(body, at)
     except IndexError:
-        raise _ends_in(name) from None
+        raise ends_in(name) from None
     except Malformed as error:
-        raise _malformed(name, error) from None
+        raise malformed(name, error) from None
 
 
-def _ends_in(name: str) -> BadRequest:
+def ends_in(name: str) -> BadRequest:
+    """Return the error of a body that ends in a field."""
     return BadRequest(f"{name}: the body ends in the middle of this field.")
 
 
-def _malformed(name: str, error: Malformed) -> BadRequest:
+def malformed(name: str, error: Malformed) -> BadRequest:
+    """Return the error of a field that is no datum of its schema."""
     return BadRequest(f"{name}: {error}.")

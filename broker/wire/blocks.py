@@ -157,6 +157,11 @@ class PollDecoder:
         """Whether the final zero block was read. What comes after it is ignored."""
         return self._ended
 
+    @property
+    def rest(self) -> bytes:
+        """What came behind the final zero block, in the piece that had it."""
+        return self._buffer
+
     def feed(self, data: bytes) -> list[Message]:
         """Take a piece of the reply and return the messages that it completes.
 

@@ -1,4 +1,4 @@
-"""The four Avro schemas of the protocol, as data.
+"""The Avro schemas of the protocol, as data: the original's four, and two for messages with keys and headers.
 
 They are what a client in another language needs, and what the tests give to an independent Avro
 implementation. The order of fields and of union branches is the wire format: it never changes.
@@ -14,6 +14,11 @@ implementation. The order of fields and of union branches is the wire format: it
                       limit                    union 0=int 1=null
                       transaction              union 0=bytes 1=null
     ConsumeResponse   array of                 id bytes, payload bytes
+
+    PublishMessages   transactionWritePointer  union 0=long 1=null
+                      messages                 array of payload, key, headers, ttl in seconds
+    Pages             array of                 messages as in ConsumeResponse; attributes: array of
+                                               place in messages, key, headers
 """
 
 from __future__ import annotations
@@ -69,5 +74,55 @@ CONSUME_RESPONSE: Final[Schema] = {
         "type": "record",
         "name": "Messages",
         "fields": [{"name": "id", "type": "bytes"}, {"name": "payload", "type": "bytes"}],
+    },
+}
+
+_KEY_AND_HEADERS: Final[list[Schema]] = [
+    {"name": "key", "type": ["null", "bytes"]},
+    {"name": "headers", "type": {"type": "map", "values": "bytes"}},
+]
+
+PUBLISH_MESSAGES: Final[Schema] = {
+    "type": "record",
+    "name": "PublishMessages",
+    "fields": [
+        {"name": "transactionWritePointer", "type": ["long", "null"]},
+        {
+            "name": "messages",
+            "type": {
+                "type": "array",
+                "items": {
+                    "type": "record",
+                    "name": "NewMessage",
+                    "fields": [
+                        {"name": "payload", "type": "bytes"},
+                        *_KEY_AND_HEADERS,
+                        {"name": "ttl", "type": ["null", "int"]},
+                    ],
+                },
+            },
+        },
+    ],
+}
+
+PAGES: Final[Schema] = {
+    "type": "array",
+    "items": {
+        "type": "record",
+        "name": "Page",
+        "fields": [
+            {"name": "messages", "type": CONSUME_RESPONSE},
+            {
+                "name": "attributes",
+                "type": {
+                    "type": "array",
+                    "items": {
+                        "type": "record",
+                        "name": "Attributes",
+                        "fields": [{"name": "place", "type": "int"}, *_KEY_AND_HEADERS],
+                    },
+                },
+            },
+        ],
     },
 }

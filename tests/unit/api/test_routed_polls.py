@@ -9,7 +9,7 @@ import pytest
 from broker.model import Poll, PublishRequest
 from broker.testing.ring import TOPIC, Ring, ring_of
 from broker.testing.serving import eventually, topic_path
-from broker.wire import avro
+from broker.wire import attributes, avro, messages
 
 PUBLISH = topic_path("t", "publish")
 POLL = topic_path("t", "poll")
@@ -67,6 +67,19 @@ async def test_a_long_reply_is_passed_on_as_it_comes(ring: Ring) -> None:
     assert len(far.body) > 3_000_000
     assert far.body == near.body
     assert far.headers["Transfer-Encoding"] == "chunked"
+
+
+async def test_keys_and_headers_come_through_every_node(ring: Ring) -> None:
+    encoded = [attributes.encode(b"k", {"h": b"1"}), b""]
+    wanted = PublishRequest(None, [b"a", b"b"], attributes=encoded)
+    body, whole = messages.encode_publish_request(wanted), {"Content-Type": "avro/message"}
+    assert (await ring.nodes[1].http("POST", PUBLISH, body, whole)).status == 200
+    asked = AVRO | {"Accept": "avro/message"}
+    replies = [await node.http("POST", POLL, avro_body(), asked) for node in ring.nodes]
+    assert {reply.headers["Content-Type"] for reply in replies} == {"avro/message"}
+    assert len({reply.body for reply in replies}) == 1
+    found = messages.PagesDecoder().feed(replies[0].body)
+    assert [(each.key, dict(each.headers)) for each in found] == [(b"k", {"h": b"1"}), (None, {})]
 
 
 async def test_a_bad_wait_is_refused_before_anybody_is_asked(ring: Ring) -> None:

@@ -9,6 +9,7 @@ from broker.client.protocol import Reply
 from broker.client.values import Published
 from broker.errors import BadName, BadRequest
 from broker.model import Poll, PublishRequest, Snapshot, TopicId
+from broker.wire import attributes, messages
 
 TOPIC = TopicId("ns1", "t1")
 ID = bytes(range(20))
@@ -121,6 +122,27 @@ def test_poll_is_the_original_wire_and_waits_on_request():
     assert request.path.endswith("/poll?wait=1.5")
     assert request.reading
     assert protocol.poll(TOPIC, Poll()).path.endswith("/poll")
+
+
+def test_only_what_the_original_has_not_travels_in_another_form():
+    plain = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))
+    assert plain.headers["Content-Type"] == "avro/binary"
+    keyed = PublishRequest(None, [b"a"], attributes=[attributes.encode(b"k", {})])
+    for wanted in (keyed, PublishRequest(None, [b"a"], ttls_s=[5])):
+        for request in (
+            protocol.publish(TOPIC, wanted),
+            protocol.store(TOPIC, wanted),
+            protocol.store_staged(TOPIC, "17", wanted),
+        ):
+            assert request.headers["Content-Type"] == "avro/message"
+            assert messages.decode_publish_request(request.body, messages_max=1) == wanted
+
+
+def test_a_poll_asks_for_keys_and_headers():
+    assert protocol.poll(TOPIC, Poll()).headers == {
+        "Content-Type": "avro/binary",
+        "Accept": "avro/message",
+    }
 
 
 def test_a_start_is_an_id_in_bytes_or_hex_or_a_time():

@@ -10,18 +10,41 @@ from broker.model import RowId, row_id
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
 from broker.storage.marks import PRODUCER
 from broker.testing.clock import VirtualLoop, simulate
+from broker.testing.contract.log_bench import attributes_of
 from broker.topics.batches import Batch, answer, batch_of, producer_number
 from broker.topics.settings import Published
-from broker.topics.writer import Write
+from broker.topics.write import Write
 
 PAYLOADS = st.lists(st.binary(max_size=3), min_size=1, max_size=4)
 PLAIN = st.fixed_dictionaries({"payloads": PAYLOADS})
+EACH = st.lists(
+    st.tuples(
+        st.binary(max_size=3),
+        st.sampled_from([b"", b"key", b"other"]),
+        st.sampled_from([None, 5, 6]),
+    ),
+    min_size=1,
+    max_size=5,
+)
 SPECIAL = st.one_of(
     st.fixed_dictionaries({"payloads": PAYLOADS, "pointer": st.integers(0, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "lifetime_ms": st.integers(1, 9)}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "key": st.just((b"k" * 16, b"b" * 32))}),
     st.fixed_dictionaries({"payloads": PAYLOADS, "producer": st.just((b"p" * 16, 7))}),
     st.fixed_dictionaries({"payloads": st.none(), "pointer": st.just(9)}),
+    st.builds(
+        lambda each, pointer, *, lives: (
+            {
+                "payloads": [payload for payload, _, _ in each],
+                "attributes": [attributes for _, attributes, _ in each],
+                "pointer": pointer,
+            }
+            | ({"lifetimes_ms": [life for _, _, life in each]} if lives else {})
+        ),
+        EACH,
+        st.none() | st.integers(0, 9),
+        lives=st.booleans(),
+    ),
 )
 REFERENCES = [(9, 3), (-5, 2)]
 EPOCH = 3
@@ -57,6 +80,7 @@ def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]
             for entry in made.entries
             for place, row in enumerate(entry.ids())
         }
+        beside = attributes_of(made.entries)
         assert list(stored) == made.ids == ids_for(writes)
         assert made.messages == sum(write.messages for write in writes)
         marks = [mark for entry in made.entries for mark in entry.marks]
@@ -65,9 +89,13 @@ def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]
             own = made.ids[made.ids.index(first) : made.ids.index(last) + 1]
             assert pointer == write.pointer
             numbers = [number for number, _ in write.references] or [None] * len(own)
+            lives = write.lifetimes_ms or [write.lifetime_ms] * len(own)
             assert [shared(stored[row][0]) for row in own] == [
-                (write.pointer, write.lifetime_ms, number) for number in numbers
+                (write.pointer, life, number) for life, number in zip(lives, numbers, strict=True)
             ]
+            assert [beside.get(row, b"") for row in own] == list(
+                write.attributes or [b""] * len(own)
+            )
             if write.payloads is not None:
                 assert [stored[row][1] for row in own] == list(write.payloads)
             else:
@@ -91,6 +119,22 @@ def test_neighbours_that_any_consumer_takes_share_an_entry() -> None:
         asked: list[dict[str, Any]] = [{}, {}, {"lifetime_ms": 1}, {"lifetime_ms": 1}, {}]
         writes = [Write(loop.create_future(), [b"a", b"b"], **each) for each in asked]
         assert [entry.count for entry in batch(writes).entries] == [4, 2, 2, 2]
+
+    simulate(main)
+
+
+def test_a_run_of_one_lifetime_is_an_entry() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        lives = [None, None, 5, 5, 6, None]
+        write = Write(loop.create_future(), [b"a"] * 6, lifetimes_ms=lives)
+        made = batch([write, Write(loop.create_future(), [b"b"])]).entries
+        assert [(entry.count, entry.lifetime_ms) for entry in made] == [
+            (2, None),
+            (2, 5),
+            (1, 6),
+            (1, None),
+            (1, None),
+        ]
 
     simulate(main)
 

@@ -26,7 +26,6 @@ from broker.topics.ranges import RangeQuery
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
-from broker.wire.blocks import END, PollDecoder
 from tests.unit.topics.test_consuming import SNAPSHOT, Shown, expected, make, places, steps
 
 
@@ -40,7 +39,7 @@ async def read(
     found: list[Message] = []
     while (page := await stream.next()) is not None:
         assert page.count
-        found += PollDecoder().feed(page.block() + END)
+        found += page.messages()
     return found
 
 

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.model import ROW_ID_MIN, Message, Poll, RollbackRange, Snapshot, row_id
+from broker.errors import BadRequest, BodyTooLarge
+from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
 from broker.testing.bench import TOPIC, Bench, Gate
 from broker.testing.clock import VirtualLoop, simulate
+from broker.topics.pages import Page
 from broker.topics.settings import PublishOptions
+from broker.wire import attributes
 
 OPEN, INVALID, VISIBLE = 50, 60, 40
 SNAPSHOT = Snapshot(transaction_id=900, read_pointer=100, in_progress=[50], invalids=[60])
@@ -53,6 +56,16 @@ def expected(rows: list[Shown], poll: Poll) -> list[Message]:
     return found if poll.limit is None else found[: poll.limit]
 
 
+def beside(payload: bytes) -> tuple[bytes | None, dict[str, bytes]]:
+    """Return the key and the headers of a message, which some have."""
+    return {0: (None, {}), 1: (payload, {}), 2: (None, {"n": payload})}[int(payload) % 3]
+
+
+def request_of(pointer: int | None, payloads: list[bytes]) -> PublishRequest:
+    encoded = [attributes.encode(*beside(payload)) for payload in payloads]
+    return PublishRequest(pointer, payloads, attributes=encoded if any(encoded) else ())
+
+
 class Log:
     """Makes rows of every kind, and remembers what they are."""
 
@@ -69,7 +82,7 @@ class Log:
     async def inline(self, count: int, fate: str | None) -> None:
         pointer, rolled_back = (None, False) if fate is None else FATES[fate]
         payloads = self._payloads(count)
-        done = await self._bench.publish(*payloads, pointer=pointer)
+        done = await self._bench.topics.publish(TOPIC, request_of(pointer, payloads))
         if rolled_back and pointer is not None:
             back = RollbackRange(pointer, done.first, done.last)
             await self._bench.topics.rollback(TOPIC, back)
@@ -77,7 +90,7 @@ class Log:
         seq = int.from_bytes(done.first[8:], "big")
         for place, payload in enumerate(payloads):
             row = row_id(timestamp, seq + place)
-            message = Message(row + ROW_ID_MIN, payload)
+            message = Message(row + ROW_ID_MIN, payload, *beside(payload))
             self.rows.append(Shown(row, pointer, rolled_back, True, [message]))
 
     async def reference(self, stores: list[int], fate: str) -> None:
@@ -89,14 +102,14 @@ class Log:
         messages: list[tuple[bytes, bytes]] = []
         for count in stores:
             payloads = self._payloads(count)
-            stored = await self._bench.stored(number, *payloads)
+            stored = await self._bench.topics.store(TOPIC, request_of(number, payloads))
             timestamp = int.from_bytes(stored.first[:8], "big")
             seq = int.from_bytes(stored.first[8:], "big")
             messages += [(row_id(timestamp, seq + i), p) for i, p in enumerate(payloads)]
         done = await self._bench.publish(pointer=number)
         if rolled_back:
             await self._bench.topics.rollback(TOPIC, RollbackRange(number, done.first, done.last))
-        shown = [Message(done.first + row, payload) for row, payload in messages]
+        shown = [Message(done.first + row, payload, *beside(payload)) for row, payload in messages]
         self.rows.append(Shown(done.first, number, rolled_back, False, shown))
 
 
@@ -297,6 +310,51 @@ async def test_one_large_commit_is_no_large_page(bench: Bench, pointer: int | No
         assert max([len(block) async for block in stream.blocks()]) < 600_000
         assert len(await bench.poll()) == 5000
         bench.forget_cache()
+
+
+async def test_large_attributes_are_no_large_page(bench: Bench) -> None:
+    await bench.create()
+    large = attributes.encode(None, {"h": bytes(10_000)})
+    for _ in range(3):
+        wanted = PublishRequest(None, [b"m"] * 100, attributes=[large] * 100)
+        await bench.topics.publish(TOPIC, wanted)
+    for _ in range(2):
+        stream = await bench.topics.poll(TOPIC, Poll())
+        assert max([len(block) async for block in stream.blocks(Page.whole)]) < 600_000
+        assert [len(each.headers["h"]) for each in await bench.poll()] == [10_000] * 300
+        bench.forget_cache()
+
+
+async def test_what_a_message_may_have_is_bounded_with_its_attributes(bench: Bench) -> None:
+    await bench.create()
+    bytes_max = bench.logs.entry_bytes_max
+    key = attributes.encode(b"k" * 100, {})
+    for size, fits in ((bytes_max - len(key), True), (bytes_max - len(key) + 1, False)):
+        wanted = PublishRequest(None, [bytes(size)], attributes=[key])
+        if fits:
+            await bench.topics.publish(TOPIC, wanted)
+        else:
+            with pytest.raises(BodyTooLarge, match="key and headers"):
+                await bench.topics.publish(TOPIC, wanted)
+
+
+async def test_a_message_may_live_as_long_as_its_topic_lets_it(bench: Bench) -> None:
+    await bench.create(ttl_s=100)
+    for ttl_s in (0, -1, 101):
+        for call in (bench.topics.publish, bench.topics.store):
+            with pytest.raises(BadRequest, match="ttl: must be between 1 and"):
+                await call(TOPIC, PublishRequest(5, [b"a", b"b"], ttls_s=[None, ttl_s]))
+    wanted = PublishRequest(None, [b"50", b"10", b"100"], ttls_s=[None, 10, 100])
+    await bench.topics.publish(TOPIC, wanted, PublishOptions(ttl_s=50))
+    await bench.topics.store(TOPIC, wanted._replace(pointer=5), PublishOptions(ttl_s=50))
+    await bench.publish(pointer=5)
+    for after_s, left in ((0, [b"50", b"10", b"100"]), (11, [b"50", b"100"]), (40, [b"100"])):
+        await bench.pass_ms(after_s * 1000)
+        assert await bench.payloads() == left * 2
+        bench.forget_cache()
+        assert await bench.payloads() == left * 2
+    await bench.pass_ms(50_000)
+    assert await bench.payloads() == []
 
 
 async def test_many_stored_payloads_are_no_large_page(bench: Bench) -> None:

@@ -13,17 +13,27 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError, IdempotencyKeyReused, PayloadsSealed, StorageFull
-from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
+from broker.model import (
+    Message,
+    Poll,
+    PublishRequest,
+    RollbackRange,
+    Snapshot,
+    TopicId,
+    timestamp_of,
+)
 from broker.storage.leveldb import compaction
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.testing.serving import eventually
+from broker.topics.browse import BrowseQuery
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
 from broker.topics.settings import Published, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.wire import attributes
 
 TOPIC = TopicId("ns", "t")
 LIFE_S = 1 << 40
@@ -78,9 +88,12 @@ class Node:
         options = PublishOptions(key=key) if key else PublishOptions()
         return await self.topics.publish(TOPIC, PublishRequest(pointer, payloads), options)
 
-    async def payloads(self, poll: Poll | None = None) -> list[bytes]:
+    async def messages(self, poll: Poll | None = None) -> list[Message]:
         stream = await self.topics.poll(TOPIC, poll or Poll())
-        return [m.payload async for messages in stream.messages() for m in messages]
+        return [m async for messages in stream.messages() for m in messages]
+
+    async def payloads(self, poll: Poll | None = None) -> list[bytes]:
+        return [message.payload for message in await self.messages(poll)]
 
 
 @pytest.fixture
@@ -108,6 +121,36 @@ async def test_a_restart_keeps_all_that_was_acknowledged(node: Node) -> None:
         await node.topics.store(TOPIC, PublishRequest(5, [b"late"]))
     await node.publish(b"a", key="k")
     assert await node.payloads() == before
+
+
+async def test_attributes_and_lifetimes_survive_a_restart(node: Node) -> None:
+    encoded = [attributes.encode(b"k", {"h": b"1"}), b""]
+    options = PublishOptions(key="once")
+    wanted = PublishRequest(None, [b"a", b"b"], attributes=encoded, ttls_s=[500, None])
+    first = await node.topics.publish(TOPIC, wanted, options)
+    await node.topics.store(TOPIC, PublishRequest(5, [b"s", b"t"], attributes=encoded[::-1]))
+    await node.topics.publish(TOPIC, PublishRequest(5, []))
+    before = await node.messages()
+    assert [(each.payload, each.key, dict(each.headers)) for each in before] == [
+        (b"a", b"k", {"h": b"1"}),
+        (b"b", None, {}),
+        (b"s", None, {}),
+        (b"t", b"k", {"h": b"1"}),
+    ]
+    await node.restart()
+    assert await node.messages() == before
+    shown = (await node.topics.browse(TOPIC, BrowseQuery())).entries
+    assert [each.attributes for each in shown] == [*encoded, b"", *encoded[::-1]]
+    lives = [each.expires_at_ms - timestamp_of(each.id) for each in shown]
+    assert lives == [500_000] + [600_000] * 4
+    assert (await node.topics.publish(TOPIC, wanted, options)) == first._replace(replayed=True)
+    for other in (
+        wanted._replace(ttls_s=[501, None]),
+        wanted._replace(attributes=encoded[::-1]),
+        wanted._replace(attributes=()),
+    ):
+        with pytest.raises(IdempotencyKeyReused):
+            await node.topics.publish(TOPIC, other, options)
 
 
 async def test_a_key_holds_after_a_restart_and_nine_minutes_later(node: Node) -> None:

@@ -1,0 +1,270 @@
+"""Messages with their keys, headers and lifetimes: ``avro/message``, beside the original's ``avro/binary``.
+
+The client and the nodes speak it among each other; its schemas are in ``schemas``. A publish or a store is the
+original's record, whose messages are records. The reply of a poll is an array of pages, one in a block::
+
+    page       02 | messages | attributes                      one page in this block
+    messages   count | item | item | … | 00                    as in ``blocks``: copied as they are stored
+    attributes count | place | key | headers | … | 00          of those messages that have any; none: 00
+    reply      page page … 00                                  an empty reply is 00 alone
+
+``place`` counts the messages of the page from 0. A page of messages without attributes costs three bytes, and
+nothing for each message. A reply without the final zero was cut off, as in ``blocks``. The body of the poll itself
+stays ``avro/binary``; who wants this reply asks by ``Accept``, and goes by the ``Content-Type`` that comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from broker.errors import BadRequest, OutcomeUnknown, TooManyMessages, Unavailable
+from broker.model import Message, PublishRequest
+from broker.wire import attributes, avro
+from broker.wire.blocks import END, PollDecoder
+from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_int, read_long
+
+CONTENT_TYPE: Final = "avro/message"
+
+_ONE_PAGE: Final = encode_long(1)
+_NO_ATTRIBUTES: Final = b"\0\0"
+_NO_TTL: Final = b"\0"
+_TTL: Final = b"\x02"
+
+
+# --- Publish and store ---------------------------------------------------------------------------
+
+
+def encode_publish_request(request: PublishRequest) -> bytes:
+    """Return the body of a publish or a store."""
+    parts = [avro.encode_pointer(request.pointer)]
+    if request.payloads:
+        count = len(request.payloads)
+        parts.append(encode_long(count))
+        beside = request.attributes or [b""] * count
+        ttls_s = request.ttls_s or [None] * count
+        for payload, each, ttl_s in zip(request.payloads, beside, ttls_s, strict=True):
+            ttl = _NO_TTL if ttl_s is None else _TTL + encode_long(ttl_s)
+            parts += (encode_bytes(payload), each or _NO_ATTRIBUTES, ttl)
+    parts.append(END)
+    return b"".join(parts)
+
+
+def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
+    """Read the body of a publish or a store.
+
+    Raises:
+        BadRequest: the body is malformed, or a message has too many headers.
+        TooManyMessages: it has more than ``messages_max`` messages; none beyond them was read.
+    """
+    pointer, at = avro.field("transactionWritePointer", avro.read_pointer, body, 0)
+    reader = _Publish(body, messages_max)
+    try:
+        reader.read_all(at)
+    except IndexError:
+        raise avro.ends_in("messages") from None
+    except Malformed as error:
+        raise avro.malformed("messages", error) from None
+    return PublishRequest(
+        pointer,
+        reader.payloads,
+        attributes=reader.attributes if any(reader.attributes) else (),
+        ttls_s=reader.ttls_s if any(ttl_s is not None for ttl_s in reader.ttls_s) else (),
+    )
+
+
+class _Publish:
+    """The messages of a publish or a store, as they are read."""
+
+    def __init__(self, body: bytes, messages_max: int) -> None:
+        self.payloads: list[bytes] = []
+        self.attributes: list[bytes] = []
+        self.ttls_s: list[int | None] = []
+        self._body = body
+        self._messages_max = messages_max
+
+    def read_all(self, at: int) -> None:
+        """Read the array of messages. Raises Malformed, IndexError, BadRequest, TooManyMessages."""
+        while True:
+            count, at = _read_count(self._body, at)
+            if count == 0:
+                return
+            if count > len(self._body) - at:
+                raise BadRequest("messages: the body is too short for its count of messages.")
+            if count > self._messages_max - len(self.payloads):
+                raise TooManyMessages(
+                    f"messages: a request may have {self._messages_max} messages, not more."
+                )
+            for _ in range(count):
+                at = self._read_message(at)
+
+    def _read_message(self, at: int) -> int:
+        payload, at = read_bytes(self._body, at)
+        (key, headers), at = attributes.read(self._body, at)
+        ttl_s, at = _read_ttl(self._body, at)
+        self.payloads.append(payload)
+        self.attributes.append(attributes.encode(key, headers))
+        self.ttls_s.append(ttl_s)
+        return at
+
+
+def _read_ttl(body: bytes, at: int) -> tuple[int | None, int]:
+    branch, at = read_int(body, at)
+    if branch == 1:
+        return read_int(body, at)
+    if branch != 0:
+        raise Malformed(f"the union has no branch {branch}")
+    return None, at
+
+
+def _read_count(body: bytes, at: int) -> tuple[int, int]:
+    """Return the count of a block of an array, in either of its legal forms."""
+    count, at = read_long(body, at)
+    if count < 0:
+        _, at = read_long(body, at)
+    return abs(count), at
+
+
+# --- The reply of a poll -------------------------------------------------------------------------
+
+
+def page(count: int, items: Sequence[bytes], found: Sequence[tuple[int, bytes]]) -> bytes:
+    """Return one page of a reply.
+
+    Args:
+        count: how many messages it has, at least one.
+        items: runs of their items, as ``blocks`` has them.
+        found: the attributes of those messages that have any, each with its place, in order.
+    """
+    beside = [encode_long(len(found))] if found else []
+    for place, each in found:
+        beside += (encode_long(place), each)
+    return b"".join((_ONE_PAGE, encode_long(count), *items, END, *beside, END))
+
+
+def add_attributes(messages: list[Message], found: Sequence[tuple[int, bytes]]) -> None:
+    """Give messages the attributes of their places."""
+    for place, encoded in found:
+        key, headers = attributes.decode(encoded)
+        messages[place] = messages[place]._replace(key=key, headers=headers)
+
+
+class PagesDecoder:
+    """Reads a reply as it arrives, in pieces of any size. Messages come out with their page, once that is whole."""
+
+    __slots__ = ("_buffer", "_ended", "_in_page", "_inner", "_left", "_messages", "_pages_left")
+
+    def __init__(self) -> None:
+        """Start before the first page."""
+        self._buffer = b""
+        """What has arrived and was not read: less than a page's attributes of one message."""
+        self._inner: PollDecoder | None = None
+        """Reads the messages of a page, while they arrive."""
+        self._messages: list[Message] = []
+        """Those of the page that is being read."""
+        self._in_page = False
+        self._pages_left = 0
+        self._left = 0
+        """Attributes in this block of theirs that were not read."""
+        self._ended = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the final zero was read. What comes after it is ignored."""
+        return self._ended
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take a piece of the reply and return the messages of the pages that it completes.
+
+        Raises:
+            OutcomeUnknown: these bytes are no such reply.
+        """
+        found: list[Message] = []
+        try:
+            while data and not self._ended:
+                data = (
+                    self._read_between(data, found)
+                    if self._inner is None
+                    else self._read_messages(data, self._inner)
+                )
+        except (Malformed, BadRequest) as error:
+            raise OutcomeUnknown(f"The answer is no reply of a poll: {error}.") from None
+        return found
+
+    def finish(self) -> None:
+        """Say that nothing more comes.
+
+        Raises:
+            Unavailable: the reply was cut off. Reading has no effect, so repeating it is safe.
+        """
+        if not self._ended:
+            raise Unavailable("The reply of a poll was cut off before its end.")
+
+    def _read_messages(self, data: bytes, inner: PollDecoder) -> bytes:
+        """Read messages of a page; return what is left of the piece."""
+        self._messages += inner.feed(data)
+        if not inner.ended:
+            return b""
+        self._inner = None
+        return inner.rest
+
+    def _read_between(self, data: bytes, found: list[Message]) -> bytes:
+        """Read what stands between the messages of two pages; return what is left of the piece."""
+        self._buffer += data
+        at = 0
+        try:
+            while self._inner is None and not self._ended:
+                at = self._read_attributes(at, found) if self._in_page else self._read_pages(at)
+        except _Short as short:
+            self._buffer = self._buffer[short.at :]
+            return b""
+        data, self._buffer = self._buffer[at:], b""
+        return data
+
+    def _read_pages(self, at: int) -> int:
+        """Read what stands before a page. Raises _Short."""
+        if not self._pages_left:
+            try:
+                self._pages_left, at = _read_count(self._buffer, at)
+            except IndexError:
+                raise _Short(at) from None
+        if not self._pages_left:
+            self._ended = True
+            return at
+        self._pages_left -= 1
+        self._in_page, self._inner = True, PollDecoder()
+        return at
+
+    def _read_attributes(self, at: int, found: list[Message]) -> int:
+        """Read the attributes of a page, and give its messages out behind the last. Raises _Short."""
+        try:
+            while True:
+                while self._left:
+                    place, behind = read_int(self._buffer, at)
+                    (key, headers), behind = attributes.read(self._buffer, behind)
+                    if not 0 <= place < len(self._messages):
+                        raise Malformed(f"the page has no message {place}")
+                    message = self._messages[place]
+                    self._messages[place] = message._replace(key=key, headers=headers)
+                    at, self._left = behind, self._left - 1
+                self._left, at = _read_count(self._buffer, at)
+                if not self._left:
+                    break
+        except IndexError:
+            raise _Short(at) from None
+        found += self._messages
+        self._messages, self._in_page = [], False
+        return at
+
+
+def decoder(content_type: str) -> PagesDecoder | PollDecoder:
+    """Return what reads a poll's reply of a type: that of pages, or the original's, which older nodes answer."""
+    return PagesDecoder() if content_type == CONTENT_TYPE else PollDecoder()
+
+
+class _Short(Exception):
+    """What has arrived ends within what stands at ``at``."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at

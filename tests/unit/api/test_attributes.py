@@ -1,0 +1,127 @@
+"""Messages with keys, headers and lifetimes, at the HTTP door."""
+
+import json
+
+import pytest
+
+from broker.model import Message, Poll, PublishRequest
+from broker.testing.serving import Answered, Broker, topic_path
+from broker.wire import attributes, avro, messages
+from broker.wire.blocks import PollDecoder
+
+AVRO = {"Content-Type": "avro/binary"}
+WHOLE = {"Content-Type": "avro/message"}
+JSON = {"Content-Type": "application/json"}
+POLL, PUBLISH, STORE = (topic_path("t", action) for action in ("poll", "publish", "store"))
+KEYED = attributes.encode(b"k", {"kind": b"tick"})
+TWO = PublishRequest(None, [b"a", b"b"], attributes=[KEYED, b""])
+
+
+async def publish(broker: Broker, request: PublishRequest, path: str = PUBLISH) -> Answered:
+    return await broker.call("POST", path, messages.encode_publish_request(request), WHOLE)
+
+
+async def poll(broker: Broker, accept: str | None = "avro/message") -> list[Message]:
+    headers = AVRO if accept is None else AVRO | {"Accept": accept}
+    reply = await broker.call("POST", POLL, avro.encode_poll(Poll()), headers)
+    assert reply.status == 200, reply
+    assert reply.headers["Content-Type"] == (accept or "avro/binary")
+    decoder = messages.decoder(reply.headers["Content-Type"])
+    found = decoder.feed(reply.body)
+    decoder.finish()
+    return found
+
+
+def parts(found: list[Message]) -> list[tuple[bytes, bytes | None, dict[str, bytes]]]:
+    return [(each.payload, each.key, dict(each.headers)) for each in found]
+
+
+A, B = (b"a", b"k", {"kind": b"tick"}), (b"b", None, {})
+
+
+async def test_keys_and_headers_come_back_to_those_that_ask_for_them(broker: Broker) -> None:
+    assert (await publish(broker, TWO)).status == 200
+    assert parts(await poll(broker)) == [A, B]
+    assert parts(await poll(broker, None)) == [(b"a", None, {}), B]
+
+
+async def test_nothing_is_an_empty_reply(broker: Broker) -> None:
+    assert await poll(broker) == []
+
+
+async def test_stored_and_staged_messages_keep_them(broker: Broker) -> None:
+    pointer = broker.clock.now_ms() * 1_000_000
+    assert (await publish(broker, TWO._replace(pointer=pointer), STORE)).status == 200
+    reference = await publish(broker, PublishRequest(pointer, []))
+    assert avro.decode_publish_response(reference.body).pointer == pointer
+    begun = await broker.call("POST", topic_path("t", "stages"))
+    stage = begun.json["stage"]
+    assert (await publish(broker, TWO, topic_path("t", f"stages/{stage}/store"))).status == 200
+    body = json.dumps({"stages": [stage]}).encode()
+    assert (await broker.call("POST", topic_path("t", "stages/publish"), body, JSON)).status == 200
+    assert parts(await poll(broker)) == [A, B, A, B]
+
+
+async def test_a_long_reply_comes_in_pages(broker: Broker) -> None:
+    several = PublishRequest(
+        None, [b"%06d" % n + b"x" * 250 for n in range(4_000)], attributes=[KEYED, b""] * 2_000
+    )
+    assert (await publish(broker, several)).status == 200
+    assert parts(await poll(broker)) == [
+        (payload, b"k", {"kind": b"tick"}) if place % 2 == 0 else (payload, None, {})
+        for place, payload in enumerate(several.payloads)
+    ]
+
+
+async def test_the_originals_form_says_nothing_of_them(broker: Broker) -> None:
+    await publish(broker, TWO)
+    body = avro.encode_poll(Poll())
+    reply = await broker.call("POST", POLL, body, AVRO)
+    decoder = PollDecoder()
+    found = decoder.feed(reply.body)
+    assert [each.payload for each in found] == [b"a", b"b"]
+    assert decoder.rest == b""
+    other = await broker.call("POST", POLL, body, AVRO | {"Accept": "*/*"})
+    assert other.body == reply.body
+
+
+async def test_a_message_lives_as_long_as_it_says(broker: Broker) -> None:
+    wanted = PublishRequest(None, [b"own", b"request's", b"own"], ttls_s=[60, None, 30])
+    await publish(broker, wanted, f"{PUBLISH}?ttl=100")
+    page = await broker.call("GET", topic_path("t", "messages"))
+    first = page.json["messages"][0]["expires_at"]
+    assert len({each["expires_at"] for each in page.json["messages"]}) == 3
+    assert [each["id"] for each in page.json["messages"]] == [
+        each.id.hex() for each in await poll(broker)
+    ]
+    assert first
+    for ttl_s in (0, -1, 1 << 30):
+        refused = await publish(broker, wanted._replace(ttls_s=[ttl_s, None, None]))
+        assert (refused.status, refused.headers["Broker-Error"]) == (400, "bad_request")
+        assert "ttl: must be between 1" in refused.body.decode()
+
+
+async def test_the_same_key_with_other_headers_is_refused(broker: Broker) -> None:
+    once = WHOLE | {"Idempotency-Key": "once"}
+    body = messages.encode_publish_request(TWO)
+    for expected in (None, "true"):
+        reply = await broker.call("POST", PUBLISH, body, once)
+        assert (reply.status, reply.headers.get("Idempotency-Replayed")) == (200, expected)
+    other = messages.encode_publish_request(TWO._replace(attributes=[b"", KEYED]))
+    assert (await broker.call("POST", PUBLISH, other, once)).status == 422
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "error"),
+    [
+        (POLL, avro.encode_poll(Poll()), "Only avro/binary content type is supported"),
+        (PUBLISH, b"\x02\x02\x02a\x04", "messages: the union has no branch 2"),
+        (PUBLISH, b"\x02\x02\x02a\x00", "messages: the body ends in the middle of this field"),
+    ],
+)
+async def test_what_is_no_such_body_is_refused(
+    broker: Broker, path: str, body: bytes, error: str
+) -> None:
+    reply = await broker.call("POST", path, body, WHOLE)
+    assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+    assert error in reply.body.decode()
