@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.api.payloads import shown
+from broker.api.payloads import shown, shown_beside
 from broker.api.replies import Answer, json_reply
 from broker.api.request import Request, one_of, whole_number
 from broker.api.times import parse_place, rfc3339, rfc3339_or_none
 from broker.model import Snapshot, timestamp_of
 from broker.topics.browse import BrowseEntry, BrowseQuery
 from broker.topics.service import Topics
+from broker.wire import attributes
 from broker.wire.snapshotjson import decode_snapshot_body
 
 LIMIT_DEFAULT = 100
@@ -71,6 +72,7 @@ def _entry(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
         "encoding": "text" if payload is None else payload.encoding,
         "payload": None if payload is None else payload.text,
         "truncated": payload is not None and payload.truncated,
+        **shown_beside(*attributes.decode(entry.attributes)),
     }
     if entry.consumable is not None:
         told["consumable"] = entry.consumable

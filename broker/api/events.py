@@ -5,8 +5,8 @@
     id: 0000019aa4…                    an id without an event: what the stream begins behind
     : default:t                        a comment: the stream is there
     id: 0000019aa5…                    one event is one message; its id is the message's, so that a
-    data: {"id":"…","payload":"…"}     client that comes back with Last-Event-ID goes on exactly
-                                       behind it
+    data: {"id":"…","payload":"…",     client that comes back with Last-Event-ID goes on exactly
+      "key":"…","headers":{…},…}       behind it (the data are one line)
     : keep-alive                       a comment, when there was nothing for a while
     : leader http://b:8082;node=2      a comment: from now on that node should lead the topic
 
@@ -31,7 +31,7 @@ from typing import Protocol
 import orjson
 
 from broker.api.leadership import epoch_of
-from broker.api.payloads import shown
+from broker.api.payloads import shown, shown_beside
 from broker.api.replies import EVENTS, Answer, Headers, Stream
 from broker.api.request import Request
 from broker.api.routed import BROKER_LEADER
@@ -179,6 +179,7 @@ def _event(message: Message) -> bytes:
             "timestamp_ms": message.timestamp_ms,
             "encoding": payload.encoding,
             "payload": payload.text,
+            **shown_beside(message.key, message.headers),
         }
     )
     return b"id: " + identifier.encode("ascii") + b"\ndata: " + data + b"\n\n"

@@ -75,6 +75,10 @@ _NEXT = {
     **nullable(MESSAGE_ID),
     "description": "Where the following page begins: its `from`, or with `order=desc` its `to`.",
 }
+SHOWN_BYTES: Final[Spec] = {
+    "anyOf": [STRING, record(base64=STRING)],
+    "description": "Bytes: as text where they are UTF-8, else in base64.",
+}
 _BROWSED = record(
     id=MESSAGE_ID,
     time=MOMENT,
@@ -87,6 +91,8 @@ _BROWSED = record(
     encoding={"enum": ["text", "base64"]},
     payload=nullable(STRING),
     truncated=BOOLEAN,
+    key=nullable(SHOWN_BYTES),
+    headers={"type": "object", "additionalProperties": SHOWN_BYTES},
 )
 
 _INSTANCE: Final[Spec] = {"type": "integer", "minimum": 0, "maximum": 255}

@@ -39,7 +39,7 @@ from broker.client.calls import Calls
 from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.leaders import Leader
-from broker.client.messages import payload_bytes, request_of
+from broker.client.messages import SINGLE, parts_of, payload_bytes, request_of
 from broker.client.protocol import Request
 from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
@@ -47,9 +47,11 @@ from broker.client.transaction import TransactionPublisher
 from broker.client.transport import HttpTransport, Transport
 from broker.client.values import (
     BrowsePage,
+    NewMessage,
     OnFull,
     Payload,
     Producer,
+    Publishable,
     Published,
     Settings,
     Start,
@@ -59,12 +61,10 @@ from broker.client.values import (
     TopicRange,
 )
 from broker.errors import TopicExists
-from broker.model import Message, MessageId, Poll, PublishRequest, Snapshot, TopicId
+from broker.model import NO_HEADERS, Message, MessageId, Poll, PublishRequest, Snapshot, TopicId
 
 if TYPE_CHECKING:
     from broker.client.bulk import RecordBatch
-
-_SINGLE = (bytes, str)
 
 
 class Client:
@@ -188,8 +188,10 @@ class Client:
     async def publish(  # noqa: PLR0913 - All by name.
         self,
         topic: TopicName,
-        messages: Payload | Sequence[Payload],
+        messages: Publishable | Sequence[Publishable],
         *,
+        key: Payload | None = None,
+        headers: Mapping[str, Payload] = NO_HEADERS,
         pointer: int | None = None,
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
@@ -198,29 +200,32 @@ class Client:
     ) -> Published:
         """Publish one message, or several as one request that is stored whole or not at all.
 
-        Plain single messages that are awaited at the same time travel together (see ``lane``); those
-        with a pointer, a lifetime or a key of their own, and several messages, travel by themselves.
+        Single messages that are awaited at the same time travel together (see ``lane``); those with a pointer,
+        a lifetime or an idempotency key of their own, and several messages, travel by themselves.
 
         Args:
             topic: where to.
-            messages: bytes or text, one or a sequence.
+            messages: bytes, text or ``NewMessage``, one or a sequence.
+            key: the key of each of these messages that has none of its own.
+            headers: the headers, by name, of each of these messages that has none of its own.
             pointer: the write pointer of the transaction that the messages belong to.
             ttl_s: how many seconds these messages live, if shorter than the topic's.
             idempotency_key: within the broker's window the same key publishes once.
             producer: an id and a number, above that of the producer's publish before. A number at or below the
                 last one that the topic has of this producer stores nothing, and the answer is ``replayed``;
                 that is remembered for the topic's ttl and 7 days of silence. Await each before the next.
-            coalesce: whether a plain single message may travel with others; by default the client's
+            coalesce: whether a single message may travel with others; by default the client's
                 setting.
 
         Returns:
             The acknowledgement, with what ``rollback`` needs if there was a pointer.
 
         Raises:
-            BadRequest: already here, of a key that is not 1 to 255 visible ASCII characters.
+            BadRequest: already here, of an idempotency key that is not 1 to 255 visible ASCII characters, or of
+                headers that are too many or too large.
             BrokerError: by name; ``outcome`` says whether it may have been stored all the same.
         """
-        if isinstance(messages, _SINGLE):
+        if isinstance(messages, SINGLE):
             together = self.settings.coalesce if coalesce is None else coalesce
             if (
                 together
@@ -230,9 +235,12 @@ class Client:
                 and producer is None
             ):
                 lane = self._lanes.get(topic) or self._lane(topic)
-                payload = messages.encode() if isinstance(messages, str) else messages
-                return await lane.add(payload)
-        wanted = request_of(messages, pointer=pointer)
+                if key is None and not headers and not isinstance(messages, NewMessage):
+                    return await lane.add(payload_bytes(messages))
+                parts = parts_of(messages, key=key, headers=headers)
+                if parts.ttl_s is None:
+                    return await lane.add(parts.payload, parts.attributes)
+        wanted = request_of(messages, pointer=pointer, key=key, headers=headers)
         once = self._key(idempotency_key) if producer is None else idempotency_key
         request = protocol.publish(
             self._topic(topic), wanted, ttl_s=ttl_s, key=once, producer=producer
@@ -242,7 +250,7 @@ class Client:
     async def publish_later(
         self,
         topic: TopicName,
-        message: Payload,
+        message: Publishable,
         *,
         on_full: OnFull | None = None,
     ) -> asyncio.Future[Published]:
@@ -254,7 +262,7 @@ class Client:
         Raises:
             Overloaded: the queue is full, and ``on_full`` is ``"raise"``.
         """
-        return await self.later.put(self._topic(topic), payload_bytes(message), on_full)
+        return await self.later.put(self._topic(topic), parts_of(message), on_full)
 
     @property
     def later(self) -> Later:
@@ -268,21 +276,25 @@ class Client:
         if self._later is not None:
             await self._later.flush()
 
-    async def store(
+    async def store(  # noqa: PLR0913 - All by name.
         self,
         topic: TopicName,
-        messages: Payload | Sequence[Payload],
+        messages: Publishable | Sequence[Publishable],
         *,
         pointer: int,
+        key: Payload | None = None,
+        headers: Mapping[str, Payload] = NO_HEADERS,
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
         """Store messages under a write pointer; ``publish_stored`` publishes them all at once.
 
+        ``key`` and ``headers`` are as for ``publish``.
+
         Raises:
             PayloadsSealed: they were published already.
         """
-        wanted = request_of(messages, pointer=pointer)
+        wanted = request_of(messages, pointer=pointer, key=key, headers=headers)
         once = self._key(idempotency_key)
         await self._calls.write(protocol.store(self._topic(topic), wanted, ttl_s=ttl_s, key=once))
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import uuid
+from operator import add
 from typing import NamedTuple
 
 from broker.client import outcomes, protocol
@@ -38,6 +39,7 @@ from broker.model import PublishRequest, TopicId
 
 class _Batch(NamedTuple):
     payloads: list[bytes]
+    attributes: list[bytes]
     answers: list[asyncio.Future[Published]]
 
 
@@ -52,6 +54,8 @@ class Lane:
         self._retrier = retrier
         self._loop = asyncio.get_running_loop()
         self._payloads: list[bytes] = []
+        self._attributes: list[bytes] = []
+        """Of each payload."""
         self._answers: list[asyncio.Future[Published]] = []
         self._scheduled = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -60,10 +64,11 @@ class Lane:
         ]
         self._closed = False
 
-    def add(self, payload: bytes) -> asyncio.Future[Published]:
+    def add(self, payload: bytes, attributes: bytes = b"") -> asyncio.Future[Published]:
         """Take one message; the future is done when the broker has acknowledged or refused it."""
         answer: asyncio.Future[Published] = self._loop.create_future()
         self._payloads.append(payload)
+        self._attributes.append(attributes)
         self._answers.append(answer)
         if not self._scheduled:
             self._scheduled = True
@@ -115,29 +120,33 @@ class Lane:
         """Take what fits in one request, without the messages whose callers have gone."""
         count = self._fitting(min(count_max, self._settings.batch_messages_max))
         payloads, self._payloads = self._payloads[:count], self._payloads[count:]
+        beside, self._attributes = self._attributes[:count], self._attributes[count:]
         answers, self._answers = self._answers[:count], self._answers[count:]
         if any([answer.done() for answer in answers]):  # noqa: C419 - A list is twice as fast.
             kept = [i for i, answer in enumerate(answers) if not answer.done()]
-            return _Batch([payloads[i] for i in kept], [answers[i] for i in kept])
-        return _Batch(payloads, answers)
+            payloads, beside = [payloads[i] for i in kept], [beside[i] for i in kept]
+            answers = [answers[i] for i in kept]
+        return _Batch(payloads, beside, answers)
 
     def _fitting(self, count_max: int) -> int:
         """Return how many waiting messages fit in one request, at least one."""
         size = 0
-        for count, length in enumerate(map(len, self._payloads[:count_max])):
+        lengths = map(len, self._payloads[:count_max])
+        for count, length in enumerate(map(add, lengths, map(len, self._attributes))):
             size += length
             if size > self._settings.batch_bytes_max and count:
                 return count
         return count_max
 
     def _refuse_waiting(self) -> None:
-        batch, self._payloads, self._answers = _Batch(self._payloads, self._answers), [], []
+        batch = _Batch(self._payloads, self._attributes, self._answers)
+        self._payloads, self._attributes, self._answers = [], [], []
         _fail(batch, outcomes.never_sent("the client was closed"))
 
     async def _deliver(self, batch: _Batch, track: Track, ticket: Ticket) -> None:
         """Send a batch and give each caller its outcome; never leave one without."""
         try:
-            published = await self._publish(batch.payloads, track, ticket)
+            published = await self._publish(batch, track, ticket)
         except BrokerError as error:
             if len(batch.payloads) > 1 and outcomes.concerns_one_message(error):
                 await self._deliver_each(batch, track, ticket)
@@ -153,20 +162,25 @@ class Lane:
             _fail(batch, outcomes.gave_up())
 
     async def _deliver_each(self, batch: _Batch, track: Track, ticket: Ticket) -> None:
-        for payload, answer in zip(batch.payloads, batch.answers, strict=True):
+        for payload, attributes, answer in zip(
+            batch.payloads, batch.attributes, batch.answers, strict=True
+        ):
+            single = _Batch([payload], [attributes], [answer])
             if answer.done():
                 continue
             try:
-                published = await self._publish([payload], track, ticket)
+                published = await self._publish(single, track, ticket)
             except BrokerError as error:
-                _fail(_Batch([payload], [answer]), error)
+                _fail(single, error)
             else:
                 if not answer.done():
                     answer.set_result(published)
 
-    async def _publish(self, payloads: list[bytes], track: Track, ticket: Ticket) -> Published:
+    async def _publish(self, batch: _Batch, track: Track, ticket: Ticket) -> Published:
         key = uuid.uuid4().hex if self._settings.idempotent else None
-        request = protocol.publish(self._topic, PublishRequest(None, payloads), key=key)
+        attributes = batch.attributes if any(batch.attributes) else ()
+        wanted = PublishRequest(None, batch.payloads, attributes=attributes)
+        request = protocol.publish(self._topic, wanted, key=key)
 
         async def attempt(left_s: float) -> Published:
             reply = await track.send(ticket, request, left_s)

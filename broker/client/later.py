@@ -24,17 +24,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker.client import outcomes, protocol
+from broker.client.messages import Parts, joined
 from broker.client.protocol import Request
 from broker.client.retrying import Retrier
 from broker.client.values import OnFull, Published, Settings, check_on_full
 from broker.errors import BrokerError, Overloaded
-from broker.model import PublishRequest, TopicId
+from broker.model import TopicId
 
 log: Final = logging.getLogger(__name__)
 
 Answer = asyncio.Future[Published]
 Send = Callable[[Request, float], Awaitable[Published]]
-_Batch = list[tuple[bytes, Answer]]
+_Batch = list[tuple[Parts, Answer]]
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Later:
         self._settings = settings
         self._retrier = retrier
         self._send = send
-        self._queues: dict[TopicId, deque[tuple[bytes, Answer]]] = {}
+        self._queues: dict[TopicId, deque[tuple[Parts, Answer]]] = {}
         self._workers: dict[TopicId, asyncio.Task[None]] = {}
         self._unsettled: set[Answer] = set()
         self._bytes = 0
@@ -72,7 +73,7 @@ class Later:
         """How many messages are not settled yet."""
         return len(self._unsettled)
 
-    async def put(self, topic: TopicId, payload: bytes, on_full: OnFull | None = None) -> Answer:
+    async def put(self, topic: TopicId, message: Parts, on_full: OnFull | None = None) -> Answer:
         """Queue a message.
 
         Raises:
@@ -83,13 +84,13 @@ class Later:
         choice = check_on_full(on_full or self._settings.later_on_full)
         if choice == "wait":
             async with self._turn:
-                while not self._closed and not self._has_room(payload):
+                while not self._closed and not self._has_room(message):
                     self._room.clear()
                     await self._room.wait()
-                return self._accept(topic, payload)
-        if not self._closed and (self._turn.locked() or not self._has_room(payload)):
+                return self._accept(topic, message)
+        if not self._closed and (self._turn.locked() or not self._has_room(message)):
             return self._turn_away(choice)
-        return self._accept(topic, payload)
+        return self._accept(topic, message)
 
     async def flush(self) -> None:
         """Wait until everything that was accepted so far is settled."""
@@ -112,12 +113,12 @@ class Later:
 
     # --- Inside -----------------------------------------------------------------------------------
 
-    def _has_room(self, payload: bytes) -> bool:
+    def _has_room(self, message: Parts) -> bool:
         """Whether one more fits; one message always fits in an empty queue."""
         waiting, settings = len(self._unsettled), self._settings
         return not waiting or (
             waiting < settings.later_messages_max
-            and self._bytes + len(payload) <= settings.later_bytes_max
+            and self._bytes + message.size <= settings.later_bytes_max
         )
 
     def _turn_away(self, choice: OnFull) -> Answer:
@@ -130,15 +131,15 @@ class Later:
         self._lose(answer, error)
         return answer
 
-    def _accept(self, topic: TopicId, payload: bytes) -> Answer:
+    def _accept(self, topic: TopicId, message: Parts) -> Answer:
         """Queue a message. Raises Unavailable if the queue is closed."""
         if self._closed:
             raise outcomes.never_sent("the client was closed")
         answer: Answer = asyncio.get_running_loop().create_future()
         self.counts.accepted += 1
-        self._bytes += len(payload)
+        self._bytes += message.size
         self._unsettled.add(answer)
-        self._queues.setdefault(topic, deque()).append((payload, answer))
+        self._queues.setdefault(topic, deque()).append((message, answer))
         if topic not in self._workers:
             self._workers[topic] = asyncio.create_task(self._work(topic))
         return answer
@@ -157,19 +158,18 @@ class Later:
             if not self._queues.get(topic, True):
                 del self._queues[topic]
 
-    def _take(self, queue: deque[tuple[bytes, Answer]]) -> _Batch:
+    def _take(self, queue: deque[tuple[Parts, Answer]]) -> _Batch:
         batch, size = [queue.popleft()], 0
         while queue and len(batch) < self._settings.batch_messages_max:
-            size += len(batch[-1][0])
-            if size + len(queue[0][0]) > self._settings.batch_bytes_max:
+            size += batch[-1][0].size
+            if size + queue[0][0].size > self._settings.batch_bytes_max:
                 break
             batch.append(queue.popleft())
         return batch
 
     async def _publish(self, topic: TopicId, batch: _Batch) -> None:
         key = uuid.uuid4().hex if self._settings.idempotent else None
-        payloads = [payload for payload, _ in batch]
-        request = protocol.publish(topic, PublishRequest(None, payloads), key=key)
+        request = protocol.publish(topic, joined([message for message, _ in batch]), key=key)
         try:
             published = await self._retrier.run(
                 request,
@@ -186,11 +186,11 @@ class Later:
             self._settle_all(batch, published)
 
     def _settle_all(self, batch: _Batch, outcome: Published | BrokerError) -> None:
-        for payload, answer in batch:
+        for message, answer in batch:
             if answer not in self._unsettled:
                 continue
             self._unsettled.discard(answer)
-            self._bytes -= len(payload)
+            self._bytes -= message.size
             if isinstance(outcome, BrokerError):
                 self._count_loss(outcome)
                 self._lose(answer, outcome)

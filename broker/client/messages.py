@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from broker.client.values import NewMessage, Payload, Publishable
 from broker.model import NO_HEADERS, PublishRequest
@@ -11,6 +11,19 @@ from broker.wire import attributes
 
 SINGLE: Final = (bytes, str, NewMessage)
 """The types of one message."""
+
+
+class Parts(NamedTuple):
+    """One message as it travels: its payload, its key and headers, encoded, and how many seconds it lives."""
+
+    payload: bytes
+    attributes: bytes = b""
+    ttl_s: int | None = None
+
+    @property
+    def size(self) -> int:
+        """How many bytes it counts for in queues."""
+        return len(self.payload) + len(self.attributes)
 
 
 def payload_bytes(payload: Payload) -> bytes:
@@ -35,21 +48,30 @@ def request_of(
     several: Sequence[Publishable] = [messages] if isinstance(messages, SINGLE) else messages
     if key is None and not headers and not any(isinstance(each, NewMessage) for each in several):
         return PublishRequest(pointer, [payload_bytes(each) for each in several])  # type: ignore[arg-type]
-    whole = [each if isinstance(each, NewMessage) else NewMessage(each) for each in several]
-    encoded = [_attributes(each, key, headers) for each in whole]
-    ttls_s = [each.ttl_s for each in whole]
+    parts = [parts_of(each, key=key, headers=headers) for each in several]
+    return joined(parts)._replace(pointer=pointer)
+
+
+def parts_of(
+    message: Publishable, *, key: Payload | None = None, headers: Mapping[str, Payload] = NO_HEADERS
+) -> Parts:
+    """Return one message as it travels. Raises as ``request_of`` does."""
+    whole = message if isinstance(message, NewMessage) else NewMessage(message)
+    own_key = key if whole.key is None else whole.key
+    encoded = attributes.encode(
+        None if own_key is None else payload_bytes(own_key),
+        {name: payload_bytes(value) for name, value in (whole.headers or headers).items()},
+    )
+    return Parts(payload_bytes(whole.payload), encoded, whole.ttl_s)
+
+
+def joined(parts: Sequence[Parts]) -> PublishRequest:
+    """Return messages as one request."""
+    encoded = [each.attributes for each in parts]
+    ttls_s = [each.ttl_s for each in parts]
     return PublishRequest(
-        pointer,
-        [payload_bytes(each.payload) for each in whole],
+        None,
+        [each.payload for each in parts],
         attributes=encoded if any(encoded) else (),
         ttls_s=ttls_s if any(ttl_s is not None for ttl_s in ttls_s) else (),
-    )
-
-
-def _attributes(message: NewMessage, key: Payload | None, headers: Mapping[str, Payload]) -> bytes:
-    """Return a message's key and headers, or else those that the call has for all, encoded."""
-    own_key = key if message.key is None else message.key
-    return attributes.encode(
-        None if own_key is None else payload_bytes(own_key),
-        {name: payload_bytes(value) for name, value in (message.headers or headers).items()},
     )

@@ -37,6 +37,8 @@ from broker.client.values import (
 from broker.errors import BadRequest
 from broker.model import (
     MESSAGE_ID_BYTES,
+    NO_HEADERS,
+    Message,
     MessageId,
     Poll,
     PublishRequest,
@@ -370,6 +372,8 @@ def _browsed(row: Mapping[str, Any]) -> Browsed:
         payload=_text_or_base64(row),
         truncated=row.get("truncated", False),
         consumable=row.get("consumable"),
+        key=_key(row),
+        headers=_headers(row),
     )
 
 
@@ -378,6 +382,20 @@ def _text_or_base64(row: Mapping[str, Any]) -> bytes | None:
     if payload is None:
         return None
     return base64.b64decode(payload) if row.get("encoding") == "base64" else payload.encode()
+
+
+def _key(row: Mapping[str, Any]) -> bytes | None:
+    key = row.get("key")
+    return None if key is None else _bytes_of(key)
+
+
+def _headers(row: Mapping[str, Any]) -> Mapping[str, bytes]:
+    headers = row.get("headers")
+    return {name: _bytes_of(value) for name, value in headers.items()} if headers else NO_HEADERS
+
+
+def _bytes_of(value: str | Mapping[str, str]) -> bytes:
+    return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
 
 def stats(topic: TopicId) -> Request:
@@ -463,7 +481,8 @@ def events(topic: TopicId, *, start: str | None, last_event_id: str | None) -> R
     return _read("GET", path, headers, topic=topic)
 
 
-def event_message(data: str) -> tuple[MessageId, bytes]:
-    """Read the ``data`` of one event of ``events``: the message's id and payload."""
+def event_message(data: str) -> Message:
+    """Read the ``data`` of one event of ``events``."""
     row = json.loads(data)
-    return bytes.fromhex(row["id"]), _text_or_base64(row) or b""
+    payload = _text_or_base64(row) or b""
+    return Message(bytes.fromhex(row["id"]), payload, _key(row), _headers(row))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from broker.client import protocol
 from broker.client.messages import request_of
-from broker.client.values import Payload
+from broker.client.values import Payload, Publishable
+from broker.model import NO_HEADERS
 
 if TYPE_CHECKING:
     from broker.client.calls import Calls
@@ -45,15 +46,19 @@ class Stage:
 
     async def store(
         self,
-        messages: Payload | Sequence[Payload],
+        messages: Publishable | Sequence[Publishable],
         *,
+        key: Payload | None = None,
+        headers: Mapping[str, Payload] = NO_HEADERS,
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
         """Put messages into the stage, behind those that are there; they are on disk on return.
 
         Args:
-            messages: bytes or text, one or a sequence.
+            messages: bytes, text or ``NewMessage``, one or a sequence.
+            key: the key of each of these messages that has none of its own.
+            headers: the headers, by name, of each of these messages that has none of its own.
             ttl_s: how many seconds these messages live once they are published, if shorter than the topic's.
             idempotency_key: within the broker's window the same key stores once.
 
@@ -62,6 +67,10 @@ class Stage:
             BrokerError: by name; ``outcome`` says whether the messages may have been stored all the same.
         """
         request = protocol.store_staged(
-            self._topic, self.id, request_of(messages), ttl_s=ttl_s, key=idempotency_key
+            self._topic,
+            self.id,
+            request_of(messages, key=key, headers=headers),
+            ttl_s=ttl_s,
+            key=idempotency_key,
         )
         await self._calls.write(request)

@@ -164,7 +164,7 @@ async def events(source: Source, start: MessageId | str | None) -> AsyncGenerato
                     continue
                 async for identifier, data, leader in blocks:
                     if data:
-                        message = Message(*protocol.event_message(data))
+                        message = protocol.event_message(data)
                         last, place = message.id.hex(), None
                         patience.succeeded()
                         yield message

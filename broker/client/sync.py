@@ -31,7 +31,7 @@ from broker.client.later import Counts
 from broker.client.retrying import OnTrouble
 from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
-from broker.client.values import OnFull, Payload, Published, Settings, TopicName
+from broker.client.values import OnFull, Publishable, Published, Settings, TopicName
 from broker.model import Snapshot
 
 P = ParamSpec("P")
@@ -222,7 +222,7 @@ class SyncClient:
     def publish_later(
         self,
         topic: TopicName,
-        message: Payload,
+        message: Publishable,
         *,
         on_full: OnFull | None = None,
     ) -> concurrent.futures.Future[Published]:

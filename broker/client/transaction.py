@@ -12,12 +12,12 @@ its rows, and this object keeps these answers. Its last word decides how the tra
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from broker.client.values import Payload, Published, Start, TopicName
+from broker.client.values import Payload, Publishable, Published, Start, TopicName
 from broker.errors import BrokerError
-from broker.model import Message, Snapshot
+from broker.model import NO_HEADERS, Message, Snapshot
 
 if TYPE_CHECKING:
     from broker.client.aio import Client
@@ -37,8 +37,10 @@ class TransactionPublisher:
     async def publish(
         self,
         topic: TopicName,
-        messages: Payload | Sequence[Payload],
+        messages: Publishable | Sequence[Publishable],
         *,
+        key: Payload | None = None,
+        headers: Mapping[str, Payload] = NO_HEADERS,
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> Published:
@@ -46,21 +48,35 @@ class TransactionPublisher:
         return await self._keep(
             topic,
             self._client.publish(
-                topic, messages, pointer=self.pointer, ttl_s=ttl_s, idempotency_key=idempotency_key
+                topic,
+                messages,
+                key=key,
+                headers=headers,
+                pointer=self.pointer,
+                ttl_s=ttl_s,
+                idempotency_key=idempotency_key,
             ),
         )
 
     async def store(
         self,
         topic: TopicName,
-        messages: Payload | Sequence[Payload],
+        messages: Publishable | Sequence[Publishable],
         *,
+        key: Payload | None = None,
+        headers: Mapping[str, Payload] = NO_HEADERS,
         ttl_s: int | None = None,
         idempotency_key: str | None = None,
     ) -> None:
         """Store within the transaction. Nothing of it is seen before ``publish_stored``."""
         await self._client.store(
-            topic, messages, pointer=self.pointer, ttl_s=ttl_s, idempotency_key=idempotency_key
+            topic,
+            messages,
+            pointer=self.pointer,
+            key=key,
+            headers=headers,
+            ttl_s=ttl_s,
+            idempotency_key=idempotency_key,
         )
 
     async def publish_stored(

@@ -86,7 +86,7 @@ class Browsed(NamedTuple):
     """A message as browsing shows it.
 
     ``payload`` is None for a reference row, and the first KiB only if ``truncated``. ``consumable``
-    is known only if a snapshot was given.
+    is known only if a snapshot was given. ``key`` and ``headers`` are what its publisher gave beside the payload.
     """
 
     id: MessageId
@@ -99,6 +99,8 @@ class Browsed(NamedTuple):
     payload: bytes | None
     truncated: bool
     consumable: bool | None
+    key: bytes | None = None
+    headers: Mapping[str, bytes] = NO_HEADERS
 
 
 class BrowsePage(NamedTuple):

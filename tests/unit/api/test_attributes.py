@@ -1,9 +1,12 @@
 """Messages with keys, headers and lifetimes, at the HTTP door."""
 
 import json
+from contextlib import aclosing
 
 import pytest
+from multidict import CIMultiDict
 
+from broker.api.replies import Stream
 from broker.model import Message, Poll, PublishRequest
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import attributes, avro, messages
@@ -125,3 +128,23 @@ async def test_what_is_no_such_body_is_refused(
     reply = await broker.call("POST", path, body, WHOLE)
     assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
     assert error in reply.body.decode()
+
+
+async def test_browse_and_events_show_them(broker: Broker) -> None:
+    raw = attributes.encode(b"\xff", {"text": b"x", "raw": b"\xfe"})
+    await publish(broker, PublishRequest(None, [b"a", b"b"], attributes=[raw, b""]))
+    beside = [
+        {"key": {"base64": "/w=="}, "headers": {"text": "x", "raw": {"base64": "/g=="}}},
+        {"key": None, "headers": {}},
+    ]
+    page = await broker.call("GET", topic_path("t", "messages"))
+    shown = page.json["messages"]
+    assert [{name: row[name] for name in ("key", "headers")} for row in shown] == beside
+    answer = await broker.dispatch.call("GET", topic_path("t", "events"), CIMultiDict())
+    assert isinstance(answer, Stream)
+    told: list[dict[str, object]] = []
+    async with aclosing(answer.chunks) as chunks:
+        while len(told) < 2:
+            lines = bytes(await anext(chunks)).splitlines()
+            told += [json.loads(line[5:]) for line in lines if line.startswith(b"data:")]
+    assert [{name: row[name] for name in ("key", "headers")} for row in told] == beside

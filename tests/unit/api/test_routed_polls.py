@@ -3,9 +3,11 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import pytest
 
+from broker.client import Client
 from broker.model import Poll, PublishRequest
 from broker.testing.ring import TOPIC, Ring, ring_of
 from broker.testing.serving import eventually, topic_path
@@ -211,6 +213,19 @@ async def test_a_stream_of_events_loses_and_repeats_nothing_while_leadership_mov
     await follower.has(len(sent))
     assert follower.payloads == sent
     await follower.end()
+
+
+async def test_events_have_keys_and_headers_at_every_node(ring: Ring) -> None:
+    wanted = PublishRequest(None, [b"a"], attributes=[attributes.encode(b"k", {"h": b"1"})])
+    body, whole = messages.encode_publish_request(wanted), {"Content-Type": "avro/message"}
+    assert (await ring.nodes[0].http("POST", PUBLISH, body, whole)).status == 200
+    for node in ring.nodes:
+        async with (
+            Client(node.http.url, follow_leaders=False) as client,
+            aclosing(client.events("t")) as events,
+        ):
+            message = await anext(events)
+        assert (message.key, dict(message.headers)) == (b"k", {"h": b"1"})
 
 
 async def test_a_stream_survives_its_leader(ring: Ring) -> None:
