@@ -179,6 +179,10 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "summary": "List the topics of a namespace.",
         "responses": {"200": _ok("Their names, as keys sort.", (JSON, of("Names")))},
     },
+    "namespaces": {
+        "summary": "List the namespaces that have topics.",
+        "responses": {"200": _ok("Their names, sorted.", (JSON, of("Names")))},
+    },
     "delete_topic": {
         "summary": "Delete a topic.",
         "responses": {"200": _DONE},

@@ -32,7 +32,8 @@ class Shape(NamedTuple):
     action: Action
 
 
-_TOPICS = "/v1/namespaces/{namespace}/topics"
+_NAMESPACES = "/v1/namespaces"
+_TOPICS = f"{_NAMESPACES}/{{namespace}}/topics"
 TOPIC = f"{_TOPICS}/{{topic}}"
 _MESSAGES = f"{TOPIC}/messages"
 _CLUSTER = "/v1/cluster"
@@ -50,6 +51,7 @@ SHAPES = (
     Shape("rollback", "POST", f"{TOPIC}/rollback", Action.PUBLISH),
     Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME),
     # Beside them.
+    Shape("namespaces", "GET", _NAMESPACES, Action.ADMIN),
     Shape("browse", "GET", _MESSAGES, Action.BROWSE),
     Shape("browse_as", "POST", _MESSAGES, Action.BROWSE),
     Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
@@ -132,6 +134,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "update_topic": admin.update,
         "show_topic": admin.show,
         "list_topics": admin.list,
+        "namespaces": admin.namespaces,
         "delete_topic": admin.delete,
         "publish": publishing.publish,
         "store": publishing.store,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.api.replies import EMPTY, JSON, Answer, Reply
+from broker.api.replies import EMPTY, JSON, Answer, Reply, json_reply
 from broker.api.request import Request
 from broker.topics.service import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
@@ -39,6 +39,11 @@ class TopicsAdmin:
         """Answer the names of a namespace's topics; an unknown namespace has none."""
         names = await self._topics.list(request.names.namespace)
         return Reply(200, encode_names(names), JSON)
+
+    async def namespaces(self, request: Request) -> Answer:
+        """Answer the names of the namespaces that have topics."""
+        del request
+        return json_reply(await self._topics.namespaces())
 
     async def delete(self, request: Request) -> Answer:
         """Delete a topic; its messages are gone at once."""

@@ -172,7 +172,15 @@ class Client:
     async def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of the topics of a namespace, in the broker's order."""
         request = protocol.list_topics(namespace or self.settings.namespace)
-        return protocol.topic_names(await self._calls.read(request))
+        return protocol.names(await self._calls.read(request))
+
+    async def namespaces(self) -> list[str]:
+        """Return the names of the namespaces that have topics, sorted.
+
+        Raises:
+            NotFound: a broker of another kind, which has no such list.
+        """
+        return protocol.names(await self._calls.read(protocol.list_namespaces()))
 
     async def leader(self, topic: TopicName) -> Leader:
         """Return who leads a topic; a broker that stands alone leads all.

@@ -149,6 +149,11 @@ def list_topics(namespace: str) -> Request:
     return _read("GET", _topics_path(namespace))
 
 
+def list_namespaces() -> Request:
+    """Ask for the names of the namespaces that have topics."""
+    return _read("GET", "/v1/namespaces")
+
+
 def topic_info(topic: TopicId, reply: Reply) -> TopicInfo:
     """Read the answer to ``show_topic``."""
     properties: dict[str, str] = json.loads(reply.body)
@@ -156,10 +161,10 @@ def topic_info(topic: TopicId, reply: Reply) -> TopicInfo:
     return TopicInfo(topic, generation, ttl_s, properties)
 
 
-def topic_names(reply: Reply) -> list[str]:
-    """Read the answer to ``list_topics``."""
-    names: list[str] = json.loads(reply.body)
-    return names
+def names(reply: Reply) -> list[str]:
+    """Read the answer to ``list_topics`` and to ``list_namespaces``."""
+    listed: list[str] = json.loads(reply.body)
+    return listed
 
 
 # --- Publishing ----------------------------------------------------------------------------------

@@ -200,6 +200,7 @@ class SyncClient:
     topic = _blocking(Client.topic)
     set_topic = _blocking(Client.set_topic)
     topics = _blocking(Client.topics)
+    namespaces = _blocking(Client.namespaces)
     leader = _blocking(Client.leader)
 
     publish = _blocking(Client.publish)

@@ -7,7 +7,7 @@ stored value itself, which no other write has: so a record that changed and chan
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Final, NamedTuple, Protocol
 
 from broker.storage import entry as entries
@@ -45,6 +45,9 @@ class RecordStore(Protocol):
     async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
         """Return all records whose key begins with ``prefix``, in key order."""
 
+    def pages(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, Record]], None]:
+        """Yield the same records, a bounded number at a time."""
+
 
 def random_nonce() -> bytes:
     """Return what tells one write of a record from every other."""
@@ -79,7 +82,10 @@ class Records:
 
     async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
         """Return all records whose key begins with ``prefix``, in key order."""
-        found: list[tuple[bytes, Record]] = []
+        return [found async for page in self.pages(prefix) for found in page]
+
+    async def pages(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, Record]], None]:
+        """Yield the same records, ROWS_AT_ONCE or fewer at a time."""
         first, last = prefix, prefix_end(prefix) or b"\xff" * 512
         while True:
             rows = await self._resolver.read(
@@ -87,9 +93,9 @@ class Records:
                     Space.RECORDS, first, last, limit=ROWS_AT_ONCE
                 )
             )
-            found += [(row, _record(cell)) for row, cell in rows if row.startswith(prefix)]
+            yield [(row, _record(cell)) for row, cell in rows if row.startswith(prefix)]
             if len(rows) < ROWS_AT_ONCE:
-                return found
+                return
             first = rows[-1][0] + b"\0"
 
 

@@ -201,6 +201,17 @@ class TopicRegistry:
             if not _decode(key, record.value).deleted
         ]
 
+    async def namespaces(self) -> list[str]:
+        """Return the namespaces that have a live topic, sorted."""
+        found: set[str] = set()
+        async for page in self.records.pages(RECORD_PREFIX):
+            found |= {
+                _topic_of(key).namespace
+                for key, record in page
+                if not _decode(key, record.value).deleted
+            }
+        return sorted(found)
+
     async def all(self) -> list[tuple[TopicId, TopicRecord]]:
         """Return all records, of deleted topics too, as stored now."""
         found = await self.records.scan_prefix(RECORD_PREFIX)

@@ -160,6 +160,10 @@ class Topics:
             return leader.topic, leader
         return await self.leaders.learn(topic), None
 
+    async def namespaces(self) -> list[str]:
+        """Return the names of the namespaces that have topics, sorted."""
+        return await self.registry.namespaces()
+
     async def list(self, namespace: str) -> list[str]:
         """Return the names of a namespace's topics, in the order of their keys."""
         return await self.registry.names(namespace)

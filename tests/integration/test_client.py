@@ -15,6 +15,7 @@ from broker.client import (
     PayloadsSealed,
     Published,
     Snapshot,
+    SyncClient,
     TailOptions,
 )
 from broker.testing.served import ServedNode
@@ -41,6 +42,14 @@ async def test_a_key_publishes_once(client: Client) -> None:
     with pytest.raises(IdempotencyKeyReused):
         await client.publish("t", b"b", idempotency_key="k")
     assert len(await client.poll("t")) == 1
+
+
+async def test_namespaces_are_listed(node: ServedNode, client: Client) -> None:
+    names = await client.namespaces()
+    assert client.settings.namespace in names
+    assert names == sorted(names)
+    with SyncClient(node.url) as blocking:
+        assert await asyncio.to_thread(blocking.namespaces) == names
 
 
 async def test_an_idempotent_client_sends_keys_of_its_own(node: ServedNode) -> None:

@@ -32,6 +32,14 @@ async def test_listing_is_in_the_order_of_keys(broker: Broker) -> None:
     assert (await broker.call("GET", "/v1/namespaces/a-b/topics")).status == 400
 
 
+async def test_namespaces_with_topics_are_listed(broker: Broker) -> None:
+    for path in ("/v1/namespaces/b/topics/x", "/v1/namespaces/B/topics/x"):
+        await broker.call("PUT", path)
+    assert (await broker.call("GET", "/v1/namespaces")).json == ["B", "b", "default"]
+    await broker.call("DELETE", "/v1/namespaces/b/topics/x")
+    assert (await broker.call("GET", "/v1/namespaces")).json == ["B", "default"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -17,6 +17,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import TopicId
+from broker.storage import records
 from broker.testing.clock import VirtualLoop, simulate
 from broker.testing.memory import MemoryRecords
 from broker.topics.registry import TopicRegistry, record_key
@@ -189,3 +190,13 @@ async def test_what_is_remembered_is_bounded() -> None:
     for topic in topics:
         assert (await registry.get(topic)).generation == 1
     assert len(await registry.all()) == 10
+
+
+async def test_namespaces_are_those_of_live_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "ROWS_AT_ONCE", 2)
+    registry = TopicRegistry(MemoryRecords())
+    assert await registry.namespaces() == []
+    for name in ("b:t", "a1:t", "a:t", "a:u", "a:v", "gone:t"):
+        await registry.create(TopicId(*name.split(":")), PROPERTIES)
+    await registry.delete(TopicId("gone", "t"), 1)
+    assert await registry.namespaces() == ["a", "a1", "b"]
