@@ -48,6 +48,7 @@ def cli() -> None:
 
 for command in (
     topics.topics,
+    topics.namespaces,
     publishing.publish,
     tailing.tail,
     reading.poll,

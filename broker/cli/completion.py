@@ -1,11 +1,12 @@
 """``broker completion``: the script by which a shell completes commands, options and topics.
 
-The script asks this program for words whenever somebody presses Tab. Topics come from the broker, which has a
+The script asks this program for words at each press of Tab. Topics come from the broker, which has a
 moment to answer: a line that is being typed must neither hang nor show an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import click
@@ -20,8 +21,8 @@ VARIABLE: Final = "_BROKER_COMPLETE"
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
-TOPICS_S_MAX: Final = 1.0
-"""How long the broker has to tell its topics."""
+ANSWER_S_MAX: Final = 1.0
+"""How long the broker has to answer."""
 
 
 @click.command()
@@ -46,20 +47,45 @@ def complete(root: click.Command, instruction: str) -> int:
 
 
 def topics(given: Given, incomplete: str) -> list[str]:
-    """Return the topics that begin with what was typed, NAMESPACE/TOPIC; none if the broker is not there."""
-    target = given.target
-    if target is None:
-        return []
+    """Return the topics that begin with what was typed; of several namespaces, these with a slash.
+
+    Of a single namespace its topics come at once: shells put a space behind the only word that there is.
+    """
     namespace, slash, begun = incomplete.partition("/")
-    if not slash:
-        namespace, begun = target.namespace, incomplete
-    if not namespace:
+    if slash:
+        return _named(given, namespace, begun)
+    own = given.target.namespace if given.target is not None else ""
+    found = _asked(given, lambda client: client.topics(own)) if own else []
+    short = [name for name in found if name.startswith(incomplete)]
+    spaces = namespaces(given, incomplete)
+    if len(spaces) == 1:
+        return [*short, *_named(given, spaces[0], "")]
+    return [*short, *(f"{name}/" for name in spaces)]
+
+
+def _named(given: Given, namespace: str, begun: str) -> list[str]:
+    names = _asked(given, lambda client: client.topics(namespace))
+    return [f"{namespace}/{name}" for name in names if name.startswith(begun)]
+
+
+def namespaces(given: Given, incomplete: str) -> list[str]:
+    """Return the namespaces that begin with what was typed."""
+    names = _asked(given, lambda client: client.namespaces())
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _asked(given: Given, ask: Callable[[SyncClient], list[str]]) -> list[str]:
+    """Return what the broker tells in a moment; nothing if it does not."""
+    if given.target is None:
         return []
     try:
-        settings = Settings(url=target.url, ca_file=target.ca_file, deadline_s=TOPICS_S_MAX)
-        with SyncClient(settings=settings, connect_timeout_s=TOPICS_S_MAX) as client:
-            names = client.topics(namespace)
+        settings = Settings(
+            url=given.target.url,
+            ca_file=given.target.ca_file,
+            deadline_s=ANSWER_S_MAX,
+            connect_timeout_s=ANSWER_S_MAX,
+        )
+        with SyncClient(settings=settings) as client:
+            return ask(client)
     except (BrokerError, OSError, ValueError):
-        return []  # Nobody can read an error in the middle of a line that is being typed.
-    written = f"{namespace}/" if slash else ""
-    return [f"{written}{name}" for name in names if name.startswith(begun)]
+        return []  # An error has no place in the middle of a line that is being typed.

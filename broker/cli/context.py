@@ -24,7 +24,7 @@ def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[Compl
     try:
         names = contexts.known().contexts
     except (ConfigError, OSError):
-        return []  # Nobody can read an error in the middle of a line that is being typed.
+        return []  # An error has no place in the middle of a line that is being typed.
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

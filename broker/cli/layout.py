@@ -55,7 +55,7 @@ class Layout(NamedTuple):
 
     def of_browsed(self, row: Browsed) -> bytes:
         """Return the line of a message that is looked at; a reference has no payload."""
-        return self.of_message(Message(row.id, row.payload or b""))
+        return self.of_message(Message(row.id, row.payload or b"", row.key, row.headers))
 
 
 def headers_text(headers: Mapping[str, bytes] = NO_HEADERS) -> bytes:

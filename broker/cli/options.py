@@ -115,7 +115,7 @@ def _context_names(
     try:
         names = contexts.known().contexts
     except (ConfigError, OSError):
-        return []  # Nobody can read an error in the middle of a line that is being typed.
+        return []  # An error has no place in the middle of a line that is being typed.
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 

@@ -43,8 +43,15 @@ def message_json(message: Message) -> dict[str, Any]:
         "time": time_text(message.timestamp_ms),
         "timestamp_ms": message.timestamp_ms,
         **payload_json(message.payload),
-        "key": None if message.key is None else bytes_json(message.key),
-        "headers": {name: bytes_json(value) for name, value in message.headers.items()},
+        **attributes_json(message.key, message.headers),
+    }
+
+
+def attributes_json(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return what a message has beside its payload, as JSON."""
+    return {
+        "key": None if key is None else bytes_json(key),
+        "headers": {name: bytes_json(value) for name, value in headers.items()},
     }
 
 
@@ -59,7 +66,9 @@ def bytes_json(value: bytes) -> str | dict[str, str]:
 def browsed_json(row: Browsed) -> dict[str, Any]:
     """Return a browsed message as JSON."""
     payload = {"payload": None} if row.payload is None else payload_json(row.payload)
-    known = {**row._asdict(), "id": row.id.hex(), "time": time_text(row.timestamp_ms), **payload}
+    attributes = attributes_json(row.key, row.headers)
+    identity = {"id": row.id.hex(), "time": time_text(row.timestamp_ms)}
+    known = {**row._asdict(), **identity, **payload, **attributes}
     if row.consumable is None:
         del known["consumable"]
     return known

@@ -32,11 +32,27 @@ STDIN: Final = "-"
 
 
 class _Order(NamedTuple):
-    """What is published where, and how."""
+    """What is published where, and how; ``key`` and ``headers`` are those of each message."""
 
     topic: TopicId
     idempotency_key: str | None
     ttl_s: int | None
+    key: bytes | None
+    headers: dict[str, bytes]
+
+    def publish(self, client: SyncClient, payloads: list[bytes], part: int | None = None) -> None:
+        """Publish some messages as one request; ``part`` numbers it among the others. Raises BrokerError."""
+        once = self.idempotency_key
+        if once is not None and part is not None:
+            once = f"{once}-{part}"
+        client.publish(
+            self.topic,
+            payloads,
+            key=self.key,
+            headers=self.headers,
+            ttl_s=self.ttl_s,
+            idempotency_key=once,
+        )
 
 
 def batches(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
@@ -86,9 +102,8 @@ def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Prog
     published = 0
     task = bar.add_task("publishing", total=_size(file))
     for number, batch in enumerate(batches(file), start=1):
-        key = f"{order.idempotency_key}-{number}" if order.idempotency_key is not None else None
         try:
-            client.publish(order.topic, batch, ttl_s=order.ttl_s, idempotency_key=key)
+            order.publish(client, batch, part=number)
         except BrokerError as error:
             last = published + len(batch)
             before = f"Lines 1 to {published:,} are published" if published else "None is published"
@@ -119,6 +134,23 @@ def _progress(file: IO[bytes]) -> Progress:
         transient=True,
         disable=not shown,
     )
+
+
+def _headers(_: click.Context, __: click.Parameter, pairs: tuple[str, ...]) -> dict[str, bytes]:
+    """Read NAME=VALUE of each header. Raises click.BadParameter."""
+    headers = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE")
+        if name in headers:
+            raise click.BadParameter(f"{name!r} comes twice")
+        headers[name] = os.fsencode(value)
+    return headers
+
+
+def _key(_: click.Context, __: click.Parameter, text: str | None) -> bytes | None:
+    return None if text is None else os.fsencode(text)
 
 
 class _Publish(click.Command):
@@ -156,6 +188,15 @@ def _one_source(
 @click.option(
     "--lines", metavar="FILE|-", help="Publish each line of a file, or of standard input."
 )
+@click.option("--key", callback=_key, help="Give each message this key.")
+@click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_headers,
+    help="Give each message this header; may come several times.",
+)
 @click.option(
     "--idempotency-key",
     metavar="KEY",
@@ -169,6 +210,8 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     messages: tuple[str, ...],
     file: str | None,
     lines: str | None,
+    key: bytes | None,
+    headers: dict[str, bytes],
     idempotency_key: str | None,
     ttl_s: int | None,
     url: str,
@@ -182,13 +225,13 @@ def publish(  # noqa: PLR0913 - One parameter per option.
 
     \b
     broker publish audit/logins 'alice logged in' 'bob logged in'
-    broker publish audit/logins --file report.pdf
+    broker publish audit/logins --file report.pdf --key r-7 --header type=application/pdf
     curl -s https://example.org/feed | broker publish audit/feeds -
     broker publish audit/logins --lines /var/log/dpkg.log --idempotency-key dpkg-1
     journalctl -f | broker publish audit/journal --lines -
     """  # noqa: D301
     words, whole = _one_source(messages, lines, file)
-    order = _Order(topic, idempotency_key, ttl_s)
+    order = _Order(topic, idempotency_key, ttl_s, key, headers)
     with ExitStack() as stack:
         if lines is None:
             # As they were typed: words of a command line need not be text.
@@ -196,7 +239,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
                 [_whole(whole)] if whole is not None else [os.fsencode(each) for each in words]
             )
             client = stack.enter_context(connect(url, deadline_s))
-            client.publish(topic, payloads, ttl_s=ttl_s, idempotency_key=idempotency_key)
+            order.publish(client, payloads)
             count = len(payloads)
         else:
             source = stack.enter_context(_opened(lines))

@@ -1,11 +1,14 @@
-"""``broker topics``: create, list, show, set, delete."""
+"""``broker topics``: create, list, show, set, delete; and ``broker namespaces``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import click
+from click.shell_completion import CompletionItem
 
+from broker.cli import completion
+from broker.cli.given import given
 from broker.cli.options import connect, json_before, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json, write_properties
 from broker.client import TopicInfo
@@ -33,6 +36,29 @@ def _json(info: TopicInfo) -> dict[str, object]:
     }
 
 
+def _namespaces(
+    context: click.Context, _: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in completion.namespaces(given(context), incomplete)]
+
+
+@click.command()
+@to_broker
+def namespaces(url: str, deadline_s: float, as_json: bool) -> None:
+    """List the namespaces that have topics.
+
+    \b
+    broker namespaces
+    """  # noqa: D301
+    with connect(url, deadline_s) as client:
+        names = client.namespaces()
+    if as_json:
+        write_json(names)
+        return
+    for name in names:
+        click.echo(name)
+
+
 @click.group()
 @json_before
 def topics() -> None:
@@ -40,7 +66,7 @@ def topics() -> None:
 
     \b
     broker topics create audit/logins --ttl 1d
-    broker topics list audit
+    broker topics list
     broker topics set audit/logins transactions=refused
     """  # noqa: D301
 
@@ -75,21 +101,28 @@ def create(  # noqa: PLR0913 - One parameter per option.
 
 
 @topics.command(name="list")
-@click.argument("namespace", default="default")
+@click.argument("namespace", required=False, shell_complete=_namespaces)
 @to_broker
-def list_(namespace: str, url: str, deadline_s: float, as_json: bool) -> None:
-    """List the topics of a namespace ("default" if none is named).
+def list_(namespace: str | None, url: str, deadline_s: float, as_json: bool) -> None:
+    """List the topics of a namespace; of the context's, or of all, if none is named.
 
     \b
+    broker topics list
     broker topics list audit
     """  # noqa: D301
+    target = given().target
+    wanted = namespace or (target.namespace if target is not None else "")
     with connect(url, deadline_s) as client:
-        names = client.topics(namespace)
+        names = [
+            f"{each}/{topic}"
+            for each in ([wanted] if wanted else client.namespaces())
+            for topic in client.topics(each)
+        ]
     if as_json:
         write_json(names)
         return
     for name in names:
-        click.echo(f"{namespace}/{name}")
+        click.echo(name)
 
 
 @topics.command()

@@ -100,17 +100,24 @@ def test_a_tail_of_nobody_says_what_it_tries_before_it_gives_up() -> None:
 def test_a_shell_completes_the_topics_of_the_broker(broker: Broker, node: ServedNode) -> None:
     done(broker("topics", "create", "completed/logins"))
     done(broker("topics", "create", "completed/others"))
-    words = {"COMP_WORDS": "broker tail completed/l", "COMP_CWORD": "2"}
-    asked = {completion.VARIABLE: "bash_complete", **words, "BROKER_URL": node.url}
-    answered = subprocess.run(
-        [sys.executable, "-m", "broker.cli"],
-        env={**os.environ, **asked},
-        capture_output=True,
-        timeout=60,
-        check=True,
-    )
-    assert answered.stdout.split() == [b"plain,completed/logins"]
-    assert answered.stderr == b""
+    done(broker("topics", "create", "completed_too/others"))
+    offers = {
+        "completed/l": [b"completed/logins"],
+        "completed_": [b"completed_too/others"],
+        "complet": [b"completed/", b"completed_too/"],
+    }
+    for typed, offered in offers.items():
+        words = {"COMP_WORDS": f"broker tail {typed}", "COMP_CWORD": "2"}
+        asked = {completion.VARIABLE: "bash_complete", **words, "BROKER_URL": node.url}
+        answered = subprocess.run(
+            [sys.executable, "-m", "broker.cli"],
+            env={**os.environ, **asked},
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        assert answered.stdout.split() == [b"plain," + word for word in offered]
+        assert answered.stderr == b""
 
 
 def test_lines_come_back_byte_for_byte(broker: Broker, tmp_path: Path) -> None:
@@ -141,6 +148,54 @@ def test_lines_come_back_byte_for_byte(broker: Broker, tmp_path: Path) -> None:
     last = rows[-2]["id"]
     assert done(broker("tail", "cli/lines", "--after", last, "--no-follow")) == b"from a pipe\n"
     assert done(broker("tail", "cli/lines", "--since", "1h", "--limit", "1")) == b"first\n"
+
+
+def test_a_key_and_headers_travel_with_each_message(broker: Broker, tmp_path: Path) -> None:
+    done(broker("topics", "create", "cli/attributed"))
+    words = ("--key", "k=\u00e9", "--header", "type=a=b", "--header", "empty=")
+    done(broker("publish", "cli/attributed", "one", *words))
+    file = tmp_path / "lines"
+    file.write_bytes(b"two\nthree\n")
+    done(broker("publish", "cli/attributed", "--lines", str(file), "--key", os.fsdecode(b"\xff")))
+    for command in (("tail", "--no-follow"), ("poll",)):
+        read = done(broker(*command, "cli/attributed", "--json")).splitlines()
+        rows = [json.loads(row) for row in read]
+        assert [row["key"] for row in rows] == ["k=\u00e9", {"base64": "/w=="}, {"base64": "/w=="}]
+        assert [row["headers"] for row in rows] == [{"type": "a=b", "empty": ""}, {}, {}]
+    page = json.loads(done(broker("browse", "cli/attributed", "-n", "1", "--json")))["messages"]
+    assert (page[0]["key"], page[0]["headers"]) == (rows[0]["key"], rows[0]["headers"])
+    for command in (("tail", "--no-follow"), ("poll",), ("browse",)):
+        lines = done(broker(*command, "cli/attributed", "-f", "{key}|{headers}|{payload}"))
+        assert lines == b"k=\xc3\xa9|type=a=b,empty=|one\n\xff||two\n\xff||three\n"
+
+
+def test_all_topics_are_listed_with_their_namespaces(broker: Broker) -> None:
+    for name in ("listed1/b", "listed1/a", "listed2/c"):
+        done(broker("topics", "create", name))
+    spaces = done(broker("namespaces")).decode().split()
+    assert spaces == sorted(spaces)
+    assert set(spaces) >= {"listed1", "listed2"}
+    assert json.loads(done(broker("namespaces", "--json"))) == spaces
+    names = done(broker("topics", "list")).decode().split()
+    assert set(names) >= {"listed1/a", "listed1/b", "listed2/c"}
+    assert json.loads(done(broker("topics", "list", "--json"))) == names
+    one = json.loads(done(broker("topics", "list", "listed1", "--json")))
+    assert sorted(one) == ["listed1/a", "listed1/b"]
+
+
+def test_in_a_context_with_a_namespace_topics_have_short_names(
+    broker: Broker, node: ServedNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("BROKER_URL")
+    done(broker("context", "add", "here", "--url", node.url, "--namespace", "short"))
+    done(broker("context", "use", "here"))
+    done(broker("topics", "create", "logins"))
+    done(broker("publish", "logins", "one"))
+    assert done(broker("poll", "short/logins")) == b"one\n"
+    assert done(broker("topics", "list")) == b"short/logins\n"
+    missing = broker("stats", "others")
+    assert b"broker topics list short" in missing.stderr
 
 
 def test_spans_and_layouts_are_the_same_for_all_that_reads(broker: Broker) -> None:
