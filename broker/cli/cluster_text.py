@@ -31,7 +31,7 @@ _UNKNOWN: Final = "?"
 
 
 def write_status(status: Json) -> None:
-    """Write the nodes as a table, and below it what is not as it should be."""
+    """Write the nodes as a table, and on standard error what is not as it should be."""
     from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -49,7 +49,7 @@ def write_status(status: Json) -> None:
     )
     console.print(table)
     for line in remarks(status):
-        click.echo(line)
+        click.echo(line, err=True)
 
 
 def cells(row: Json) -> Sequence[str]:

@@ -68,7 +68,7 @@ def _write_topics(told: dict[str, Any]) -> None:
     write_table(("TOPIC", "NODE", "EPOCH"), sorted(led))
     more = sum(row["view"]["topics_led"] for row in told["nodes"] if row["view"]) - len(led)
     if more > 0:
-        click.echo(f"and {more} more")
+        click.echo(f"and {more} more", err=True)
 
 
 @click.command()
@@ -115,7 +115,7 @@ def drain(
     if as_json:
         write_json(told)
         return
-    click.echo(f"node {number} {'leads nothing' if wait else 'is drained'}")
+    click.echo(f"node {number} {'leads nothing' if wait else 'is drained'}", err=True)
     if not wait:
         click.echo("Its topics move now. See how far with: broker cluster status", err=True)
 
@@ -136,7 +136,8 @@ def undrain(*, node: str, url: str, deadline_s: float, as_json: bool) -> None:
     if as_json:
         write_json(told)
         return
-    click.echo(f"node {told['node']} {'may lead again' if told['changed'] else 'was not drained'}")
+    done = "may lead again" if told["changed"] else "was not drained"
+    click.echo(f"node {told['node']} {done}", err=True)
 
 
 @click.command()
@@ -170,7 +171,8 @@ def move(  # noqa: PLR0913 - One parameter per option.
     if as_json:
         write_json(told)
         return
-    click.echo(f"{_name(topic)} {'is led by' if wait else 'is pinned to'} node {number}")
+    done = "is led by" if wait else "is pinned to"
+    click.echo(f"{_name(topic)} {done} node {number}", err=True)
     if not wait:
         click.echo(
             f"It moves now. See where it is with: broker cluster leaders {_name(topic)}", err=True
@@ -191,7 +193,8 @@ def unpin(*, topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None
     if as_json:
         write_json(told)
         return
-    click.echo(f"{_name(topic)} {'has no pin any more' if told['changed'] else 'had no pin'}")
+    done = "has no pin any more" if told["changed"] else "had no pin"
+    click.echo(f"{_name(topic)} {done}", err=True)
 
 
 COMMANDS: Final = (status, leaders, drain, undrain, move, unpin)
