@@ -37,21 +37,21 @@ UNAVAILABLE: Final = 4
 INTERRUPTED: Final = 130
 
 ADVICE: Final = {
-    "topic_not_found": "Create it with: broker topics create {topic}",
-    "topic_exists": "See it with: broker topics show {topic}",
+    "topic_not_found": "Create it with: broker topics create {topic}{at}",
+    "topic_exists": "See it with: broker topics show {topic}{at}",
     "bad_name": "Topics are named NAMESPACE/TOPIC.",
     "body_too_large": "Its limit is raised with: broker serve --body-bytes-max BYTES",
     "too_many_messages": "Publish fewer messages at a time.",
     "idempotency_key_reused": "Take another --idempotency-key: other messages were published under this one.",
-    "outcome_unknown": "See what is there with: broker browse {topic} --desc. "
+    "outcome_unknown": "See what is there with: broker browse {topic} --desc{at}. "
     "With --idempotency-key the same command can be repeated safely.",
-    "no_leader": "See which nodes there are with: broker cluster status",
+    "no_leader": "The node's log says more. The nodes of a cluster are shown by: broker cluster status{at}",
     "overloaded": "Try again a little later.",
     "clock_skew": "Put the clock of that machine right; the node goes on by itself.",
     "storage_full": "Free some space on the broker's disk; publishing goes on by itself.",
     "storage_corrupt": "See what is wrong with: broker storage verify DIR",
 }
-"""What to do about an error that the broker answered with, by its code."""
+"""What to do about an error that the broker answered with, by its code; ``{at}`` is where the command looked."""
 
 _SHOWS_WHAT_IS_THERE: Final = {"topics show", "topics set", "topics delete", "stats", "purge"}
 """Commands about a topic that is there: if it is not, its name is wrong, and another comes from the list."""
@@ -131,14 +131,20 @@ def advice(error: BrokerError, given: Given) -> str:
     text = ADVICE.get(error.code, "")
     if given.command and f"broker {given.command}" in text:
         return ""  # That has just failed.
-    return text.replace("{topic}", given.topic_name)
+    return text.replace("{topic}", given.topic_name).replace("{at}", _at(given))
+
+
+def _at(given: Given) -> str:
+    """Return the options by which another command speaks to the same broker."""
+    if given.typed_context:
+        return f" --context {given.typed_context}"
+    return f" --url {given.typed_url}" if given.typed_url else ""
 
 
 def _to_find(given: Given) -> str:
     namespace = given.topic_name.partition("/")[0]
-    return "See the topics there are with: broker topics list" + (
-        "" if namespace == "NS" else f" {namespace}"
-    )
+    which = "" if namespace == "NS" else f" {namespace}"
+    return f"See the topics there are with: broker topics list{which}{_at(given)}"
 
 
 def _to_reach(given: Given) -> str:

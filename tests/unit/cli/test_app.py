@@ -213,6 +213,22 @@ def test_advice_is_a_command_that_there_is_and_not_the_one_that_failed(code, com
             assert "NS/TOPIC" not in words
 
 
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (Given(command="tail"), "broker topics create audit/logins"),
+        (
+            Given(command="tail", typed_url="http://a:1"),
+            "broker topics create audit/logins --url http://a:1",
+        ),
+        (Given(command="stats", typed_context="p"), "broker topics list audit --context p"),
+    ],
+)
+def test_advice_is_for_the_broker_that_was_asked(known, said):
+    known.topics.append(TopicId("audit", "logins"))
+    assert problem_of(errors.TopicNotFound("no"), known).advice.endswith(f": {said}")
+
+
 def is_there(group, words):
     command = group.commands.get(words[0])
     if isinstance(command, click.Group):

@@ -2,10 +2,13 @@ import json
 import os
 import stat
 
+import click
 import pytest
 
 from broker.cli import app, contexts
 from broker.cli.contexts import Asked, Context, Contexts, target
+from broker.cli.given import Given
+from broker.cli.options import client_settings
 from broker.config import ConfigError
 
 KNOWN = Contexts(
@@ -156,3 +159,11 @@ def test_a_context_names_the_broker_the_namespace_and_itself_in_errors(capsys):
     code, _, err = run(capsys, "stats", "logins", "--url", "http://a:1", "--context", "prod")
     assert code == 2
     assert "not both" in err
+
+
+def test_the_certificates_of_a_context_are_those_of_its_client():
+    found = target(Asked(context="there"), KNOWN)
+    with click.Context(app.cli, obj=Given(target=found)):
+        assert client_settings(found.url, 5.0).ca_file == "ca"
+        assert client_settings("http://other:1", 5.0).ca_file == ""
+    assert client_settings(found.url, 5.0).ca_file == ""
