@@ -45,6 +45,8 @@ class Dispatch:
         code = OK
         try:
             self._authorize(request.principal, route.action, request.names)
+            if request.query_string:
+                route.check_query(request.query)
             return await route.handler(request)
         except BrokerError as error:
             code = error.code

@@ -1,7 +1,8 @@
 """The OpenAPI document of this interface, made from the table of routes.
 
-Each route has one entry in OPERATIONS, by its name; a missing or a superfluous one is an error when the
-document is made, so that it can't drift from what is served.
+Each route has one entry in OPERATIONS, by its name; a missing or a superfluous one, or a query parameter
+that its route does not take, is an error when the document is made, so that it can't drift from what is
+served.
 """
 
 from __future__ import annotations
@@ -441,6 +442,9 @@ def make_document() -> dict[str, Any]:
 
 def _operation(shape: Shape) -> Spec:
     described = dict(OPERATIONS[shape.name])
+    parameters = described.get("parameters", ())
+    query = {each["name"] for each in parameters if each["in"] == "query"}
+    assert query == set(shape.query), f"{shape.name}: {query ^ set(shape.query)}"
     errors = {*_ALWAYS, *described.pop("errors", ())}
     responses = dict(described["responses"])
     for status in sorted(errors):
@@ -457,6 +461,6 @@ def _operation(shape: Shape) -> Spec:
     return {
         **described,
         "operationId": shape.name,
-        "parameters": [*in_path, *described.get("parameters", ()), *timed],
+        "parameters": [*in_path, *parameters, *timed],
         "responses": responses,
     }

@@ -113,7 +113,7 @@ class Request:
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The query's parameters; the first of several of one name counts. Raises BadRequest."""
+        """The query's parameters. Raises BadRequest, also where one comes twice."""
         if self._query is None:
             self._query = _parse_query(self.query_string) if self.query_string else _NO_QUERY
         return self._query
@@ -128,7 +128,9 @@ def _parse_query(text: str) -> Mapping[str, str]:
         raise BadRequest(f"The query can't be read: {error}") from error
     query: dict[str, str] = {}
     for name, value in pairs:
-        query.setdefault(name, value)
+        if name in query:
+            raise BadRequest(f"{name!a:.80} comes twice in the query. Give it once.")
+        query[name] = value
     return query
 
 

@@ -11,6 +11,7 @@ at the beginning, and one at the end is ignored.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -19,25 +20,47 @@ from urllib.parse import unquote
 from broker.api.access import Action
 from broker.api.replies import Answer
 from broker.api.request import NO_NAMES, Names, Request
-from broker.errors import MethodNotAllowed, NotFound
+from broker.errors import BadRequest, MethodNotAllowed, NotFound
 from broker.model import check_namespace, check_topic
 
 PATHS_KEPT_MAX = 20_000
 KEPT_PATH_CHARACTERS_MAX = 500
 SEGMENTS_MAX = 12
+SHOWN_MAX = 80
+"""Characters of an unknown parameter that an error repeats."""
 _SLASHES = re.compile("(?<=.)/{2,}")
 
 Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class Route(NamedTuple):
-    """One operation of the interface; ``name`` is its entry in the OpenAPI document."""
+    """One operation of the interface; ``name`` is its entry in the OpenAPI document.
+
+    ``query``: the names of the query parameters that it takes.
+    """
 
     name: str
     method: str
     template: str
     action: Action
     handler: Handler
+    query: tuple[str, ...] = ()
+
+    def check_query(self, given: Iterable[str]) -> None:
+        """Refuse parameters that would be overlooked. Raises BadRequest, with the nearest name."""
+        for name in given:
+            if name not in self.query:
+                raise BadRequest(self._unknown(name))
+
+    def _unknown(self, name: str) -> str:
+        shown = name[:SHOWN_MAX]
+        near = difflib.get_close_matches(shown, self.query, n=1)
+        meant = f"; did you mean {near[0]}?" if near else "."
+        takes = ", ".join(self.query) or "none"
+        return (
+            f"{shown}: there is no such parameter{meant} "
+            f"{self.method} {self.template} takes {takes}."
+        )
 
 
 class Found(NamedTuple):

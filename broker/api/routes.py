@@ -24,12 +24,13 @@ from broker.wire.topics import TTL
 
 
 class Shape(NamedTuple):
-    """A route without its handler."""
+    """A route without its handler. ``query``: the parameters that it takes; any other is refused."""
 
     name: str
     method: str
     template: str
     action: Action
+    query: tuple[str, ...] = ()
 
 
 _NAMESPACES = "/v1/namespaces"
@@ -38,6 +39,7 @@ TOPIC = f"{_TOPICS}/{{topic}}"
 _MESSAGES = f"{TOPIC}/messages"
 _CLUSTER = "/v1/cluster"
 _PIN = f"{_CLUSTER}/pins/{{namespace}}/{{topic}}"
+_PAGE = ("from", "to", "limit", "order", "payload")
 
 SHAPES = (
     # The nine endpoints of the original.
@@ -46,27 +48,33 @@ SHAPES = (
     Shape("show_topic", "GET", TOPIC, Action.ADMIN),
     Shape("list_topics", "GET", _TOPICS, Action.ADMIN),
     Shape("delete_topic", "DELETE", TOPIC, Action.ADMIN),
-    Shape("publish", "POST", f"{TOPIC}/publish", Action.PUBLISH),
-    Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH),
+    Shape("publish", "POST", f"{TOPIC}/publish", Action.PUBLISH, ("ttl",)),
+    Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH, ("ttl",)),
     Shape("rollback", "POST", f"{TOPIC}/rollback", Action.PUBLISH),
-    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME),
+    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME, ("wait",)),
     # Beside them.
     Shape("namespaces", "GET", _NAMESPACES, Action.ADMIN),
-    Shape("browse", "GET", _MESSAGES, Action.BROWSE),
-    Shape("browse_as", "POST", _MESSAGES, Action.BROWSE),
+    Shape("browse", "GET", _MESSAGES, Action.BROWSE, _PAGE),
+    Shape("browse_as", "POST", _MESSAGES, Action.BROWSE, _PAGE),
     Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
-    Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE),
-    Shape("range", "GET", f"{TOPIC}/range", Action.BROWSE),
+    Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE, ("after",)),
+    Shape(
+        "range",
+        "GET",
+        f"{TOPIC}/range",
+        Action.BROWSE,
+        ("after", "through", "messages", "bytes", "parts"),
+    ),
     Shape("begin_stage", "POST", f"{TOPIC}/stages", Action.PUBLISH),
-    Shape("publish_stages", "POST", f"{TOPIC}/stages/publish", Action.PUBLISH),
-    Shape("store_staged", "POST", f"{TOPIC}/stages/{{stage}}/store", Action.PUBLISH),
-    Shape("arrow", "GET", f"{TOPIC}/arrow", Action.CONSUME),
-    Shape("arrow_as", "POST", f"{TOPIC}/arrow", Action.CONSUME),
-    Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME),
+    Shape("publish_stages", "POST", f"{TOPIC}/stages/publish", Action.PUBLISH, ("ttl",)),
+    Shape("store_staged", "POST", f"{TOPIC}/stages/{{stage}}/store", Action.PUBLISH, ("ttl",)),
+    Shape("arrow", "GET", f"{TOPIC}/arrow", Action.CONSUME, ("after", "through")),
+    Shape("arrow_as", "POST", f"{TOPIC}/arrow", Action.CONSUME, ("after", "through")),
+    Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME, ("from",)),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
     # The cluster.
-    Shape("cluster", "GET", _CLUSTER, Action.CLUSTER),
-    Shape("cluster_node", "GET", f"{_CLUSTER}/node", Action.CLUSTER),
+    Shape("cluster", "GET", _CLUSTER, Action.CLUSTER, ("topics",)),
+    Shape("cluster_node", "GET", f"{_CLUSTER}/node", Action.CLUSTER, ("topics",)),
     Shape("drain", "POST", f"{_CLUSTER}/nodes/{{node}}/drain", Action.CLUSTER),
     Shape("undrain", "POST", f"{_CLUSTER}/nodes/{{node}}/undrain", Action.CLUSTER),
     Shape("pins", "GET", f"{_CLUSTER}/pins", Action.CLUSTER),
@@ -112,7 +120,7 @@ def make_routes(
         **_cluster_handlers(topics, cluster),
         **_node_handlers(health),
     }
-    return [Route(*shape, handler=handlers[shape.name]) for shape in SHAPES]
+    return [Route(*shape[:4], handler=handlers[shape.name], query=shape.query) for shape in SHAPES]
 
 
 def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> dict[str, Handler]:

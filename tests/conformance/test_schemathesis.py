@@ -43,6 +43,7 @@ ENDLESS = {"events"}
 NOTHING_TO_GET_WRONG = {
     "healthz",
     "metrics",
+    "namespaces",
     "openapi",
     "ping",
     "pins",

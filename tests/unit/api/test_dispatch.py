@@ -1,4 +1,5 @@
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 from broker.api.access import Action
 from broker.api.replies import Reply
 from broker.api.request import Names
+from broker.api.routes import SHAPES, Shape
 from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
 from broker.testing.serving import Broker, Http, topic_path
 
@@ -100,3 +102,37 @@ async def test_a_refusal_before_the_handler_ends_the_connection(broker: Broker) 
     assert dict(answer.headers)["Allow"] == "DELETE, GET, PUT"
     missing = await broker.call("GET", "/no/such/path")
     assert missing.body == b"Problem accessing: /no/such/path. Reason: Not Found"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+async def test_every_route_refuses_parameters_that_it_does_not_take(
+    http: Http, shape: Shape
+) -> None:
+    path = re.sub(r"\{\w+\}", "t", shape.template)
+    reply = await http(shape.method, f"{path}?nonsense=1")
+    assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+    taken = ", ".join(shape.query) or "none"
+    told = f"nonsense: there is no such parameter. {shape.method} {shape.template} takes {taken}."
+    assert reply.body.decode() == told
+
+
+@pytest.mark.parametrize(
+    ("method", "action", "query", "near"),
+    [
+        ("POST", "publish", "tll=1", "ttl"),
+        ("POST", "store", "ttl=1&tl=5", "ttl"),
+        ("GET", "messages", "form=0", "from"),
+        ("GET", "range", "trough=0", "through"),
+    ],
+)
+async def test_the_nearest_parameter_is_named(
+    broker: Broker, method: str, action: str, query: str, near: str
+) -> None:
+    reply = await broker.call(method, f"{topic_path('t', action)}?{query}", b"x")
+    assert reply.status == 400
+    assert f"; did you mean {near}? {method} " in reply.body.decode()
+
+
+async def test_a_very_long_parameter_is_not_repeated_whole(broker: Broker) -> None:
+    reply = await broker.call("GET", f"/ping?{'x' * 5000}")
+    assert (reply.status, len(reply.body) < 200) == (400, True)

@@ -92,8 +92,9 @@ async def test_malformed_waits(broker: Broker, wait: str) -> None:
     assert (await poll(broker, Poll(), f"?wait={wait}")).status == 400
 
 
-async def test_unknown_parameters_are_ignored(broker: Broker) -> None:
-    assert (await poll(broker, Poll(), "?nonsense=1&wait=0")).status == 200
+@pytest.mark.parametrize("query", ["?nonsense=1&wait=0", "?wiat=1", "?wait=0&wait=0"])
+async def test_parameters_that_would_be_overlooked_are_refused(broker: Broker, query: str) -> None:
+    assert (await poll(broker, Poll(), query)).status == 400
 
 
 async def test_a_waiting_poll_is_woken_by_the_commit(broker: Broker) -> None:

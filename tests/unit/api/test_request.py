@@ -8,10 +8,16 @@ def query(text: str) -> Request:
     return Request("GET", "/x", text, {}, b"")
 
 
-def test_query_is_parsed_and_the_first_value_counts() -> None:
-    request = query("a=1&a=2&b=%C3%A4&c=")
+def test_query_is_parsed_once() -> None:
+    request = query("a=1&b=%C3%A4&c=")
     assert dict(request.query) == {"a": "1", "b": "ä", "c": ""}
     assert request.query is request.query
+
+
+@pytest.mark.parametrize("text", ["a=1&a=2", "a=1&b=&a=1", "a=&%61="])
+def test_a_parameter_may_come_once(text: str) -> None:
+    with pytest.raises(BadRequest, match="'a' comes twice in the query"):
+        _ = query(text).query
 
 
 def test_no_query_is_empty() -> None:

@@ -135,7 +135,7 @@ async def test_names_that_are_no_topics_leave_nothing_behind(ring: Ring) -> None
     assert [set(node.topics.leaders.states) for node in ring.nodes] == [known, set()]
 
 
-@pytest.mark.parametrize("query", ["?ttl=0", "?ttl=604801"])
+@pytest.mark.parametrize("query", ["?ttl=0", "?ttl=604801", "?tll=1"])
 async def test_what_no_leader_would_take_is_refused_by_the_first_one(ring: Ring, query) -> None:
     for node in ring.nodes:
         reply = await node.http("POST", PUBLISH + query, b"a", TEXT)
