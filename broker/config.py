@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -36,6 +37,8 @@ REGIONS_MAX = 256
 EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - Compared only.
 """Hosts that stand for every address of a machine."""
 _MIB = 1024 * 1024
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
 class ConfigError(ValueError):
@@ -89,6 +92,14 @@ class ServerConfig:
         "127.0.0.1", "Address to listen on; beyond loopback everyone may do everything."
     )
     port: int = key(8080, "Port to listen on; 0 takes a free one.", least=0)
+    host_names: tuple[str, ...] = key(
+        (),
+        "Names, beside its own ones, by which clients reach this node; another Host gets 403.",
+    )
+    cors_origins: tuple[str, ...] = key(
+        (),
+        "Origins (https://app.example,...) whose pages may use this broker; others get 403.",
+    )
     connections_max: int = key(16_384, "Open connections; further ones get 503.", least=1)
     keep_alive_s: float = key(75.0, "How long an idle connection stays open.", least=0)
     header_deadline_s: float = key(30.0, "How long a request's headers may take.", least=0.1)
@@ -338,6 +349,7 @@ def _contradictions(config: Config) -> Iterator[str]:
     server, limits, topics = config.server, config.limits, config.topics
     if server.port > 65_535:
         yield f"server.port = {server.port} must be at most 65535"
+    yield from _of_pages(server)
     if topics.topic_ttl_default_s > TTL_S_MAX:
         yield f"topics.topic_ttl_default_s must be at most {TTL_S_MAX}"
     yield from _of_properties(topics.topic_properties_default)
@@ -356,6 +368,18 @@ def _contradictions(config: Config) -> Iterator[str]:
             "limits.queued_bytes_max must be at least limits.body_inflated_bytes_max, "
             "or the largest body could never be queued"
         )
+
+
+def _of_pages(server: ServerConfig) -> Iterator[str]:
+    for name in server.host_names:
+        if not _HOST_NAME.fullmatch(name):
+            yield f"server.host_names: {name!r} is not a name such as broker.example, without a port"
+    for origin in server.cors_origins:
+        if not _ORIGIN.fullmatch(origin):
+            yield (
+                f"server.cors_origins: {origin!r} is not an origin such as https://app.example: "
+                "scheme, host and port, and no slash at the end"
+            )
 
 
 def _of_properties(defaults: Mapping[str, str]) -> Iterator[str]:

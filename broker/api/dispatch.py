@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 from broker import logs
 from broker.api.access import Authorize, allow_all
+from broker.api.origins import preflight_reply
 from broker.api.replies import Answer, Headers, Reply, error_reply, unexpected_reply
 from broker.api.request import Request, never
 from broker.api.router import Found, Router
@@ -20,6 +21,7 @@ from broker.errors import BadName, BrokerError, MethodNotAllowed, StorageCorrupt
 from broker.metrics import OK, Metrics
 
 UNKNOWN_ROUTE = "unknown"
+PREFLIGHT = "preflight"
 INTERNAL = BrokerError.code
 
 log = logs.get_logger()
@@ -87,6 +89,18 @@ class Dispatch:
         if isinstance(error, MethodNotAllowed):
             allow = (("Allow", ", ".join(self.router.methods(path))),)
         return error_reply(error, headers, allow, close=not isinstance(error, BadName))
+
+    def preflight(self, path: str) -> Reply:
+        """Return the answer to a browser that asks what a page may send to a path.
+
+        Raises:
+            NotFound: there is no such path.
+        """
+        methods = self.router.methods(path)
+        if not methods:
+            self.router.find("OPTIONS", path)
+        self._metrics.answered(PREFLIGHT, OK, 0.0)
+        return preflight_reply(methods)
 
     async def call(
         self,

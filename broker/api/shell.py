@@ -25,6 +25,7 @@ from broker.api.connection import REQUEST_ID, Listener
 from broker.api.dispatch import Dispatch
 from broker.api.exchange import SENT, SENT_LAST, Exchange
 from broker.api.incoming import BodyReader
+from broker.api.origins import Origins
 from broker.api.outgoing import Outgoing, send_at_once
 from broker.api.parting import PATIENCE_S, stop_accepting
 from broker.api.replies import Answer, Reply
@@ -60,6 +61,7 @@ class Shell:
         # What is sent again under a key must find its first answer, however long that took.
         self._timeout_s_max = config.topics.idempotency_window_s / 2
         self._stall_s = config.server.reply_stall_s
+        self._origins = Origins.of(config, socket.gethostname())
         self._date_of_s = 0
         self._date = ""
         self._loop: asyncio.AbstractEventLoop
@@ -192,6 +194,9 @@ class Shell:
         headers = exchange.headers
         path, query_string = _target(exchange)
         try:
+            self._origins.check(headers)
+            if self._origins.is_preflight(exchange.method, headers):
+                return self._dispatch.preflight(path)
             found = self._dispatch.router.find(exchange.method, path)
             timeout = headers.get(REQUEST_TIMEOUT)
             timeout_s = self._deadline_s
@@ -248,7 +253,8 @@ class Shell:
             connection = "\r\n"
         else:
             connection = "Connection: keep-alive\r\n\r\n"
-        return f"{REQUEST_ID}: {identifier}\r\n{self._date}{connection}".encode("ascii")
+        pages = self._origins.lines(exchange.headers)
+        return f"{REQUEST_ID}: {identifier}\r\n{self._date}{pages}{connection}".encode("ascii")
 
     @staticmethod
     def _say_continue(exchange: Exchange) -> None:

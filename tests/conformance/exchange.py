@@ -35,7 +35,7 @@ class Sent:
     length: str | None = None
 
     def bytes_on_the_wire(self) -> bytes:
-        lines = [f"{self.method} {self.path} HTTP/1.1", "Host: broker"]
+        lines = [f"{self.method} {self.path} HTTP/1.1", "Host: localhost"]
         lines += [f"{name}: {value}" for name, value in (self.headers or {}).items()]
         body = self.body
         if self.chunks is not None:

@@ -220,7 +220,7 @@ def test_an_overloaded_broker_is_unavailable_to_the_client(java_client: JavaClie
         with socket.create_connection((node.host, node.port)) as slow:
             path = "/v1/namespaces/default/topics/t/publish"
             slow.sendall(
-                f"POST {path} HTTP/1.1\r\nHost: broker\r\nContent-Length: 1000\r\n\r\n".encode()
+                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode()
             )
             slow.sendall(bytes(999))
             await_body(node, 999)

@@ -38,7 +38,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 
 
 def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
-    lines = [f"{method} {target} HTTP/1.1", "Host: x", *headers, f"Content-Length: {len(body)}"]
+    lines = [
+        f"{method} {target} HTTP/1.1",
+        "Host: localhost",
+        *headers,
+        f"Content-Length: {len(body)}",
+    ]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
@@ -148,7 +153,7 @@ async def endless_head(stack: AsyncExitStack, port: int) -> bool:
     """Send headers as long as the broker takes them; return whether it refused."""
     raw = await stack.enter_async_context(RawHttp(port))
     try:
-        await raw.send(b"GET /ping HTTP/1.1\r\nHost: x\r\n")
+        await raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n")
         for number in range(5000):
             await raw.send(b"X-%d: " % number + b"z" * 1000 + b"\r\n")
     except ConnectionError:

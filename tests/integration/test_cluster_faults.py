@@ -321,7 +321,7 @@ def late_publishes(work: ClusterLoad, node: Member, topic: str, count: int) -> I
             address = (parts.hostname, parts.port)
             one = sockets.enter_context(socket.create_connection(address, timeout=DEADLINE_S))
             one.sendall(
-                f"POST /v1/namespaces/{namespace}/topics/{name}/publish HTTP/1.1\r\nHost: x\r\n"
+                f"POST /v1/namespaces/{namespace}/topics/{name}/publish HTTP/1.1\r\nHost: localhost\r\n"
                 f"Content-Type: text/plain\r\nContent-Length: {len(payload)}\r\n\r\n"
                 f"{payload}".encode()
             )

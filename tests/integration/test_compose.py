@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from broker.api.origins import names_of
 from broker.config import iter_keys
 from broker.settings import load, parse
 from broker.testing.cluster import Kind, LocalCluster, Sizes
@@ -168,6 +169,12 @@ def test_a_broker_has_the_settings_that_the_launcher_gives(place: Place) -> None
     variables = SERVICES[place.name]["environment"]
     assert settings_of(variables) == given
     assert load(environment=variables).config.cluster.advertised_url == f"http://{place.address}"
+
+
+@pytest.mark.parametrize("place", COMPOSED.brokers, ids=lambda place: place.name)
+def test_a_broker_answers_to_the_name_of_its_service(place: Place) -> None:
+    variables = SERVICES[place.name]["environment"]
+    assert place.name in names_of(load(environment=variables).config, "container-id")
 
 
 def test_the_tables_are_made_with_the_settings_of_the_brokers() -> None:

@@ -72,6 +72,14 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
     ("changes", "named"),
     [
         ({"server": ServerConfig(port=65_536)}, "server.port"),
+        ({"server": ServerConfig(host_names=("a:80",))}, "server.host_names: 'a:80'"),
+        ({"server": ServerConfig(host_names=("http://a",))}, "server.host_names: 'http://a'"),
+        (
+            {"server": ServerConfig(cors_origins=("*",))},
+            r"server.cors_origins: '\*' is not an origin",
+        ),
+        ({"server": ServerConfig(cors_origins=("null",))}, "server.cors_origins: 'null'"),
+        ({"server": ServerConfig(cors_origins=("http://a/",))}, "no slash at the end"),
         ({"topics": TopicsConfig(topic_ttl_default_s=2**31)}, "topics.topic_ttl_default_s"),
         ({"topics": TopicsConfig(topic_properties_default={"ttl": "9"})}, "ttl has a key"),
         ({"topics": TopicsConfig(topic_properties_default={"generation": "9"})}, "generation"),

@@ -56,7 +56,7 @@ class KeepAlive:
                 process = f"{self._name}+{len(self.unanswered)}"
                 ending = self._history.invoke(process, "publish", told, asked)
                 writer.write(
-                    f"POST {path} HTTP/1.1\r\nHost: broker\r\nContent-Type: text/plain\r\n"
+                    f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
                     f"Content-Length: {len(payload)}\r\n\r\n{payload}".encode()
                 )
                 try:

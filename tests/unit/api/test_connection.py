@@ -8,7 +8,7 @@ async def test_unfinished_heads_are_bounded_all_together(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_BYTES_MAX", 10_000)
-    head = b"GET /ping HTTP/1.1\r\nHost: x\r\nX-A: " + b"x" * 4000
+    head = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"x" * 4000
     async with RawHttp(http.port) as one, RawHttp(http.port) as two, RawHttp(http.port) as three:
         for raw in (one, two):
             await raw.send(head)

@@ -192,7 +192,7 @@ async def test_whoever_follows_events_is_told_of_each_leader_once() -> None:
         former = ring.nodes[0]
         assert (await former.http("PUT", topic_path("t"))).status == 200
         async with RawHttp(former.shell.port) as http:
-            await http.send(f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await http.send(f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             lines = [await http.line()]
 
             async def until(end: bytes) -> None:

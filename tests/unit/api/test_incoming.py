@@ -14,7 +14,7 @@ from broker.testing.serving import Broker, Http, RawHttp, eventually, listening,
 
 TEXT = {"Content-Type": "text/plain"}
 PUBLISH = topic_path("t", "publish")
-HEAD = f"POST {PUBLISH} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n".encode()
+HEAD = f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n".encode()
 LIMITS = LimitsConfig(
     body_bytes_max=100_000, body_inflated_bytes_max=200_000, queued_bytes_max=200_000
 )

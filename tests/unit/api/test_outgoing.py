@@ -37,7 +37,12 @@ def read(body: bytes) -> list[Message]:
 
 
 async def raw_poll(raw: RawHttp, *headers: str, version: str = "1.1") -> None:
-    lines = [f"POST {POLL} HTTP/{version}", "Host: x", "Content-Type: avro/binary", *headers]
+    lines = [
+        f"POST {POLL} HTTP/{version}",
+        "Host: localhost",
+        "Content-Type: avro/binary",
+        *headers,
+    ]
     lines.append(f"Content-Length: {len(EVERYTHING)}")
     await raw.send("\r\n".join(lines).encode() + b"\r\n\r\n" + EVERYTHING)
 
@@ -81,9 +86,11 @@ async def test_large_replies_are_packed_for_those_who_accept_gzip(
 
 async def test_small_and_unstreamed_replies(http: Http) -> None:
     async with RawHttp(http.port) as raw:
-        await raw.send(b"GET /ping HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n")
+        await raw.send(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n")
         assert "Content-Encoding" not in (await raw.reply()).headers
-        await raw.send(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\n\r\n")
+        await raw.send(
+            b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\n\r\n"
+        )
         reply = await raw.reply()
         assert reply.headers["Content-Encoding"] == "gzip"
         assert gzip.decompress(reply.body).startswith(b'{"openapi"')

@@ -13,8 +13,8 @@ from broker.testing.bench import settle
 from broker.testing.serving import Broker, Http, RawHttp, eventually, topic_path
 from broker.wire import avro
 
-PING = b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
-OURS = b"GET /ping HTTP/1.1\r\nHost: x\r\nUser-Agent: broker-client\r\n\r\n"
+PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
+OURS = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nUser-Agent: broker-client\r\n\r\n"
 LONG_S = 1000.0
 
 
@@ -105,7 +105,7 @@ async def test_a_long_answer_that_began_before_the_drain_is_no_reason_to_stay(
         )
     async with RawHttp(http.port) as raw:
         everything = avro.encode_poll(Poll())
-        head = f"POST {topic_path('t', 'poll')} HTTP/1.1\r\nHost: x\r\n"
+        head = f"POST {topic_path('t', 'poll')} HTTP/1.1\r\nHost: localhost\r\n"
         length = f"Content-Type: avro/binary\r\nContent-Length: {len(everything)}\r\n\r\n"
         await raw.send((head + length).encode() + everything)
         await eventually(lambda: broker.shell.busy, lambda: "it was not begun")
@@ -137,7 +137,7 @@ async def test_the_last_answer_is_not_lost_with_what_was_sent_behind_its_request
 
 def unfinished() -> bytes:
     path = topic_path("t", "publish")
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\n".encode()
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 1\r\n\r\n".encode()
 
 
 @pytest.mark.slow
@@ -242,7 +242,7 @@ async def test_what_was_read_ahead_is_answered_and_not_said_to_be_unread() -> No
 async def test_a_connection_knows_what_it_has_read_ahead(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         waiting = avro.encode_poll(Poll())
-        head = f"POST {topic_path('t', 'poll')}?wait=60 HTTP/1.1\r\nHost: x\r\n"
+        head = f"POST {topic_path('t', 'poll')}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
         length = f"Content-Type: avro/binary\r\nContent-Length: {len(waiting)}\r\n\r\n"
         await raw.send((head + length).encode() + waiting + PING)
         await broker.someone_waits()

@@ -112,7 +112,7 @@ async def test_headers_of_any_characters_are_taken_by_any_node(ring, parameter: 
     for node in ring.nodes:
         async with RawHttp(node.shell.port) as http:
             await http.send(
-                f"POST {PUBLISH} HTTP/1.1\r\nHost: x\r\n".encode()
+                f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\n".encode()
                 + b"Content-Type: "
                 + content_type
                 + b"\r\nContent-Length: 1\r\n\r\na"
@@ -333,7 +333,7 @@ async def test_pipelined_publishes_of_one_connection_keep_their_order_through_lo
     reader, writer = await asyncio.open_connection("127.0.0.1", far.shell.port)
     for number in range(20):
         writer.write(
-            f"POST {PUBLISH} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n"
+            f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
             f"Content-Length: 2\r\n\r\n{number:02}".encode()
         )
     for _ in range(20):
