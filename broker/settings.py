@@ -3,6 +3,11 @@
 The result remembers where each value came from, so that ``broker config`` can say it. Text from the
 environment and from flags is turned into a key's type here and nowhere else; booleans, numbers and
 lists that can't be read are errors that name their source.
+
+A variable that begins with BROKER_ and names no key is an error, too: a setting that has no effect must not go
+unnoticed. Two kinds pass. Some have other readers (``OTHER_VARIABLES``). And Kubernetes tells each process of
+the Services beside it: one that is called ``broker`` gives BROKER_SERVICE_HOST, BROKER_PORT=tcp://10.0.0.9:8080,
+and more. They pass as a set: its host, its port, and its address as a URL must all be there.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import difflib
 import enum
 import json
+import re
 import tomllib
 import types
 import typing
@@ -24,6 +30,18 @@ from broker.config import Config, ConfigError, Key, iter_keys, value_of
 DEFAULT = "default"
 _PREFIX = "BROKER_"
 _NONE = ("", "none")
+OTHER_VARIABLES = frozenset(
+    f"{_PREFIX}{name}"
+    for name in (
+        *("URL", "CONTEXT", "CONFIG"),  # Options of commands.
+        *("TOPIC", "MESSAGE_ID", "MESSAGE_TIMESTAMP_MS"),  # Given to the commands that a tail runs.
+        *("SERVERS_DIR", "KILLS", "CUTS"),  # The tests'.
+    )
+)
+"""Variables of this prefix that are no keys, but have other readers."""
+_OF_SERVICE = r"(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+_SERVICE_HOST = "_SERVICE_HOST"
+_SERVICE_URL = re.compile("(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +68,8 @@ def load(
 
     Args:
         file: a TOML file whose tables are the sections.
-        environment: variables; those named BROKER_SECTION__KEY count, others are not looked at.
+        environment: variables; those named BROKER_SECTION__KEY count, and others of that prefix must be
+            known (see above).
         flags: texts by dotted key; None means that the flag was not given.
 
     Raises:
@@ -175,13 +194,55 @@ def _is_mapping(wanted: Any) -> bool:
 def _from_environment(
     environment: Mapping[str, str], keys: Mapping[str, Key]
 ) -> Iterator[tuple[str, Any, str]]:
-    for variable in sorted(environment):
-        text = environment[variable]
-        if not variable.startswith(_PREFIX) or "__" not in variable:
-            continue
+    for variable in _ours(environment):
         dotted = variable.removeprefix(_PREFIX).lower().replace("__", ".", 1)
+        if "__" not in variable:
+            raise _unknown_variable(variable, keys)
         known = _find(dotted, keys, f"environment variable {variable}")
-        yield dotted, _parse_named(known, text, variable), f"environment {variable}"
+        value = _parse_named(known, environment[variable], variable)
+        yield dotted, value, f"environment {variable}"
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Refuse what would be overlooked: for commands that read no other key from the environment.
+
+    Raises:
+        ConfigError: a variable that begins with BROKER_ is none, or its value can't be read.
+    """
+    for _ in _from_environment(environment, {known.dotted: known for known in iter_keys()}):
+        pass
+
+
+def _ours(environment: Mapping[str, str]) -> list[str]:
+    """Return the variables of the prefix, but for those with another reader or from Kubernetes."""
+    named = [name for name in environment if name.startswith(_PREFIX)]
+    services = [
+        service
+        for service in (
+            name.removesuffix(_SERVICE_HOST) for name in named if name.endswith(_SERVICE_HOST)
+        )
+        if f"{service}_SERVICE_PORT" in environment
+        and _SERVICE_URL.match(environment.get(f"{service}_PORT", ""))
+    ]
+    told = re.compile(f"({'|'.join(map(re.escape, services))})_{_OF_SERVICE}")
+    return sorted(
+        name for name in named if name not in OTHER_VARIABLES and not told.fullmatch(name)
+    )
+
+
+def _unknown_variable(variable: str, keys: Mapping[str, Key]) -> ConfigError:
+    names = {other.removeprefix(_PREFIX): other for other in OTHER_VARIABLES}
+    for known in keys.values():
+        names |= {
+            known.name.upper(): known.variable,
+            f"{known.section}_{known.name}".upper(): known.variable,
+        }
+    near = difflib.get_close_matches(variable.removeprefix(_PREFIX), names, n=1)
+    meant = f"did you mean {names[near[0]]}?" if near else "`broker config` lists all keys."
+    return ConfigError(
+        f"environment variable {variable}: no key is called so; {meant} "
+        "Variables that begin with BROKER_ are settings of the broker: set it right, or unset it."
+    )
 
 
 def _from_flags(

@@ -23,8 +23,8 @@ _CONFIG_HEAD = """
 # Configuration
 
 A value comes from, later ones winning: the default, a TOML file (`broker serve --config FILE`; a table
-per section), the environment, a flag. Unknown keys are errors. `broker config` prints what is in force
-and where each value came from.
+per section), the environment, a flag. Unknown keys are errors, and so is a variable
+that begins with `BROKER_` and names none. `broker config` prints what is in force and where each value came from.
 
 ```toml
 [server]

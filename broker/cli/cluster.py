@@ -16,6 +16,7 @@ import click
 
 from broker.cli import steering
 from broker.cli.options import json_before, json_option
+from broker.settings import check_environment
 
 LAUNCHER: Final = "broker.testing.cluster"
 
@@ -32,6 +33,9 @@ def cluster() -> None:
     broker cluster drain 2 --wait
     broker cluster move audit/logins http://10.0.0.1:8080
     """  # noqa: D301
+    check_environment(
+        os.environ
+    )  # The processes that `up` starts get it, and would end with an error.
 
 
 @cluster.command()

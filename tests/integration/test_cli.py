@@ -387,6 +387,21 @@ def following(node: ServedNode, topic: str, *words: str) -> subprocess.Popen[byt
     )
 
 
+def test_a_node_with_a_variable_that_names_no_key_does_not_start(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    done = subprocess.run(
+        [sys.executable, "-m", "broker.cli", "serve", "--port", "0", "--data-dir", str(data_dir)],
+        env={**os.environ, "BROKER_PORT": "9000"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "BROKER_PORT: no key is called so; did you mean BROKER_SERVER__PORT?" in done.stderr
+    assert not data_dir.exists()
+
+
 def test_ctrl_c_and_a_closed_pipe_end_a_tail_quietly(node: ServedNode, broker: Broker) -> None:
     done(broker("topics", "create", "cli/follow"))
     done(broker("publish", "cli/follow", "one"))

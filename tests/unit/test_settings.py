@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import ConfigError, LogFormat, iter_keys
-from broker.settings import as_text, load, parse
+from broker.settings import OTHER_VARIABLES, as_text, load, parse
 
 
 def toml(folder: Path, text: str) -> Path:
@@ -118,3 +118,61 @@ def test_text_that_is_no_boolean_is_refused() -> None:
 def test_a_pair_without_an_equals_sign_is_refused() -> None:
     with pytest.raises(ConfigError, match="not name=value"):
         load(flags={"topics.topic_properties_default": "ttl"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("BROKER_PORT", "BROKER_SERVER__PORT"),
+        ("BROKER_SERVER_PORT", "BROKER_SERVER__PORT"),
+        ("BROKER_DATA_DRI", "BROKER_STORAGE__DATA_DIR"),
+        ("BROKER_ULR", "BROKER_URL"),
+        ("BROKER_PORT_8080_TCP_ADDR", None),
+        ("BROKER_SERVICE_HOST", None),
+        ("BROKER_", None),
+    ],
+)
+def test_a_variable_that_names_no_key_is_refused(variable: str, meant: str | None) -> None:
+    with pytest.raises(ConfigError, match=f"environment variable {variable}:") as raised:
+        load(environment={variable: "tcp://10.0.0.9:8080"})
+    if meant is not None:
+        assert f"did you mean {meant}?" in str(raised.value)
+
+
+def test_variables_with_another_reader_pass() -> None:
+    others = dict.fromkeys([*OTHER_VARIABLES, "PATH", "BROKERS", "_BROKER_COMPLETE"], "x")
+    assert load(environment=others) == load()
+
+
+KUBERNETES = {
+    "BROKER_SERVICE_HOST": "10.0.0.9",
+    "BROKER_SERVICE_PORT": "8080",
+    "BROKER_SERVICE_PORT_HTTP": "8080",
+    "BROKER_PORT": "tcp://10.0.0.9:8080",
+    "BROKER_PORT_8080_TCP": "tcp://10.0.0.9:8080",
+    "BROKER_PORT_8080_TCP_PROTO": "tcp",
+    "BROKER_PORT_8080_TCP_PORT": "8080",
+    "BROKER_PORT_8080_TCP_ADDR": "10.0.0.9",
+}
+"""What a process in Kubernetes is given where a Service is called ``broker``."""
+
+
+@pytest.mark.parametrize("service", ["BROKER", "BROKER_HEADS", "BROKER__ODD"])
+def test_variables_of_a_service_beside_this_one_pass(service: str) -> None:
+    told = {name.replace("BROKER", service, 1): value for name, value in KUBERNETES.items()}
+    settings = load(environment={**KUBERNETES, **told, "BROKER_SERVER__PORT": "2"})
+    assert settings.config.server.port == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"BROKER_PORT": "9000"}, "BROKER_PORT"),
+        ({"BROKER_PROT": "9000"}, "BROKER_PROT"),
+        ({"BROKER_PORT_TCP": "9000"}, "BROKER_PORT_TCP"),
+        ({"BROKER_OTHER_SERVICE_PORT": "9000"}, "BROKER_OTHER_SERVICE_PORT"),
+    ],
+)
+def test_what_a_person_adds_to_them_is_seen(changes: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=f"environment variable {named}:"):
+        load(environment={**KUBERNETES, **changes})

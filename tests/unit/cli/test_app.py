@@ -331,3 +331,13 @@ def test_a_missing_extra_is_named():
     assert done.returncode == 1
     assert "tms-broker[server]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["serve"], ["config"], ["cluster", "up"], ["cluster", "status"], ["storage", "init"]]
+)
+def test_a_variable_that_names_no_key_is_2(words, capsys, monkeypatch):
+    monkeypatch.setenv("BROKER_PORT", "9000")
+    code, _, error = run(capsys, *words)
+    assert code == 2
+    assert "BROKER_PORT: no key is called so; did you mean BROKER_SERVER__PORT?" in error
