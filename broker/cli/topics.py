@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 from click.shell_completion import CompletionItem
 
@@ -11,20 +9,10 @@ from broker.cli import completion
 from broker.cli.given import given
 from broker.cli.options import connect, json_before, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json, write_properties
+from broker.cli.properties import PROPERTY, properties_of, property_arguments
 from broker.client import TopicInfo
 from broker.model import TopicId
-
-_PROPERTY = "NAME=VALUE"
-
-
-def _properties(pairs: Sequence[str]) -> dict[str, str]:
-    properties = {}
-    for pair in pairs:
-        name, equals, value = pair.partition("=")
-        if not name or not equals:
-            raise click.BadParameter(f"{pair!r} is not {_PROPERTY}")
-        properties[name] = value
-    return properties
+from broker.wire.topics import TTL
 
 
 def _json(info: TopicInfo) -> dict[str, object]:
@@ -73,7 +61,7 @@ def topics() -> None:
 
 @topics.command()
 @topic_argument
-@click.argument("properties", nargs=-1, metavar=f"[{_PROPERTY}]...")
+@property_arguments
 @ttl_option("How long a message lives: seconds, or 30m, 12h, 1d, 2w.")
 @click.option("--keep", is_flag=True, help="Do nothing if there is such a topic.")
 @to_broker
@@ -81,6 +69,7 @@ def create(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
     properties: tuple[str, ...],
+    any_property: bool,
     ttl_s: int | None,
     keep: bool,
     url: str,
@@ -93,8 +82,10 @@ def create(  # noqa: PLR0913 - One parameter per option.
     broker topics create audit/logins
     broker topics create jobs/states --ttl 1h transactions=required
     """  # noqa: D301
+    wanted = properties_of(properties, any_property=any_property)
+    if ttl_s is not None and TTL in wanted:
+        raise click.UsageError("ttl is given twice: by --ttl and as a property")
     with connect(url, deadline_s) as client:
-        wanted = _properties(properties)
         client.create_topic(topic, wanted, ttl_s=ttl_s, if_exists="keep" if keep else "raise")
         if as_json:
             write_json(_json(client.topic(topic)))
@@ -144,12 +135,14 @@ def show(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
 
 @topics.command(name="set")
 @topic_argument
-@click.argument("properties", nargs=-1, metavar=f"[{_PROPERTY}]...")
+@property_arguments
 @click.option("--replace", is_flag=True, help="Set only these; the others go back to defaults.")
 @to_broker
-def set_(
+def set_(  # noqa: PLR0913 - One parameter per option.
+    *,
     topic: TopicId,
     properties: tuple[str, ...],
+    any_property: bool,
     replace: bool,
     url: str,
     deadline_s: float,
@@ -163,9 +156,9 @@ def set_(
     \b
     broker topics set audit/logins ttl=86400
     """  # noqa: D301
-    changed = _properties(properties)
+    changed = properties_of(properties, any_property=any_property)
     if not changed and not replace:
-        raise click.UsageError(f"Name what to change: {_PROPERTY}")
+        raise click.UsageError(f"Name what to change: {PROPERTY}")
     with connect(url, deadline_s) as client:
         kept = {} if replace else dict(client.topic(topic).properties)
         kept.pop("generation", None)

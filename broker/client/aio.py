@@ -40,6 +40,7 @@ from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.leaders import Leader
 from broker.client.messages import SINGLE, parts_of, payload_bytes, request_of
+from broker.client.properties import settable
 from broker.client.protocol import Request
 from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
@@ -62,6 +63,7 @@ from broker.client.values import (
 )
 from broker.errors import TopicExists
 from broker.model import NO_HEADERS, Message, MessageId, Poll, PublishRequest, Snapshot, TopicId
+from broker.wire.topics import GENERATION
 
 if TYPE_CHECKING:
     from broker.client.bulk import RecordBatch
@@ -140,8 +142,9 @@ class Client:
 
         Raises:
             TopicExists: there is one already, and ``if_exists`` is ``"raise"``.
+            BadRequest: ``generation`` is among the properties.
         """
-        wanted = dict(properties or {})
+        wanted = settable(properties or {})
         if ttl_s is not None:
             wanted["ttl"] = str(ttl_s)
         try:
@@ -164,10 +167,15 @@ class Client:
     async def set_topic(self, topic: TopicName, properties: Mapping[str, str]) -> None:
         """Replace all properties of a topic; what is left out gets the broker's default again.
 
+        Properties that ``topic`` returned may be sent back with changes; then the topic is looked at first.
+
         Raises:
             TopicNotFound: there is no such topic.
+            BadRequest: ``generation`` is among them, and is not the topic's present one.
         """
-        await self._calls.write(protocol.set_properties(self._topic(topic), properties))
+        generation = (await self.topic(topic)).generation if GENERATION in properties else None
+        wanted = settable(properties, generation)
+        await self._calls.write(protocol.set_properties(self._topic(topic), wanted))
 
     async def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of the topics of a namespace, in the broker's order."""

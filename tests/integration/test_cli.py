@@ -62,7 +62,7 @@ def done(completed: Done) -> bytes:
 
 
 def test_topics_are_created_listed_shown_changed_and_deleted(broker: Broker) -> None:
-    done(broker("topics", "create", "cli/a", "color=red", "--ttl", "60"))
+    done(broker("topics", "create", "cli/a", "color=red", "--any-property", "--ttl", "60"))
     assert broker("topics", "create", "cli/a").returncode == 1
     done(broker("topics", "create", "cli/a", "--keep"))
     assert done(broker("topics", "list", "cli")) == b"cli/a\n"
@@ -118,6 +118,45 @@ def test_a_shell_completes_the_topics_of_the_broker(broker: Broker, node: Served
         )
         assert answered.stdout.split() == [b"plain," + word for word in offered]
         assert answered.stderr == b""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tl=5"], b"knows no property 'tl'; did you mean ttl?"),
+        (["color=red"], b"it knows ttl and transactions. To keep one of your own: --any-property"),
+        (["ttl=5", "ttl=6"], b"ttl is given twice"),
+        (["generation=9"], b"generation can't be set"),
+        (["generation=9", "--any-property"], b"generation can't be set"),
+        (["ttl"], b"'ttl' is not NAME=VALUE"),
+    ],
+)
+@pytest.mark.parametrize("command", ["create", "set"])
+def test_properties_that_would_mean_nothing_are_refused(
+    broker: Broker, command: str, words: list[str], told: bytes
+) -> None:
+    done(broker("topics", "create", "cli/known", "--keep"))
+    topic = "cli/known" if command == "set" else "cli/unknown"
+    refused = broker("topics", command, topic, *words)
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert told in refused.stderr
+    assert done(broker("topics", "list", "cli")) == b"cli/known\n"
+    done(broker("topics", "delete", "cli/known", "--yes"))
+
+
+def test_a_lifetime_is_given_once(broker: Broker) -> None:
+    refused = broker("topics", "create", "cli/twice", "--ttl", "60", "ttl=70")
+    assert refused.returncode == 2
+    assert b"ttl is given twice" in refused.stderr
+
+
+def test_a_property_of_your_own_is_kept(broker: Broker) -> None:
+    done(broker("topics", "create", "cli/own"))
+    done(broker("topics", "set", "cli/own", "team=core", "--any-property"))
+    done(broker("topics", "set", "cli/own", "ttl=70"))
+    shown = json.loads(done(broker("topics", "show", "cli/own", "--json")))
+    assert shown["properties"] == {"generation": "1", "team": "core", "ttl": "70"}
+    done(broker("topics", "delete", "cli/own", "--yes"))
 
 
 def test_lines_come_back_byte_for_byte(broker: Broker, tmp_path: Path) -> None:

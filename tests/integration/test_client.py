@@ -150,3 +150,20 @@ async def test_ten_thousand_concurrent_publishes_are_each_acknowledged(client: C
     published = await asyncio.gather(*[client.publish("t", b"%d" % i) for i in range(10_000)])
     assert published == [Published()] * 10_000
     assert [m.payload for m in await client.poll("t")] == [b"%d" % i for i in range(10_000)]
+
+
+async def test_a_generation_can_not_be_set(client: Client) -> None:
+    with pytest.raises(BadRequest, match="generation = 9 can't be set"):
+        await client.create_topic("new", {"generation": "9"})
+    assert await client.topics() == ["t"]
+    with pytest.raises(BadRequest, match="and is 1 now"):
+        await client.set_topic("t", {"generation": "9", "color": "red"})
+    assert "color" not in (await client.topic("t")).properties
+
+
+async def test_properties_that_were_read_may_be_sent_back(client: Client) -> None:
+    properties = {**(await client.topic("t")).properties, "ttl": "60"}
+    assert properties["generation"] == "1"
+    await client.set_topic("t", properties)
+    info = await client.topic("t")
+    assert (info.ttl_s, info.generation) == (60, 1)

@@ -1,0 +1,27 @@
+"""The properties of a topic that a caller may send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker.errors import BadRequest
+from broker.wire.topics import GENERATION
+
+
+def settable(properties: Mapping[str, str], generation: int | None = None) -> dict[str, str]:
+    """Return properties without the generation, which the broker counts.
+
+    ``generation`` is the topic's present one: properties that were read have it, and may be sent back.
+
+    Raises:
+        BadRequest: they have another, or any where there is no topic yet.
+    """
+    kept = dict(properties)
+    sent = kept.pop(GENERATION, None)
+    if sent is None or (generation is not None and str(sent) == str(generation)):
+        return kept
+    present = "" if generation is None else f", and is {generation} now"
+    raise BadRequest(
+        f"{GENERATION} = {sent} can't be set: the broker counts the generations of a name{present}. "
+        "Leave it out."
+    )
