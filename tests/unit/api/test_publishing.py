@@ -3,9 +3,13 @@ import json
 import pytest
 
 from broker.config import Config, LimitsConfig
-from broker.model import PublishRequest
-from broker.testing.serving import Broker, topic_path
-from broker.wire.avro import decode_publish_response, encode_publish_request
+from broker.model import PublishRequest, RollbackRange
+from broker.testing.serving import Broker, Http, topic_path
+from broker.wire.avro import (
+    decode_publish_response,
+    encode_publish_request,
+    encode_publish_response,
+)
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}
@@ -131,6 +135,25 @@ async def test_a_transaction_past_its_longest_life_is_refused(broker: Broker) ->
         body = {"transactionWritePointer": 1, "messages": ["x"]}
         reply = await broker.call("POST", topic_path("t", action), json.dumps(body).encode(), JSON)
         assert (reply.status, reply.json["code"]) == (422, "transaction_too_old")
+
+
+@pytest.mark.parametrize("pointer", [-1, -(1 << 63)])
+async def test_a_negative_pointer_is_older_than_any_transaction_may_live(
+    http: Http, pointer: int
+) -> None:
+    begun = await http("POST", topic_path("t", "stages"))
+    stages = {"stages": [begun.json["stage"]], "write_pointer": pointer}
+    rows = RollbackRange(pointer, bytes(10), bytes(10))
+    for action, body, headers in (
+        ("publish", encode_publish_request(PublishRequest(pointer, [b"a"])), AVRO),
+        ("publish", encode_publish_request(PublishRequest(pointer, [])), AVRO),
+        ("store", encode_publish_request(PublishRequest(pointer, [b"a"])), AVRO),
+        ("rollback", encode_publish_response(rows), {}),
+        ("stages/publish", json.dumps(stages).encode(), JSON),
+    ):
+        reply = await http("POST", topic_path("t", action), body, headers)
+        told = (reply.status, reply.headers["Broker-Error"], reply.headers["Broker-Outcome"])
+        assert told == (422, "transaction_too_old", "refused"), action
 
 
 async def test_too_many_messages_are_refused() -> None:
