@@ -127,7 +127,7 @@ class IdempotencyKeyReused(RequestError):
 
 
 class Forbidden(RequestError):
-    """The caller may not do this."""
+    """The caller may not do this, or a browser asks for a page of another site (`Origin`, `Host`)."""
 
     code = "forbidden"
     http_status = 403

@@ -329,7 +329,7 @@ def _error(text: str) -> Spec:
 
 RESPONSES: Final[dict[str, Spec]] = {
     "400": _error("The request is malformed, or a name is not valid."),
-    "403": _error("The caller may not do this."),
+    "403": _error("The caller may not do this, or a browser asks for a page of another site."),
     "404": _error("There is no such topic, no such path, no such node, or no cluster."),
     "405": _error("The path has no such method; the header Allow names those it has."),
     "409": _error("It exists already, or is sealed."),
