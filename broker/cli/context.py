@@ -172,7 +172,7 @@ def _found(name: str) -> tuple[Path, Contexts, Context]:
     """Return the file, all contexts, and one of them. Raises ConfigError."""
     file = contexts.path()
     known = contexts.load(file)
-    return file, known, known.named(name, "NAME")
+    return file, known, known.named(name)
 
 
 def _json(name: str, one: Context, known: Contexts) -> dict[str, Any]:

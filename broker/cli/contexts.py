@@ -48,17 +48,17 @@ class Contexts:
     current: str = ""
     contexts: Mapping[str, Context] = field(default_factory=dict)
 
-    def named(self, name: str, asked_by: str) -> Context:
-        """Return a context. Raises ConfigError that says where its name came from."""
+    def named(self, name: str, asked_by: str = "") -> Context:
+        """Return a context. Raises ConfigError, which says where its name came from if that is given."""
         found = self.contexts.get(name)
-        if found is None:
-            raise ConfigError(f"{asked_by}: {self._unknown(name)}")
-        return found
-
-    def _unknown(self, name: str) -> str:
+        if found is not None:
+            return found
         near = difflib.get_close_matches(name, self.contexts, n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        return f"there is no context {name!r}{hint}. See all with: broker context list"
+        source = f"{asked_by}: " if asked_by else ""
+        raise ConfigError(
+            f"{source}there is no context {name!r}{hint}. See all with: broker context list"
+        )
 
     def added(self, name: str, context: Context) -> Contexts:
         """Return these with one more, or another of that name."""

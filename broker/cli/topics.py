@@ -59,6 +59,16 @@ def topics() -> None:
     """  # noqa: D301
 
 
+def _wanted(pairs: tuple[str, ...], ttl_s: int | None, *, any_property: bool) -> dict[str, str]:
+    """Return the properties that were named, with the ttl of its option. Raises click.UsageError."""
+    wanted = properties_of(pairs, any_property=any_property)
+    if ttl_s is None:
+        return wanted
+    if TTL in wanted:
+        raise click.UsageError("ttl is given twice: by --ttl and as a property")
+    return {**wanted, TTL: str(ttl_s)}
+
+
 @topics.command()
 @topic_argument
 @property_arguments
@@ -82,11 +92,9 @@ def create(  # noqa: PLR0913 - One parameter per option.
     broker topics create audit/logins
     broker topics create jobs/states --ttl 1h transactions=required
     """  # noqa: D301
-    wanted = properties_of(properties, any_property=any_property)
-    if ttl_s is not None and TTL in wanted:
-        raise click.UsageError("ttl is given twice: by --ttl and as a property")
+    wanted = _wanted(properties, ttl_s, any_property=any_property)
     with connect(url, deadline_s) as client:
-        client.create_topic(topic, wanted, ttl_s=ttl_s, if_exists="keep" if keep else "raise")
+        client.create_topic(topic, wanted, if_exists="keep" if keep else "raise")
         if as_json:
             write_json(_json(client.topic(topic)))
 
@@ -136,6 +144,7 @@ def show(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
 @topics.command(name="set")
 @topic_argument
 @property_arguments
+@ttl_option("How long a message lives: seconds, or 30m, 12h, 1d, 2w.")
 @click.option("--replace", is_flag=True, help="Set only these; the others go back to defaults.")
 @to_broker
 def set_(  # noqa: PLR0913 - One parameter per option.
@@ -143,6 +152,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     topic: TopicId,
     properties: tuple[str, ...],
     any_property: bool,
+    ttl_s: int | None,
     replace: bool,
     url: str,
     deadline_s: float,
@@ -154,11 +164,12 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     may be overwritten.
 
     \b
-    broker topics set audit/logins ttl=86400
+    broker topics set audit/logins --ttl 1d
+    broker topics set audit/logins transactions=required
     """  # noqa: D301
-    changed = properties_of(properties, any_property=any_property)
+    changed = _wanted(properties, ttl_s, any_property=any_property)
     if not changed and not replace:
-        raise click.UsageError(f"Name what to change: {PROPERTY}")
+        raise click.UsageError(f"Name what to change: --ttl, or {PROPERTY}")
     with connect(url, deadline_s) as client:
         kept = {} if replace else dict(client.topic(topic).properties)
         kept.pop("generation", None)

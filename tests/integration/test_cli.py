@@ -66,7 +66,7 @@ def test_topics_are_created_listed_shown_changed_and_deleted(broker: Broker) -> 
     assert broker("topics", "create", "cli/a").returncode == 1
     done(broker("topics", "create", "cli/a", "--keep"))
     assert done(broker("topics", "list", "cli")) == b"cli/a\n"
-    done(broker("topics", "set", "cli/a", "ttl=70"))
+    done(broker("topics", "set", "cli/a", "--ttl", "70"))
     shown = json.loads(done(broker("topics", "show", "cli/a", "--json")))
     assert shown["ttl_s"] == 70
     assert shown["properties"]["color"] == "red"
