@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
@@ -159,17 +158,15 @@ def _source() -> str:
     return "--url" if target is None else target.source
 
 
-@contextmanager
-def connect(url: str, deadline_s: float) -> Iterator[SyncClient]:
-    """Give a client, which says on standard error what it waits for.
+def connect(url: str, deadline_s: float) -> SyncClient:
+    """Return a client, which says on standard error what it waits for.
 
     Raises:
         click.BadParameter: the address is none.
     """
     settings = client_settings(url, deadline_s)
     teller = Teller(settings.url, given().target, as_json=given().as_json)
-    with SyncClient(settings=settings, on_trouble=teller) as client:
-        yield client
+    return SyncClient(settings=settings, on_trouble=teller)
 
 
 # --- Topics ----------------------------------------------------------------------------------------
