@@ -22,7 +22,7 @@ from broker.cli import (
     topics,
 )
 from broker.cli.given import Given
-from broker.cli.options import json_before
+from broker.cli.options import take_json
 from broker.cli.problems import ending
 
 
@@ -34,7 +34,6 @@ from broker.cli.problems import ending
     ),
 )
 @click.version_option(__version__, prog_name="broker")
-@json_before
 def cli() -> None:
     """Publish to and read from topics; serve them.
 
@@ -63,6 +62,7 @@ for command in (
     chaos.chaos,
 ):
     cli.add_command(command)
+take_json(cli)
 
 
 def run(arguments: list[str] | None = None) -> NoReturn:

@@ -15,14 +15,13 @@ from typing import Final
 import click
 
 from broker.cli import steering
-from broker.cli.options import json_before, json_option
+from broker.cli.options import json_option
 from broker.settings import check_environment
 
 LAUNCHER: Final = "broker.testing.cluster"
 
 
 @click.group()
-@json_before
 def cluster() -> None:
     """Run a cluster, and look after one. NODE is an instance id or a URL.
 

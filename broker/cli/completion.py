@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Final
 
 import click
-from click.shell_completion import get_completion_class, shell_complete
+from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
+from broker.cli.contexts import known
 from broker.cli.given import Given
 from broker.client import Settings, SyncClient
+from broker.config import ConfigError
 from broker.errors import BrokerError
 
 VARIABLE: Final = "_BROKER_COMPLETE"
@@ -44,6 +46,15 @@ def completion(shell: str) -> None:
 def complete(root: click.Command, instruction: str) -> int:
     """Answer the script of a shell; return the exit code."""
     return shell_complete(root, {"obj": Given()}, "broker", VARIABLE, instruction)
+
+
+def contexts(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the names of contexts that begin with what was typed."""
+    try:
+        names = known().contexts
+    except (ConfigError, OSError):
+        return []  # An error has no place in the middle of a line that is being typed.
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def topics(given: Given, incomplete: str) -> list[str]:

@@ -7,32 +7,21 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
-from broker.cli import contexts
+from broker.cli import completion, contexts
 from broker.cli.contexts import Context, Contexts
-from broker.cli.options import json_before, json_option
+from broker.cli.options import json_option
 from broker.cli.output import write_json, write_properties, write_table
-from broker.config import ConfigError
 from broker.errors import BadName
 from broker.model import check_namespace
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
-def _names(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    try:
-        names = contexts.known().contexts
-    except (ConfigError, OSError):
-        return []  # An error has no place in the middle of a line that is being typed.
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-_name_argument = click.argument("name", shell_complete=_names)
+_name_argument = click.argument("name", shell_complete=completion.contexts)
 
 
 @click.group()
-@json_before
 def context() -> None:
     """Keep names for brokers, and choose the one that commands speak to.
 
@@ -133,7 +122,7 @@ def list_(as_json: bool) -> None:
 
 
 @context.command()
-@click.argument("name", required=False, shell_complete=_names)
+@click.argument("name", required=False, shell_complete=completion.contexts)
 @json_option
 def show(name: str | None, as_json: bool) -> None:
     """Show a context, the one in use if none is named.

@@ -13,12 +13,11 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from typing_extensions import override
 
-from broker.cli import contexts
+from broker.cli import completion, contexts
 from broker.cli.given import given
 from broker.cli.troubles import Teller
 from broker.client import Settings, SyncClient
 from broker.clock import SystemClock
-from broker.config import ConfigError
 from broker.errors import BadName, UnavailableError
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic
 
@@ -54,7 +53,7 @@ def to_broker(command: Command) -> Command:
         expose_value=False,
         is_eager=True,
         callback=_note_context,
-        shell_complete=_context_names,
+        shell_complete=completion.contexts,
         metavar="NAME",
         help="Speak to the broker of this context, see: broker context.  [env var: BROKER_CONTEXT]",
     )
@@ -108,16 +107,6 @@ def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str
     return known.target.url
 
 
-def _context_names(
-    context: click.Context, _: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    try:
-        names = contexts.known().contexts
-    except (ConfigError, OSError):
-        return []  # An error has no place in the middle of a line that is being typed.
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
 def json_option(command: Command) -> Command:
     """Add ``--json``, which may also stand before the command's name."""
     return click.option(
@@ -125,15 +114,19 @@ def json_option(command: Command) -> Command:
     )(command)
 
 
-def json_before(group: Command) -> Command:
-    """Let ``--json`` stand behind the name of a group, before that of its command."""
-    return click.option(
-        "--json",
+def take_json(group: click.Group) -> None:
+    """Let ``--json`` stand also behind the names of groups, before that of their command."""
+    option = click.Option(
+        ["--json"],
         is_flag=True,
         expose_value=False,
         callback=_or_given,
         help="Write JSON, for machines; may also stand behind the command.",
-    )(group)
+    )
+    group.params.append(option)
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            take_json(command)
 
 
 def _or_given(context: click.Context, _: click.Parameter, flag: bool) -> bool:
@@ -192,8 +185,6 @@ class TopicType(click.ParamType[TopicId]):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        from broker.cli import completion  # noqa: PLC0415 - Of no use to other commands.
-
         return [CompletionItem(name) for name in completion.topics(given(ctx), incomplete)]
 
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from broker import settings as resolution
 from broker.cli.node import configured_by, resolved
-from broker.cli.options import NotNow, json_before, json_option, topic_argument
+from broker.cli.options import NotNow, json_option, topic_argument
 from broker.cli.output import write_json, write_properties, write_table
 from broker.errors import UnavailableError
 
@@ -42,7 +42,6 @@ def _directory(command: Command) -> Command:
 
 
 @click.group()
-@json_before
 def storage() -> None:
     """Make stores; verify, show, mend and sweep them.
 

@@ -7,7 +7,7 @@ from click.shell_completion import CompletionItem
 
 from broker.cli import completion
 from broker.cli.given import given
-from broker.cli.options import connect, json_before, to_broker, topic_argument, ttl_option
+from broker.cli.options import connect, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json, write_properties
 from broker.cli.properties import PROPERTY, properties_of, property_arguments
 from broker.client import TopicInfo
@@ -48,7 +48,6 @@ def namespaces(url: str, deadline_s: float, as_json: bool) -> None:
 
 
 @click.group()
-@json_before
 def topics() -> None:
     """Create, see, change and delete topics.
 
