@@ -62,7 +62,7 @@ def address(url: str, target: Target | None) -> str:
 def said(name: str, trouble: Trouble) -> str:
     """Return what is the matter with the broker of a name."""
     if trouble.error is None:
-        return f"no answer from {name} yet"
+        return f"still waiting for {name}"
     message = trouble.error.message.rstrip(".")
     if message.startswith(UNREACHED):
         return f"can't reach {name}: {message.removeprefix(UNREACHED)}"

@@ -23,7 +23,7 @@ class Trouble(NamedTuple):
     """Why a call has not succeeded yet, and for how long it goes on trying.
 
     ``error`` is how the last attempt ended; None: an attempt waits for its answer longer than most.
-    ``left_s`` None: the client tries without end.
+    ``left_s`` None: no time ends its trying.
     """
 
     error: BrokerError | None
@@ -80,7 +80,7 @@ class Retrier:
         while True:
             attempts += 1
             try:
-                with self._watched(deadline + waits_s, waits_s):
+                with self._watched(None if attempts_max else deadline, waits_s):
                     return await attempt(
                         self._attempt_s(request, None if attempts_max else deadline - now())
                     )
@@ -92,7 +92,7 @@ class Retrier:
                     if unknown and error.outcome == "refused":
                         raise outcomes.never_confirmed(error) from error
                     raise
-                self.tell(error, deadline - now())
+                self.tell(error, None if attempts_max else deadline - now())
                 await self.pause(pause_s)
 
     def tell(self, error: BrokerError | None, left_s: float | None) -> None:
@@ -101,13 +101,13 @@ class Retrier:
             self._on_trouble(Trouble(error, left_s))
 
     @contextmanager
-    def _watched(self, deadline: float, waits_s: float) -> Generator[None]:
+    def _watched(self, deadline: float | None, waits_s: float) -> Generator[None]:
         """Tell of an attempt that is slow, beyond what its answer may wait by itself."""
         if self._on_trouble is None:
             yield
             return
         loop = asyncio.get_running_loop()
-        left_s = deadline - loop.time() - waits_s - SLOW_S
+        left_s = None if deadline is None else deadline - loop.time() - SLOW_S
         timer = loop.call_later(waits_s + SLOW_S, self.tell, None, left_s)
         try:
             yield

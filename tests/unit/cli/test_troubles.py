@@ -30,7 +30,7 @@ def test_it_says_what_is_tried_why_it_fails_and_for_how_long(capsys):
 @pytest.mark.parametrize(
     ("trouble", "text"),
     [
-        (Trouble(None, 29.0), f"no answer from {URL} yet"),
+        (Trouble(None, 29.0), f"still waiting for {URL}"),
         (Trouble(Overloaded("Too much at once."), 29.0), f"{URL}: Too much at once"),
     ],
 )
