@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from broker.cli.options import connect, to_broker, topic_argument, ttl_option
 from broker.cli.output import write_json
-from broker.client import SyncClient
+from broker.client import Published, SyncClient
 from broker.errors import BrokerError
 from broker.model import TopicId
 
@@ -40,12 +40,14 @@ class _Order(NamedTuple):
     key: bytes | None
     headers: dict[str, bytes]
 
-    def publish(self, client: SyncClient, payloads: list[bytes], part: int | None = None) -> None:
+    def publish(
+        self, client: SyncClient, payloads: list[bytes], part: int | None = None
+    ) -> Published:
         """Publish some messages as one request; ``part`` numbers it among the others. Raises BrokerError."""
         once = self.idempotency_key
         if once is not None and part is not None:
             once = f"{once}-{part}"
-        client.publish(
+        return client.publish(
             self.topic,
             payloads,
             key=self.key,

@@ -512,6 +512,26 @@ def test_where_there_is_no_store_none_is_made(tmp_path: Path, broker: Broker) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_tail_tells_of_a_broker_that_went_away_and_goes_on(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process, SyncClient(process.url) as client:
+        client.create_topic("a/b")
+        client.publish("a/b", b"0")
+        command = [sys.executable, "-m", "broker.cli", "tail", "a/b", "--url", process.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tail:
+            assert tail.stdout is not None
+            assert tail.stderr is not None
+            assert tail.stdout.readline() == b"0\n"
+            process.kill()
+            told = tail.stderr.readline().decode()
+            process.start()
+            client.publish("a/b", b"1")
+            assert tail.stdout.readline() == b"1\n"
+            tail.send_signal(signal.SIGINT)
+            assert tail.wait(30) == 130
+    assert process.url in told
+    assert "trying until it works" in told
+
+
 def test_a_tail_goes_on_while_the_broker_is_killed_and_started_again(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as process, SyncClient(process.url) as client:
         client.create_topic("a/b")
