@@ -28,7 +28,7 @@ Values by operation; what is marked ? may be left out or null. ``fail`` and ``un
     rollback    pointer, first?, last?, generation                        rows?
 
     Reading
-    read        after?, through?, time?, reverse?, limit?, wait?,         rows: [[id, payload?, pointer?]],
+    read        after?, through?, time?, reverse?, limit?, wait?,         rows: [[id, payload?, pointer?, others?]],
                 snapshot?, view?, cursor?, generation, at_ms?             seen?, floor?, pointer?, at_ms?
     payloads    number, generation                                        rows: [[id, payload]]
 
@@ -68,7 +68,8 @@ id: rows that are missing there are not in the log. ``cursor`` names a consumer:
 where the last one that showed something ended. ``floor`` and ``pointer`` are the log's, where the reader
 sees its root and its last head. Ages are counted by ``time_ns``; ``at_ms``, the wall clock of the reader, is
 left out where what is told may have been read before it was asked for (the rest of a stream): its age
-when it was read is not known then. The pointer of a row is negative when rolled back, null if there is none or it is not shown. A *snapshot*
+when it was read is not known then. The pointer of a row is negative when rolled back, null if there is none or it is not shown. ``others`` is there if a
+message has another key or other headers than it was published with, and says which. A *snapshot*
 is {"transaction_id", "read_pointer", "write_pointer", "invalids", "in_progress", "checkpoint_pointers",
 "visibility"}, see ``snapshot_value``.
 

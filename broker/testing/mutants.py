@@ -17,10 +17,10 @@ from typing import Any, Final, NamedTuple
 
 from broker.errors import BrokerError, StorageCorrupt
 from broker.model import ROW_ID_MAX, RowId, row_after
+from broker.storage import gathering, reading, resolve, sweeping
 from broker.storage import head as heads
 from broker.storage import hold as hold_module
 from broker.storage import log as log_module
-from broker.storage import reading, resolve, sweeping
 from broker.storage import root as roots
 from broker.storage.entry import Entry, encode
 from broker.storage.head import Head, PageState, Verdict
@@ -104,6 +104,14 @@ def _packed_is_unknown(judged: Any) -> Any:
         if seen is not None and seen.state is PageState.PACKED:
             seen = seen._replace(state=PageState.SEALED)
         return judged(seen, entry_epoch, old, new)
+
+    return mutant
+
+
+def _attributes(_: Any) -> Any:
+    def mutant(sections: Sequence[bytes], counts: Sequence[int]) -> bytes:
+        del sections, counts
+        return b""
 
     return mutant
 
@@ -365,6 +373,12 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         resolve,
         "judged",
         _packed_is_unknown,
+    ),
+    "attributes": Mutant(
+        "small entries that are joined lose the keys and headers of their messages",
+        gathering,
+        "join",
+        _attributes,
     ),
     "seal-before-make": Mutant(
         "the next page is made, then the own one sealed",

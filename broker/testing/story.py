@@ -19,7 +19,11 @@ from broker.testing.checkers import Promises, Verdict, check
 from broker.testing.history import Ending, History, Value
 
 TOPIC = "ns:t"
-ShownRow = tuple[int, str | None] | tuple[int, str | None, int | None]
+ShownRow = (
+    tuple[int, str | None]
+    | tuple[int, str | None, int | None]
+    | tuple[int, str | None, int | None, str]
+)
 
 
 def rid(number: int) -> str:
@@ -143,10 +147,10 @@ class Story:
         seen: int | None = None,
         **asked: Any,
     ) -> Self:
-        """Read rows: (id, payload) or (id, payload, pointer). ``floor``, ``node`` may be told."""
+        """Read rows: (id, payload), with the pointer or its attributes if they are others. ``floor``, ``node`` may be told."""
         floor, node = asked.pop("floor", 0), asked.pop("node", None)
         topic = asked.pop("topic", TOPIC)
-        shown = [[rid(row[0]), row[1], row[2] if len(row) > 2 else None] for row in rows]
+        shown = [[rid(row[0]), *row[1:], *([None] * (3 - len(row)))] for row in rows]
         told: Value = {"rows": shown, "floor": rid(floor), "at_ms": self._ms}
         if seen is not None:
             told["seen"] = rid(seen)

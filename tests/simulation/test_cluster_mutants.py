@@ -17,8 +17,8 @@ FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text(
 WINDOW: int = FILE["window"]
 ROWS: list[dict[str, Any]] = FILE["mutant"]
 ELSEWHERE: list[dict[str, Any]] = FILE["elsewhere"]
-SOON = ("repeat-or-never", "deadline", "dedupe")
-"""One of storage, one of routing, one of topics, that the first seed shows: looked at in each run."""
+SOON = ("repeat-or-never", "attributes", "deadline", "dedupe")
+"""Two of storage, one of routing, one of topics, that the first seed shows: looked at in each run."""
 
 
 def test_every_guard_is_accounted_for() -> None:

@@ -22,6 +22,7 @@ reordered           against real time: it was acknowledged before an earlier row
 publisher_order     one publisher's messages stand in another order than it published them
 torn                a request's rows are apart, not in order or not all there, or at other ids than answered
 id_reused           an id is two payloads'
+other_attributes    a message has another key, or other headers, than it was published with
 two_answers         one key, two answers
 two_epochs          an epoch acknowledges what was asked after a later one had acknowledged
 written_after_delete  acknowledged though it was asked when the topic had been deleted

@@ -15,9 +15,17 @@ NOBODY = Tried(place=-1, part=0, size=1, tried_ns=0, publisher="", number=0, may
 
 
 class Identity(Checker):
-    """Find what was shown and never asked for, or refused; and ids and payloads that are not one to one."""
+    """Find what was shown and never asked for, or refused; and ids, payloads and attributes that are not one to one."""
 
-    names = ("phantom", "refused_but_stored", "duplicated", "id_reused", "torn", "old_rows")
+    names = (
+        "phantom",
+        "refused_but_stored",
+        "duplicated",
+        "id_reused",
+        "torn",
+        "old_rows",
+        "other_attributes",
+    )
 
     @override
     def read(self, read: Read, life: int) -> None:
@@ -25,6 +33,9 @@ class Identity(Checker):
         for row in read.rows:
             if row.payload is None:
                 continue
+            if row.others is not None:
+                detail = spot(row.payload, id=row.id, has=row.others, reader=read.call.process)
+                self.found.add("other_attributes", detail, read.call.ended)
             tried = self.topic.tried.get(row.payload)
             if tried is None or tried.id != row.id:
                 self._new_place(read, row, tried)

@@ -29,6 +29,8 @@ class Seen(NamedTuple):
     id: str
     payload: str | None
     pointer: int | None = None
+    others: str | None = None
+    """The key and the headers that it has, if it was published with others."""
 
     @property
     def kind(self) -> str:

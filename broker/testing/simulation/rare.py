@@ -92,8 +92,8 @@ async def _store(process: Process, target: Target, pointer: int) -> None:
     labels = process.labels()
     asked = {"payloads": labels, "number": pointer, "generation": target.generation}
     with process.asking("store", target.id, asked) as ending:
-        payloads = [process.payload(label) for label in labels]
-        await process.client.store(target.id, payloads, pointer=pointer)
+        messages = [process.message(label) for label in labels]
+        await process.client.store(target.id, messages, pointer=pointer)
         ending.ok({"last": ""}, "")
 
 

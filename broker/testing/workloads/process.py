@@ -4,7 +4,8 @@ What is told is what the client was told: an acknowledgement is *ok*, an error w
 *refused* is *fail*, and everything else, a cancelled call too, is *unknown*. After an unknown publish a
 process goes on under another name: what is unknown may come in between what follows.
 
-Payloads are labels, each the only one of its kind, or (``Scale.padded``) what labels stand for.
+Payloads are labels, each the only one of its kind, or (``Scale.padded``) what labels stand for. Some messages have a
+key and headers, which follow from their label (beside.py); a row of a read tells them if they are others.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from broker.client import (
     TopicId,
     TopicNotFound,
 )
-from broker.client.values import Producer
+from broker.client.values import Producer, Publishable
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
 from broker.testing.drivers import collapse, expand
 from broker.testing.history import Ending, Value, snapshot_value
+from broker.testing.workloads.beside import message_of, others
 from broker.testing.workloads.stage import Stage
 from broker.wire import avro
 
@@ -118,9 +120,10 @@ class Process:
         count = count or self.stage.chance.randint(1, self.stage.scale.messages_max)
         return [f"{self._name}:{self.count}:{part}" for part in range(count)]
 
-    def payload(self, label: str) -> bytes:
+    def message(self, label: str) -> Publishable:
         """Return what is published under a label."""
-        return expand(label) if self.stage.scale.padded else label.encode()
+        payload = expand(label) if self.stage.scale.padded else label.encode()
+        return message_of(label, payload)
 
     def label(self, payload: bytes) -> str:
         """Return the label of what was read."""
@@ -189,10 +192,9 @@ class Process:
         """
         asked = asked_of(target, labels, pointer=pointer, ttl_s=ttl_s, key=key, until_ms=until_ms)
         if publishing is None:
-            payloads = [self.payload(label) for label in labels]
             publishing = self.client.publish(
                 target.id,
-                payloads,
+                [self.message(label) for label in labels],
                 pointer=pointer,
                 ttl_s=ttl_s,
                 idempotency_key=key if producer is None else None,
@@ -258,8 +260,12 @@ class Process:
 
     def read_told(self, ending: Ending, messages: Sequence[Message]) -> None:
         """Tell what a consumer was given."""
-        rows = [[short(message.id), self.label(message.payload), None] for message in messages]
+        rows = [self._row(message) for message in messages]
         ending.ok({"rows": rows, "at_ms": self.stage.clock.now_ms()})
+
+    def _row(self, message: Message) -> list[Any]:
+        label = self.label(message.payload)
+        return [short(message.id), label, None, *others(label, message.key, message.headers)]
 
     async def browse(
         self,
@@ -295,8 +301,10 @@ class Process:
         pointer = entry.write_pointer
         if pointer is not None and entry.tx_state == "rolled_back":
             pointer = -pointer
-        payload = None if entry.payload is None else self.label(entry.payload)
-        return [short(entry.id), payload, pointer]
+        if entry.payload is None:
+            return [short(entry.id), None, pointer]
+        label = self.label(entry.payload)
+        return [short(entry.id), label, pointer, *others(label, entry.key, entry.headers)]
 
 
 def asked_of(

@@ -23,6 +23,7 @@ from itertools import count
 from typing import Final
 
 from broker.client import BrokerError, Published
+from broker.client.values import Publishable
 from broker.testing.workloads.process import Process, Target, asked_of, tell
 from broker.testing.workloads.stage import Stage
 
@@ -43,7 +44,7 @@ async def single(stage: Stage, name: str, target: Target, stop: asyncio.Event) -
     async with Process(stage, name) as process:
         while not stop.is_set():
             labels = process.labels(1)
-            publishing = process.client.publish(target.id, process.payload(labels[0]))
+            publishing = process.client.publish(target.id, process.message(labels[0]))
             with suppress(BrokerError):
                 await process.publish(target, labels, publishing=publishing)
             await process.pause()
@@ -87,7 +88,7 @@ async def _filled(process: Process, target: Target) -> tuple[str, list[str]]:
         for number in range(process.stage.chance.randint(1, 2)):
             more = process.labels()
             await stage.store(
-                [process.payload(label) for label in more], idempotency_key=str(number)
+                [process.message(label) for label in more], idempotency_key=str(number)
             )
             labels += more
     return stage.id, labels
@@ -138,8 +139,8 @@ async def pipelined(stage: Stage, name: str, target: Target, stop: asyncio.Event
     """Publish in the background, a few messages at a time."""
     async with Process(stage, name) as process:
 
-        async def later(payload: bytes) -> Published:
-            return await (await process.client.publish_later(target.id, payload))
+        async def later(message: Publishable) -> Published:
+            return await (await process.client.publish_later(target.id, message))
 
         while not stop.is_set():
             # They have one publisher, whose order is promised, until an outcome is unknown.
@@ -152,8 +153,8 @@ async def together(stage: Stage, name: str, target: Target, stop: asyncio.Event)
     """Await several single messages at the same time; they share requests as it happens."""
     async with Process(stage, name) as process:
 
-        async def at_once(payload: bytes) -> Published:
-            return await process.client.publish(target.id, payload)
+        async def at_once(message: Publishable) -> Published:
+            return await process.client.publish(target.id, message)
 
         while not stop.is_set():
             # No order is promised: one of them may have to be sent again.
@@ -165,7 +166,7 @@ async def _several(
     process: Process,
     target: Target,
     publisher: str | None,
-    publish: Callable[[bytes], Awaitable[Published]],
+    publish: Callable[[Publishable], Awaitable[Published]],
 ) -> list[str]:
     """Publish some messages, the next before the last is answered; return what became of them."""
 
@@ -175,7 +176,7 @@ async def _several(
         asked |= {"publisher": publisher or label, "number": process.count}
         try:
             with process.asking("publish", target.id, asked, f"{process.name}/{slot}") as ending:
-                tell(ending, await publish(process.payload(label)))
+                tell(ending, await publish(process.message(label)))
         except BrokerError as error:
             return error.outcome
         return "ok"

@@ -51,12 +51,12 @@ class Transaction:
         """Publish some messages. Raises BrokerError."""
         process = self._process
         labels = process.labels()
-        payloads = [process.payload(label) for label in labels]
+        messages = [process.message(label) for label in labels]
         published = await process.publish(
             target,
             labels,
             pointer=self.pointer,
-            publishing=self._publisher.publish(target.id, payloads),
+            publishing=self._publisher.publish(target.id, messages),
         )
         self._published.append((target, published))
 
@@ -64,12 +64,12 @@ class Transaction:
         """Store some messages, to be published at the end. Raises BrokerError."""
         process = self._process
         labels = process.labels()
-        payloads = [process.payload(label) for label in labels]
+        messages = [process.message(label) for label in labels]
         asked = {"payloads": labels, "number": self.pointer, "generation": target.generation}
         if target not in self._stored:
             self._stored.append(target)
         with process.asking("store", target.id, asked) as ending:
-            await self._publisher.store(target.id, payloads)
+            await self._publisher.store(target.id, messages)
             ending.ok({"last": ""}, "")
 
     async def refer(self) -> None:

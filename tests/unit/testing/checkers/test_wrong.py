@@ -81,6 +81,10 @@ WRONG = {
         Story().publish(1, "a").read([(1, "a")]).publish(2, "b").final((1, "b")),
         Story().publish(1, "a").publish(1, "b").final((1, "a")),
     ],
+    "other_attributes": [
+        Story().publish(1, "a").read([(1, "a", None, "key b'k'")]).final((1, "a")),
+        Story().publish(1, "a").final((1, "a", None, "key None")),
+    ],
     "two_answers": [Story().publish(1, "a", key="k").publish(2, "a", key="k").final((1, "a"))],
     "two_epochs": [Story().publish(1, "a", epoch=2).publish(2, "b").final((1, "a"), (2, "b"))],
     "written_after_delete": [

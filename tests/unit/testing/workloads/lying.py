@@ -16,10 +16,10 @@ from broker.client.connection import Connection
 from broker.client.protocol import Reply, Request
 from broker.client.transport import StreamedReply, Transport
 from broker.clock import Clock
-from broker.model import Message, TopicId
+from broker.model import NO_HEADERS, Message, TopicId
 from broker.testing.simulation.cluster import SimCluster
-from broker.wire import avro
-from broker.wire.blocks import END, PollDecoder, encode_block
+from broker.wire import attributes, avro, messages
+from broker.wire.blocks import END, encode_items
 
 Send = Callable[[Request], Awaitable[Reply]]
 
@@ -94,6 +94,8 @@ class LyingTransport:
             request = self._lies.ask(request)
         async with self._inner.stream(request, timeout_s) as reply:
             if is_lie and self._lies.page is not None and reply.status == 200:
+                # Behind a request for keys and headers.
+                assert reply.headers["content-type"] == messages.CONTENT_TYPE
                 yield reply._replace(chunks=_changed(reply.chunks, self._lies.page))
             else:
                 yield reply
@@ -110,12 +112,15 @@ class LyingTransport:
 async def _changed(
     chunks: AsyncIterator[bytes], change: Callable[[list[Message]], list[Message]]
 ) -> AsyncIterator[bytes]:
-    decoder = PollDecoder()
-    messages = [message async for chunk in chunks for message in decoder.feed(chunk)]
+    decoder = messages.PagesDecoder()
+    found = [message async for chunk in chunks for message in decoder.feed(chunk)]
     decoder.finish()
-    kept = change(messages)
+    kept = change(found)
     if kept:
-        yield encode_block([message.id for message in kept], [message.payload for message in kept])
+        items = encode_items([each.id for each in kept], [each.payload for each in kept]).data
+        encoded = [attributes.encode(each.key, each.headers) for each in kept]
+        beside = [(place, each) for place, each in enumerate(encoded) if each]
+        yield messages.page(len(kept), [items], beside)
     yield END
 
 
@@ -164,9 +169,12 @@ def half_of_it(messages_max: int) -> Callable[[Send, Request], Awaitable[Reply]]
     """Return a lie: a part of a request's messages is left out."""
 
     async def write(send: Send, request: Request) -> Reply:
-        asked = avro.decode_publish_request(request.body, messages_max=messages_max)
-        kept = asked._replace(payloads=asked.payloads[: max(len(asked.payloads) - 1, 1)])
-        return await send(request._replace(body=avro.encode_publish_request(kept)))
+        is_whole = request.headers["Content-Type"] == messages.CONTENT_TYPE
+        form = messages if is_whole else avro
+        asked = form.decode_publish_request(request.body, messages_max=messages_max)
+        count = max(len(asked.payloads) - 1, 1)
+        kept = asked._replace(payloads=asked.payloads[:count], attributes=asked.attributes[:count])
+        return await send(request._replace(body=form.encode_publish_request(kept)))
 
     return write
 
@@ -174,14 +182,24 @@ def half_of_it(messages_max: int) -> Callable[[Send, Request], Awaitable[Reply]]
 # Lies about reads.
 
 
-def without_a_middle(messages: list[Message]) -> list[Message]:
+def without_a_middle(page: list[Message]) -> list[Message]:
     """Leave a message out."""
-    return messages[:1] + messages[2:]
+    return page[:1] + page[2:]
 
 
-def backward(messages: list[Message]) -> list[Message]:
+def backward(page: list[Message]) -> list[Message]:
     """Give the newest first."""
-    return messages[::-1]
+    return page[::-1]
+
+
+def without_attributes(page: list[Message]) -> list[Message]:
+    """Leave keys and headers out."""
+    return [message._replace(key=None, headers=NO_HEADERS) for message in page]
+
+
+def with_attributes_of_the_first(page: list[Message]) -> list[Message]:
+    """Give every message the key and the headers of the first."""
+    return [message._replace(key=page[0].key, headers=page[0].headers) for message in page]
 
 
 def without_snapshot(request: Request) -> Request:

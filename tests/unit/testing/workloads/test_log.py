@@ -33,6 +33,8 @@ LIES = {
     "refused": ("refused_but_stored", Lies("publish", write=lying.refused_and_done)),
     "early": ("reordered", Lies("publish", delay_s=3.0)),
     "passed over": ("skipped", Lies("poll", page=lying.without_a_middle)),
+    "bare": ("other_attributes", Lies("poll", page=lying.without_attributes)),
+    "mixed up": ("other_attributes", Lies("poll", page=lying.with_attributes_of_the_first)),
     "backward": ("backward", Lies("poll", page=lying.backward)),
 }
 

@@ -1,0 +1,35 @@
+"""What a workload's message has beside its payload. It follows from the label, so that every reader can tell."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+
+from broker.client import NewMessage
+from broker.client.values import Publishable
+from broker.model import NO_HEADERS
+
+WITHOUT = 5
+"""So many of eight messages have neither a key nor headers."""
+
+
+def beside(label: str) -> tuple[bytes | None, Mapping[str, bytes]]:
+    """Return the key and the headers of a label's message."""
+    value = label.encode()
+    kind = zlib.crc32(value) % 8
+    key = value if kind in (WITHOUT, 7) else None
+    return key, {"label": value, "none": b""} if kind in (6, 7) else NO_HEADERS
+
+
+def message_of(label: str, payload: bytes) -> Publishable:
+    """Return what is published under a label."""
+    key, headers = beside(label)
+    return payload if key is None and not headers else NewMessage(payload, key, headers)
+
+
+def others(label: str, key: bytes | None, headers: Mapping[str, bytes]) -> list[str]:
+    """Return what a message had beside its payload, as a history has it, if it was published with something else."""
+    wanted_key, wanted = beside(label)
+    if key == wanted_key and dict(headers) == dict(wanted):
+        return []
+    return [f"key {key!r}, headers {dict(headers)!r}"]
