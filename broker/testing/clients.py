@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -23,12 +24,14 @@ from broker.testing.clock import VirtualLoop
 from broker.testing.history import History
 from broker.testing.mortal import NodeDied
 from broker.testing.node import Answered, WholeNode
+from broker.testing.workloads.beside import beside, others
 from broker.topics.settings import NO_OPTIONS, PublishOptions
-from broker.wire import avro
-from broker.wire.blocks import PollDecoder
+from broker.wire import attributes, avro, messages
 
 LOG = TopicId("default", "log")
-AVRO = {"Content-Type": "avro/binary"}
+AVRO = {"Content-Type": avro.CONTENT_TYPE}
+POLL = {**AVRO, "Accept": messages.CONTENT_TYPE}
+WHOLE = {"Content-Type": messages.CONTENT_TYPE}
 TRIES = 20
 
 
@@ -67,7 +70,7 @@ class Clients:
         """Publish; the outcome is as the history has it."""
         asked = {"payloads": payloads, "pointer": pointer, "key": options.key, "generation": 1}
         ending = self.history.invoke(name, "publish", str(LOG), asked)
-        request = PublishRequest(pointer, [payload.encode() for payload in payloads])
+        request = request_of(pointer, payloads)
         if options.key is None and self.chance.random() < 0.3:
             options = PublishOptions(deadline=self.loop.time() + 5)
         topics = self.node.topics
@@ -128,10 +131,8 @@ class Clients:
             payloads = [f"s{number}:{payload}" for payload in self.payloads(name)]
             asked = {"payloads": payloads, "number": number, "generation": 1}
             ending = self.history.invoke(name, "store", str(LOG), asked)
-            body = avro.encode_publish_request(
-                PublishRequest(number, [payload.encode() for payload in payloads])
-            )
-            answer = await self.call("POST", path_of(LOG, "store"), body)
+            body = messages.encode_publish_request(request_of(number, payloads))
+            answer = await self.call("POST", path_of(LOG, "store"), body, WHOLE)
             if answer.outcome == "ok":
                 ending.ok({"last": "0" * 40}, "0" * 40)
                 stored += payloads
@@ -149,10 +150,12 @@ class Clients:
             (ending.fail if answer.outcome == "fail" else ending.unknown)(str(answer.status))
             await self.pause(20)
 
-    async def call(self, method: str, path: str, body: bytes = b"") -> Answered:
+    async def call(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] = AVRO
+    ) -> Answered:
         """Ask the node; a node that dies gives an answer that is cut."""
         try:
-            return await self.node.call(method, path, body, AVRO)
+            return await self.node.call(method, path, body, headers)
         except NodeDied:
             return Answered(0, _NO_HEADERS, b"", is_cut=True)
 
@@ -161,13 +164,13 @@ class Clients:
     async def poll(self, topic: TopicId, poll: Poll, wait_s: float = 0.0) -> list[Message] | None:
         """Return the messages of a whole reply; None if there was none."""
         path = path_of(topic, "poll") + (f"?wait={wait_s}" if wait_s else "")
-        answer = await self.call("POST", path, avro.encode_poll(poll))
+        answer = await self.call("POST", path, avro.encode_poll(poll), POLL)
         if answer.outcome != "ok":
             return None
-        decoder = PollDecoder()
-        messages = decoder.feed(answer.body)
+        decoder = messages.PagesDecoder()
+        found = decoder.feed(answer.body)
         decoder.finish()
-        return messages
+        return found
 
     async def read(
         self, cursor: str, start: bytes | None, limit: int | None, wait_s: float = 0.0
@@ -176,18 +179,19 @@ class Clients:
         after = "0" * 40 if start is None else start.hex()
         asked = {"after": after, "through": "f" * 40, "cursor": cursor, "generation": 1}
         ending = self.history.invoke(cursor, "read", str(LOG), asked)
-        messages = await self.poll(LOG, Poll(start, inclusive=False, limit=limit), wait_s)
-        if messages is None:
+        found = await self.poll(LOG, Poll(start, inclusive=False, limit=limit), wait_s)
+        if found is None:
             ending.fail("no whole reply")
             return None
-        last = messages[-1].id.hex() if messages else after
+        last = found[-1].id.hex() if found else after
         rows = [
-            [message.id.hex(), message.payload.decode(), None]
-            for message in messages
+            [message.id.hex(), label, None, *others(label, message.key, message.headers)]
+            for message in found
             if message.id[10:] == ROW_ID_MIN
+            for label in [message.payload.decode()]
         ]
         ending.ok({"rows": rows, "seen": last, "floor": "", "pointer": last})
-        return messages
+        return found
 
     async def browse(self, name: str) -> list[dict[str, Any]] | None:
         """Return all entries of the log; None if the node did not say."""
@@ -204,7 +208,7 @@ class Clients:
             return None
         entries: list[dict[str, Any]] = json.loads(answer.body)["messages"]
         rows = [
-            [entry["id"], entry["payload"], pointer_of(entry)]
+            [entry["id"], entry["payload"], pointer_of(entry), *_others_of(entry)]
             for entry in entries
             if entry["kind"] == "inline"
         ]
@@ -228,6 +232,20 @@ class Clients:
             asked = {"number": number, "generation": 1}
             ending = self.history.invoke(f"{name} payloads", "payloads", str(LOG), asked)
             ending.ok({"rows": shown})
+
+
+def request_of(pointer: int | None, labels: Sequence[str]) -> PublishRequest:
+    """Return a request with a message for each label."""
+    encoded = [attributes.encode(*beside(label)) for label in labels]
+    payloads = [label.encode() for label in labels]
+    return PublishRequest(pointer, payloads, attributes=encoded if any(encoded) else ())
+
+
+def _others_of(entry: dict[str, Any]) -> list[str]:
+    """Return the key and headers of a browse's entry, if it was published with others."""
+    key = None if entry["key"] is None else entry["key"].encode()
+    headers = {name: value.encode() for name, value in entry["headers"].items()}
+    return others(entry["payload"], key, headers)
 
 
 def pointer_of(entry: dict[str, Any]) -> int | None:

@@ -96,3 +96,9 @@ def test_a_seed_repeats_its_run() -> None:
     one, other = simulate(3), simulate(3)
     assert one.calls == other.calls
     assert simulate(4).calls != one.calls
+
+
+@pytest.mark.simulation
+def test_keys_and_headers_that_are_lost_are_found() -> None:
+    with mutants.in_force("attributes"):
+        assert found_within({"other_attributes"}, "alone")
