@@ -145,8 +145,7 @@ def page(count: int, items: Sequence[bytes], found: Sequence[tuple[int, bytes]])
 def add_attributes(messages: list[Message], found: Sequence[tuple[int, bytes]]) -> None:
     """Give messages the attributes of their places."""
     for place, encoded in found:
-        key, headers = attributes.decode(encoded)
-        messages[place] = messages[place]._replace(key=key, headers=headers)
+        messages[place] = Message(*messages[place][:2], *attributes.decode(encoded))
 
 
 class PagesDecoder:
@@ -241,11 +240,11 @@ class PagesDecoder:
             while True:
                 while self._left:
                     place, behind = read_int(self._buffer, at)
-                    (key, headers), behind = attributes.read(self._buffer, behind)
+                    beside, behind = attributes.read(self._buffer, behind)
                     if not 0 <= place < len(self._messages):
                         raise Malformed(f"the page has no message {place}")
                     message = self._messages[place]
-                    self._messages[place] = message._replace(key=key, headers=headers)
+                    self._messages[place] = Message(message.id, message.payload, *beside)
                     at, self._left = behind, self._left - 1
                 self._left, at = _read_count(self._buffer, at)
                 if not self._left:
