@@ -12,6 +12,7 @@ from broker.client import (
     BadRequest,
     Client,
     IdempotencyKeyReused,
+    NewMessage,
     PayloadsSealed,
     Published,
     Snapshot,
@@ -167,3 +168,18 @@ async def test_properties_that_were_read_may_be_sent_back(client: Client) -> Non
     await client.set_topic("t", properties)
     info = await client.topic("t")
     assert (info.ttl_s, info.generation) == (60, 1)
+
+
+async def test_keys_headers_and_lifetimes_come_back(client: Client) -> None:
+    await client.publish("t", NewMessage("a", key="k", headers={"raw": b"\xff"}, ttl_s=60))
+    await client.publish("t", ["b", "c"], key=b"\x00", headers={"by": "anna"})
+    wanted = [
+        (b"a", b"k", {"raw": b"\xff"}),
+        (b"b", b"\x00", {"by": b"anna"}),
+        (b"c", b"\x00", {"by": b"anna"}),
+    ]
+    polled = await client.poll("t")
+    browsed = (await client.browse("t")).messages
+    for found in (polled, browsed):
+        assert [(m.payload, m.key, dict(m.headers)) for m in found] == wanted
+    assert len({row.expires_at for row in browsed}) == 2
