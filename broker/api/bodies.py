@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from broker.api.replies import AVRO, JSON, MESSAGES
+from broker.api.replies import AVRO, AVRO_JSON, JSON, MESSAGES, media_type
 from broker.errors import BadRequest
 
 
@@ -18,11 +18,13 @@ class BodyType(enum.Enum):
 
     AVRO = AVRO
     MESSAGES = MESSAGES
+    AVRO_JSON = AVRO_JSON
     JSON = JSON
     RAW = "text/plain"
 
 
 _RAW = ("text/plain", "application/octet-stream")
+_JSONS = (JSON, AVRO_JSON)
 
 
 def body_type(headers: Mapping[str, str], *, raw: bool = False, writes: bool = False) -> BodyType:
@@ -38,12 +40,13 @@ def body_type(headers: Mapping[str, str], *, raw: bool = False, writes: bool = F
         return BodyType.AVRO
     if sent == MESSAGES and writes:
         return BodyType.MESSAGES
-    media_type = sent.partition(";")[0].strip().lower()
-    if media_type == JSON:
-        return BodyType.JSON
-    if raw and media_type in _RAW:
+    named = media_type(headers)
+    if named in _JSONS:
+        return BodyType(named)
+    if raw and named in _RAW:
         return BodyType.RAW
-    also = f" {JSON} is read, too" + (f", and {' or '.join(_RAW)} as one message." if raw else ".")
+    also = f" {JSON} and {AVRO_JSON} are read, too"
+    also += f", and {' or '.join(_RAW)} as one message." if raw else "."
     raise BadRequest(
         f"Only {AVRO} content type is supported, not {sent!a:.80}. "
         f'Add the header "Content-Type: {AVRO}".{also}'

@@ -16,7 +16,8 @@ import orjson
 from broker import __version__
 from broker.api.arrow import ARROW
 from broker.api.cluster import TOPICS_NAMED_MAX
-from broker.api.replies import AVRO, EVENTS, JSON, MESSAGES
+from broker.api.plainschemas import PLAIN_SCHEMAS
+from broker.api.replies import AVRO, AVRO_JSON, EVENTS, JSON, MESSAGES
 from broker.api.routes import SHAPES, TOPIC, Shape
 from broker.api.schemas import (
     BYTES,
@@ -102,6 +103,23 @@ _REPLAYED = {
         "schema": {"const": "true"},
     }
 }
+_PUBLISHED = {
+    **_REPLAYED,
+    "Broker-First-Id": {
+        "description": "The id of the first message that was published, if it is known; of stages and what a "
+        "transaction stored, that of the row that refers to it.",
+        "schema": MESSAGE_ID,
+    },
+    "Broker-Last-Id": {"description": "The id of the last one.", "schema": MESSAGE_ID},
+    "Broker-Count": {"description": "How many messages, if it is known.", "schema": INTEGER},
+}
+_SENT = (
+    (AVRO, BYTES),
+    (MESSAGES, BYTES),
+    (JSON, of("PublishRequest")),
+    (AVRO_JSON, of("AvroPublishRequest")),
+)
+_RAW = (("text/plain", STRING), ("application/octet-stream", BYTES))
 _PLACE = "40 hex digits of a message id, milliseconds since 1970, or a moment of RFC 3339"
 _BROWSE_QUERY = [
     _query("from", f"{_PLACE}; inclusive.", STRING),
@@ -192,19 +210,14 @@ OPERATIONS: Final[dict[str, Spec]] = {
     "publish": {
         "summary": "Publish messages, or the reference to what a transaction stored.",
         "parameters": [_KEY, *_PRODUCER, _TTL],
-        "requestBody": _body(
-            (AVRO, BYTES),
-            (MESSAGES, BYTES),
-            (JSON, of("PublishRequest")),
-            ("text/plain", STRING),
-            ("application/octet-stream", BYTES),
-        ),
+        "requestBody": _body(*_SENT, *_RAW),
         "responses": {
             "200": _ok(
-                "Published. Empty without a transaction, else what a rollback needs.",
+                "Published. Of Avro empty without a transaction, else what a rollback needs.",
+                (JSON, of("Published")),
                 (AVRO, BYTES),
-                (JSON, of("PublishResponse")),
-                headers=_REPLAYED,
+                (AVRO_JSON, of("AvroPublishResponse")),
+                headers=_PUBLISHED,
             )
         },
         "errors": ("404", "409", "422", "507"),
@@ -212,7 +225,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
     "store": {
         "summary": "Store messages of a transaction, to be published by reference.",
         "parameters": [_KEY, _TTL],
-        "requestBody": _body((AVRO, BYTES), (MESSAGES, BYTES), (JSON, of("PublishRequest"))),
+        "requestBody": _body(*_SENT),
         "responses": {"200": _ok("Stored.", headers=_REPLAYED)},
         "errors": ("404", "409", "422", "507"),
     },
@@ -224,13 +237,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
     "store_staged": {
         "summary": "Store messages in a stage.",
         "parameters": [_KEY, _TTL],
-        "requestBody": _body(
-            (AVRO, BYTES),
-            (MESSAGES, BYTES),
-            (JSON, of("PublishRequest")),
-            ("text/plain", STRING),
-            ("application/octet-stream", BYTES),
-        ),
+        "requestBody": _body(*_SENT, *_RAW),
         "responses": {"200": _ok("Stored.", headers=_REPLAYED)},
         "errors": ("404", "409", "422", "507"),
     },
@@ -239,18 +246,17 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "parameters": [*_PRODUCER, _TTL],
         "requestBody": _body((JSON, of("StagesSent"))),
         "responses": {
-            "200": _ok(
-                "Published. Empty without a transaction, else what a rollback needs.",
-                (JSON, of("PublishResponse")),
-                (AVRO, BYTES),
-                headers=_REPLAYED,
-            )
+            "200": _ok("Published.", (JSON, of("Published")), (AVRO, BYTES), headers=_PUBLISHED)
         },
         "errors": ("404", "409", "422", "507"),
     },
     "rollback": {
         "summary": "Roll a transactional publish back.",
-        "requestBody": _body((AVRO, BYTES), (JSON, of("PublishResponse"))),
+        "requestBody": _body(
+            (AVRO, BYTES),
+            (JSON, of("RollbackRequest")),
+            (AVRO_JSON, of("AvroPublishResponse")),
+        ),
         "responses": {"200": _ok("Rolled back, also if there was nothing.")},
         "errors": ("404", "422", "507"),
     },
@@ -263,14 +269,17 @@ OPERATIONS: Final[dict[str, Spec]] = {
                 {"type": "number", "minimum": 0, "maximum": 60},
             )
         ],
-        "requestBody": _body((AVRO, BYTES), (JSON, of("ConsumeRequest"))),
+        "requestBody": _body(
+            (AVRO, BYTES), (JSON, of("PollRequest")), (AVRO_JSON, of("AvroConsumeRequest"))
+        ),
         "responses": {
             "200": _ok(
                 "Messages, chunk by chunk; an Avro array ends with a zero block, or was cut. "
                 f"With `Accept: {MESSAGES}` with their keys and headers.",
                 (AVRO, BYTES),
                 (MESSAGES, BYTES),
-                (JSON, of("ConsumeResponse")),
+                (JSON, of("Polled")),
+                (AVRO_JSON, of("AvroConsumeResponse")),
                 headers=_BLOCKED_BY,
             )
         },
@@ -436,7 +445,7 @@ def make_document() -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Broker", "version": __version__},
         "paths": paths,
-        "components": {"schemas": SCHEMAS, "responses": RESPONSES},
+        "components": {"schemas": {**SCHEMAS, **PLAIN_SCHEMAS}, "responses": RESPONSES},
     }
 
 

@@ -7,15 +7,25 @@ knows that the answer was cut; that is how a failure after the status line is to
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Final, NamedTuple
 
+from broker.api import plainjson
 from broker.api.bodies import BodyType, body_type
-from broker.api.replies import AVRO, JSON, MESSAGES, Answer, Headers, Reply, Stream
+from broker.api.replies import (
+    AVRO,
+    AVRO_JSON,
+    JSON,
+    MESSAGES,
+    Answer,
+    Headers,
+    Reply,
+    Stream,
+)
 from broker.api.request import Request
 from broker.api.waiting import unless_abandoned
 from broker.errors import BadRequest
-from broker.model import Poll
+from broker.model import Message, Poll
 from broker.topics.pages import Page
 from broker.topics.service import Topics
 from broker.topics.streams import PollStream
@@ -27,6 +37,12 @@ WHOLE_BYTES_MAX = 16 * 1024
 """A reply of at most so much is put together and sent at once. To put a larger one together costs more
 than a stream does: each copy is memory that the process fetches from the system and gives back.
 """
+
+_POLLS: Final = {
+    BodyType.AVRO: avro.decode_poll,
+    BodyType.AVRO_JSON: avrojson.decode_poll,
+    BodyType.JSON: plainjson.decode_poll,
+}
 
 
 class Asked(NamedTuple):
@@ -55,9 +71,8 @@ class Polling:
     def asked(self, request: Request) -> Asked:
         """Read what a request asks for. Raises BadRequest."""
         kind = body_type(request.headers)
-        decode = avrojson.decode_poll if kind is BodyType.JSON else avro.decode_poll
         whole = request.headers.get("Accept") == MESSAGES
-        return Asked(kind, decode(request.body), self._wait_s(request), whole)
+        return Asked(kind, _POLLS[kind](request.body), self._wait_s(request), whole)
 
     async def read(
         self, request: Request, asked: Asked, wait_s: float, *, anywhere: bool = False
@@ -88,7 +103,9 @@ def answer_of(stream: PollStream | None, asked: Asked) -> Reply | Stream:
     kind, whole = asked.kind, asked.whole
     headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
     if kind is BodyType.JSON:
-        return Stream(_json_chunks(stream), JSON, headers)
+        return Stream(_json_chunks(stream, plainjson.encode_items), JSON, headers)
+    if kind is BodyType.AVRO_JSON:
+        return Stream(_json_chunks(stream, avrojson.encode_items), AVRO_JSON, headers)
     form, content_type = (Page.whole, MESSAGES) if whole else (Page.block, AVRO)
     if stream is None or (stream.ended and stream.first.bytes <= WHOLE_BYTES_MAX):
         # Nothing is left to read: one chunk, without the cost of a stream.
@@ -110,12 +127,13 @@ async def _avro_chunks(
     yield END
 
 
-async def _json_chunks(stream: PollStream | None) -> AsyncGenerator[bytes, None]:
+async def _json_chunks(
+    stream: PollStream | None, encode_items: Callable[[Sequence[Message]], bytes]
+) -> AsyncGenerator[bytes, None]:
     opening = b"["
     if stream is not None:
         async for messages in stream.messages():
             if messages:
-                ids, payloads, *_ = zip(*messages, strict=True)
-                yield opening + avrojson.encode_items(ids, payloads)
+                yield opening + encode_items(messages)
                 opening = b","
     yield b"[]" if opening == b"[" else b"]"

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from broker.api import plainjson
 from broker.api.bodies import BodyType, body_type
-from broker.api.replies import AVRO, EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply
+from broker.api.replies import (
+    AVRO,
+    AVRO_JSON,
+    EMPTY,
+    EMPTY_REPLAYED,
+    JSON,
+    Answer,
+    Headers,
+    Reply,
+    media_type,
+)
 from broker.api.request import Request, whole_number
 from broker.errors import BadRequest
-from broker.model import PublishRequest, RollbackRange, check_key, check_producer
+from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, check_key, check_producer
 from broker.topics.service import Topics
 from broker.topics.settings import Producer, Published, PublishOptions
 from broker.wire import avro, avrojson, messages
@@ -17,7 +28,11 @@ from broker.wire.topics import TTL_MAX_S
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRODUCER_ID = "Producer-Id"
 PRODUCER_NUMBER = "Producer-Number"
+FIRST_ID = "Broker-First-Id"
+LAST_ID = "Broker-Last-Id"
+COUNT = "Broker-Count"
 NUMBER_MAX = (1 << 63) - 1
+_INLINE = ROW_ID_MIN.hex()
 NODE_KEY = "\0"
 """What keys that nodes make begin with; no key of a client does."""
 
@@ -35,14 +50,11 @@ class Publishing:
         headers = request.headers
         if headers.get("Content-Type") == AVRO:
             wanted = avro.decode_publish_request(request.body, messages_max=self._messages_max)
-            as_json = False
+            kind = BodyType.AVRO
         else:
-            wanted, as_json = decoded(request, raw=True, messages_max=self._messages_max)
+            wanted, kind = decoded(request, raw=True, messages_max=self._messages_max)
         options = options_of(request, numbered=True)
-        published = await self._topics.publish(request.topic, wanted, options)
-        if published.pointer is None:
-            return EMPTY_REPLAYED if published.replayed else EMPTY
-        return publish_reply(published, as_json=as_json)
+        return publish_reply(await self._topics.publish(request.topic, wanted, options), kind)
 
     async def store(self, request: Request) -> Answer:
         """Put messages of a transaction aside; a later publish of a reference shows them."""
@@ -52,28 +64,28 @@ class Publishing:
 
     async def rollback(self, request: Request) -> Answer:
         """Take back what one transactional publish showed."""
-        media_type = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        decode: Callable[[bytes], RollbackRange] = (
-            avrojson.decode_publish_response if media_type == JSON else avro.decode_publish_response
-        )
+        decode = _ROLLBACKS.get(media_type(request.headers), avro.decode_publish_response)
         await self._topics.rollback(request.topic, decode(request.body), options_of(request))
         return EMPTY
 
 
-def decoded(request: Request, *, raw: bool, messages_max: int) -> tuple[PublishRequest, bool]:
-    """Return what a request's body asks for, and whether it is JSON. Raises BadRequest."""
-    match body_type(request.headers, raw=raw, writes=True):
-        case BodyType.RAW:
-            return PublishRequest(None, [request.body]), False
-        case BodyType.JSON:
-            decode = avrojson.decode_publish_request
-            return decode(request.body, messages_max=messages_max), True
-        case BodyType.AVRO:
-            decode = avro.decode_publish_request
-            return decode(request.body, messages_max=messages_max), False
-        case BodyType.MESSAGES:
-            decode = messages.decode_publish_request
-            return decode(request.body, messages_max=messages_max), False
+_ROLLBACKS = {JSON: plainjson.decode_rollback, AVRO_JSON: avrojson.decode_publish_response}
+"""How to read a rollback by its body's type. Any other is Avro, as in the original."""
+_AVROS = (BodyType.AVRO, BodyType.MESSAGES)
+_PUBLISHES = {
+    BodyType.AVRO: avro.decode_publish_request,
+    BodyType.MESSAGES: messages.decode_publish_request,
+    BodyType.AVRO_JSON: avrojson.decode_publish_request,
+    BodyType.JSON: plainjson.decode_publish_request,
+}
+
+
+def decoded(request: Request, *, raw: bool, messages_max: int) -> tuple[PublishRequest, BodyType]:
+    """Return what a request's body asks for, and of which type it is. Raises BadRequest."""
+    kind = body_type(request.headers, raw=raw, writes=True)
+    if kind is BodyType.RAW:
+        return PublishRequest(None, [request.body]), kind
+    return _PUBLISHES[kind](request.body, messages_max=messages_max), kind
 
 
 def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:
@@ -118,11 +130,45 @@ def _producer(headers: Mapping[str, str]) -> Producer | None:
     return Producer(check_producer(identifier), number)
 
 
-def publish_reply(published: Published, *, as_json: bool) -> Reply:
-    """Return what a rollback of a transactional publish needs."""
-    assert published.pointer is not None, "only a transactional publish tells its rows"
+def publish_reply(published: Published, kind: BodyType) -> Reply:
+    """Return the answer of a publish: what it made, in headers, and in a body as the request's type has it.
+
+    Avro's body is as the original's: empty, or in a transaction what its rollback needs.
+    """
+    if kind in _AVROS and published.pointer is None and not published.replayed:
+        return _plain_reply(published)
+    headers = _told(published)
+    if kind is BodyType.JSON or kind is BodyType.RAW:
+        return Reply(200, plainjson.encode_published(published), JSON, headers)
+    if published.pointer is None or not published.is_known:
+        return Reply(headers=headers)
     rows = RollbackRange(published.pointer, published.first, published.last)
-    headers = EMPTY_REPLAYED.headers if published.replayed else ()
-    if as_json:
-        return Reply(200, avrojson.encode_publish_response(rows), JSON, headers)
+    if kind is BodyType.AVRO_JSON:
+        return Reply(200, avrojson.encode_publish_response(rows), AVRO_JSON, headers)
     return Reply(200, avro.encode_publish_response(rows), AVRO, headers)
+
+
+def _plain_reply(published: Published) -> Reply:
+    """Return the answer that is sent most: its head is put together here, at a fourth of the cost."""
+    first, last = published.first.hex() + _INLINE, published.last.hex() + _INLINE
+    count = str(published.messages)
+    head = (
+        f"HTTP/1.1 200 OK\r\n{FIRST_ID}: {first}\r\n{LAST_ID}: {last}\r\n{COUNT}: {count}\r\n"
+        "Content-Length: 0\r\n"
+    )
+    headers = ((FIRST_ID, first), (LAST_ID, last), (COUNT, count))
+    return Reply(headers=headers, head=head.encode())
+
+
+def _told(published: Published) -> Headers:
+    """Return the headers that say what a publish made, as far as it is known."""
+    told: Headers = ()
+    if published.is_known:
+        first, last = (
+            plainjson.message_id(published.first).hex(),
+            plainjson.message_id(published.last).hex(),
+        )
+        told = ((FIRST_ID, first), (LAST_ID, last))
+    if published.messages is not None:
+        told = (*told, (COUNT, str(published.messages)))
+    return (*EMPTY_REPLAYED.headers, *told) if published.replayed else told

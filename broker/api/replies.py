@@ -19,9 +19,11 @@ from broker.errors import BrokerError, UnavailableError
 
 AVRO = "avro/binary"
 MESSAGES = "avro/message"
+AVRO_JSON = "avro/json"
 JSON = "application/json"
 PLAIN = "text/plain; charset=utf-8"
 EVENTS = "text/event-stream"
+_OF_JSON = (JSON, AVRO_JSON)
 
 RETRY_AFTER_S = 1.0
 TEXT_CHARACTERS_MAX = 2000
@@ -42,7 +44,7 @@ class Reply:
 
     __slots__ = ("_head", "body", "chunked", "close", "content_type", "headers", "status")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - A value; its parts are named by its callers.
         self,
         status: int = 200,
         body: bytes = b"",
@@ -51,11 +53,13 @@ class Reply:
         *,
         close: bool = False,
         chunked: bool = False,
+        head: bytes | None = None,
     ) -> None:
         """Keep the parts.
 
         ``close`` ends the connection after the answer; ``chunked`` sends the body, which must not be
-        empty, as one HTTP chunk, where consumers expect chunks.
+        empty, as one HTTP chunk, where consumers expect chunks. ``head`` is what the property of this name
+        would put together, where a caller has it at less cost.
         """
         self.status = status
         self.body = body
@@ -63,7 +67,7 @@ class Reply:
         self.headers = headers
         self.close = close
         self.chunked = chunked
-        self._head: bytes | None = None
+        self._head = head
 
     @property
     def head(self) -> bytes:
@@ -87,6 +91,7 @@ class Reply:
             (*self.headers, *headers),
             close=self.close,
             chunked=self.chunked,
+            head=None if self._head is None else self._head + _lines(headers),
         )
 
     def with_body(self, body: bytes, *headers: tuple[str, str], chunked: bool) -> Reply:
@@ -142,13 +147,17 @@ def chunk_of(data: bytes) -> bytes:
 
 
 def _head(status: int, content_type: str, headers: Headers) -> bytes:
-    lines = [f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}"]
     if content_type:
-        lines.append(f"Content-Type: {content_type}")
-    lines += [f"{name}: {value}" for name, value in headers]
-    head = "\r\n".join(lines)
-    assert head.count("\n") == len(lines) - 1, f"a line break in a header: {head!r}"
-    return head.encode("latin-1") + b"\r\n"
+        headers = (("Content-Type", content_type), *headers)
+    return f"HTTP/1.1 {status} {_REASONS.get(status, 'Unknown')}\r\n".encode("latin-1") + _lines(
+        headers
+    )
+
+
+def _lines(headers: Headers) -> bytes:
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    assert lines.count("\n") == len(headers), f"a line break in a header: {lines!r}"
+    return lines.encode("latin-1")
 
 
 def json_reply(value: object, status: int = 200, headers: Headers = ()) -> Reply:
@@ -156,11 +165,15 @@ def json_reply(value: object, status: int = 200, headers: Headers = ()) -> Reply
     return Reply(status, orjson.dumps(value), JSON, headers)
 
 
+def media_type(headers: Mapping[str, str]) -> str:
+    """Return the type that a request says its body has, without parameters, in lower case; empty if none."""
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
 def names_json(headers: Mapping[str, str]) -> bool:
     """Whether an error shall be JSON: the client names it in Accept or sent it."""
-    return JSON in headers.get("Accept", "").lower() or (
-        headers.get("Content-Type", "").partition(";")[0].strip().lower() == JSON
-    )
+    accepted = headers.get("Accept", "").lower()
+    return media_type(headers) in _OF_JSON or any(kind in accepted for kind in _OF_JSON)
 
 
 def retry_after_s(error: BrokerError) -> int:

@@ -25,6 +25,7 @@ from typing import Final
 import orjson
 
 from broker.api.leadership import epoch_of
+from broker.api.publishing import COUNT, FIRST_ID, LAST_ID
 from broker.api.replies import EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply, Stream
 from broker.api.request import Request
 from broker.api.router import Handler
@@ -72,6 +73,9 @@ PASSED_BACK: Final = {
         "Broker-Error",
         "Broker-Outcome",
         "Broker-Blocked-By",
+        FIRST_ID,
+        LAST_ID,
+        COUNT,
         BROKER_LEADER,
         "Idempotency-Replayed",
         "Retry-After",
@@ -180,7 +184,7 @@ class Routed:
         return answer
 
     def _empty(self, answer: Reply, text: str) -> Reply:
-        """Return one of the two replies that are sent most, made once for each leader."""
+        """Return one of the two replies that tell nothing, made once for each leader."""
         key = answer is EMPTY, text
         told = self._empties.get(key)
         if told is None:

@@ -69,6 +69,28 @@ def decimals_up_to(most: int) -> str:
 STAGE: Final[Spec] = {"type": "string", "pattern": decimals_up_to((1 << 63) - 1)}
 
 
+SNAPSHOT: Final[Spec] = {
+    "anyOf": [
+        {"type": "string", "description": "A TTransaction, in hex or base64."},
+        {
+            "type": "object",
+            "properties": {
+                "transaction_id": INT64,
+                "read_pointer": INT64,
+                "write_pointer": INT64,
+                "first_short_in_progress": INT64,
+                "invalids": array(INT64),
+                "in_progress": array(INT64),
+                "checkpoint_pointers": array(INT64),
+                "long": BOOLEAN,
+                "visibility": {"enum": ["SNAPSHOT", "SNAPSHOT_EXCLUDE_CURRENT", "SNAPSHOT_ALL"]},
+            },
+            "required": ["transaction_id", "read_pointer"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
 _COUNT = record(value=INTEGER, estimate=BOOLEAN)
 _END = nullable(record(id=MESSAGE_ID, time=MOMENT))
 _NEXT = {
@@ -150,7 +172,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         "additionalProperties": STRING,
     },
     "Names": array(STRING),
-    "PublishRequest": {
+    "AvroPublishRequest": {
         "type": "object",
         "properties": {
             "transactionWritePointer": _union("long", INT64),
@@ -159,13 +181,13 @@ SCHEMAS: Final[dict[str, Spec]] = {
         "required": ["messages"],
         "additionalProperties": False,
     },
-    "PublishResponse": record(
+    "AvroPublishResponse": record(
         transactionWritePointer=record(long=INT64),
         rollbackRange=record(
             startTimestamp=INT64, startSequenceId=INTEGER, endTimestamp=INT64, endSequenceId=INTEGER
         ),
     ),
-    "ConsumeRequest": {
+    "AvroConsumeRequest": {
         "type": "object",
         "properties": {
             "startFrom": {
@@ -183,7 +205,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         },
         "additionalProperties": False,
     },
-    "ConsumeResponse": array(record(id=CODE_POINTS, payload=CODE_POINTS)),
+    "AvroConsumeResponse": array(record(id=CODE_POINTS, payload=CODE_POINTS)),
     "BrowsePage": record(messages=array(_BROWSED), next=_NEXT),
     "BrowsePageAs": record(
         messages=array(
@@ -195,31 +217,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         ),
         next=_NEXT,
     ),
-    "Snapshot": record(
-        snapshot={
-            "anyOf": [
-                {"type": "string", "description": "A TTransaction, in hex or base64."},
-                {
-                    "type": "object",
-                    "properties": {
-                        "transaction_id": INT64,
-                        "read_pointer": INT64,
-                        "write_pointer": INT64,
-                        "first_short_in_progress": INT64,
-                        "invalids": array(INT64),
-                        "in_progress": array(INT64),
-                        "checkpoint_pointers": array(INT64),
-                        "long": BOOLEAN,
-                        "visibility": {
-                            "enum": ["SNAPSHOT", "SNAPSHOT_EXCLUDE_CURRENT", "SNAPSHOT_ALL"]
-                        },
-                    },
-                    "required": ["transaction_id", "read_pointer"],
-                    "additionalProperties": False,
-                },
-            ]
-        }
-    ),
+    "Snapshot": record(snapshot=SNAPSHOT),
     "Stats": record(
         namespace=STRING,
         topic=STRING,

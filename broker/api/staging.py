@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 
+from broker.api.bodies import BodyType
 from broker.api.publishing import decoded, options_of, publish_reply
 from broker.api.replies import AVRO, EMPTY, EMPTY_REPLAYED, Answer, json_reply
 from broker.api.request import Request
@@ -50,9 +51,8 @@ class Staging:
         wanted = _list_of_stages(request.body)
         options = options_of(request, numbered=True)
         published = await self._topics.publish(request.topic, wanted, options)
-        if published.pointer is None:
-            return EMPTY_REPLAYED if published.replayed else EMPTY
-        return publish_reply(published, as_json=request.headers.get("Accept") != AVRO)
+        wants_avro = request.headers.get("Accept") == AVRO
+        return publish_reply(published, BodyType.AVRO if wants_avro else BodyType.JSON)
 
 
 def _stage(text: object) -> int:

@@ -13,6 +13,7 @@ to a broker over HTTP. The same seed gives the same mutants.
 
 from __future__ import annotations
 
+import base64
 import json
 import struct
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from broker.wire.varint import encode_bytes, encode_long
 
 AVRO: Final = "avro/binary"
 JSON: Final = "application/json"
+AVRO_JSON: Final = "avro/json"
 
 
 class Target(NamedTuple):
@@ -45,6 +47,9 @@ class Mutant(NamedTuple):
 PUBLISH: Final = Target("publish", AVRO)
 ROLLBACK: Final = Target("rollback", AVRO)
 POLL: Final = Target("poll", AVRO)
+PUBLISH_AVRO_JSON: Final = Target("publish", AVRO_JSON)
+ROLLBACK_AVRO_JSON: Final = Target("rollback", AVRO_JSON)
+POLL_AVRO_JSON: Final = Target("poll", AVRO_JSON)
 PUBLISH_JSON: Final = Target("publish", JSON)
 ROLLBACK_JSON: Final = Target("rollback", JSON)
 POLL_JSON: Final = Target("poll", JSON)
@@ -54,9 +59,12 @@ LAST_FIELDS: Final = {
     PUBLISH: "messages: ",
     ROLLBACK: "endSequenceId: ",
     POLL: "transaction: ",
-    PUBLISH_JSON: "messages: ",
-    ROLLBACK_JSON: "endSequenceId: ",
-    POLL_JSON: "transaction: ",
+    PUBLISH_AVRO_JSON: "messages: ",
+    ROLLBACK_AVRO_JSON: "endSequenceId: ",
+    POLL_AVRO_JSON: "transaction: ",
+    PUBLISH_JSON: "messages",
+    ROLLBACK_JSON: "last_id: ",
+    POLL_JSON: "snapshot: ",
     PROPERTIES: "The ttl property ",
 }
 """How errors begin that are about what a reader reads last."""
@@ -274,7 +282,7 @@ def _dump(random: Random, fields: dict[str, object]) -> bytes:
     return json.dumps(fields, indent=random.choice((None, None, 1))).encode()
 
 
-def _publish_json(random: Random) -> bytes:
+def _publish_avro_json(random: Random) -> bytes:
     pointer = random.choice((None, _legal_pointer(random)))
     messages: list[object] = [
         _payload(random).decode("latin-1") for _ in range(random.choice((0, 1, 2, 5)))
@@ -284,7 +292,7 @@ def _publish_json(random: Random) -> bytes:
     return _dump(random, {"transactionWritePointer": wrapped, "messages": last})
 
 
-def _rollback_json(random: Random) -> bytes:
+def _rollback_avro_json(random: Random) -> bytes:
     odd: tuple[object, ...] = (*LEGAL_SEQS, *ODD_INTS, _odd_value(random))
     rows: dict[str, object] = {
         "startTimestamp": random.choice(LEGAL_LONGS),
@@ -296,7 +304,7 @@ def _rollback_json(random: Random) -> bytes:
     return _dump(random, {"transactionWritePointer": pointer, "rollbackRange": rows})
 
 
-def _poll_json(random: Random) -> bytes:
+def _poll_avro_json(random: Random) -> bytes:
     identifier = random.randbytes(random.choice((20, 30))).decode("latin-1")
     transaction = damage(random, _transaction(random)).decode("latin-1")
     starts = (None, {"bytes": identifier}, identifier, random.choice(LEGAL_LONGS))
@@ -306,6 +314,61 @@ def _poll_json(random: Random) -> bytes:
         "inclusive": random.random() < 0.5,
         "limit": _wrapped(random, "int", random.choice((None, *LEGAL_INTS))),
         "transaction": random.choice(last),
+    }
+    return _dump(random, fields)
+
+
+def _text_or_base64(random: Random) -> object:
+    payload = _payload(random)
+    if random.random() < 0.5:
+        return payload.decode("latin-1")
+    return {"base64": base64.b64encode(payload).decode()}
+
+
+def _message(random: Random) -> object:
+    if random.random() < 0.5:
+        return _text_or_base64(random)
+    others: dict[str, object] = {
+        "key": random.choice((None, _text_or_base64(random))),
+        "headers": {name: _text_or_base64(random) for name in ("a", "é")},
+        "ttl": random.choice((None, *LEGAL_INTS)),
+    }
+    return {"value": _text_or_base64(random)} | {
+        name: other for name, other in others.items() if random.random() < 0.5
+    }
+
+
+def _odd_message(random: Random) -> object:
+    odd = _odd_value(random)
+    wrapped = ({"base64": odd}, {"value": "x", "headers": odd}, {"value": "x", "ttl": odd})
+    return random.choice((odd, {"value": odd}, {"value": "x", "key": odd}, *wrapped))
+
+
+def _publish_json(random: Random) -> bytes:
+    pointer = random.choice((None, _legal_pointer(random)))
+    messages = [_message(random) for _ in range(random.choice((0, 1, 2, 5)))]
+    last = random.choice((messages, [*messages, _odd_message(random)], _odd_value(random)))
+    return _dump(random, {"write_pointer": pointer, "messages": last})
+
+
+def _rollback_json(random: Random) -> bytes:
+    identifier = random.randbytes(20).hex()
+    last = random.choice((identifier, identifier[:38], _odd_value(random)))
+    rows: dict[str, object] = {"first_id": identifier, "last_id": last}
+    return _dump(random, {"write_pointer": _legal_pointer(random), "count": None, **rows})
+
+
+def _poll_json(random: Random) -> bytes:
+    transaction = _transaction(random)
+    parts = {"transaction_id": random.choice(ODD_LONGS), "read_pointer": random.choice(ODD_LONGS)}
+    base = base64.b64encode(transaction).decode()
+    snapshots = (None, transaction.hex(), base, parts, damage(random, transaction).hex())
+    starts = (None, random.randbytes(20).hex(), "2026-11-20T12:34:56.789+01:00", *LEGAL_LONGS)
+    fields: dict[str, object] = {
+        "start": random.choice(starts),
+        "inclusive": random.random() < 0.5,
+        "limit": random.choice((None, *LEGAL_INTS)),
+        "snapshot": random.choice((*snapshots, _odd_value(random))),
     }
     return _dump(random, fields)
 
@@ -325,6 +388,9 @@ _DEEP: Final[dict[Target, Callable[[Random], bytes]]] = {
     PUBLISH: _publish,
     ROLLBACK: _rollback,
     POLL: _poll,
+    PUBLISH_AVRO_JSON: _publish_avro_json,
+    ROLLBACK_AVRO_JSON: _rollback_avro_json,
+    POLL_AVRO_JSON: _poll_avro_json,
     PUBLISH_JSON: _publish_json,
     ROLLBACK_JSON: _rollback_json,
     POLL_JSON: _poll_json,

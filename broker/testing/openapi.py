@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from broker.api.openapi import make_document
 
-JSON = "application/json"
+JSON = ("application/json", "avro/json")
 EVENTS = "text/event-stream"
 Spec = dict[str, Any]
 
@@ -104,7 +104,7 @@ class Checker:
         self._check_body(_media(sent), reply.body, media[_media(sent)]["schema"])
 
     def _check_body(self, media: str, body: bytes, schema: Spec) -> None:
-        if media == JSON:
+        if media in JSON:
             self._check_value(json.loads(body), schema)
         elif media == EVENTS:
             for line in body.decode().splitlines():

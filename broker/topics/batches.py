@@ -133,5 +133,6 @@ def answer(writes: list[Write], batch: Batch) -> None:
         if write.references:
             write.ids = ids[start:stop]
         if not write.future.done():
-            write.future.set_result(Published(ids[start], ids[stop - 1], write.pointer))
+            first, last = ids[start], ids[stop - 1]
+            write.future.set_result(Published(first, last, write.pointer, False, write.messages))
         start = stop

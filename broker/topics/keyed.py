@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Awaitable, Callable
 
 from broker.errors import IdempotencyKeyReused
-from broker.model import PublishRequest
+from broker.model import ROW_ID_MIN, PublishRequest
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import Answer, check_same_body, key_hash
 from broker.topics.settings import Published, PublishOptions
@@ -49,10 +49,13 @@ class KeyedLog:
         body_hash: bytes,
         pointer: int | None,
         work: Callable[[KeyMark], Awaitable[Published]],
+        *,
+        messages: int | None,
     ) -> Published:
         """Do ``work`` under the key that ``options`` have, or give the answer that it already has.
 
-        ``work`` is given the mark that belongs into the batch which it writes. Whoever comes while the
+        ``work`` is given the mark that belongs into the batch which it writes. ``messages`` is how many the body
+        is, None if it does not say: the answer of before is to the same body. Whoever comes while the
         key is under way joins it. The work goes on if the caller is cancelled.
 
         Raises:
@@ -66,7 +69,8 @@ class KeyedLog:
                 raise IdempotencyKeyReused("The Idempotency-Key is in use with another body.")
             return (await asyncio.shield(joined[1]))._replace(replayed=True)
         mark = (hashed, body_hash)
-        answering = self._answer(mark, pointer, work, is_fresh=options.is_fresh)
+        before = Published(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
+        answering = self._answer(mark, before, work, is_fresh=options.is_fresh)
         task = asyncio.ensure_future(answering)
         self._under_way[hashed] = (body_hash, task)
         task.add_done_callback(lambda done: self._finished(hashed, done))
@@ -80,7 +84,7 @@ class KeyedLog:
     async def _answer(
         self,
         mark: KeyMark,
-        pointer: int | None,
+        before: Published,
         work: Callable[[KeyMark], Awaitable[Published]],
         *,
         is_fresh: bool,
@@ -89,7 +93,7 @@ class KeyedLog:
         answer = await self._known(hashed, is_fresh=is_fresh)
         if answer is not None:
             check_same_body(answer, body_hash)
-            return Published(answer.first, answer.last, pointer, replayed=True)
+            return before._replace(first=answer.first, last=answer.last)
         published = await work(mark)
         answer = Answer(published.first, published.last, body_hash)
         self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)

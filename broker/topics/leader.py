@@ -112,11 +112,14 @@ class TopicLeader:
         """
         if options.key is None:
             return await self._publish(request, options, None)
+        # Under a producer's number it may have been other messages that were published.
+        is_told = bool(request.payloads) and options.producer is None
         return await self.messages.once(
             options,
             request_hash(request, options),
             request.pointer,
             lambda mark: self._publish(request, options, mark),
+            messages=len(request.payloads) if is_told else None,
         )
 
     async def _publish(

@@ -114,7 +114,8 @@ class References:
         sealed = await _for_all(numbers, self._seal)
         rows = await self._published_before(numbers, sealed)
         if rows:
-            return Published(rows[0], rows[-1], write.pointer, replayed=True)
+            count = _messages_of(sealed)
+            return Published(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
         for number in numbers:
             if number < 0 and self._is_over(number):
                 raise too_old(number)
@@ -211,6 +212,12 @@ async def _for_all(numbers: Numbers, work: Callable[[int], Awaitable[Result]]) -
                 raise each
             results.append(each)
     return results
+
+
+def _messages_of(sealed: Sequence[Sealed]) -> int | None:
+    """Return how many messages closed payload logs have; None if one of them is not there any more."""
+    tails = [each.tail for each in sealed]
+    return None if None in tails else sum(tail.total for tail in tails if tail is not None)
 
 
 def too_old(stage: int) -> PayloadsSealed:

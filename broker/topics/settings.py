@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from broker.model import PublishRequest, RowId
+from broker.model import ROW_ID_MIN, PublishRequest, RowId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +91,19 @@ def lifetimes_of(request: PublishRequest, options: PublishOptions) -> Lifetimes:
 
 
 class Published(NamedTuple):
-    """The rows of one publish, both ends included. ``replayed``: the key had this answer already."""
+    """The rows of one publish, both ends included.
+
+    They are ROW_ID_MIN where they are not known any more. ``replayed``: the key, the producer's number or the
+    stages had this answer already. ``messages``: how many they are, a reference's included, None if not known.
+    """
 
     first: RowId
     last: RowId
     pointer: int | None = None
     replayed: bool = False
+    messages: int | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known where the messages lie."""
+        return self.first != ROW_ID_MIN

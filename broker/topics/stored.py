@@ -120,7 +120,8 @@ class StoredPayloads:
         if mark is None:
             return None
         check_same_body(Answer(mark.first, mark.last, mark.body), request_hash(request, options))
-        return Published(mark.first, mark.last, number, replayed=True)
+        count = len(request.payloads)
+        return Published(mark.first, mark.last, number, replayed=True, messages=count)
 
     async def _store_into(
         self, payloads: KeyedLog, number: int, request: PublishRequest, options: PublishOptions
@@ -132,6 +133,7 @@ class StoredPayloads:
             request_hash(request, options),
             number,
             lambda mark: self._store(payloads, number, request, options, mark),
+            messages=len(request.payloads),
         )
 
     async def _store(

@@ -1,4 +1,4 @@
-r"""The same four records in Avro's JSON encoding, for curl and for scripts.
+r"""The same four records in Avro's JSON encoding: ``avro/json``, for those who have Avro's tools.
 
 ::
 
@@ -45,7 +45,7 @@ from broker.wire.jsontext import parse
 from broker.wire.transaction import decode_transaction, encode_transaction
 from broker.wire.varint import INT_MAX, LONG_MAX
 
-CONTENT_TYPE: Final = "application/json"
+CONTENT_TYPE: Final = "avro/json"
 
 # What a publish may have beside its messages, with room for errors that deserve a better message.
 _OTHER_VALUES = 16
@@ -151,23 +151,19 @@ def decode_poll(body: bytes) -> Poll:
     )
 
 
-def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> bytes:
+def encode_items(messages: Sequence[Message]) -> bytes:
     """Return messages as JSON objects with commas between them.
 
     A reply is ``[``, any number of these that are not empty with commas between them, and ``]``.
     """
     return _dump(
-        [
-            {"id": _text(identifier), "payload": _text(payload)}
-            for identifier, payload in zip(ids, payloads, strict=True)
-        ]
+        [{"id": _text(message.id), "payload": _text(message.payload)} for message in messages]
     )[1:-1]
 
 
 def encode_messages(messages: Sequence[Message]) -> bytes:
     """Return the whole reply of a poll."""
-    items = encode_items([message.id for message in messages], [m.payload for m in messages])
-    return b"[" + items + b"]"
+    return b"[" + encode_items(messages) + b"]"
 
 
 def _dump(value: object) -> bytes:
@@ -247,7 +243,7 @@ def _bytes(field: str, value: object) -> bytes:
     except UnicodeEncodeError:
         raise BadRequest(
             f"{field}: bytes are written as a string of the code points 0 to 255, one for each "
-            "byte; this one has others. Encode the text first, or use text/plain."
+            "byte; this one has others. Encode the text first, or use application/json."
         ) from None
 
 

@@ -9,6 +9,8 @@ from broker.errors import BadRequest
     [
         ("avro/binary", BodyType.AVRO),
         ("application/json", BodyType.JSON),
+        ("avro/json", BodyType.AVRO_JSON),
+        ("Avro/JSON; charset=utf-8", BodyType.AVRO_JSON),
         ("Application/JSON; charset=utf-8", BodyType.JSON),
         ("text/plain", BodyType.RAW),
         ("text/plain;charset=latin-1", BodyType.RAW),

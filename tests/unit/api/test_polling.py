@@ -1,4 +1,5 @@
 import asyncio
+import base64
 import json
 
 import pytest
@@ -9,9 +10,11 @@ from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import avro
 from broker.wire.blocks import END, PollDecoder
+from broker.wire.transaction import encode_transaction
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}
+AVRO_JSON = {"Content-Type": "avro/json"}
 POLL, PUBLISH = topic_path("t", "poll"), topic_path("t", "publish")
 TWO = bytes.fromhex("02040261026200")
 
@@ -43,8 +46,77 @@ async def test_polls_read_what_was_published(broker: Broker) -> None:
     behind = messages(await poll(broker, Poll(start=both[0].id, inclusive=False)))
     assert behind == both[1:]
     assert messages(await poll(broker, Poll(limit=1))) == both[:1]
-    as_json = await broker.call("POST", POLL, b'{"limit": {"int": 1}}', JSON)
+    as_json = await broker.call("POST", POLL, b'{"limit": {"int": 1}}', AVRO_JSON)
+    assert as_json.headers["Content-Type"] == "avro/json"
     assert as_json.json == [{"id": both[0].id.decode("latin-1"), "payload": "a"}]
+
+
+async def test_polls_in_the_json_of_people(broker: Broker) -> None:
+    await broker.call("POST", PUBLISH, json.dumps(["café", {"base64": "/w=="}]).encode(), JSON)
+    reply = await broker.call("POST", POLL, b"{}", JSON)
+    assert reply.headers["Content-Type"] == "application/json"
+    text, other = reply.json
+    page = (await broker.call("GET", topic_path("t", "messages"))).json["messages"]
+    for got, seen in zip(reply.json, page, strict=True):
+        for name in ("id", "time", "timestamp_ms", "encoding", "payload"):
+            assert got[name] == seen[name]
+    assert (text["payload"], text["encoding"], text["key"], text["headers"]) == (
+        "café",
+        "text",
+        None,
+        {},
+    )
+    assert (other["payload"], other["encoding"]) == ("/w==", "base64")
+
+    async def polled(**fields: object) -> list[str]:
+        got = await broker.call("POST", POLL, json.dumps(fields).encode(), JSON)
+        return [message["payload"] for message in got.json]
+
+    assert await polled(limit=1) == ["café"]
+    assert await polled(start=text["id"], inclusive=False) == ["/w=="]
+    assert await polled(start=text["id"].upper()) == ["café", "/w=="]
+    for start in (text["timestamp_ms"], text["time"], str(text["timestamp_ms"]), None):
+        assert await polled(start=start, snapshot=None) == ["café", "/w=="]
+    assert await polled(start=text["timestamp_ms"] + 60_000) == []
+
+
+async def test_polls_in_json_take_the_snapshots_that_browsing_does(broker: Broker) -> None:
+    pointer = broker.clock.now_ms() * 1_000_000
+    held = json.dumps({"messages": ["held"], "write_pointer": pointer}).encode()
+    await broker.call("POST", PUBLISH, held, JSON)
+    as_of = {"transaction_id": pointer + 1, "read_pointer": pointer - 1, "in_progress": [pointer]}
+    snapshot = Snapshot(transaction_id=pointer + 1, read_pointer=pointer - 1, in_progress=[pointer])
+    encoded = encode_transaction(snapshot)
+    for form in (as_of, encoded.hex(), base64.b64encode(encoded).decode()):
+        reply = await broker.call("POST", POLL, json.dumps({"snapshot": form}).encode(), JSON)
+        assert (reply.json, reply.headers["Broker-Blocked-By"]) == ([], str(pointer))
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('{"startFrom": null}', "'startFrom' is called start in application/json"),
+        ('{"transaction": null}', "'transaction' is called snapshot"),
+        ('{"from": 1}', "'from': there is no such field; did you mean start?"),
+        ('{"limt": 1}', "'limt': there is no such field; did you mean limit?"),
+        ('{"limit": 0}', "limit: must be at least 1"),
+        ('{"limit": 1.5}', "limit: a whole number"),
+        ('{"limit": true}', "limit: a whole number"),
+        ('{"inclusive": 1}', "inclusive: true or false"),
+        ('{"start": "yesterday"}', "start: 'yesterday' is neither a message id"),
+        ('{"start": "%s"}' % ("zz" * 20), "start: A message id has 40 hex digits"),
+        ('{"start": -1}', "start: a message id"),
+        ('{"start": [1]}', "start: a message id"),
+        ('{"snapshot": 7}', "snapshot: "),
+        ('{"snapshot": "ff"}', "snapshot: "),
+        ("[]", "The body must be a JSON object with start, inclusive, limit, snapshot"),
+        ("", "The body is not valid JSON"),
+    ],
+)
+async def test_polls_in_json_that_are_refused(broker: Broker, body: str, told: str) -> None:
+    reply = await broker.call("POST", POLL, body.encode(), JSON)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert reply.json["message"].startswith(told)
 
 
 async def test_a_long_reply_is_many_chunks_of_whole_blocks(broker: Broker) -> None:
@@ -54,6 +126,8 @@ async def test_a_long_reply_is_many_chunks_of_whole_blocks(broker: Broker) -> No
     got = messages(await poll(broker, Poll()))
     assert [m.payload for m in got] == payloads
     as_json = await broker.call("POST", POLL, b"{}", JSON)
+    assert [m["payload"].encode() for m in as_json.json] == payloads
+    as_json = await broker.call("POST", POLL, b"{}", AVRO_JSON)
     assert [m["payload"].encode() for m in as_json.json] == payloads
 
 

@@ -2,9 +2,13 @@ import json
 
 import pytest
 
+from broker.api.bodies import BodyType
+from broker.api.publishing import publish_reply
+from broker.api.replies import Reply
 from broker.config import Config, LimitsConfig
-from broker.model import PublishRequest, RollbackRange
+from broker.model import PublishRequest, RollbackRange, row_id
 from broker.testing.serving import Broker, Http, topic_path
+from broker.topics.settings import Published
 from broker.wire.avro import (
     decode_publish_response,
     encode_publish_request,
@@ -13,6 +17,7 @@ from broker.wire.avro import (
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}
+AVRO_JSON = {"Content-Type": "avro/json"}
 PUBLISH, STORE, ROLLBACK = (topic_path("t", a) for a in ("publish", "store", "rollback"))
 TWO = bytes.fromhex("02040261026200")
 
@@ -32,24 +37,205 @@ async def test_a_publish_without_a_transaction_answers_nothing(broker: Broker) -
     assert await payloads(broker) == ["a", "b"]
 
 
+async def test_every_publish_tells_the_ids_that_consumers_see(broker: Broker) -> None:
+    for kind, body in (
+        ("avro/binary", TWO),
+        ("avro/json", b'{"messages": ["a", "b"]}'),
+        ("application/json", b'["a", "b"]'),
+        ("text/plain", b"c"),
+    ):
+        reply = await broker.call("POST", PUBLISH, body, {"Content-Type": kind})
+        count = 1 if kind == "text/plain" else 2
+        page = await broker.call("GET", f"{topic_path('t', 'messages')}?order=desc&limit={count}")
+        ids = [message["id"] for message in page.json["messages"]]
+        headers = [reply.headers[f"Broker-{name}"] for name in ("First-Id", "Last-Id", "Count")]
+        assert headers == [ids[-1], ids[0], str(count)]
+        if kind.startswith("avro"):
+            assert reply.body == b""
+        else:
+            told = {"first_id": ids[-1], "last_id": ids[0], "count": count, "replayed": False}
+            assert reply.json == told
+
+
+async def test_the_answer_of_a_plain_publish_has_one_head(http: Http) -> None:
+    """The head that is put together for it is the one that its headers say."""
+    reply = await http("POST", PUBLISH, TWO, AVRO)
+    assert int(reply.headers["Content-Length"]) == 0
+    assert (reply.headers["Broker-Count"], len(reply.headers["Broker-Last-Id"])) == ("2", 40)
+    plain = publish_reply(Published(row_id(7, 8), row_id(7, 9), messages=2), BodyType.AVRO)
+    assert plain.head == Reply(headers=plain.headers).head
+    more = ("Broker-Leader", "http://a:1")
+    told = Reply(headers=(*plain.headers, more))
+    assert sorted(plain.with_headers(more).head.splitlines()) == sorted(told.head.splitlines())
+
+
+async def test_publish_in_the_json_of_people(broker: Broker) -> None:
+    messages = ["café", "日本", {"base64": "/w=="}, {"value": "x"}, {"value": {"base64": "AA=="}}]
+    body = json.dumps({"messages": messages, "write_pointer": None}, ensure_ascii=False).encode()
+    assert (await broker.call("POST", PUBLISH, body, JSON)).json["count"] == 5
+    assert await payloads(broker) == ["café", "日本", "/w==", "x", "\x00"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['["x"]', '"x"', '{"value": "x"}', '{"base64": "eA=="}', '{"value": {"base64": "eA=="}}'],
+)
+async def test_a_list_or_one_message_is_a_publish_too(broker: Broker, body: str) -> None:
+    assert (await broker.call("POST", PUBLISH, body.encode(), JSON)).json["count"] == 1
+    assert await payloads(broker) == ["x"]
+
+
+async def test_a_transaction_in_the_json_of_people(broker: Broker) -> None:
+    pointer = pointer_now(broker)
+    body = json.dumps({"messages": ["a", "b"], "write_pointer": pointer}).encode()
+    reply = await broker.call("POST", PUBLISH, body, JSON)
+    assert set(reply.json) == {"first_id", "last_id", "count", "replayed", "write_pointer"}
+    assert (await broker.call("POST", ROLLBACK, reply.body, JSON)).status == 200
+    page = await broker.call("GET", topic_path("t", "messages"))
+    assert [m["tx_state"] for m in page.json["messages"]] == ["rolled_back"] * 2
+    stored = json.dumps({"messages": ["c"], "write_pointer": pointer}).encode()
+    assert (await broker.call("POST", STORE, stored, JSON)).status == 200
+    refer = json.dumps({"messages": [], "write_pointer": pointer}).encode()
+    first = await broker.call("POST", PUBLISH, refer, JSON)
+    again = await broker.call("POST", PUBLISH, refer, JSON)
+    page = await broker.call("GET", topic_path("t", "messages"))
+    row = page.json["messages"][-2]
+    assert (row["kind"], row["id"]) == ("reference", first.json["first_id"])
+    assert first.json["count"] == 1
+    assert again.json == {**first.json, "replayed": True}
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (
+            {"transactionWritePointer": 1, "messages": []},
+            "'transactionWritePointer' is called write_pointer",
+        ),
+        ({"mesages": ["x"]}, "'mesages': there is no such field; did you mean messages?"),
+        ({"user": "alice"}, "'user': there is no such field; there are messages, write_pointer."),
+        ({"write_pointer": 1}, "messages: a list"),
+        ({"messages": "x"}, "messages: a list"),
+        ({"messages": None}, "messages: a list"),
+        (7, "The body is an object"),
+        (None, "The body is an object"),
+        ({"write_pointer": 1.5, "messages": []}, "write_pointer: a whole number"),
+        ({"write_pointer": True, "messages": []}, "write_pointer: a whole number"),
+        ({"write_pointer": "1", "messages": []}, "write_pointer: a whole number"),
+        ({"write_pointer": 1 << 63, "messages": []}, "write_pointer: the number does not fit"),
+        (["a", 7], "messages[1]: text, or"),
+        (["a", None], "messages[1]: is null"),
+        (["a", ["b"]], "messages[1]: text, or"),
+        (["a", "\ud800"], "messages[1]: is no valid Unicode"),
+        ([{"value": "\ud800"}], "messages[0].value: is no valid Unicode"),
+        ([{}], "messages[0].value: is missing"),
+        ([{"value": None}], "messages[0].value: is null"),
+        ([{"value": {"a": 1}}], "messages[0].value: text, or"),
+        ([{"payload": "x"}], "messages[0]: 'payload': there is no such field; did you mean value?"),
+        ([{"value": "x", "tl": 5}], "messages[0]: 'tl': there is no such field; did you mean ttl?"),
+        ([{"base64": "eA==", "key": "k"}], "messages[0]: base64 stands alone"),
+        ([{"base64": 7}], "messages[0].base64: a string"),
+        ([{"base64": "eA"}], "messages[0].base64: is no base64"),
+        ([{"base64": "eA==\n"}], "messages[0].base64: is no base64"),
+        ([{"base64": "-_=="}], "messages[0].base64: is no base64"),
+        ([{"base64": "é==="}], "messages[0].base64: is no base64"),
+        ([{"value": "x", "key": 7}], "messages[0].key: text, or"),
+        ([{"value": "x", "headers": ["a"]}], "messages[0].headers: an object"),
+        (["", {"value": "x", "headers": {"a": 1}}], "messages[1].headers.a: text, or"),
+        ([{"value": "x", "headers": {"": "1"}}], "messages[0].headers: a name has 1 to 255 bytes"),
+        (
+            [{"value": "x", "headers": {"\ud800": "1"}}],
+            "messages[0].headers: '\\ud800' is no valid",
+        ),
+        (
+            [{"value": "x", "headers": {f"{n}": "" for n in range(101)}}],
+            "messages[0].headers: a message may",
+        ),
+        ([{"value": "x", "ttl": 0}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": -1}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": 1 << 31}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": 1.5}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": True}], "messages[0].ttl: seconds"),
+        ([{"value": "x", "ttl": "60"}], "messages[0].ttl: seconds"),
+        ({"value": "x", "ttl": "60"}, "the message.ttl: seconds"),
+    ],
+)
+async def test_json_of_people_that_is_refused(broker: Broker, value: object, told: str) -> None:
+    for action in (PUBLISH, STORE):
+        reply = await broker.call("POST", action, json.dumps(value).encode(), JSON)
+        assert (reply.status, reply.json["code"]) == (400, "bad_request")
+        assert reply.json["message"].startswith(told)
+    assert await payloads(broker) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"hello",
+        b'["\xff"]',
+        b'{"messages": ["a"], "messages": ["b"]}',
+        b'[{"value": "a", "value": "b"}]',
+        b'[{"value": "a", "ttl": NaN}]',
+        b"[" * 100_000,
+    ],
+)
+async def test_what_is_no_json_is_refused(broker: Broker, body: bytes) -> None:
+    reply = await broker.call("POST", PUBLISH, body, JSON)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert reply.json["message"].startswith("The body ")
+
+
+async def test_as_many_messages_in_json_as_a_request_may_have(broker: Broker) -> None:
+    many = [f"{number}, and {{more}} of [it]" for number in range(100_000)]
+    reply = await broker.call("POST", PUBLISH, json.dumps(many).encode(), JSON)
+    assert reply.json["count"] == 100_000
+    one_more = await broker.call("POST", PUBLISH, json.dumps([*many, ""]).encode(), JSON)
+    assert (one_more.status, one_more.json["code"]) == (413, "too_many_messages")
+    # Small texts that would become large values are refused before they do.
+    endless = await broker.call("POST", PUBLISH, b"[" + b"{}," * 900_000 + b"{}]", JSON)
+    assert (endless.status, endless.json["code"]) == (413, "too_many_messages")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"write_pointer": None}, "write_pointer: is missing"),
+        ({"write_pointer": "1"}, "write_pointer: a whole number"),
+        ({"first_id": None}, "first_id: a message id"),
+        ({"last_id": "ab"}, "last_id: A message id has 40 hex digits"),
+        ({"rollbackRange": {}}, "'rollbackRange' is called first_id and last_id"),
+        ({"lastid": ""}, "'lastid': there is no such field; did you mean last_id?"),
+    ],
+)
+async def test_rollbacks_in_json_that_are_refused(
+    broker: Broker, change: dict[str, object], told: str
+) -> None:
+    body = {"write_pointer": pointer_now(broker), "first_id": "0" * 40, "last_id": "0" * 40}
+    reply = await broker.call("POST", ROLLBACK, json.dumps({**body, **change}).encode(), JSON)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert reply.json["message"].startswith(told)
+
+
 @pytest.mark.parametrize("pointer", [{"long": 0}, 0, None])
-async def test_publish_in_json(broker: Broker, pointer: object) -> None:
+async def test_publish_in_avros_json(broker: Broker, pointer: object) -> None:
     under = {"long": pointer_now(broker)} if isinstance(pointer, dict) else pointer
     under = pointer_now(broker) if under == 0 else under
     body = {"transactionWritePointer": under, "messages": ["a\u00ff"]}
-    reply = await broker.call("POST", PUBLISH, json.dumps(body).encode(), JSON)
+    reply = await broker.call("POST", PUBLISH, json.dumps(body).encode(), AVRO_JSON)
     if under is None:
         assert reply.body == b""
         return
-    assert reply.headers["Content-Type"] == "application/json"
+    assert reply.headers["Content-Type"] == "avro/json"
     assert set(reply.json) == {"transactionWritePointer", "rollbackRange"}
-    assert (await broker.call("POST", ROLLBACK, reply.body, JSON)).status == 200
+    assert (await broker.call("POST", ROLLBACK, reply.body, AVRO_JSON)).status == 200
     page = await broker.call("GET", topic_path("t", "messages"))
     assert [m["tx_state"] for m in page.json["messages"]] == ["rolled_back"]
 
 
 async def test_missing_pointer_in_json_is_none(broker: Broker) -> None:
-    assert (await broker.call("POST", PUBLISH, b'{"messages":["x"]}', JSON)).status == 200
+    assert (await broker.call("POST", PUBLISH, b'{"messages":["x"]}', AVRO_JSON)).status == 200
     assert await payloads(broker) == ["x"]
 
 
@@ -57,7 +243,7 @@ async def test_missing_pointer_in_json_is_none(broker: Broker) -> None:
 async def test_a_body_as_it_is_is_one_message(broker: Broker, kind: str) -> None:
     body = "ein ganzer Satz, mit Umlauten: äöü".encode()
     reply = await broker.call("POST", PUBLISH, body, {"Content-Type": kind})
-    assert (reply.status, reply.body) == (200, b"")
+    assert (reply.status, reply.json["count"]) == (200, 1)
     assert await payloads(broker) == [body.decode()]
 
 
@@ -92,6 +278,15 @@ async def test_an_idempotency_key_answers_as_before(broker: Broker) -> None:
     again = await broker.call("POST", PUBLISH, TWO, keyed)
     assert first.headers.get("Idempotency-Replayed") is None
     assert again.headers.get("Idempotency-Replayed") == "true"
+    for name in ("Broker-First-Id", "Broker-Last-Id", "Broker-Count"):
+        assert first.headers[name] == again.headers[name]
+    in_json = await broker.call("POST", PUBLISH, b'["a", "b"]', {**JSON, "Idempotency-Key": "k-1"})
+    assert in_json.json == {
+        "first_id": first.headers["Broker-First-Id"],
+        "last_id": first.headers["Broker-Last-Id"],
+        "count": 2,
+        "replayed": True,
+    }
     assert await payloads(broker) == ["a", "b"]
     other = await broker.call("POST", PUBLISH, bytes.fromhex("0202026300"), keyed)
     assert (other.status, other.headers["Broker-Error"]) == (422, "idempotency_key_reused")
@@ -132,7 +327,7 @@ async def test_a_rollback_needs_a_pointer(broker: Broker) -> None:
 
 async def test_a_transaction_past_its_longest_life_is_refused(broker: Broker) -> None:
     for action in ("publish", "store"):
-        body = {"transactionWritePointer": 1, "messages": ["x"]}
+        body = {"write_pointer": 1, "messages": ["x"]}
         reply = await broker.call("POST", topic_path("t", action), json.dumps(body).encode(), JSON)
         assert (reply.status, reply.json["code"]) == (422, "transaction_too_old")
 

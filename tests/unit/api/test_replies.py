@@ -71,6 +71,8 @@ def test_errors_are_text_unless_json_is_named() -> None:
 
 def test_json_is_named_by_exact_type() -> None:
     assert names_json({"Content-Type": "application/json; charset=utf-8"})
+    assert names_json({"Content-Type": "avro/json"})
+    assert names_json({"Accept": "avro/json"})
     assert not names_json({"Content-Type": "text/plain", "Accept": "*/*"})
 
 

@@ -106,7 +106,7 @@ async def test_a_wait_ends_in_time(ring: Ring) -> None:
 async def test_a_poll_that_waits_moves_with_the_leader(ring: Ring, node: int) -> None:
     await publish(ring, "a")
     seen = (await poll(ring, 0)).json[0]["id"]
-    body = json.dumps({"startFrom": {"bytes": seen}, "inclusive": False}).encode()
+    body = json.dumps({"start": seen, "inclusive": False}).encode()
     waiting = asyncio.create_task(poll(ring, node, 20, body))
     await waits(ring, 0)
     await ring.move(2)

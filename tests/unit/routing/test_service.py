@@ -202,7 +202,7 @@ async def test_a_leader_that_is_silent_is_given_up_once_another_leads(ring: Ring
 
 async def poll_wait(ring: Ring, node: int):
     now = ring.nodes[0].clock.now_ms() + 1000
-    body = b'{"startFrom": %d}' % now
+    body = b'{"start": %d}' % now
     return await ring.nodes[node].http("POST", POLL + "?wait=1.5", body, JSON)
 
 
@@ -330,16 +330,14 @@ async def test_pipelined_publishes_of_one_connection_keep_their_order_through_lo
     far = ring.nodes[1]
     await publish(ring, 1, b"--")
     far.peers.hooks.extend([answer_lost, passed, request_lost, passed] * 5)
-    reader, writer = await asyncio.open_connection("127.0.0.1", far.shell.port)
-    for number in range(20):
-        writer.write(
-            f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
-            f"Content-Length: 2\r\n\r\n{number:02}".encode()
-        )
-    for _ in range(20):
-        assert (await reader.readuntil(b"\r\n")) == b"HTTP/1.1 200 OK\r\n"
-        await reader.readuntil(b"\r\n\r\n")
-    writer.close()
+    async with RawHttp(far.shell.port) as raw:
+        for number in range(20):
+            await raw.send(
+                f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
+                f"Content-Length: 2\r\n\r\n{number:02}".encode()
+            )
+        ids = [(await raw.reply()).json["first_id"] for _ in range(20)]
+    assert ids == sorted(set(ids))
     assert await payloads(ring) == ["--", *(f"{number:02}" for number in range(20))]
     assert not far.peers.hooks
 

@@ -85,9 +85,9 @@ def test_each_request_has_its_rows_and_is_told_which(asked: list[dict[str, Any]]
         assert made.messages == sum(write.messages for write in writes)
         marks = [mark for entry in made.entries for mark in entry.marks]
         for write in writes:
-            first, last, pointer, _ = await write.future
+            first, last, pointer, _, messages = await write.future
             own = made.ids[made.ids.index(first) : made.ids.index(last) + 1]
-            assert pointer == write.pointer
+            assert (pointer, messages) == (write.pointer, write.messages)
             numbers = [number for number, _ in write.references] or [None] * len(own)
             lives = write.lifetimes_ms or [write.lifetime_ms] * len(own)
             assert [shared(stored[row][0]) for row in own] == [
@@ -168,6 +168,6 @@ def test_who_has_an_answer_already_keeps_it() -> None:
         ids = ids_for(writes)
         assert writes[0].future.cancelled()
         assert isinstance(writes[1].future.exception(), asyncio.QueueFull)
-        assert await writes[2].future == Published(ids[2], ids[2])
+        assert await writes[2].future == Published(ids[2], ids[2], messages=1)
 
     simulate(main)

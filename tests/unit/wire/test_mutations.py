@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from broker.api import plainjson
 from broker.errors import BrokerError
 from broker.model import TopicId
 from broker.testing import mutations
@@ -23,11 +24,16 @@ READERS: dict[Target, Callable[[bytes], object]] = {
     mutations.PUBLISH: lambda body: avro.decode_publish_request(body, messages_max=MESSAGES_MAX),
     mutations.ROLLBACK: avro.decode_publish_response,
     mutations.POLL: avro.decode_poll,
-    mutations.PUBLISH_JSON: lambda body: avrojson.decode_publish_request(
+    mutations.PUBLISH_AVRO_JSON: lambda body: avrojson.decode_publish_request(
         body, messages_max=MESSAGES_MAX
     ),
-    mutations.ROLLBACK_JSON: avrojson.decode_publish_response,
-    mutations.POLL_JSON: avrojson.decode_poll,
+    mutations.ROLLBACK_AVRO_JSON: avrojson.decode_publish_response,
+    mutations.POLL_AVRO_JSON: avrojson.decode_poll,
+    mutations.PUBLISH_JSON: lambda body: plainjson.decode_publish_request(
+        body, messages_max=MESSAGES_MAX
+    ),
+    mutations.ROLLBACK_JSON: plainjson.decode_rollback,
+    mutations.POLL_JSON: plainjson.decode_poll,
     mutations.PROPERTIES: lambda body: decode_properties(body, {"ttl": "5"}, TOPIC),
 }
 

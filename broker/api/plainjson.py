@@ -1,0 +1,370 @@
+"""The JSON that people write and read: ``application/json`` of publish, store, rollback and poll.
+
+::
+
+    publish    {"messages": ["café", {"base64": "/w=="}, {"value": "x", "key": "k", "ttl": 60,
+                "headers": {"trace": "7f"}}], "write_pointer": 17}
+    answer     {"first_id": "…", "last_id": "…", "count": 3, "replayed": false, "write_pointer": 17}
+    rollback   that answer
+    poll       {"start": "2026-11-20T12:00:00Z", "inclusive": true, "limit": 10, "snapshot": …}
+    reply      [{"id": "…", "time": "…", "timestamp_ms": 1, "encoding": "text", "payload": "café",
+                "key": null, "headers": {}}]
+
+A string is text, and stands for its bytes in UTF-8; bytes that are none are ``{"base64": "…"}``. A publish without a
+write pointer may be the list alone, or one message alone. Ids are 40 hex digits in both directions.
+
+Names that are not known are refused with the name that was meant, because they are typing errors. The names of Avro
+are such, too: its JSON encoding has a type of its own (wire/avrojson.py). Readers raise BadRequest that begins with
+the place of the error, as ``messages[3].headers.a: …``.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final
+
+import orjson
+
+from broker.api.payloads import shown, shown_beside
+from broker.api.times import parse_place, rfc3339
+from broker.errors import BadRequest, TooManyMessages
+from broker.model import (
+    NO_HEADERS,
+    ROW_ID_BYTES,
+    ROW_ID_MIN,
+    TIMESTAMP_MAX_MS,
+    Message,
+    MessageId,
+    Poll,
+    PublishRequest,
+    RollbackRange,
+    RowId,
+    Snapshot,
+    message_id_from_hex,
+)
+from broker.topics.settings import Published
+from broker.wire import attributes
+from broker.wire.jsontext import parse
+from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.topics import TTL_MAX_S
+from broker.wire.varint import INT_MAX, LONG_MAX
+
+VALUES_PER_MESSAGE: Final = 8
+"""How many JSON values a body may have for each message that a request may have: an object with all
+that it may say, and two headers."""
+_OTHER_VALUES: Final = 16
+"""What a publish may have beside its messages, with room for errors that deserve a better message."""
+
+_PUBLISH = ("messages", "write_pointer")
+_MESSAGE = ("value", "key", "headers", "ttl")
+_POLL = ("start", "inclusive", "limit", "snapshot")
+_ROLLBACK = ("write_pointer", "first_id", "last_id")
+_ANSWER = (*_ROLLBACK, "count", "replayed")
+_AVRO_NAMES: Final = {
+    "transactionWritePointer": "write_pointer",
+    "startFrom": "start",
+    "transaction": "snapshot",
+    "rollbackRange": "first_id and last_id",
+}
+"""Avro's names, and how the same is called here."""
+_MEANT: Final = {
+    "payload": "value",
+    "data": "value",
+    "body": "value",
+    "text": "value",
+    "from": "start",
+}
+"""Names that say the same, but are spelled too differently to be found as near."""
+_A_VALUE = 'text, or {"base64": "…"}'
+
+# --- Publishing -----------------------------------------------------------------------------------
+
+
+def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
+    """Read the body of a publish or a store. Raises BadRequest, TooManyMessages."""
+    values_max = messages_max * VALUES_PER_MESSAGE + _OTHER_VALUES
+    value = parse(body, values_max=values_max, too_many=TooManyMessages)
+    pointer = None
+    if isinstance(value, list):
+        messages: object = value
+    elif isinstance(value, dict) and _is_one_message(value):
+        return _request(None, [value], messages_max, alone=True)
+    elif isinstance(value, dict):
+        _refuse_unknown(value, _PUBLISH)
+        pointer = _pointer(value.get("write_pointer"))
+        messages = value.get("messages")
+    elif isinstance(value, str):
+        return _request(None, [value], messages_max, alone=True)
+    else:
+        raise BadRequest(
+            'The body is an object {"messages": […]}, a list of messages, or one message.'
+        )
+    if not isinstance(messages, list):
+        raise BadRequest("messages: a list of messages is needed.")
+    return _request(pointer, messages, messages_max)
+
+
+def _is_one_message(value: Mapping[str, Any]) -> bool:
+    return "messages" not in value and ("value" in value or "base64" in value)
+
+
+def _request(
+    pointer: int | None, messages: Sequence[Any], messages_max: int, *, alone: bool = False
+) -> PublishRequest:
+    if len(messages) > messages_max:
+        raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
+    if {*map(type, messages)} == {str}:
+        return PublishRequest(
+            pointer, [_bytes("messages", place, text) for place, text in enumerate(messages)]
+        )
+    payloads: list[bytes] = []
+    others: list[bytes] = []
+    ttls_s: list[int | None] = []
+    for place, message in enumerate(messages):
+        encoded, ttl_s = b"", None
+        if isinstance(message, dict):
+            where = "the message" if alone else f"messages[{place}]"
+            payload, encoded, ttl_s = _message(where, message)
+        else:
+            payload = _bytes("messages", place, message)
+        payloads.append(payload)
+        others.append(encoded)
+        ttls_s.append(ttl_s)
+    return PublishRequest(
+        pointer,
+        payloads,
+        attributes=others if any(others) else (),
+        ttls_s=ttls_s if any(ttls_s) else (),
+    )
+
+
+def _message(where: str, message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
+    """Return a message's payload, its attributes, and its seconds."""
+    if "base64" in message:
+        return _bytes_of(where, message), b"", None
+    _refuse_unknown(message, _MESSAGE, where)
+    if "value" not in message:
+        raise BadRequest(f"{where}.value: is missing; it is {_A_VALUE}.")
+    payload = _bytes_of(f"{where}.value", message["value"])
+    key = message.get("key")
+    key = None if key is None else _bytes_of(f"{where}.key", key)
+    encoded = _attributes(where, key, message.get("headers"))
+    return payload, encoded, _ttl_s(f"{where}.ttl", message.get("ttl"))
+
+
+def _attributes(where: str, key: bytes | None, headers: object) -> bytes:
+    if headers is None:
+        headers = NO_HEADERS
+    elif not isinstance(headers, dict):
+        raise BadRequest(f"{where}.headers: an object of names and values is needed.")
+    values = {
+        name: _bytes_of(f"{where}.headers.{name:.80}", value) for name, value in headers.items()
+    }
+    try:
+        return attributes.encode(key, values)
+    except BadRequest as error:
+        raise BadRequest(f"{where}.{error.message}") from error
+
+
+def _bytes(field: str, place: int, value: object) -> bytes:
+    """Return what ``_bytes_of`` does; where it is, is put into words only for an error."""
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            pass
+    return _bytes_of(f"{field}[{place}]", value)
+
+
+def _bytes_of(where: str, value: object) -> bytes:
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise BadRequest(
+                f"{where}: is no valid Unicode text; send its bytes as base64."
+            ) from None
+    if isinstance(value, dict) and "base64" in value:
+        if len(value) > 1:
+            raise BadRequest(
+                f'{where}: base64 stands alone. What is more goes beside it: {{"value": {{"base64": "…"}}, …}}.'
+            )
+        return _decode_base64(f"{where}.base64", value["base64"])
+    if value is None:
+        raise BadRequest(f"{where}: is null; {_A_VALUE} is needed.")
+    raise BadRequest(
+        f"{where}: {_A_VALUE} is needed. To send a JSON value, send its text as a string, or as a body of text/plain."
+    )
+
+
+def _decode_base64(where: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise BadRequest(f"{where}: a string is needed.")
+    try:
+        return binascii.a2b_base64(value, strict_mode=True)
+    except ValueError as error:
+        raise BadRequest(f"{where}: is no base64: {error}.") from None
+
+
+def _ttl_s(where: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= TTL_MAX_S:
+        raise BadRequest(
+            f"{where}: seconds, a whole number from 1 to {TTL_MAX_S}, not {value!a:.80}."
+        )
+    return value
+
+
+def _pointer(value: object) -> int | None:
+    return None if value is None else _integer("write_pointer", value, LONG_MAX)
+
+
+def encode_published(published: Published) -> bytes:
+    """Return the answer of a publish, which is also the body of its rollback if it has a write pointer."""
+    known = published.is_known
+    told: dict[str, Any] = {
+        "first_id": message_id(published.first).hex() if known else None,
+        "last_id": message_id(published.last).hex() if known else None,
+        "count": published.messages,
+        "replayed": published.replayed,
+    }
+    if published.pointer is not None:
+        told["write_pointer"] = published.pointer
+    return orjson.dumps(told)
+
+
+def message_id(row: RowId) -> MessageId:
+    """Return the message id of a row: of its message, or of the row of a reference."""
+    return row + ROW_ID_MIN
+
+
+# --- Rolling back ---------------------------------------------------------------------------------
+
+
+def decode_rollback(body: bytes) -> RollbackRange:
+    """Read the answer of a transactional publish. Raises BadRequest."""
+    record = _record(parse(body), _ANSWER, _ROLLBACK)
+    pointer = _pointer(record.get("write_pointer"))
+    if pointer is None:
+        raise BadRequest(
+            "write_pointer: is missing. Only a publish with a write pointer can be rolled back; send its answer."
+        )
+    return RollbackRange(pointer, *(_row(record, name) for name in ("first_id", "last_id")))
+
+
+def _row(record: Mapping[str, Any], name: str) -> RowId:
+    value = record.get(name)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name}: a message id is needed, 40 hex digits.")
+    try:
+        return message_id_from_hex(value)[:ROW_ID_BYTES]
+    except BadRequest as error:
+        raise BadRequest(f"{name}: {error.message}") from error
+
+
+# --- Polling --------------------------------------------------------------------------------------
+
+
+def decode_poll(body: bytes) -> Poll:
+    """Read the body of a poll. Raises BadRequest."""
+    record = _record(parse(body), _POLL, _POLL)
+    inclusive = record.get("inclusive", True)
+    if not isinstance(inclusive, bool):
+        raise BadRequest("inclusive: true or false is needed.")
+    limit = record.get("limit")
+    if limit is not None and _integer("limit", limit, INT_MAX) < 1:
+        raise BadRequest(f"limit: must be at least 1, not {limit}.")
+    snapshot = record.get("snapshot")
+    return Poll(
+        start=_start(record.get("start")),
+        inclusive=inclusive,
+        limit=limit,
+        snapshot=None if snapshot is None else _snapshot(snapshot),
+    )
+
+
+def _snapshot(value: object) -> Snapshot:
+    try:
+        return decode_snapshot(value)
+    except BadRequest as error:
+        raise BadRequest(f"snapshot: {error.message.removeprefix('snapshot: ')}") from error
+
+
+def _start(value: object) -> MessageId | int | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return parse_place("start", value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= TIMESTAMP_MAX_MS:
+        raise BadRequest(
+            "start: a message id (40 hex digits), a moment such as 2026-11-20T12:34:56.789Z, "
+            f"ms since 1970, or null is needed, not {value!a:.80}."
+        )
+    return value
+
+
+def encode_items(messages: Iterable[Message]) -> bytes:
+    """Return messages as JSON objects with commas between them.
+
+    A reply is ``[``, any number of these that are not empty with commas between them, and ``]``.
+    """
+    return orjson.dumps([_item(message) for message in messages])[1:-1]
+
+
+def _item(message: Message) -> dict[str, Any]:
+    payload, time_ms = shown(message.payload), message.timestamp_ms
+    return {
+        "id": message.id.hex(),
+        "time": rfc3339(time_ms),
+        "timestamp_ms": time_ms,
+        "encoding": payload.encoding,
+        "payload": payload.text,
+        **shown_beside(message.key, message.headers),
+    }
+
+
+# --- What all have in common ----------------------------------------------------------------------
+
+
+def _record(value: object, known: Sequence[str], told: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BadRequest(f"The body must be a JSON object with {', '.join(told)}.")
+    _refuse_unknown(value, known)
+    return value
+
+
+def _refuse_unknown(record: Mapping[str, Any], names: Sequence[str], where: str = "") -> None:
+    for name in record:
+        if name not in names:
+            place = f"{where}: " if where else ""
+            raise BadRequest(f"{place}{_advice(name, names)}")
+
+
+def _advice(name: str, names: Sequence[str]) -> str:
+    """Say of an unknown name which one was meant."""
+    shown_name = f"{name!a:.80}"
+    if name in _AVRO_NAMES:
+        return (
+            f"{shown_name} is called {_AVRO_NAMES[name]} in application/json. "
+            "The names of Avro belong to Content-Type avro/json."
+        )
+    meant = _MEANT.get(name)
+    near = [meant] if meant in names else get_close_matches(name[:80], names, n=1)
+    hint = f"did you mean {near[0]}? There are" if near else "there are"
+    told = f"{shown_name}: there is no such field; {hint} {', '.join(names)}."
+    if names is _PUBLISH:
+        told += " To publish a JSON value as one message, send it as text/plain, or its text as a string in messages."
+    return told
+
+
+def _integer(field: str, value: object, value_max: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadRequest(f"{field}: a whole number is needed.")
+    if not -value_max - 1 <= value <= value_max:
+        raise BadRequest(
+            f"{field}: the number does not fit into {value_max.bit_length() + 1} bits."
+        )
+    return value

@@ -1,0 +1,108 @@
+"""The JSON values of plainjson, as schemas."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.api.schemas import (
+    BOOLEAN,
+    INT64,
+    INTEGER,
+    MESSAGE_ID,
+    MOMENT,
+    SHOWN_BYTES,
+    SNAPSHOT,
+    STRING,
+    Spec,
+    array,
+    nullable,
+    record,
+)
+from broker.wire.topics import TTL_MAX_S
+
+_BASE64 = record(base64={"type": "string", "contentEncoding": "base64"})
+_NEW_MESSAGE: Final[Spec] = {
+    "anyOf": [
+        STRING,
+        _BASE64,
+        {
+            "type": "object",
+            "properties": {
+                "value": SHOWN_BYTES,
+                "key": nullable(SHOWN_BYTES),
+                "headers": nullable({"type": "object", "additionalProperties": SHOWN_BYTES}),
+                "ttl": nullable({"type": "integer", "minimum": 1, "maximum": TTL_MAX_S}),
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        },
+    ]
+}
+PLAIN_SCHEMAS: Final[dict[str, Spec]] = {
+    "PublishRequest": {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {
+                    "write_pointer": nullable(INT64),
+                    "messages": array(_NEW_MESSAGE),
+                },
+                "required": ["messages"],
+                "additionalProperties": False,
+            },
+            array(_NEW_MESSAGE),
+            _NEW_MESSAGE,
+        ]
+    },
+    "Published": {
+        **record(
+            first_id=nullable(MESSAGE_ID),
+            last_id=nullable(MESSAGE_ID),
+            count=nullable(INTEGER),
+            replayed=BOOLEAN,
+            write_pointer=INT64,
+        ),
+        "required": ["first_id", "last_id", "count", "replayed"],
+        "description": "What a publish made; null where it is not known any more. It is the body of a rollback.",
+    },
+    "RollbackRequest": {
+        "type": "object",
+        "properties": {
+            "write_pointer": INT64,
+            "first_id": MESSAGE_ID,
+            "last_id": MESSAGE_ID,
+            "count": nullable(INTEGER),
+            "replayed": BOOLEAN,
+        },
+        "required": ["write_pointer", "first_id", "last_id"],
+        "additionalProperties": False,
+    },
+    "PollRequest": {
+        "type": "object",
+        "properties": {
+            "start": {
+                "anyOf": [
+                    MESSAGE_ID,
+                    {"type": "string", "format": "date-time"},
+                    {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1},
+                    {"type": "null"},
+                ]
+            },
+            "inclusive": BOOLEAN,
+            "limit": nullable({"type": "integer", "minimum": 1, "maximum": (1 << 31) - 1}),
+            "snapshot": nullable(SNAPSHOT),
+        },
+        "additionalProperties": False,
+    },
+    "Polled": array(
+        record(
+            id=MESSAGE_ID,
+            time=MOMENT,
+            timestamp_ms=INTEGER,
+            encoding={"enum": ["text", "base64"]},
+            payload=STRING,
+            key=nullable(SHOWN_BYTES),
+            headers={"type": "object", "additionalProperties": SHOWN_BYTES},
+        )
+    ),
+}
