@@ -29,6 +29,7 @@ from operator import add
 from typing import NamedTuple
 
 from broker.client import outcomes, protocol
+from broker.client.acknowledging import each_of
 from broker.client.retrying import Retrier
 from broker.client.track import Ticket, Track
 from broker.client.transport import Transport
@@ -153,9 +154,10 @@ class Lane:
             else:
                 _fail(batch, error)
         else:
-            for answer in batch.answers:
+            told = each_of(published, len(batch.answers))
+            for answer, own in zip(batch.answers, told, strict=True):
                 if not answer.done():
-                    answer.set_result(published)
+                    answer.set_result(own)
         finally:
             track.leave(ticket)
             # Only after a defect of ours or a cancelled loop: nobody knows how far it came.

@@ -19,11 +19,12 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from broker.client import outcomes, protocol
+from broker.client.acknowledging import each_of
 from broker.client.messages import Parts, joined
 from broker.client.protocol import Request
 from broker.client.retrying import Retrier
@@ -183,10 +184,13 @@ class Later:
             else:
                 self._settle_all(batch, error)
         else:
-            self._settle_all(batch, published)
+            self._settle(batch, each_of(published, len(batch)))
 
-    def _settle_all(self, batch: _Batch, outcome: Published | BrokerError) -> None:
-        for message, answer in batch:
+    def _settle_all(self, batch: _Batch, outcome: BrokerError) -> None:
+        self._settle(batch, [outcome] * len(batch))
+
+    def _settle(self, batch: _Batch, told: Sequence[Published | BrokerError]) -> None:
+        for (message, answer), outcome in zip(batch, told, strict=True):
             if answer not in self._unsettled:
                 continue
             self._unsettled.discard(answer)

@@ -56,8 +56,9 @@ from broker.wire.transaction import encode_transaction
 AVRO = avro.CONTENT_TYPE
 JSON = "application/json"
 ARROW = "application/vnd.apache.arrow.stream"
-NOTHING_RETURNED = Published()
-"""The answer of a broker that stands alone to every plain publish; one value for all."""
+FIRST_ID = "broker-first-id"
+LAST_ID = "broker-last-id"
+COUNT = "broker-count"
 
 
 class Request(NamedTuple):
@@ -276,18 +277,29 @@ def _stage(stage: str) -> str:
 
 def published(reply: Reply) -> Published:
     """Read the answer to ``publish``."""
-    header = reply.headers.get(HEADER)
-    plain = NOTHING_RETURNED if header is None else _by(header)
-    if not reply.body and "idempotency-replayed" not in reply.headers:
-        return plain
-    replayed = reply.headers.get("idempotency-replayed") == "true"
-    return Published(reply.body or None, replayed, plain.leader)
+    headers = reply.headers
+    header, first, last = headers.get(HEADER), headers.get(FIRST_ID), headers.get(LAST_ID)
+    count = headers.get(COUNT)
+    return Published(
+        reply.body or None,
+        headers.get("idempotency-replayed") == "true",
+        None if header is None else _leader(header),
+        None if first is None else _id(first),
+        None if last is None else _id(last),
+        int(count) if count is not None and count.isdecimal() else None,
+    )
 
 
-@lru_cache(maxsize=1024)
-def _by(header: str) -> Published:
-    """Return a leader's acknowledgement; one value for all, because there are so many of them."""
-    return Published(leader=leader_of(header))
+def _id(text: str) -> MessageId | None:
+    # What was published is published, whatever stands in its answer.
+    try:
+        return message_id_from_hex(text)
+    except BadRequest:
+        return None
+
+
+_leader = lru_cache(maxsize=1024)(leader_of)
+"""What a header says; read once, because so many replies have the same."""
 
 
 def rollback(topic: TopicId, rollback_body: bytes) -> Request:

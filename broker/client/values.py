@@ -49,11 +49,19 @@ class Published(NamedTuple):
     ``replayed`` tells that the broker had acknowledged the same idempotency key, producer's number or stages
     before, and stored nothing now. ``leader`` is
     the node that acknowledged, with its epoch; None by a broker that stands alone.
+
+    ``first_id`` and ``last_id`` are the ids of the first and the last message that were published, ``count`` is how
+    many; of stages and stored messages the ids are those of the rows that refer to them, as ``browse`` shows them.
+    A message that travelled with those of other calls has an id of its own here. What is not known is None: the
+    ids and the count of a producer's number below its last one, and by brokers that do not tell.
     """
 
     rollback: bytes | None = None
     replayed: bool = False
     leader: Leader | None = None
+    first_id: MessageId | None = None
+    last_id: MessageId | None = None
+    count: int | None = None  # type: ignore[assignment]  # A tuple's own method has this name.
 
 
 class TopicRange(NamedTuple):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,11 +39,38 @@ async def client(node: ServedNode) -> AsyncIterator[Client]:
 
 
 async def test_a_key_publishes_once(client: Client) -> None:
-    assert await client.publish("t", b"a", idempotency_key="k") == Published()
-    assert await client.publish("t", b"a", idempotency_key="k") == Published(replayed=True)
+    first = await client.publish("t", [b"a"], idempotency_key="k")
+    again = await client.publish("t", [b"a"], idempotency_key="k")
+    assert (first.replayed, again) == (False, first._replace(replayed=True))
+    assert first.count == 1
     with pytest.raises(IdempotencyKeyReused):
         await client.publish("t", b"b", idempotency_key="k")
-    assert len(await client.poll("t")) == 1
+    (message,) = await client.poll("t")
+    assert message.id == first.first_id == first.last_id
+
+
+async def test_a_publish_tells_what_it_made(client: Client) -> None:
+    pointer = time.time_ns()
+    several = await client.publish("t", [b"a", b"b", b"c"])
+    undone = await client.publish("t", [b"x", b"y"], pointer=pointer)
+    await client.rollback("t", undone)
+    async with client.stage("t") as stage:
+        await stage.store([b"d", b"e"])
+    staged = await client.publish_stages("t", [stage.id])
+    again = await client.publish_stages("t", [stage.id])
+    rows = [row for row in (await client.browse("t")).messages if row.kind != "stored"]
+    ids = [row.id for row in rows]
+    told = [(each.first_id, each.last_id, each.count) for each in (several, undone, staged)]
+    assert told == [(ids[0], ids[2], 3), (ids[3], ids[4], 2), (ids[5], ids[5], 2)]
+    assert again == staged._replace(replayed=True)
+
+
+async def test_a_number_below_the_last_is_told_nothing(client: Client) -> None:
+    first = await client.publish("t", [b"a", b"b"], producer=("p", 5))
+    again = await client.publish("t", [b"a", b"b"], producer=("p", 5))
+    below = await client.publish("t", [b"a", b"b"], producer=("p", 4))
+    assert again == first._replace(replayed=True)
+    assert below == Published(replayed=True)
 
 
 async def test_namespaces_are_listed(node: ServedNode, client: Client) -> None:
@@ -149,8 +177,9 @@ async def test_a_tail_goes_on_through_a_restart_of_the_broker(tmp_path: Path) ->
 
 async def test_ten_thousand_concurrent_publishes_are_each_acknowledged(client: Client) -> None:
     published = await asyncio.gather(*[client.publish("t", b"%d" % i) for i in range(10_000)])
-    assert published == [Published()] * 10_000
-    assert [m.payload for m in await client.poll("t")] == [b"%d" % i for i in range(10_000)]
+    messages = await client.poll("t")
+    assert [m.payload for m in messages] == [b"%d" % i for i in range(10_000)]
+    assert published == [Published(first_id=m.id, last_id=m.id, count=1) for m in messages]
 
 
 async def test_a_generation_can_not_be_set(client: Client) -> None:

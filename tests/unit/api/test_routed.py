@@ -63,6 +63,22 @@ async def test_a_leader_tells_its_epoch_in_every_answer(ring: Ring) -> None:
     assert len(EMPTY_REPLAYED.headers) == 1
 
 
+@pytest.mark.parametrize("kind", ["avro/binary", "application/json"])
+async def test_every_node_tells_what_a_publish_made(ring: Ring, kind: str) -> None:
+    body = b'["a", "b"]' if kind == "application/json" else bytes.fromhex("02040261026200")
+    replies = [
+        await node.http("POST", PUBLISH, body, {"Content-Type": kind}) for node in ring.nodes
+    ]
+    page = await ring.nodes[1].http("GET", topic_path("t", "messages"))
+    ids = [message["id"] for message in page.json["messages"]]
+    for number, reply in enumerate(replies):
+        first, last = ids[2 * number], ids[2 * number + 1]
+        headers = [reply.headers[f"Broker-{name}"] for name in ("First-Id", "Last-Id", "Count")]
+        assert headers == [first, last, "2"]
+        if reply.body:
+            assert (reply.json["first_id"], reply.json["last_id"]) == (first, last)
+
+
 async def test_a_refusal_that_another_look_can_mend_is_not_the_answer(ring, monkeypatch) -> None:
     topics, asked = ring.nodes[0].topics, []
     real = topics.publish

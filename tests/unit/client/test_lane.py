@@ -5,6 +5,7 @@ import pytest
 from broker.client import Published
 from broker.client.protocol import Reply
 from broker.errors import BodyTooLarge, OutcomeUnknown, Overloaded, TopicNotFound, Unavailable
+from broker.model import row_id
 
 OK = Reply(200, {}, b"")
 
@@ -17,6 +18,21 @@ async def test_awaited_calls_of_one_moment_travel_in_one_request_in_their_order(
         assert await asyncio.gather(*calls) == [Published()] * 500
     assert len(transport.requests) == 1
     assert transport.payloads() == [str(i).encode() for i in range(500)]
+
+
+async def test_each_call_is_told_its_own_id(make_client, transport):
+    first, last = row_id(7, 254) + bytes(10), row_id(8, 1) + bytes(10)
+    headers = {"broker-first-id": first.hex(), "broker-last-id": last.hex(), "broker-count": "4"}
+    transport.answer = lambda request: Reply(200, headers, b"")
+    own = [row_id(ms, seq) + bytes(10) for ms, seq in ((7, 254), (7, 255), (8, 0), (8, 1))]
+    told = [Published(first_id=each, last_id=each, count=1) for each in own]
+    async with make_client() as client:
+        assert await asyncio.gather(*[client.publish("ns1/t1", b"x") for _ in range(4)]) == told
+        later = [await client.publish_later("ns1/t1", b"x") for _ in range(4)]
+        assert await asyncio.gather(*later) == told
+        assert await client.publish("ns1/t1", [b"x"] * 4) == Published(
+            first_id=first, last_id=last, count=4
+        )
 
 
 async def test_a_lone_call_waits_for_nobody(make_client, transport):

@@ -1,0 +1,53 @@
+"""What each message of a request is told, where several callers' messages travelled in one.
+
+The broker tells the first and the last id of a request. Its messages have ids that follow each other: the counter in
+an id rises by one, and behind its last value begins the next millisecond. A broker that stands alone counts to
+65,535; a node of a cluster owns 256 of these numbers. So the two ids and the number of messages say which of the two
+it was, and with it all ids::
+
+    first  ms 7, 254   ┐ 4 messages: counts by 256           7 254 | 7 255 | 8 0 | 8 1
+    last   ms 8, 1     ┘ 65,284 messages: counts by 65,536   7 254 | … | 7 65535 | 8 0 | 8 1
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from broker.client.values import Published
+from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, unpack_row_id
+
+_INLINE_ID = struct.Struct(f">qH{len(ROW_ID_MIN)}x")
+_ALL: Final = 1 << 16
+_OF_ONE_NODE: Final = 1 << 8
+
+
+def each_of(published: Published, count: int) -> list[Published]:
+    """Return the acknowledgement of each of ``count`` plain messages that travelled together.
+
+    A message whose id can't be told has none.
+    """
+    rollback, replayed, leader, first, last, *_ = published
+    if count == 1 or first is None or last is None:
+        return [published] * count
+    ids = ids_of(first, last, count)
+    if ids is None:
+        return [Published(rollback, replayed, leader, None, None, 1)] * count
+    return [Published(rollback, replayed, leader, own, own, 1) for own in ids]
+
+
+def ids_of(first: MessageId, last: MessageId, count: int) -> list[MessageId] | None:
+    """Return the ids of ``count`` messages from ``first`` to ``last``; None if it can't be so many."""
+    if first[ROW_ID_BYTES:] != ROW_ID_MIN or last[ROW_ID_BYTES:] != ROW_ID_MIN:
+        return None
+    first_ms, first_seq = unpack_row_id(first[:ROW_ID_BYTES])
+    last_ms, last_seq = unpack_row_id(last[:ROW_ID_BYTES])
+    for per_ms in (_ALL, _OF_ONE_NODE):
+        base = first_seq - first_seq % per_ms
+        start, end = first_seq - base, last_seq - base
+        if 0 <= end < per_ms and (last_ms - first_ms) * per_ms + end - start + 1 == count:
+            return [
+                _INLINE_ID.pack(first_ms + number // per_ms, base + number % per_ms)
+                for number in range(start, start + count)
+            ]
+    return None
