@@ -15,7 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from typing_extensions import override
 
 from broker.cli.options import connect, to_broker, topic_argument, ttl_option
-from broker.cli.output import write_json
+from broker.cli.published import Tally
 from broker.client import Published, SyncClient
 from broker.errors import BrokerError
 from broker.model import TopicId
@@ -39,6 +39,11 @@ class _Order(NamedTuple):
     ttl_s: int | None
     key: bytes | None
     headers: dict[str, bytes]
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether it may be repeated under an idempotency key."""
+        return self.idempotency_key is not None
 
     def publish(
         self, client: SyncClient, payloads: list[bytes], part: int | None = None
@@ -99,24 +104,24 @@ def _whole(name: str) -> bytes:
     return payload
 
 
-def _publish_lines(client: SyncClient, order: _Order, file: IO[bytes], bar: Progress) -> int:
-    """Publish the lines of a file in order, and return their number; tell how far it came."""
-    published = 0
+def _publish_lines(
+    client: SyncClient, order: _Order, file: IO[bytes], bar: Progress, tally: Tally
+) -> None:
+    """Publish the lines of a file in order, and count them; tell how far it came."""
     task = bar.add_task("publishing", total=_size(file))
     for number, batch in enumerate(batches(file), start=1):
         try:
-            order.publish(client, batch, part=number)
+            published = order.publish(client, batch, part=number)
         except BrokerError as error:
-            last = published + len(batch)
-            before = f"Lines 1 to {published:,} are published" if published else "None is published"
+            done, last = tally.messages, tally.messages + len(batch)
+            before = f"Lines 1 to {done:,} are published" if done else "None is published"
             error.message += (
                 f"\n{before}; "
-                f"of lines {published + 1:,} to {last:,} this is the outcome: {error.outcome}."
+                f"of lines {done + 1:,} to {last:,} this is the outcome: {error.outcome}."
             )
             raise
-        published += len(batch)
+        tally.add(published, len(batch), is_keyed=order.is_keyed)
         bar.advance(task, sum(map(len, batch)) + len(batch))
-    return published
 
 
 def _size(file: IO[bytes]) -> int | None:
@@ -222,6 +227,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Publish messages, a file, or every line of one; return when they are stored and synced.
 
+    It prints the ids of the messages, one a line; of a file's lines the first and the last, on standard error.
     Messages given as words are one request: all are stored, or none. The lines of a file travel in
     requests of up to 1000 lines or 1 MiB, in order; if one fails, it says which lines are published.
 
@@ -233,7 +239,7 @@ def publish(  # noqa: PLR0913 - One parameter per option.
     journalctl -f | broker publish audit/journal --lines -
     """  # noqa: D301
     words, whole = _one_source(messages, lines, file)
-    order = _Order(topic, idempotency_key, ttl_s, key, headers)
+    order, tally = _Order(topic, idempotency_key, ttl_s, key, headers), Tally(topic)
     with ExitStack() as stack:
         if lines is None:
             # As they were typed: words of a command line need not be text.
@@ -241,14 +247,10 @@ def publish(  # noqa: PLR0913 - One parameter per option.
                 [_whole(whole)] if whole is not None else [os.fsencode(each) for each in words]
             )
             client = stack.enter_context(connect(url, deadline_s))
-            order.publish(client, payloads)
-            count = len(payloads)
+            tally.add(order.publish(client, payloads), len(payloads), is_keyed=order.is_keyed)
         else:
             source = stack.enter_context(_opened(lines))
             client = stack.enter_context(connect(url, deadline_s))
             bar = stack.enter_context(_progress(source))
-            count = _publish_lines(client, order, source, bar)
-    if as_json:
-        write_json({"topic": f"{topic.namespace}/{topic.topic}", "published": count})
-    elif lines is not None:
-        click.echo(f"published {count:,} messages to {topic.namespace}/{topic.topic}", err=True)
+            _publish_lines(client, order, source, bar, tally)
+    tally.write(as_json=as_json, ids=lines is None)

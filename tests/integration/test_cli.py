@@ -297,10 +297,41 @@ def test_a_key_makes_the_same_command_publish_once(broker: Broker, tmp_path: Pat
     file = tmp_path / "lines"
     file.write_bytes(b"".join(b"%d\n" % i for i in range(2500)))
     done(broker("topics", "create", "cli/keyed"))
-    for _ in range(2):
-        done(broker("publish", "cli/keyed", "--lines", str(file), "--idempotency-key", "once"))
-        done(broker("publish", "cli/keyed", "word", "--idempotency-key", "twice"))
-    assert len(done(broker("poll", "cli/keyed")).split()) == 2501
+    lines = ("publish", "cli/keyed", "--lines", str(file), "--idempotency-key", "once")
+    word = ("publish", "cli/keyed", "word", "--idempotency-key", "twice")
+    told = [broker(*command) for command in (lines, word, lines, word)]
+    rows = [json.loads(row) for row in done(broker("poll", "cli/keyed", "--json")).splitlines()]
+    assert len(rows) == 2501
+    first, last, identifier = (rows[place]["id"].encode() for place in (0, -2, -1))
+    to = b"2,500 messages to cli/keyed: " + first + " … ".encode() + last + b"\n"
+    again = b"already published, under the same idempotency key: "
+    assert [each.stdout for each in told] == [b"", identifier + b"\n"] * 2
+    assert [each.stderr for each in told] == [
+        b"published " + to,
+        b"",
+        again + to,
+        again + b"1 message to cli/keyed: " + identifier + b"\n",
+    ]
+    in_json = json.loads(done(broker(*word, "--json")))
+    assert in_json == {
+        "topic": "cli/keyed",
+        "published": 1,
+        "already_published": 1,
+        "first_id": identifier.decode(),
+        "last_id": identifier.decode(),
+        "ids": [identifier.decode()],
+    }
+
+
+def test_a_publish_prints_an_id_for_each_message(broker: Broker) -> None:
+    done(broker("topics", "create", "cli/ids"))
+    printed = done(broker("publish", "cli/ids", "a", "b", "c")).decode().split()
+    more = json.loads(done(broker("publish", "cli/ids", "d", "e", "--json")))
+    polled = [
+        json.loads(row)["id"] for row in done(broker("poll", "cli/ids", "--json")).splitlines()
+    ]
+    assert polled == printed + more["ids"]
+    assert (more["first_id"], more["last_id"]) == (polled[3], polled[4])
 
 
 def test_a_failing_command_stops_the_tail_and_the_message_comes_again(
@@ -387,7 +418,7 @@ def test_a_long_file_has_a_progress_bar_on_a_terminal(
     assert (b"publishing" in shown) is is_shown
     assert b"published 1,024 messages" in shown
     quiet = broker("publish", "cli/bar", "--lines", str(file))
-    assert quiet.stderr == b"published 1,024 messages to cli/bar\n"
+    assert quiet.stderr.startswith(b"published 1,024 messages to cli/bar: ")
 
 
 def read_terminal(terminal: int) -> bytes:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from broker.cli.options import duration_s, place_of
 from broker.cli.output import time_text
 from broker.cli.publishing import BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, batches, publish
+from broker.client import Published
 from broker.errors import OutcomeUnknown, TopicNotFound
 
 NOW_MS = 1_800_000_000_000
@@ -98,6 +99,7 @@ class FailsAfter:
         self.count -= 1
         if self.count < 0:
             raise self.error
+        return Published()
 
 
 @pytest.mark.parametrize(

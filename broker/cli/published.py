@@ -1,0 +1,76 @@
+"""What ``broker publish`` tells when it is done.
+
+Standard output has the ids alone, one a line, so that a pipe can take them; of the lines of a file, which may be
+millions, it has nothing. What is told to people goes to standard error. With ``--json`` all of it is one object.
+"""
+
+from __future__ import annotations
+
+import click
+
+from broker.cli.output import write_json
+from broker.client import Published
+from broker.client.acknowledging import ids_of
+from broker.model import MessageId, TopicId
+
+
+class Tally:
+    """What requests of one command published, in their order."""
+
+    def __init__(self, topic: TopicId) -> None:
+        """Begin with nothing; ``topic`` is where to."""
+        self._name = f"{topic.namespace}/{topic.topic}"
+        self._first: MessageId | None = None
+        self._last: MessageId | None = None
+        self.messages = 0
+        self.already = 0
+        """How many of them were published before, under the same idempotency key."""
+
+    def add(self, published: Published, messages: int, *, is_keyed: bool) -> None:
+        """Count a request that was acknowledged. ``is_keyed``: it had an idempotency key of the caller's."""
+        if not self.messages:
+            self._first = published.first_id
+        self._last = published.last_id
+        self.messages += messages
+        if is_keyed and published.replayed:
+            self.already += messages
+
+    def write(self, *, as_json: bool, ids: bool) -> None:
+        """Tell all; ``ids``: each message's id is wanted, of a single request."""
+        told = self._ids() if ids else None
+        if as_json:
+            self._write_json(told)
+            return
+        for identifier in told or ():
+            click.echo(identifier.hex())
+        if told is None or self.already:
+            click.echo(self._sentence(), err=True)
+
+    def _ids(self) -> list[MessageId] | None:
+        if self._first is None or self._last is None:
+            return None
+        return ids_of(self._first, self._last, self.messages)
+
+    def _write_json(self, told: list[MessageId] | None) -> None:
+        value: dict[str, object] = {
+            "topic": self._name,
+            "published": self.messages,
+            "already_published": self.already,
+            "first_id": None if self._first is None else self._first.hex(),
+            "last_id": None if self._last is None else self._last.hex(),
+        }
+        if told is not None:
+            value["ids"] = [identifier.hex() for identifier in told]
+        write_json(value)
+
+    def _sentence(self) -> str:
+        count = f"{self.messages:,} message" + ("" if self.messages == 1 else "s")
+        said = f"published {count} to {self._name}"
+        if self.already == self.messages > 0:
+            said = f"already published, under the same idempotency key: {count} to {self._name}"
+        elif self.already:
+            said += f", {self.already:,} of them already before, under the same idempotency key"
+        if self._first is None or self._last is None:
+            return said
+        first, last = self._first.hex(), self._last.hex()
+        return f"{said}: {first}" + ("" if first == last else f" … {last}")
