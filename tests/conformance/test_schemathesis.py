@@ -33,7 +33,7 @@ from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.testing.members import FewNodes
-from broker.testing.mutations import AVRO, mutants
+from broker.testing.mutations import AVRO, AVRO_JSON, mutants
 from broker.testing.openapi import Answered, Checker
 from broker.testing.serving import Broker, topic_path
 
@@ -79,6 +79,7 @@ CHECKS_OF_NOTHING = [check for check in CHECKS if check is not content_type_conf
 
 BODIES = [mutant.body for mutant in mutants(7, 2000) if mutant.target.content_type == AVRO]
 schemathesis.openapi.media_type(AVRO, st.sampled_from(BODIES) | st.binary(max_size=60))
+schemathesis.serializer.alias(AVRO_JSON, "application/json")
 schemathesis.openapi.media_type("application/octet-stream", st.binary(max_size=60))
 SCHEMA = schemathesis.openapi.from_dict(make_document())
 SHAPES = {shape.name: shape for shape in routes.SHAPES}
