@@ -31,7 +31,6 @@ from broker.testing.drivers import collapse, expand
 from broker.testing.history import Ending, Value, snapshot_value
 from broker.testing.workloads.beside import message_of, others
 from broker.testing.workloads.stage import Stage
-from broker.wire import avro
 
 PAUSE_MEANS_MAX: Final = 5
 """How many times the mean a pause lasts at most."""
@@ -182,10 +181,12 @@ class Process:
         producer: Producer | None = None,
         until_ms: int | None = None,
         publishing: Awaitable[Published] | None = None,
+        of_stages: bool = False,
     ) -> Published:
         """Publish, by itself, and in a transaction if there is a pointer; or await ``publishing``.
 
-        With ``producer`` its number makes it happen once, and ``key`` is its name in the history.
+        With ``producer`` its number makes it happen once, and ``key`` is its name in the history. ``of_stages``: what
+        is awaited publishes stages, whose ids are not those of the messages.
 
         Raises:
             BrokerError: as the client does.
@@ -204,7 +205,7 @@ class Process:
         try:
             with self.asking("publish", target.id, asked) as ending:
                 published = await publishing
-                tell(ending, published)
+                tell(ending, published, of_stages=of_stages)
         except BrokerError as error:
             if error.outcome == "unknown":
                 self.live_on()
@@ -324,19 +325,19 @@ def asked_of(
     return asked if ttl_s is None else asked | {"ttl_ms": ttl_s * 1000}
 
 
-def tell(ending: Ending, published: Published) -> None:
-    """Write that a publish was acknowledged, by whom, and at which rows if that was told."""
+def tell(ending: Ending, published: Published, *, of_stages: bool = False) -> None:
+    """Write that a publish was acknowledged, by whom, and at which ids if that was told."""
     leader = published.leader
     if leader is not None:
         ending.node, ending.epoch = leader.url, leader.epoch
     value: Value = {"last": ""}
     if published.replayed:
         value["replayed"] = True
-    if published.rollback is None:
+    first, last = published.first_id, published.last_id
+    if first is None or last is None or of_stages:
         ending.ok(value, "")
-        return
-    rows = avro.decode_publish_response(published.rollback)
-    ending.ok(value | {"last": rows.last.hex()}, rows.first.hex())
+    else:
+        ending.ok(value | {"last": short(last)}, short(first))
 
 
 def note(ending: Ending, error: BrokerError) -> None:

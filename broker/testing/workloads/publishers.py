@@ -103,7 +103,9 @@ async def _publish_stages(
     labels = [label for _, part in filled for label in part]
     stages = [stage for stage, _ in filled]
     publishing = process.client.publish_stages(target.id, stages, producer=producer)
-    return await process.publish(target, labels, key=labels[0], publishing=publishing)
+    return await process.publish(
+        target, labels, key=labels[0], publishing=publishing, of_stages=True
+    )
 
 
 async def _until_answered(process: Process, publish: Callable[[], Awaitable[Published]]) -> None:
