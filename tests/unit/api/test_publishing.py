@@ -85,6 +85,47 @@ async def test_a_list_or_one_message_is_a_publish_too(broker: Broker, body: str)
     assert await payloads(broker) == ["x"]
 
 
+async def test_keys_headers_and_lifetimes_in_the_json_of_people(broker: Broker) -> None:
+    whole = {"value": "c", "key": "k", "headers": {"é": "ü", "raw": {"base64": "/w=="}}, "ttl": 60}
+    messages = ["a", {"value": "b", "key": {"base64": "/w=="}, "headers": {}, "ttl": None}, whole]
+    pointer = pointer_now(broker)
+    in_json = json.dumps(messages).encode()
+    stored = json.dumps({"messages": messages, "write_pointer": pointer}).encode()
+    refer = json.dumps({"messages": [], "write_pointer": pointer}).encode()
+    for target, body in ((PUBLISH, in_json), (STORE, stored), (PUBLISH, refer)):
+        assert (await broker.call("POST", target, body, JSON)).status == 200
+    polled = (await broker.call("POST", topic_path("t", "poll"), b"{}", JSON)).json
+    assert [(m["payload"], m["key"], m["headers"]) for m in polled] == [
+        ("a", None, {}),
+        ("b", {"base64": "/w=="}, {}),
+        ("c", "k", whole["headers"]),
+    ] * 2
+    page = await broker.call("GET", topic_path("t", "messages"))
+    lives = [row["expires_at"] for row in page.json["messages"] if row["kind"] != "reference"]
+    for first, second, third in (lives[:3], lives[3:]):
+        assert first == second > third
+    # Avro's JSON is the original's, and has no place for them.
+    avro_json = (await broker.call("POST", topic_path("t", "poll"), b"{}", AVRO_JSON)).json
+    assert [set(message) for message in avro_json] == [{"id", "payload"}] * 6
+
+
+async def test_a_key_of_a_message_is_part_of_the_body_that_is_repeated(broker: Broker) -> None:
+    keyed = {**JSON, "Idempotency-Key": "k-1"}
+    body = b'{"value": "a", "key": "k"}'
+    assert not (await broker.call("POST", PUBLISH, body, keyed)).json["replayed"]
+    again = b'{"messages": [{"key": {"base64": "aw=="}, "value": "a"}]}'
+    assert (await broker.call("POST", PUBLISH, again, keyed)).json["replayed"]
+    other = await broker.call("POST", PUBLISH, b'["a"]', keyed)
+    assert (other.status, other.json["code"]) == (422, "idempotency_key_reused")
+
+
+async def test_a_message_lives_no_longer_than_its_topic(broker: Broker) -> None:
+    reply = await broker.call("POST", PUBLISH, b'["a", {"value": "b", "ttl": 604801}]', JSON)
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert "604800 seconds" in reply.json["message"]
+    assert await payloads(broker) == []
+
+
 async def test_a_transaction_in_the_json_of_people(broker: Broker) -> None:
     pointer = pointer_now(broker)
     body = json.dumps({"messages": ["a", "b"], "write_pointer": pointer}).encode()
