@@ -31,7 +31,6 @@ import ssl
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from broker.client import admin, bulk, protocol, subscriber
@@ -41,6 +40,7 @@ from broker.client.later import Later
 from broker.client.leaders import Leader
 from broker.client.messages import SINGLE, parts_of, payload_bytes, request_of
 from broker.client.properties import settable
+from broker.client.places import id_of, start_of
 from broker.client.protocol import Request
 from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
@@ -389,16 +389,18 @@ class Client:
 
         Args:
             topic: where from.
-            start: a message id, a time in ms, or None for the oldest message.
-            inclusive: whether the message of that id itself is wanted; a time is always inclusive.
+            start: a message id (20 bytes, or their 40 hex digits), a moment (a datetime with a time zone, or ms
+                since 1970), or None for the oldest message.
+            inclusive: whether the message of that id itself is wanted; a moment is always inclusive.
             limit: how many messages at most; all there are by default.
             snapshot: what the consumer's transaction may see; without one, everything is seen.
             wait_s: how long the broker may wait for a first message (up to 60).
 
         Raises:
+            BadRequest, TypeError: ``start`` is no place, such as a datetime without a time zone.
             TopicNotFound: there is no such topic.
         """
-        poll = Poll(protocol.start_of(start), inclusive, limit, snapshot)
+        poll = Poll(start_of(start), inclusive, limit, snapshot)
         request = protocol.poll(self._topic(topic), poll, wait_s=wait_s)
         return await self._calls.poll(request, wait_s or 0)
 
@@ -413,7 +415,8 @@ class Client:
     ) -> AsyncGenerator[Message]:
         """Give all messages from a place on, and new ones as they come, without end.
 
-        Lost connections are resumed after the last message that was handed out; see ``subscriber``.
+        Places are those of ``poll``. Lost connections are resumed after the last message that was handed out;
+        see ``subscriber``.
         """
         pages = self.tail_pages(
             topic, start, inclusive=inclusive, snapshot=snapshot, options=options
@@ -433,46 +436,54 @@ class Client:
         options: subscriber.TailOptions | None = None,
     ) -> AsyncGenerator[list[Message]]:
         """Give what ``tail`` gives, in the lists in which it arrives."""
-        poll = Poll(protocol.start_of(start), inclusive, None, snapshot)
-        source = subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
-        return subscriber.tail(source, poll, options or subscriber.TailOptions())
+        poll = Poll(start_of(start), inclusive, None, snapshot)
+        return subscriber.tail(self._source(topic), poll, options or subscriber.TailOptions())
 
     def events(
         self,
         topic: TopicName,
-        start: MessageId | str | None = None,
+        start: Start = None,
     ) -> AsyncGenerator[Message]:
         """Return messages from the broker's stream of server-sent events, without end.
 
         Args:
             topic: where from.
-            start: the id of the last message seen; ``"now"`` for new messages only, of which none is
-                lost when the stream has to be resumed; None for all.
+            start: the id of the last message seen; a moment, as for ``poll``; ``"now"`` for new messages only, of
+                which none is lost when the stream has to be resumed; None for all.
+
+        Raises:
+            BadRequest, TypeError: ``start`` is no place.
         """
-        source = subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
-        return subscriber.events(source, start)
+        is_now = start == subscriber.NOW
+        place = subscriber.NOW if is_now else protocol.place_text(start, "start")
+        return subscriber.events(self._source(topic), place)
 
     async def browse(  # noqa: PLR0913 - These are the parameters of the endpoint.
         self,
         topic: TopicName,
         *,
-        start: Start | datetime = None,
-        stop: Start | datetime = None,
+        start: Start = None,
+        stop: Start = None,
         limit: int | None = None,
         descending: bool = False,
-        full: bool = False,
+        full: bool = True,
         snapshot: Snapshot | None = None,
     ) -> BrowsePage:
         """Look at messages without consuming, also at those that consumers may not see yet.
 
         Args:
             topic: where.
-            start: the first id or time; inclusive. The oldest message by default.
-            stop: the id or time to stop before; exclusive.
-            limit: how many at most (100 by default, up to 10,000).
+            start: the first id or moment, as for ``poll``; inclusive. The oldest message by default.
+            stop: the id or moment to stop before; exclusive.
+            limit: how many at most (100 by default, up to 10,000). Of payloads of more than 32 MiB together
+                there are fewer: go on at the page's ``next``.
             descending: newest first.
-            full: whole payloads instead of their first KiB.
+            full: False shows the first KiB of each payload.
             snapshot: adds to each message whether a transaction with it could consume it.
+
+        Raises:
+            BadRequest, TypeError: ``start`` or ``stop`` is no place, such as a datetime without a time zone.
+            TopicNotFound: there is no such topic.
         """
         bounds = protocol.browse_bounds(start, stop, limit, descending=descending, full=full)
         request = protocol.browse(self._topic(topic), bounds=bounds, snapshot=snapshot)
@@ -482,7 +493,7 @@ class Client:
         """Return a topic's figures: messages, bytes, first and last, rates."""
         return protocol.json_object(await self._calls.read(protocol.stats(self._topic(topic))))
 
-    async def lag(self, topic: TopicName, after: MessageId) -> int:
+    async def lag(self, topic: TopicName, after: MessageId | str) -> int:
         """Return how many messages were published behind an id: how far a consumer is behind.
 
         Every message counts, also one that has expired or that its transaction rolled back.
@@ -494,8 +505,8 @@ class Client:
         self,
         topic: TopicName,
         *,
-        after: MessageId | None = None,
-        through: MessageId | None = None,
+        after: MessageId | str | None = None,
+        through: MessageId | str | None = None,
         messages: int | None = None,
         size: int | None = None,
         parts: int = 1,
@@ -524,8 +535,8 @@ class Client:
         self,
         topic: TopicName,
         *,
-        through: MessageId,
-        after: MessageId | None = None,
+        through: MessageId | str,
+        after: MessageId | str | None = None,
         snapshot: Snapshot | None = None,
     ) -> AsyncGenerator[RecordBatch]:
         """Return all messages of a range ``(after, through]``, as ``pyarrow.RecordBatch``.
@@ -547,9 +558,9 @@ class Client:
             NotInstalled: the broker lacks the extra ``arrow``.
             TopicNotFound: there is no such topic.
         """
-        source = subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
-        span = bulk.Span(after, through, snapshot)
-        return bulk.record_batches(source, span, self.settings.deadline_s)
+        before = None if after is None else id_of(after, "after")
+        span = bulk.Span(before, id_of(through, "through"), snapshot)
+        return bulk.record_batches(self._source(topic), span, self.settings.deadline_s)
 
     # --- The cluster ------------------------------------------------------------------------------
 
@@ -562,6 +573,9 @@ class Client:
 
     def _topic(self, name: TopicName) -> TopicId:
         return protocol.topic_id(name, self.settings.namespace)
+
+    def _source(self, topic: TopicName) -> subscriber.Source:
+        return subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
 
     def _key(self, key: str | None) -> str | None:
         return uuid.uuid4().hex if key is None and self.settings.idempotent else key

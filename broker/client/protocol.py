@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ from urllib.parse import quote, urlencode
 
 from broker import net
 from broker.client.leaders import HEADER, leader_of
+from broker.client.places import id_of, start_of
 from broker.client.values import (
     Browsed,
     BrowsePage,
@@ -36,7 +36,6 @@ from broker.client.values import (
 )
 from broker.errors import BadRequest
 from broker.model import (
-    MESSAGE_ID_BYTES,
     NO_HEADERS,
     Message,
     MessageId,
@@ -96,15 +95,6 @@ def topic_id(name: TopicName, namespace: str) -> TopicId:
         first, slash, rest = name.partition("/")
         return check_topic(first, rest) if slash else check_topic(namespace, first)
     return check_topic(*name)
-
-
-def start_of(start: Start) -> MessageId | int | None:
-    """Return where a poll starts as the wire says it. Raises BadRequest."""
-    if isinstance(start, str):
-        return message_id_from_hex(start)
-    if isinstance(start, bytes) and len(start) != MESSAGE_ID_BYTES:
-        raise BadRequest(f"A message id has {MESSAGE_ID_BYTES} bytes, not {len(start)}.")
-    return start
 
 
 # --- Topics --------------------------------------------------------------------------------------
@@ -340,17 +330,20 @@ def _snapshot(snapshot: Snapshot) -> bytes:
 
 
 def browse_bounds(
-    start: Start | datetime,
-    stop: Start | datetime,
+    start: Start,
+    stop: Start,
     limit: int | None,
     *,
     descending: bool,
     full: bool,
 ) -> dict[str, str]:
-    """Return the query of ``browse``; what is left out is the broker's default. Raises BadRequest."""
+    """Return the query of ``browse``; what is left out is the broker's default.
+
+    Raises BadRequest, TypeError.
+    """
     bounds = {
-        "from": _bound(start),
-        "to": _bound(stop),
+        "from": place_text(start, "start"),
+        "to": place_text(stop, "stop"),
         "limit": None if limit is None else str(limit),
         "order": "desc" if descending else None,
         "payload": "full" if full else None,
@@ -358,13 +351,12 @@ def browse_bounds(
     return {name: value for name, value in bounds.items() if value is not None}
 
 
-def _bound(bound: Start | datetime) -> str | None:
-    if bound is None:
+def place_text(place: Start, name: str) -> str | None:
+    """Return a place as a query says it. Raises BadRequest, TypeError."""
+    found = start_of(place, name)
+    if found is None:
         return None
-    if isinstance(bound, datetime):
-        return str(int(bound.timestamp() * 1000))
-    place = start_of(bound)
-    return place.hex() if isinstance(place, bytes) else str(place)
+    return found.hex() if isinstance(found, bytes) else str(found)
 
 
 def browse_page(reply: Reply) -> BrowsePage:
@@ -420,9 +412,9 @@ def stats(topic: TopicId) -> Request:
     return _read("GET", f"{_topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
 
 
-def lag(topic: TopicId, after: MessageId) -> Request:
-    """Ask how many messages were published behind an id."""
-    path = f"{_topic_path(topic)}/lag?after={after.hex()}"
+def lag(topic: TopicId, after: MessageId | str) -> Request:
+    """Ask how many messages were published behind an id. Raises BadRequest, TypeError."""
+    path = f"{_topic_path(topic)}/lag?after={id_of(after, 'after').hex()}"
     return _read("GET", path, {"Accept": JSON}, topic=topic)
 
 
@@ -434,16 +426,16 @@ def lag_count(reply: Reply) -> int:
 def topic_range(
     topic: TopicId,
     *,
-    after: MessageId | None,
-    through: MessageId | None,
+    after: MessageId | str | None,
+    through: MessageId | str | None,
     messages: int | None,
     size: int | None,
     parts: int,
 ) -> Request:
-    """Ask for a range of a topic."""
+    """Ask for a range of a topic. Raises BadRequest, TypeError."""
     asked = {
-        "after": None if after is None else after.hex(),
-        "through": None if through is None else through.hex(),
+        "after": None if after is None else id_of(after, "after").hex(),
+        "through": None if through is None else id_of(through, "through").hex(),
         "messages": messages,
         "bytes": size,
         "parts": parts if parts != 1 else None,

@@ -33,7 +33,7 @@ from broker.client.protocol import Request
 from broker.client.retrying import Retrier
 from broker.client.transport import StreamedReply
 from broker.errors import BrokerError, UnavailableError
-from broker.model import Message, MessageId, Poll, TopicId, message_id_from_hex
+from broker.model import Message, Poll, TopicId
 
 NOW: Final = "now"
 """Where a stream of events starts that shows new messages only."""
@@ -142,14 +142,16 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
             await source.retrier.pause(options.idle_delay_s)
 
 
-async def events(source: Source, start: MessageId | str | None) -> AsyncGenerator[Message]:
+async def events(source: Source, start: str | None) -> AsyncGenerator[Message]:
     """Give messages from the broker's stream of events, resumed by ``Last-Event-ID``.
+
+    ``start`` is what the query says: the id behind which the stream begins, a time in ms, or ``now``.
 
     The broker says before the first message behind which id the stream begins, so that ``now`` stays the
     same moment however often the stream has to be resumed.
     """
     patience = Patience(source.retrier, None)
-    place, last = _event_start(start), None
+    place, last = start, None
     leaving = False
     while True:
         request = protocol.events(source.topic, start=place, last_event_id=last)
@@ -178,14 +180,6 @@ async def events(source: Source, start: MessageId | str | None) -> AsyncGenerato
         else:
             if not leaving:
                 await source.retrier.pause(source.retrier.pause_s(UnavailableError(""), 1))
-
-
-def _event_start(start: MessageId | str | None) -> str | None:
-    if isinstance(start, bytes):
-        return start.hex()
-    if start is None or start == NOW:
-        return start
-    return message_id_from_hex(start).hex()
 
 
 async def _event_blocks(chunks: AsyncIterator[bytes]) -> AsyncGenerator[tuple[str, str, str]]:

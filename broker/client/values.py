@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from broker.client.leaders import Leader
@@ -37,9 +38,9 @@ Publishable = Payload | NewMessage
 Producer = tuple[str, int]
 """A producer's id, 1 to 255 visible ASCII characters, and the number that it gives to one publish, at least 0."""
 
-Start = MessageId | str | int | None
-"""Where reading starts: a message id (20 bytes, or its 40 hex digits), a time in ms since 1970, or
-None for the oldest message."""
+Start = MessageId | str | int | datetime | None
+"""Where reading starts: a message id (20 bytes, or its 40 hex digits), a moment (a datetime with a time zone, or ms
+since 1970), or None for the oldest message."""
 
 
 class Published(NamedTuple):

@@ -129,17 +129,34 @@ async def test_browsing_pages_both_ways_and_shows_what_consumers_may_not_see(
     big = second.messages[-1]
     assert (big.size, big.truncated, big.tx_state, big.write_pointer) == (
         2000,
-        True,
+        False,
         "published",
         pointer,
     )
-    newest = await client.browse("t", limit=1, descending=True, full=True)
-    assert newest.messages[0].payload == b"\xff" * 2000
+    assert big.payload == b"\xff" * 2000
+    (newest,) = (await client.browse("t", limit=1, descending=True, full=False)).messages
+    assert (newest.truncated, newest.payload) == (True, b"\xff" * 1024)
     snapshot = Snapshot(transaction_id=pointer + 9, read_pointer=pointer - 1)
     rows = (await client.browse("t", snapshot=snapshot)).messages
     assert [row.consumable for row in rows] == [True] * 5 + [False]
     times = await client.browse("t", stop=datetime.fromtimestamp(0, UTC))
     assert times.messages == []
+
+
+async def test_a_moment_is_a_place_wherever_one_is_taken(client: Client) -> None:
+    await client.publish("t", b"before")
+    (before,) = await client.poll("t")
+    moment = datetime.fromtimestamp(before.timestamp_ms / 1000, UTC) + timedelta(milliseconds=1)
+    while not (found := await client.poll("t", moment)):
+        await client.publish("t", b"behind")
+    (behind,) = found
+    tail = client.tail("t", moment, options=TailOptions(follow=False))
+    assert [message async for message in tail] == [behind]
+    events = client.events("t", moment)
+    assert await anext(events) == behind
+    await events.aclose()
+    (row,) = (await client.browse("t", start=moment)).messages
+    assert (row.id, row.payload) == (behind.id, b"behind")
 
 
 async def test_stats_are_told(client: Client) -> None:

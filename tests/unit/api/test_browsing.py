@@ -3,8 +3,10 @@ import json
 
 import pytest
 
+from broker.client import Client
 from broker.model import PublishRequest, Snapshot
-from broker.testing.serving import Broker, topic_path
+from broker.testing.serving import Broker, Http, topic_path
+from broker.topics import browse
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
 
@@ -51,6 +53,27 @@ async def test_pages_follow_one_another(broker: Broker, order: str) -> None:
             break
         place = f"&{'from' if order == 'asc' else 'to'}={page['next']}"
     assert got == (wanted if order == "asc" else wanted[::-1])
+
+
+@pytest.mark.parametrize("is_descending", [False, True])
+async def test_pages_of_whole_payloads_are_bounded_and_lose_nothing(
+    broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch, *, is_descending: bool
+) -> None:
+    """The client asks for whole payloads; a page that would be too large ends before its limit."""
+    monkeypatch.setattr(browse, "PAGE_BYTES_MAX", 5000)
+    wanted = [bytes([number]) * 2000 for number in range(7)]
+    await publish(broker, *wanted)
+    got: list[bytes | None] = []
+    place: dict[str, bytes] = {}
+    async with Client(http.url) as client:
+        while True:
+            page = await client.browse("t", descending=is_descending, **place)
+            assert 1 <= len(page.messages) <= 3
+            got += [row.payload for row in page.messages]
+            if page.next is None:
+                break
+            place = {"stop" if is_descending else "start": page.next}
+    assert got == (wanted[::-1] if is_descending else wanted)
 
 
 async def test_from_and_to_bound_what_is_shown(broker: Broker) -> None:

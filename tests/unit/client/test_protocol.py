@@ -153,19 +153,6 @@ def test_a_poll_asks_for_keys_and_headers():
     }
 
 
-def test_a_start_is_an_id_in_bytes_or_hex_or_a_time():
-    assert protocol.start_of(ID) == ID
-    assert protocol.start_of(ID.hex()) == ID
-    assert protocol.start_of(5) == 5
-    assert protocol.start_of(None) is None
-
-
-@pytest.mark.parametrize("start", [b"short", "xyz", ID.hex() + "00"])
-def test_a_start_that_is_none_is_refused(start):
-    with pytest.raises(BadRequest):
-        protocol.start_of(start)
-
-
 def test_browse_asks_for_ids_times_and_moments():
     moment = datetime(2026, 1, 31, tzinfo=UTC)
     bounds = protocol.browse_bounds(ID, moment, 7, descending=True, full=True)

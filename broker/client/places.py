@@ -1,0 +1,87 @@
+"""Places in a topic as callers name them: a message id, or a moment.
+
+::
+
+    id        20 bytes, or their 40 hex digits
+    moment    a datetime with a time zone, or ms since 1970
+
+A moment stands for the first message that is not older. Messages are numbered in whole milliseconds, so a part
+of one is rounded up. A datetime without a zone is refused: it would be another moment on another machine.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, SupportsIndex
+
+from broker.client.values import Start
+from broker.errors import BadRequest
+from broker.model import MESSAGE_ID_BYTES, TIMESTAMP_MAX_MS, MessageId, message_id_from_hex
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS: Final = timedelta(milliseconds=1)
+_KINDS: Final = (
+    "a message id (20 bytes, or their 40 hex digits), a datetime with a time zone, "
+    "or a whole number of ms since 1970"
+)
+
+
+def start_of(place: Start, name: str = "start") -> MessageId | int | None:
+    """Return a place as the wire says it: an id, a time in ms, or None.
+
+    Args:
+        place: what the caller gave.
+        name: what the caller calls it, for errors.
+
+    Raises:
+        BadRequest: it is no id, has no time zone, or is out of range.
+        TypeError: it is of another type.
+    """
+    if place is None:
+        return None
+    if isinstance(place, bytes | str):
+        return id_of(place, name)
+    if isinstance(place, datetime):
+        return _moment_ms(place, name)
+    if isinstance(place, bool) or not isinstance(place, SupportsIndex):
+        raise TypeError(f"{name}: give {_KINDS}, not {_shown(place)}.")
+    return _checked_ms(place.__index__(), name)
+
+
+def id_of(identifier: MessageId | str, name: str) -> MessageId:
+    """Return a message id that is given as bytes or hex. Raises BadRequest, TypeError."""
+    if isinstance(identifier, bytes):
+        if len(identifier) != MESSAGE_ID_BYTES:
+            raise BadRequest(
+                f"{name}: a message id has {MESSAGE_ID_BYTES} bytes, not {len(identifier)}."
+            )
+        return identifier
+    if not isinstance(identifier, str):
+        raise TypeError(
+            f"{name}: give a message id (20 bytes, or their 40 hex digits), not {_shown(identifier)}."
+        )
+    try:
+        return message_id_from_hex(identifier)
+    except BadRequest as error:
+        raise BadRequest(
+            f"{name}: {error.message} A moment is given as a datetime with a time zone, or in ms since 1970."
+        ) from None
+
+
+def _moment_ms(moment: datetime, name: str) -> int:
+    if moment.utcoffset() is None:
+        raise BadRequest(
+            f"{name}: {moment!r} has no time zone, so it would be another moment on another machine. Give "
+            "it one: moment.astimezone() for local time, moment.replace(tzinfo=UTC) for UTC."
+        )
+    return max(0, -int((_EPOCH - moment) // _MS))
+
+
+def _checked_ms(time_ms: int, name: str) -> int:
+    if not 0 <= time_ms <= TIMESTAMP_MAX_MS:
+        raise BadRequest(f"{name}: {time_ms} is no time in ms since 1970.")
+    return time_ms
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.80}"
