@@ -1,12 +1,18 @@
-"""What callers publish, as the request that the broker is sent: the one place that looks at their messages."""
+"""What callers publish, as the request that the broker is sent: the one place that looks at their messages.
+
+Several messages are a list or a tuple, and nothing else that can be iterated: a dict would publish its names, a
+bytearray its numbers, a received message its id and its payload, all in silence.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from broker.client.values import NewMessage, Payload, Publishable
-from broker.model import NO_HEADERS, PublishRequest
+from broker.errors import BadRequest
+from broker.model import NO_HEADERS, Message, PublishRequest
 from broker.wire import attributes
 
 SINGLE: Final = (bytes, str, NewMessage)
@@ -26,9 +32,22 @@ class Parts(NamedTuple):
         return len(self.payload) + len(self.attributes)
 
 
-def payload_bytes(payload: Payload) -> bytes:
-    """Return the bytes of a payload; text travels as UTF-8."""
-    return payload.encode() if isinstance(payload, str) else payload
+def payload_bytes(payload: Payload, name: str = "message", place: int | None = None) -> bytes:
+    """Return the bytes of a payload; text travels as UTF-8.
+
+    Args:
+        payload: what the caller gave.
+        name: what the caller calls it, for errors.
+        place: where it stands in a list, for errors.
+
+    Raises:
+        TypeError: it is neither bytes nor text.
+    """
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, str):
+        return payload.encode()
+    raise _no_message(name if place is None else f"{name}[{place}]", payload, "bytes or text")
 
 
 def request_of(
@@ -43,26 +62,48 @@ def request_of(
     ``key`` and ``headers`` are those of the messages that have none of their own.
 
     Raises:
-        BadRequest: the headers of a message are too many, or too large.
+        TypeError: they are no messages; the text says which, and what to give.
+        BadRequest: there is no message, or the headers of one are too many or too large.
     """
-    several: Sequence[Publishable] = [messages] if isinstance(messages, SINGLE) else messages
+    several = _several(messages)
     if key is None and not headers and not any(isinstance(each, NewMessage) for each in several):
-        return PublishRequest(pointer, [payload_bytes(each) for each in several])  # type: ignore[arg-type]
-    parts = [parts_of(each, key=key, headers=headers) for each in several]
+        payloads = [payload_bytes(each, "messages", at) for at, each in enumerate(several)]  # type: ignore[arg-type]
+        return PublishRequest(pointer, payloads)
+    parts = [
+        parts_of(each, key=key, headers=headers, name="messages", place=at)
+        for at, each in enumerate(several)
+    ]
     return joined(parts)._replace(pointer=pointer)
 
 
 def parts_of(
-    message: Publishable, *, key: Payload | None = None, headers: Mapping[str, Payload] = NO_HEADERS
+    message: Publishable,
+    *,
+    key: Payload | None = None,
+    headers: Mapping[str, Payload] = NO_HEADERS,
+    name: str = "message",
+    place: int | None = None,
 ) -> Parts:
-    """Return one message as it travels. Raises as ``request_of`` does."""
+    """Return one message as it travels; ``name`` and ``place`` as for ``payload_bytes``.
+
+    Raises:
+        TypeError, BadRequest: as ``request_of`` does.
+    """
     whole = message if isinstance(message, NewMessage) else NewMessage(message)
+    where = name if place is None else f"{name}[{place}]"
+    payload = payload_bytes(whole.payload, where)
     own_key = key if whole.key is None else whole.key
+    own_headers = whole.headers or headers
+    if not isinstance(own_headers, Mapping):
+        raise _refused(where, "headers", own_headers, "a dict from names to bytes or text")
     encoded = attributes.encode(
-        None if own_key is None else payload_bytes(own_key),
-        {name: payload_bytes(value) for name, value in (whole.headers or headers).items()},
+        None if own_key is None else _value_bytes(where, "key", own_key),
+        {
+            _name(where, header): _value_bytes(where, f"header {header!a:.80}", value)
+            for header, value in own_headers.items()
+        },
     )
-    return Parts(payload_bytes(whole.payload), encoded, whole.ttl_s)
+    return Parts(payload, encoded, _life(where, whole.ttl_s))
 
 
 def joined(parts: Sequence[Parts]) -> PublishRequest:
@@ -75,3 +116,60 @@ def joined(parts: Sequence[Parts]) -> PublishRequest:
         attributes=encoded if any(encoded) else (),
         ttls_s=ttls_s if any(ttl_s is not None for ttl_s in ttls_s) else (),
     )
+
+
+def _several(messages: Publishable | Sequence[Publishable]) -> Sequence[Publishable]:
+    if isinstance(messages, SINGLE):
+        return [messages]
+    if not isinstance(messages, list | tuple) or hasattr(messages, "_fields"):
+        wanted = "bytes or text, a NewMessage, or a list or tuple of these"
+        raise _no_message("messages", messages, wanted)
+    if not messages:
+        raise BadRequest(
+            "messages: the list is empty. What was stored in a transaction is published by publish_stored."
+        )
+    return messages
+
+
+def _name(where: str, name: str) -> str:
+    if isinstance(name, str):
+        return name
+    raise _refused(where, "the name of a header", name, "text")
+
+
+def _value_bytes(where: str, part: str, value: Payload) -> bytes:
+    if isinstance(value, bytes | str):
+        return payload_bytes(value)
+    raise _refused(where, part, value, "bytes or text")
+
+
+def _life(where: str, ttl_s: int | None) -> int | None:
+    if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int)):
+        raise _refused(where, "ttl_s", ttl_s, "whole seconds, or None")
+    return ttl_s
+
+
+def _refused(where: str, part: str, value: Any, wanted: str) -> TypeError:
+    return TypeError(f"{where}, {part}: give {wanted}, not {_shown(value)}.")
+
+
+def _no_message(name: str, value: Any, wanted: str) -> TypeError:
+    return TypeError(f"{name}: give {wanted}, not {_shown(value)}.{_advice(value)}")
+
+
+def _advice(value: Any) -> str:
+    if isinstance(value, Message):
+        return " To publish a message again: NewMessage(it.payload, it.key, it.headers)."
+    if isinstance(value, bytearray | memoryview):
+        return " bytes(…) of it is one message."
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple | Mapping):
+        return " json.dumps(…) of it is one message."
+    if isinstance(value, Iterable):
+        return " list(…) of it is several messages."
+    return " str(…) of it, or json.dumps(…), is one message."
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__} {reprlib.repr(value)}"

@@ -11,6 +11,7 @@ of one is rounded up. A datetime without a zone is refused: it would be another 
 
 from __future__ import annotations
 
+import reprlib
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, SupportsIndex
 
@@ -84,4 +85,4 @@ def _checked_ms(time_ms: int, name: str) -> int:
 
 
 def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {value!r:.80}"
+    return f"{type(value).__name__} {reprlib.repr(value)}"
