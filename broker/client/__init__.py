@@ -6,10 +6,11 @@ original. Errors are those of ``broker.errors``, by name.
 
 from broker.client.aio import Client
 from broker.client.leaders import Leader
+from broker.client.reading import Reading
 from broker.client.retrying import Trouble
 from broker.client.stage import Stage
 from broker.client.subscriber import TailOptions
-from broker.client.sync import SyncClient, SyncStage, SyncTransactionPublisher
+from broker.client.sync import SyncClient, SyncReading, SyncStage, SyncTransactionPublisher
 from broker.client.transaction import TransactionPublisher
 from broker.client.values import (
     Browsed,
@@ -60,12 +61,14 @@ __all__ = [
     "Overloaded",
     "PayloadsSealed",
     "Published",
+    "Reading",
     "RequestError",
     "Settings",
     "Snapshot",
     "Stage",
     "StorageFull",
     "SyncClient",
+    "SyncReading",
     "SyncStage",
     "SyncTransactionPublisher",
     "TailOptions",

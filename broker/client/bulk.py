@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.client import protocol
 from broker.client.subscriber import ANSWER_S, Patience, Source
+from broker.client.tables import check_pyarrow, with_attributes
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
 from broker.model import MessageId, Snapshot
@@ -54,7 +55,7 @@ async def record_batches(
         ImportError: pyarrow is missing.
         BrokerError: the range can't be read, or could not be for ``deadline_s`` seconds on end.
     """
-    arrow = _pyarrow()
+    arrow = check_pyarrow()
     patience = Patience(source.retrier, deadline_s)
     while True:
         request = protocol.arrow(source.topic, span.after, span.through, span.snapshot)
@@ -73,16 +74,6 @@ async def record_batches(
             return
 
 
-def _pyarrow() -> Any:
-    try:
-        import pyarrow.ipc  # noqa: PLC0415 - An extra, and slow to import.
-    except ImportError as error:
-        raise ImportError(
-            "Reading record batches needs pyarrow: pip install 'tms-broker[arrow]', or pyarrow alone."
-        ) from error
-    return pyarrow
-
-
 async def _batches(arrow: Any, reply: StreamedReply) -> AsyncGenerator[RecordBatch]:
     """Give the batches of one reply. Raises Unavailable if it was cut off."""
     splitter, schema = MessageSplitter(), None
@@ -93,7 +84,7 @@ async def _batches(arrow: Any, reply: StreamedReply) -> AsyncGenerator[RecordBat
                 continue
             batch = arrow.ipc.read_record_batch(arrow.py_buffer(message), schema)
             if batch.num_rows:
-                yield batch
+                yield with_attributes(batch)
     splitter.finish()
 
 

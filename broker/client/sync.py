@@ -28,11 +28,13 @@ from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.later import Counts
+from broker.client.reader import Reader
+from broker.client.reading import Reading
 from broker.client.retrying import OnTrouble
 from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
 from broker.client.values import OnFull, Publishable, Published, Settings, TopicName
-from broker.model import Snapshot
+from broker.model import Message, Snapshot
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -103,7 +105,11 @@ def _described(call: Callable[P, T], method: Callable[..., Any]) -> Callable[P, 
     functools.update_wrapper(call, method)
     signature = inspect.signature(method)
     given = str(signature.return_annotation).replace("AsyncGenerator", "Generator")
-    call.__module__, call.__qualname__ = __name__, f"Sync{method.__qualname__}"
+    given = given.replace("Reading", "SyncReading")
+    owner, _, name = method.__qualname__.partition(".")
+    if owner == Reader.__name__:
+        owner = Client.__name__
+    call.__module__, call.__qualname__ = __name__, f"Sync{owner}.{name}"
     vars(call)["__signature__"] = signature.replace(return_annotation=given)
     return call
 
@@ -140,6 +146,17 @@ def _in_pages(
         with closing(self._iterate(pages(self._client, *args, **kwargs))) as received:
             for page in received:
                 yield from page
+
+    return _described(call, method)
+
+
+def _reading(
+    method: Callable[Concatenate[Client, P], Reading],
+) -> Callable[Concatenate[SyncClient, P], SyncReading]:
+    """Return the form of a method that gives a reading."""
+
+    def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> SyncReading:
+        return SyncReading(self, method(self._client, *args, **kwargs))
 
     return _described(call, method)
 
@@ -217,6 +234,7 @@ class SyncClient:
     stats = _blocking(Client.stats)
     lag = _blocking(Client.lag)
     range = _blocking(Client.range)
+    read = _reading(Client.read)
     read_arrow = _iterating(Client.read_arrow)
     ask = _blocking(Client.ask)
 
@@ -327,6 +345,27 @@ class SyncStage:
         return self._client.id
 
     store = _blocking(Stage.store)
+
+
+class SyncReading:
+    """A range to be iterated, or to be made a table of; see ``broker.client.reading.Reading``, whose methods these are."""
+
+    def __init__(self, client: SyncClient, reading: Reading) -> None:
+        self._client = reading
+        self._wait = client._wait  # noqa: SLF001 - Its own.
+        self._iterate = client._iterate  # noqa: SLF001
+
+    def __iter__(self) -> Generator[Message]:
+        for page in self.pages():
+            yield from page
+
+    def pages(self) -> Generator[list[Message]]:
+        """Give the messages in the lists in which they arrive, none of them empty."""
+        return self._iterate(self._client.pages())
+
+    to_arrow = _blocking(Reading.to_arrow)
+    to_pandas = _blocking(Reading.to_pandas)
+    to_polars = _blocking(Reading.to_polars)
 
 
 async def _outcome(work: Awaitable[T]) -> T:

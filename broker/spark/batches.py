@@ -15,12 +15,11 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
 
 from broker.client.sync import SyncClient
+from broker.client.tables import times_of
 from broker.model import MessageId, Snapshot
-from broker.spark.places import ONE_MS
 
 SCHEMA: Final = StructType(
     [
@@ -36,7 +35,6 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "topic": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-_TIME_BYTES: Final = 8
 
 
 class Part(NamedTuple):
@@ -83,17 +81,6 @@ def with_columns(batch: pa.RecordBatch, topic: str, schema: pa.Schema) -> pa.Rec
         "id": lambda: batch.column("id"),
         "value": lambda: batch.column("value"),
         "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows),
-        "timestamp": lambda: times_of(batch.column("id")),
+        "timestamp": lambda: times_of(batch.column("id")).cast(TYPES["timestamp"]),
     }
     return pa.RecordBatch.from_arrays([make[name]() for name in schema.names], schema=schema)
-
-
-def times_of(ids: pa.Array) -> pa.Array:
-    """Return the publish times with which message ids begin."""
-    big_endian = pc.binary_reverse(pc.binary_slice(ids, 0, _TIME_BYTES))
-    _, offsets, data = big_endian.buffers()
-    assert offsets is not None, "a binary array has offsets"
-    first = memoryview(offsets).cast("i")[big_endian.offset]
-    buffers = [None, data.slice(first)]
-    times_ms = pa.Array.from_buffers(pa.int64(), len(big_endian), buffers)
-    return pc.multiply(times_ms, ONE_MS).cast(TYPES["timestamp"])

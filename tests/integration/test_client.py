@@ -159,6 +159,21 @@ async def test_a_moment_is_a_place_wherever_one_is_taken(client: Client) -> None
     assert (row.id, row.payload) == (behind.id, b"behind")
 
 
+def test_a_range_is_read_without_asyncio(node: ServedNode) -> None:
+    with SyncClient(node.url, namespace=f"client{next(NUMBERS)}") as client:
+        client.create_topic("t")
+        client.publish("t", [b"%d" % number for number in range(2500)])
+        everything = list(client.read("t"))
+        assert [message.payload for message in everything] == [b"%d" % n for n in range(2500)]
+        some = client.read("t", everything[10].id, everything[20].id)
+        assert list(some) == everything[10:20]
+        assert some.to_arrow().column("value").to_pylist() == [b"%d" % n for n in range(10, 20)]
+        assert some.to_pandas()["id"].tolist() == [message.id for message in everything[10:20]]
+        for message in client.read("t"):  # Left in the middle, it leaves nothing behind.
+            assert message == everything[0]
+            break
+
+
 async def test_stats_are_told(client: Client) -> None:
     await client.publish("t", [b"%d" % i for i in range(5)])
     assert (await client.stats("t"))["messages"]["value"] == 5

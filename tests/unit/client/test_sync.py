@@ -13,9 +13,11 @@ import pytest
 from broker.client import (
     Client,
     Published,
+    Reading,
     Snapshot,
     Stage,
     SyncClient,
+    SyncReading,
     SyncStage,
     SyncTransactionPublisher,
     TailOptions,
@@ -106,6 +108,15 @@ def test_the_methods_are_those_of_the_client_with_their_signatures_and_documenta
         assert not inspect.iscoroutinefunction(blocking)
     assert str(inspect.signature(SyncClient.tail)).endswith("-> 'Generator[Message]'")
     assert SyncClient.poll.__qualname__ == "SyncClient.poll"
+
+
+def test_a_reading_has_the_methods_of_the_clients():
+    for name, method in inspect.getmembers(Reading, inspect.isfunction):
+        if not name.startswith("_"):
+            blocking = getattr(SyncReading, name)
+            assert inspect.signature(blocking).parameters == inspect.signature(method).parameters
+            assert blocking.__doc__ == method.__doc__
+    assert str(inspect.signature(SyncClient.read)).endswith("-> 'SyncReading'")
 
 
 def test_a_transaction_has_the_methods_of_the_clients():
