@@ -1,6 +1,13 @@
-"""Pages of messages as an Arrow IPC stream with the columns ``id`` and ``value``, for bulk reads.
+"""Pages of messages as an Arrow IPC stream, for bulk reads.
 
-No Python object is made of a message: the items of a page are joined, as a poll's are, and what lies in them is
+::
+
+    id        binary                 20 bytes
+    value     binary                 the payload
+    key       binary                 null: none
+    headers   map<string, binary>    null: none
+
+Readers go by the names of columns; more may come. No Python object is made of a message: the items of a page are joined, as a poll's are, and what lies in them is
 computed for all messages at once, from where items begin::
 
     items     28 | row | zero | length | payload | 28 | row | …       of the message log
@@ -10,6 +17,9 @@ computed for all messages at once, from where items begin::
 
 How long the length of a payload is follows from the item's, since Avro writes a number in one way only. Items of
 payload logs have no lead, and half of the id: the other half is the row of their reference.
+
+Keys and headers are made for each message that has any. Where none has, as in most pages, both columns are
+nulls, whose buffers are parts of the same zeros.
 
 Large buffers are pyarrow's, whose allocator keeps the memory of those before. Python's and numpy's come from the
 system and go back to it, a page fault for each 4 KiB: that costs ten times as much as all of the above.
@@ -27,6 +37,7 @@ from broker.api.replies import Piece
 from broker.errors import NotInstalled
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
 from broker.topics.pages import Page, Run
+from broker.wire import attributes
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
@@ -35,6 +46,8 @@ _INLINE_BYTES: Final = _LEAD_BYTES + MESSAGE_ID_BYTES
 """The bytes before the length in an item of the message log. An item of a payload log has a row's id there."""
 _PAYLOADS_MAX: Final = ((1 << 6) - 1, (1 << 13) - 1, (1 << 20) - 1, (1 << 27) - 1)
 """The longest payloads whose length takes 1, 2, 3 and 4 bytes."""
+_APART_BYTES: Final = 16 * 1024
+"""A buffer of this size is sent as it is; smaller ones are joined."""
 _MISSING: Final = (
     "This node can't answer in Arrow's format: pyarrow or numpy is missing. "
     "Install the extra, pip install 'tms-broker[arrow]', or poll."
@@ -53,7 +66,20 @@ class ArrowMaker:
             raise NotInstalled(_MISSING) from error
         self._np: Any = np
         self._pa: Any = pa
-        self._schema = pa.schema([("id", pa.binary()), ("value", pa.binary())])
+        headers = pa.map_(pa.string(), pa.binary())
+        self._schema = pa.schema(
+            [
+                ("id", pa.binary()),
+                ("value", pa.binary()),
+                ("key", pa.binary()),
+                ("headers", headers),
+            ]
+        )
+        entry = [headers.key_field, headers.item_field]
+        self._no_entries = pa.array([], pa.struct(entry))
+        self._zeros = pa.py_buffer(b"")
+        self._nothing: tuple[int, list[Any]] = (-1, [])
+        """The columns of the last page without attributes, and its length: the next one is often as long."""
 
     def stream(self) -> ArrowStream:
         """Begin a stream."""
@@ -62,7 +88,49 @@ class ArrowMaker:
 
     def batch(self, page: Page) -> Any:
         """Return a page, which has messages, as a record batch."""
-        return self._pa.record_batch(self._columns(page.runs, page.count), schema=self._schema)
+        columns = [*self._columns(page.runs, page.count), *self._attributes(page)]
+        return self._pa.record_batch(columns, schema=self._schema)
+
+    def _attributes(self, page: Page) -> list[Any]:
+        """Return the keys and the headers."""
+        pa, found = self._pa, page.attributes()
+        if not found:
+            known = self._nothing  # Other threads may put in others meanwhile.
+            if known[0] != page.count:
+                self._nothing = known = (page.count, self._nulls(page.count))
+            return known[1]
+        keys: list[bytes | None] = [None] * page.count
+        counts, names, values = [0] * page.count, [], []
+        for place, encoded in found:
+            keys[place], some, their_values = attributes.parts(encoded)
+            counts[place] = len(some)
+            names += some
+            values += their_values
+        return [pa.array(keys, pa.binary()), self._headers(counts, names, values)]
+
+    def _headers(self, counts: list[int], names: list[bytes], values: list[bytes]) -> Any:
+        """Return the headers of messages that have so many each; null where there is none."""
+        np, pa, kind = self._np, self._pa, self._schema.types[-1]
+        offsets = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        validity = np.packbits(np.array(counts) > 0, bitorder="little")
+        columns = [pa.array(names, pa.binary()).cast(pa.string()), pa.array(values, pa.binary())]
+        entries = pa.StructArray.from_arrays(columns, fields=list(self._no_entries.type))
+        buffers = [pa.py_buffer(validity), pa.py_buffer(offsets)]
+        return pa.Array.from_buffers(kind, len(counts), buffers, children=[entries])
+
+    def _nulls(self, count: int) -> list[Any]:
+        """Return the keys and the headers of messages that have none; all of that is zeros."""
+        pa = self._pa
+        offsets_bytes = 4 * (count + 1)
+        zeros, (*_, key, headers) = self._zeros, self._schema.types
+        if len(zeros) < offsets_bytes:
+            self._zeros = zeros = pa.py_buffer(bytes(2 * offsets_bytes))
+        rows = [zeros.slice(0, -(-count // 8)), zeros.slice(0, offsets_bytes)]
+        return [
+            pa.Array.from_buffers(key, count, [*rows, zeros.slice(0, 0)], count),
+            pa.Array.from_buffers(headers, count, rows, count, children=[self._no_entries]),
+        ]
 
     def _columns(self, runs: Sequence[Run], count: int) -> list[Any]:
         """Return the ids and the payloads."""
@@ -175,9 +243,9 @@ class ArrowStream:
         self._sink = sink
 
     def batch(self, page: Page) -> list[Piece]:
-        """Return what a page, which has messages, adds. The payloads are a piece that was not copied."""
+        """Return what a page, which has messages, adds. Large columns are pieces that were not copied."""
         self._writer.write_batch(self._maker.batch(page))
-        return self._sink.last_apart()
+        return self._sink.pieces()
 
     def end(self) -> bytes:
         """Return the end. A stream without it was cut off."""
@@ -200,12 +268,20 @@ class _Sink:
     def flush(self) -> None:
         """Do nothing: what was written is there."""
 
-    def last_apart(self) -> list[Piece]:
-        """Return all bytes before the last buffer, and that buffer. This object keeps the bytes behind it."""
-        place = max(at for at, part in enumerate(self._parts) if not isinstance(part, bytes))
-        pieces: list[Piece] = [b"".join(self._parts[:place]), memoryview(self._parts[place])]
-        del self._parts[: place + 1]
-        return pieces
+    def pieces(self) -> list[Piece]:
+        """Return what was written since: large buffers as they are, and what is small between them joined.
+
+        No piece is empty: in a reply that would be the chunk that ends it.
+        """
+        pieces: list[Piece] = []
+        parts, small = self._parts, 0
+        for place, part in enumerate(parts):
+            if len(part) >= _APART_BYTES:
+                pieces += (b"".join(parts[small:place]), memoryview(part))
+                small = place + 1
+        pieces.append(b"".join(parts[small:]))
+        parts.clear()
+        return [piece for piece in pieces if piece]
 
     def rest(self) -> bytes:
         """Return what was written since."""

@@ -16,12 +16,15 @@ from broker.api.replies import Answer, Piece, Stream
 from broker.api.request import Request
 from broker.errors import BadRequest
 from broker.model import Snapshot, message_id_from_hex
+from broker.topics.pages import Page
 from broker.topics.service import Topics
 from broker.topics.streams import RowStream
 from broker.wire.snapshotjson import decode_snapshot_body
 
 THREAD_BYTES_MIN: Final = 4 * 1024 * 1024
-"""From this size on, making a batch would keep others waiting, so a thread does it."""
+THREAD_ATTRIBUTES_BYTES_MIN: Final = 16 * 1024
+"""From so many bytes of payloads, or of keys and headers, on, making a batch would keep others waiting, so a thread
+does it."""
 
 
 class BulkReading:
@@ -55,11 +58,18 @@ class BulkReading:
 
 async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece, None]:
     while (page := await rows.next()) is not None:
-        if page.bytes < THREAD_BYTES_MIN:
-            pieces = stream.batch(page)
-        else:
+        if _takes_long(page):
             pieces = await asyncio.to_thread(stream.batch, page)
+        else:
+            pieces = stream.batch(page)
         del page  # While the reader is slow, only what it has not taken yet is held.
         while pieces:
             yield pieces.pop(0)
     yield stream.end()
+
+
+def _takes_long(page: Page) -> bool:
+    if page.bytes >= THREAD_BYTES_MIN:
+        return True
+    attributes_bytes = sum([len(entry.attributed) for entry, _, _, _ in page.runs])
+    return attributes_bytes >= THREAD_ATTRIBUTES_BYTES_MIN

@@ -165,7 +165,7 @@ _RANGE_QUERY = [
     },
 ]
 _ARROW = _ok(
-    "Batches with the columns `id` and `value`; without the end-of-stream marker it was cut.",
+    "Batches with the columns `id`, `value`, `key` and `headers`; without the end-of-stream marker it was cut.",
     (ARROW, BYTES),
     headers=_BLOCKED_BY,
 )

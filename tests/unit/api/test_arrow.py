@@ -18,6 +18,8 @@ from broker.storage import entry as entries
 from broker.storage.entry import Entry, Shared, entries_of
 from broker.storage.gathering import joined
 from broker.topics.pages import Page, Run
+from broker.wire import attributes
+from broker.wire.attributes import Attributes
 from broker.wire.blocks import END, PollDecoder
 
 MAKER = ArrowMaker()
@@ -40,17 +42,36 @@ def made(stream: ArrowStream, *pages: Page) -> pa.Table:
 
 
 def rows_of(table: pa.Table) -> list[tuple[bytes, bytes]]:
-    return list(zip(*table.to_pydict().values(), strict=True))
+    return list(zip(*table.select(["id", "value"]).to_pydict().values(), strict=True))
 
 
-def entry_of(sizes: Sequence[int], form: str, *, is_stored: bool = False) -> list[Entry]:
+def attributed(table: pa.Table) -> dict[int, Attributes]:
+    """Return the keys and headers of the rows that have any."""
+    keys = table.column("key").to_pylist()
+    headers = table.column("headers").to_pylist(maps_as_pydicts="strict")
+    rows = enumerate(zip(keys, headers, strict=True))
+    assert {} not in headers  # It is null where there is none.
+    return {place: (key, some or {}) for place, (key, some) in rows if (key, some) != (None, None)}
+
+
+def entry_of(
+    sizes: Sequence[int], form: str, *, is_stored: bool = False, encoded: Sequence[bytes] = ()
+) -> list[Entry]:
     """Return entries with payloads of these sizes, as they were made, read, or joined."""
     ids = [row_id(1000 + place, place) for place in range(len(sizes))]
     payloads = [bytes([place % 256]) * size for place, size in enumerate(sizes)]
-    found = entries_of(1, ids, payloads, Shared(is_stored=is_stored))
+    found = entries_of(1, ids, payloads, Shared(is_stored=is_stored), encoded)
     if form == "stored":
         return [entries.decode(entries.encode(entry)) for entry in found]
     return [joined(found)] if form == "joined" else found
+
+
+SHORT = st.binary(max_size=5) | st.just(bytes(200))
+ENCODED = st.builds(
+    attributes.encode,
+    st.none() | SHORT,
+    st.dictionaries(st.text(min_size=1, max_size=5), SHORT, max_size=3),
+)
 
 
 @st.composite
@@ -61,7 +82,8 @@ def runs(draw: st.DrawFn) -> list[Run]:
         sizes = draw(st.lists(size, min_size=1, max_size=12) | st.lists(st.just(5), min_size=1))
         reference = draw(st.sampled_from([None, row_id(5000, 1), row_id(6000, 2)]))
         form = draw(st.sampled_from(["made", "stored", "joined"]))
-        for entry in entry_of(sizes, form, is_stored=reference is not None):
+        encoded = draw(st.just([]) | st.lists(ENCODED, min_size=len(sizes), max_size=len(sizes)))
+        for entry in entry_of(sizes, form, is_stored=reference is not None, encoded=encoded):
             first = draw(st.integers(0, entry.count - 1))
             stop = draw(st.integers(first + 1, entry.count))
             found.append((entry, first, stop, reference))
@@ -74,6 +96,34 @@ def test_batches_have_what_polls_have(several: list[list[Run]]) -> None:
     pages = [page_of(each) for each in several]
     table = made(MAKER.stream(), *pages)
     assert rows_of(table) == [row for page in pages for row in polled(page)]
+    expected, base = {}, 0
+    for page in pages:
+        expected |= {base + at: attributes.decode(each) for at, each in page.attributes()}
+        base += page.count
+    assert attributed(table) == expected
+
+
+def test_keys_and_headers_are_columns() -> None:
+    kinds: list[Attributes] = [
+        (None, {}),
+        (b"k", {}),
+        (b"", {"a": b"1", "\N{SNOWMAN}": b"\xff"}),
+        (None, {}),
+        (None, {"a": b""}),
+    ]
+    encoded = [attributes.encode(*kind) for kind in kinds]
+    page = page_of([(each, 0, 5, None) for each in entry_of([3] * 5, "stored", encoded=encoded)])
+    plain = page_of([(each, 0, 5, None) for each in entry_of([3] * 5, "stored")])
+    table = made(MAKER.stream(), plain, page, plain)
+    assert attributed(table) == {6: kinds[1], 7: kinds[2], 9: kinds[4]}
+
+
+def test_columns_without_attributes_are_the_same_zeros_whatever_their_length() -> None:
+    maker = ArrowMaker()
+    for count in (3, 1, 1, 100, 9, 2000):
+        page = page_of([(each, 0, each.count, None) for each in entry_of([1] * count, "stored")])
+        table = made(maker.stream(), page)
+        assert (table.num_rows, attributed(table)) == (count, {})
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -98,14 +148,33 @@ def test_items_of_one_size_whose_payloads_differ() -> None:
 def test_a_stream_without_batches_has_its_columns() -> None:
     table = made(MAKER.stream())
     assert table.num_rows == 0
-    assert table.schema == pa.schema([("id", pa.binary()), ("value", pa.binary())])
+    assert table.schema == pa.schema(
+        [
+            ("id", pa.binary()),
+            ("value", pa.binary()),
+            ("key", pa.binary()),
+            ("headers", pa.map_(pa.string(), pa.binary())),
+        ]
+    )
 
 
-def test_the_payloads_are_a_piece_of_their_own() -> None:
+def test_large_columns_are_pieces_of_their_own() -> None:
     page = page_of([(entry, 0, entry.count, None) for entry in entry_of([1000] * 30, "stored")])
-    before, values = MAKER.stream().batch(page)
-    assert isinstance(values, memoryview)
-    assert (len(values), len(before) < 3000) == (30_000, True)
+    stream = MAKER.stream()
+    for _ in range(2):
+        before, values, after = stream.batch(page)
+        assert isinstance(values, memoryview)
+        assert (len(values), len(before) + len(after) < 5000) == (30_000, True)
+    assert len(stream.end()) == 8
+
+
+def test_a_batch_is_whole_when_its_pieces_are_sent() -> None:
+    """However small it is: a reader need not wait for the next one."""
+    page = page_of([(entry, 0, entry.count, None) for entry in entry_of([1], "stored")])
+    stream = MAKER.stream()
+    received = pa.ipc.open_stream(b"".join(stream.batch(page)))
+    assert received.read_next_batch().num_rows == 1
+    assert len(stream.end()) == 8
 
 
 @pytest.mark.parametrize("missing", ["numpy", "pyarrow"])

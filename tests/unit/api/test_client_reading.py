@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from broker.client import BadRequest, Client, SyncClient, TopicNotFound, reading
+from broker.client import BadRequest, Client, NewMessage, SyncClient, TopicNotFound, reading
 from broker.errors import NotInstalled, Unavailable, UnavailableError
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId, row_id
 from broker.testing.serving import Broker, Http
@@ -64,6 +64,12 @@ async def polled(broker: Broker) -> list[Message]:
     return [message async for messages in found.messages() for message in messages]
 
 
+def attributes_of(table: pa.Table) -> list[tuple[bytes | None, dict[str, bytes]]]:
+    keys = table.column("key").to_pylist()
+    headers = table.column("headers").to_pylist(maps_as_pydicts="strict")
+    return [(key, some or {}) for key, some in zip(keys, headers, strict=True)]
+
+
 def rows_of(table: pa.Table) -> list[tuple[bytes, bytes]]:
     table.validate(full=True)
     assert dict(zip(table.schema.names, table.schema.types, strict=True)) == ARROW_TYPES
@@ -77,7 +83,9 @@ async def read_both(client: Client, *bounds: Any, **options: Any) -> list[Messag
     """Return a range as it is iterated, after comparing it with its table."""
     one = client.read("t", *bounds, **options)
     found = [message async for message in one]
-    assert rows_of(await one.to_arrow()) == [message[:2] for message in found]
+    table = await one.to_arrow()
+    assert rows_of(table) == [message[:2] for message in found]
+    assert attributes_of(table) == [message[2:] for message in found]
     return found
 
 
@@ -117,6 +125,36 @@ async def test_moments_bound_what_is_read(client: Client, filled: list[Message])
     assert await read_both(client, None, future) == filled
     assert await read_both(client, future) == []
     assert await read_both(client, future, future - timedelta(days=1)) == []
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_keys_and_headers_are_read_with_their_messages(
+    broker: Broker, client: Client
+) -> None:
+    """Published plainly, and stored first; a page without any is between those that have some."""
+    pointer = broker.clock.now_ms() * 1_000_000
+    some = [
+        NewMessage(b"0", key="k", headers={"kind": "tick", "raw": b"\xff"}),
+        NewMessage(b"1"),
+        NewMessage(b"2", key=b""),
+        NewMessage(b"3", headers={"empty": b""}),
+    ]
+    await client.publish("t", some)
+    await client.publish("t", [b"%d" % number * 50 for number in range(20)])
+    await client.store("t", some, pointer=pointer)
+    await client.publish_stored("t", pointer=pointer)
+    found = await read_both(client)
+    expected = [
+        (b"k", {"kind": b"tick", "raw": b"\xff"}),
+        (None, {}),
+        (b"", {}),
+        (None, {"empty": b""}),
+    ]
+    assert [message[2:] for message in found] == [*expected, *[(None, {})] * 20, *expected]
+    assert [message[2:] for message in await read_both(client, found[25].id)] == expected[1:]
+    frame = await client.read("t", found[24].id).to_pandas()
+    assert frame["key"].tolist() == [b"k", None, b"", None]
+    assert frame["headers"].tolist() == [expected[0][1], None, None, expected[3][1]]
 
 
 async def test_an_empty_topic_has_no_messages(client: Client) -> None:

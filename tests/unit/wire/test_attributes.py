@@ -42,6 +42,27 @@ def test_they_are_avro(key, headers) -> None:
     assert attributes.read(written.getvalue() + b"more", 0) == ((key, headers), len(encoded))
 
 
+@given(KEYS, HEADERS)
+def test_parts_are_the_same_as_bytes(key, headers) -> None:
+    found, names, values = attributes.parts(attributes.encode(key, headers) or b"\0\0")
+    assert (found, dict(zip(names, values, strict=True))) == (
+        key,
+        {name.encode(): value for name, value in headers.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\0" + b"\x01\x08\x02a\x02b" + b"\x02\x02c\x02d" + b"\0",
+        b"\0" + b"\x02\x02a\x02b" + b"\x02\x02c\x02d" + b"\0",
+        b"\0" + b"\x84\0\x82\0a\x02b\x02c\x82\0d" + b"\0",
+    ],
+)
+def test_parts_are_read_in_any_legal_form(body) -> None:
+    assert attributes.parts(body) == (None, [b"a", b"c"], [b"b", b"d"])
+
+
 def test_a_message_without_any_takes_no_bytes() -> None:
     assert attributes.encode(None, {}) == b""
 
@@ -91,3 +112,5 @@ def test_what_is_cut_off_is_never_taken_for_whole(key, headers, data) -> None:
     cut = data.draw(st.integers(0, len(encoded) - 1))
     with pytest.raises(IndexError):
         attributes.read(encoded[:cut], 0)
+    with pytest.raises(IndexError):
+        attributes.parts(encoded[:cut])
