@@ -100,4 +100,6 @@ def _batch(payload_bytes: int) -> pa.RecordBatch:
         pa.repeat(pa.scalar("bare"), BATCH_ROWS),
         pa.array([n * 1000 for n in numbers], pa.timestamp("us", tz="UTC")),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(SCHEMA))
+    schema = arrow_schema(SCHEMA)
+    columns += [pa.nulls(BATCH_ROWS, schema.field(name).type) for name in ("key", "headers")]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

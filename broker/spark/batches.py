@@ -2,8 +2,9 @@
 
 ::
 
-    id         binary, the message's 20 bytes          value   binary, its payload
+    id         binary, the message's 20 bytes          value       binary, its payload
     topic      string, as the option names it          timestamp   µs UTC, from the first half of the id
+    key        binary, null: none                      headers     map<string, binary>, null: none
 
 Columns are made a batch at a time; no value of a message becomes an object of Python.
 """
@@ -15,7 +16,14 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from broker.client.sync import SyncClient
 from broker.client.tables import times_of
@@ -27,6 +35,8 @@ SCHEMA: Final = StructType(
         StructField("value", BinaryType()),
         StructField("topic", StringType()),
         StructField("timestamp", TimestampType()),
+        StructField("key", BinaryType()),
+        StructField("headers", MapType(StringType(), BinaryType())),
     ]
 )
 TYPES: Final[Mapping[str, pa.DataType]] = {
@@ -34,6 +44,8 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "value": pa.binary(),
     "topic": pa.string(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "key": pa.binary(),
+    "headers": pa.map_(pa.string(), pa.binary()),
 }
 
 
@@ -76,11 +88,13 @@ def read_part(client: SyncClient, part: Part, schema: pa.Schema) -> Iterator[pa.
 
 
 def with_columns(batch: pa.RecordBatch, topic: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the columns of a schema for messages that come as ``id`` and ``value``."""
+    """Return the columns of a schema for messages of a bulk read."""
     make: Mapping[str, Callable[[], pa.Array]] = {
         "id": lambda: batch.column("id"),
         "value": lambda: batch.column("value"),
         "topic": lambda: pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows),
+        "key": lambda: batch.column("key"),
+        "headers": lambda: batch.column("headers"),
         "timestamp": lambda: times_of(batch.column("id")).cast(TYPES["timestamp"]),
     }
     return pa.RecordBatch.from_arrays([make[name]() for name in schema.names], schema=schema)

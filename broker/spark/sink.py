@@ -40,7 +40,7 @@ from broker.client.sync import SyncClient, SyncStage
 from broker.client.values import Settings
 from broker.spark.connecting import client_of
 from broker.spark.options import Producer, SinkOptions
-from broker.spark.rows import Run, check_columns, chunks_of, runs_of
+from broker.spark.rows import Row, Run, check_columns, chunks_of, runs_of, size_of
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -59,7 +59,7 @@ class Stored(NamedTuple):
 
     topic: str
     stage: str = ""
-    few: tuple[bytes, ...] = ()
+    few: tuple[Row, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def store(
         stages: dict[str, SyncStage] = {}
         for run in runs:
             few.append(run)
-            size, count = size + run.values.nbytes, count + len(run.values)
+            size, count = size + run.nbytes, count + len(run.values)
             if stages or run.ttl_s is not None or size > FEW_BYTES_MAX or count > FEW_MESSAGES_MAX:
                 for each in few:
                     if each.topic not in stages:
@@ -182,14 +182,14 @@ def store(
                 few.clear()
         if stages:
             return tuple(Stored(name, stage.id) for name, stage in stages.items())
-    messages: dict[str, list[bytes]] = {}
+    messages: dict[str, list[Row]] = {}
     for run in few:
-        messages.setdefault(run.topic, []).extend(run.values.to_pylist())
+        messages.setdefault(run.topic, []).extend(run.messages())
     return tuple(Stored(name, few=tuple(values)) for name, values in messages.items())
 
 
 def _store_run(stage: SyncStage, run: Run) -> None:
-    for chunk in chunks_of(run.values):
+    for chunk in chunks_of(run):
         stage.store(chunk, ttl_s=run.ttl_s, idempotency_key=uuid.uuid4().hex)
 
 
@@ -208,7 +208,8 @@ def publish(client: SyncClient, staged: Sequence[Staged], producer: Producer) ->
             by_topic.setdefault(stored.topic, []).append(stored)
     for topic, parts in by_topic.items():
         few = [message for part in parts for message in part.few]
-        is_little = len(few) <= 10 * FEW_MESSAGES_MAX and sum(map(len, few)) <= 10 * FEW_BYTES_MAX
+        size = sum(map(size_of, few))
+        is_little = len(few) <= 10 * FEW_MESSAGES_MAX and size <= 10 * FEW_BYTES_MAX
         if is_little and not any(part.stage for part in parts):
             client.publish(topic, few, producer=producer)
         else:

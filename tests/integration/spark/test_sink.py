@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker.client import Browsed, SyncClient
+from broker.client import Browsed, NewMessage, SyncClient
 from broker.spark import publish
 from broker.testing.process import BrokerProcess
 
@@ -65,6 +65,36 @@ class TestBatch:
         lives = {row.payload: life_s(row) for row in rows if row.kind == "stored"}
         assert lives == {b"1": 60, b"3": client.topic(topic).ttl_s}
 
+    @pytest.mark.parametrize("count", [3, 3_000], ids=["few", "staged"])
+    def test_keys_and_headers_are_written_and_read(
+        self, spark, client, broker, topic, write, count
+    ) -> None:
+        expected = [
+            (b"k%d" % n if n % 3 else None, {"n": b"%d" % n, "raw": b"\xff"} if n % 2 else {})
+            for n in range(count)
+        ]
+        write(
+            spark.range(0, count, 1, 2).selectExpr(
+                "CAST(id AS STRING) AS value",
+                "IF(id % 3 = 0, NULL, 'k' || id) AS key",
+                "IF(id % 2 = 0, NULL, map('n', CAST(CAST(id AS STRING) AS BINARY), 'raw', X'ff'))"
+                " AS headers",
+            )
+        )
+        assert [message[1:] for message in client.poll(topic)] == [
+            (b"%d" % n, *each) for n, each in enumerate(expected)
+        ]
+        source = spark.read.format("tms").option("url", broker.url).option("topic", topic).load()
+        rows = source.select("value", "key", "headers").collect()
+        assert [(row.key, row.headers) for row in rows] == [
+            (key, headers or None) for key, headers in expected
+        ]
+        raw = source.where("headers['n'] IS NOT NULL").selectExpr("headers['raw'] AS raw")
+        assert [row.raw for row in raw.collect()] == [b"\xff"] * (count // 2)
+        write(source)  # As it is: the columns of a source are those of a sink.
+        again = client.poll(topic)
+        assert [message[1:] for message in again] == [m[1:] for m in again[:count]] * 2
+
     def test_a_query_that_fails_shows_nothing(self, spark, client, topic, write) -> None:
         frame = spark.range(0, 60_000, 1, 2).selectExpr(
             "IF(id = 59999, raise_error('no'), CAST(id AS STRING)) AS value"
@@ -108,6 +138,18 @@ class TestStream:
             assert query.awaitTermination(DEADLINE_S)
 
         return run
+
+    def test_a_topic_is_copied_with_keys_and_headers(self, client, topic, target, run) -> None:
+        client.publish(topic, [NewMessage("1", "k", {"h": "x"}), "2"])
+        run()
+        client.publish(topic, [NewMessage("3", b"")] * 2)
+        run(lambda frame: frame.drop("id"))
+        assert [message[1:] for message in client.poll(target)] == [
+            message[1:] for message in client.poll(topic)
+        ]
+        client.publish(topic, NewMessage("4", "k", {"h": "x"}))
+        run(lambda frame: frame.selectExpr("value", "map('text', 'grün') AS headers"))
+        assert client.poll(target)[-1][1:] == (b"4", None, {"text": "grün".encode()})
 
     def test_a_topic_is_copied(self, client, topic, target, run) -> None:
         client.publish(topic, payloads(3_000))

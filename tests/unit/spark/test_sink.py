@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
-from broker.client.values import Settings
+from broker.client.values import NewMessage, Settings
 from broker.spark import sink
 from broker.spark.options import Producer, SinkOptions
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
@@ -146,6 +146,24 @@ def test_rows_go_to_their_topics_with_their_lives(broker) -> None:
     )
     writer.commit([writer.write(iter([rows])), writer.write(iter([rows]))])
     assert broker.topics == {"x": [(b"1", 5), (b"3", 5), (b"4", 6)] * 2, "y": [(b"2", None)] * 2}
+
+
+def test_keys_and_headers_are_stored_with_their_messages(broker) -> None:
+    headers = MapType(StringType(), BinaryType())
+    columns = StructType([VALUE, StructField("key", BinaryType()), StructField("headers", headers)])
+    writer = TmsBatchWriter(options(), columns, lambda _: broker)
+    rows = pa.record_batch(
+        [
+            pa.array([b"1", b"2", b"3"], pa.binary()),
+            pa.array([b"k", None, None], pa.binary()),
+            pa.array([None, [("h", b"")], None], pa.map_(pa.string(), pa.binary())),
+        ],
+        names=["value", "key", "headers"],
+    )
+    staged = pickle.loads(pickle.dumps(writer.write(iter([rows]))))
+    writer.commit([staged, writer.write(iter([batch(b"4")]))])
+    found = [message for message, _ in broker.topics["t"]]
+    assert found == [NewMessage(b"1", b"k"), NewMessage(b"2", None, {"h": b""}), b"3", b"4"]
 
 
 def test_a_batch_that_reached_only_one_of_its_topics_is_completed(broker) -> None:
