@@ -40,8 +40,15 @@ def start_of(place: Start, name: str = "start") -> MessageId | int | None:
     """
     if place is None:
         return None
-    if isinstance(place, bytes | str):
+    if isinstance(place, bytes):
         return id_of(place, name)
+    if isinstance(place, str):
+        try:
+            return id_of(place, name)
+        except BadRequest as error:
+            raise BadRequest(
+                f"{error.message} A moment is given as a datetime with a time zone, or in ms since 1970."
+            ) from None
     if isinstance(place, datetime):
         return _moment_ms(place, name)
     if isinstance(place, bool) or not isinstance(place, SupportsIndex):
@@ -64,9 +71,7 @@ def id_of(identifier: MessageId | str, name: str) -> MessageId:
     try:
         return message_id_from_hex(identifier)
     except BadRequest as error:
-        raise BadRequest(
-            f"{name}: {error.message} A moment is given as a datetime with a time zone, or in ms since 1970."
-        ) from None
+        raise BadRequest(f"{name}: {error.message}") from None
 
 
 def _moment_ms(moment: datetime, name: str) -> int:

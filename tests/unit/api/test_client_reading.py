@@ -15,7 +15,8 @@ import pytest
 from broker.client import BadRequest, Client, NewMessage, SyncClient, TopicNotFound, reading
 from broker.errors import NotInstalled, Unavailable, UnavailableError
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId, row_id
-from broker.testing.serving import Broker, Http
+from broker.testing.ring import ring_of
+from broker.testing.serving import Broker, Http, topic_path
 from broker.topics import service, streams
 from broker.topics.state import TopicState
 
@@ -225,6 +226,19 @@ async def test_a_topic_that_is_not_there_is_told(client: Client) -> None:
         await anext(aiter(client.read("missing")))
     with pytest.raises(TopicNotFound):
         await client.read("missing").to_arrow()
+
+
+async def test_any_node_of_a_cluster_is_read_from() -> None:
+    async with ring_of(3) as ring:
+        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
+        for node in ring.nodes:
+            async with Client(node.http.url, follow_leaders=False) as client:
+                await client.publish("t", [NewMessage(node.http.url, key="k"), "plain"])
+                found = await read_both(client)
+        assert [message.payload.decode() for message in found[::2]] == [
+            node.http.url for node in ring.nodes
+        ]
+        assert [message.key for message in found] == [b"k", None] * 3
 
 
 @pytest.mark.parametrize("bounds", [("yesterday",), (None, datetime(2026, 1, 1))])  # noqa: DTZ001
