@@ -21,13 +21,18 @@ chaos: MINUTES ?= 20
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev demo pipeline serve cluster check test test-all test-servers bench bench-cluster sim chaos lint \
+.PHONY: help setup setup-dev wheel demo pipeline serve cluster check test test-all test-servers bench bench-cluster sim chaos lint \
   format docs clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.server ## Make .venv with what a standalone broker needs, and no more.
+
+wheel: $(VENV)/bin/python ## Build dist/tms_broker-VERSION-py3-none-any.whl, to install elsewhere.
+	@rm -f dist/tms_broker-*.whl
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@echo "built $$(ls dist/tms_broker-*.whl); install it: pip install '$$(ls dist/tms_broker-*.whl)[server]'"
 
 demo: setup ## Publish a real log, tail it, compare, restart, read again (INPUT=file, STAY=yes).
 	@$(BIN)/python scripts/demo.py
@@ -62,7 +67,7 @@ bench: SERVERS = tms kafka redis
 test-servers: setup-dev
 	@$(BIN)/python -m broker.testing.servers fetch --if-possible $(SERVERS)
 
-bench: $(VENV)/.bench test-servers ## Measure us and our peers side by side.
+bench: test-servers ## Measure us and our peers side by side.
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 sim: setup-dev ## Run seeds of the simulated cluster (SEEDS=1000 MINUTES=10), or one again (SEED=77).
@@ -119,11 +124,6 @@ $(VENV)/.dev: pyproject.toml $(VENV)/.server
 	@echo "installing what the tests need into $(VENV)"
 	@$(PIP) install --editable '.[dev]'
 	@touch $@ $(VENV)/.cluster $(VENV)/.spark
-
-$(VENV)/.bench: pyproject.toml $(VENV)/.dev
-	@echo "installing what the benchmarks need into $(VENV)"
-	@$(PIP) install --editable '.[bench]'
-	@touch $@
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { \

@@ -22,6 +22,8 @@ never will; *unknown* means that it may have been done or not. An error that is 
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import ClassVar, Literal
 
 Outcome = Literal["refused", "unknown"]
@@ -230,6 +232,15 @@ class StorageCorrupt(BrokerError):
 
     code = "storage_corrupt"
     http_status = 500
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to the installation that runs this.
+
+    It names this interpreter, since a bare ``pip`` may belong to another one. pip knows the package that is
+    installed, from a checkout or from a wheel, so no index needs to have it.
+    """
+    return f"{shlex.quote(sys.executable)} -m pip install 'tms-broker[{extra}]'"
 
 
 def _tree(error: type[BrokerError]) -> list[type[BrokerError]]:

@@ -34,7 +34,7 @@ from broker.api.routes import Around, make_routes
 from broker.api.shell import BACKLOG, Shell
 from broker.clock import Clock, SystemClock
 from broker.config import Config
-from broker.errors import Unavailable
+from broker.errors import Unavailable, install_command
 from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
@@ -333,8 +333,7 @@ def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
         from broker.node_servers import ConfiguredServers  # noqa: PLC0415 - See there.
     except ModuleNotFoundError as error:
         raise Unavailable(
-            f"A node of a cluster needs the package {error.name!r}: "
-            "pip install 'tms-broker[cluster]'"
+            f"A node of a cluster needs the package {error.name!r}: {install_command('cluster')}"
         ) from error
     return InCluster(config, clock, metrics, ConfiguredServers(config, clock))
 

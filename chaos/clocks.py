@@ -14,6 +14,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from broker.errors import install_command
+
 LIBRARY = Path("vendor") / "libfaketime" / "src" / "libfaketime.so.1"
 
 
@@ -26,7 +28,7 @@ def library() -> Path:
     spec = find_spec("libfaketime")
     found = None if spec is None or spec.origin is None else Path(spec.origin).parent / LIBRARY
     if found is None or not found.is_file():
-        raise ClocksMissing("libfaketime is not installed: pip install 'tms-broker[chaos]'")
+        raise ClocksMissing(f"libfaketime is not installed: {install_command('chaos')}")
     return found
 
 

@@ -50,7 +50,7 @@ _APART_BYTES: Final = 16 * 1024
 """A buffer of this size is sent as it is; smaller ones are joined."""
 _MISSING: Final = (
     "This node can't answer in Arrow's format: pyarrow or numpy is missing. "
-    "Install the extra, pip install 'tms-broker[arrow]', or poll."
+    "Install the extra at the node, pip install 'tms-broker[arrow]', or poll."
 )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 
+from broker.errors import install_command
+
 
 def main() -> None:
     """Run the command line in this process, and exit."""
@@ -18,6 +20,6 @@ def main() -> None:
             raise
         sys.exit(
             f"broker: the command line needs the package {error.name!r}, which the extra 'server' "
-            "brings: pip install 'tms-broker[server]'"
+            f"brings: {install_command('server')}"
         )
     run()

@@ -9,6 +9,8 @@ from typing import Final
 
 import click
 
+from broker.errors import install_command
+
 VERIFIER: Final = "chaos"
 NEEDED: Final = ("matplotlib", "kazoo", "libfaketime", "psutil")
 """What the extra brings beside this package; the first that is missing is named."""
@@ -31,7 +33,7 @@ def chaos(words: tuple[str, ...]) -> None:
         if importlib.util.find_spec(package) is None:
             raise click.ClickException(
                 f"the verifier needs the package {package!r}, which the extra 'chaos' brings: "
-                "pip install 'tms-broker[chaos]'"
+                f"{install_command('chaos')}"
             )
     if not words:
         words = ("--help",)

@@ -15,7 +15,7 @@ from broker.cli.options import NotNow, json_option
 from broker.cli.output import write_json, write_table
 from broker.config import Key, ServerConfig, iter_keys
 from broker.coordination.ports import InstanceTaken
-from broker.errors import BrokerError, UnavailableError
+from broker.errors import BrokerError, UnavailableError, install_command
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -78,7 +78,7 @@ def serve(file: Path | None, **flags: str | None) -> None:
         from broker.cli import serving  # noqa: PLC0415 - Only this command needs the server.
     except ModuleNotFoundError as error:
         raise click.ClickException(
-            f"serving needs the package {error.name!r}: pip install 'tms-broker[server]'"
+            f"serving needs the package {error.name!r}: {install_command('server')}"
         ) from error
     try:
         reason = serving.serve(config)

@@ -19,7 +19,7 @@ from broker import settings as resolution
 from broker.cli.node import configured_by, resolved
 from broker.cli.options import NotNow, json_option, topic_argument
 from broker.cli.output import write_json, write_properties, write_table
-from broker.errors import UnavailableError
+from broker.errors import UnavailableError, install_command
 
 if TYPE_CHECKING:
     from broker.config import Config
@@ -358,5 +358,5 @@ def _show(report: Report, *, as_json: bool) -> None:
 
 def _not_installed(error: ModuleNotFoundError) -> click.ClickException:
     return click.ClickException(
-        f"a cluster needs the package {error.name!r}: pip install 'tms-broker[cluster]'"
+        f"a cluster needs the package {error.name!r}: {install_command('cluster')}"
     )

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from broker.errors import install_command
 from broker.model import MessageId
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def check_pyarrow() -> Any:
         import pyarrow.ipc  # noqa: PLC0415 - The same.
     except ImportError as error:
         raise ImportError(
-            "Record batches and tables need pyarrow: pip install 'tms-broker[arrow]', or pyarrow alone."
+            f"Record batches and tables need pyarrow: {install_command('arrow')}, or pyarrow alone."
         ) from error
     return pyarrow
 
