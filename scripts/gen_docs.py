@@ -38,6 +38,8 @@ body_bytes_max = 1048576
 _ERRORS_HEAD = """
 # Errors
 
+Each code leads to what it means and what to do.
+
 A request that names `application/json` in `Accept`, or is of that type, gets errors as
 `{"code", "message", "retriable", "outcome"}`; all others get the message as plain text. *Refused* means
 that the request has had no effect and never will; *unknown* that it may have been done or not. *Retriable* means that
@@ -199,7 +201,8 @@ def _section(section: str, keys: Iterator[Key]) -> str:
 def _error_row(error: type[BrokerError]) -> str:
     retriable = "yes" if error.retriable else "no"
     meaning = _first_line(error)
-    return f"| `{error.code}` | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
+    code = f"[`{error.code}`](../troubleshooting.md#{error.code})"
+    return f"| {code} | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
 
 
 def cases_page() -> str:

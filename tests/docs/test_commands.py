@@ -27,13 +27,22 @@ ADDRESS = "127.0.0.1:8080"
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 DEADLINE_S = 120
 
+ENDLESS = {"README.md"}
+"""Pages whose program follows a topic for ever."""
+
 # Run elsewhere, and where.
+FIRST = "tests/docs/test_first_contact.py"
 ELSEWHERE = {
     "make demo": "test_the_demonstration_runs",
     "make pipeline": "test_the_pipeline_runs",
     "make cluster": "tests/integration/test_local_cluster.py",
     "make serve": "test_serving_from_make_runs_until_it_is_told_to_stop",
     "make test": "what runs this very test",
+    "make wheel": FIRST,
+    "python3 -m venv elsewhere": FIRST,
+    "elsewhere/bin/pip install 'dist/tms_broker-0.1.0-py3-none-any.whl[server]'": FIRST,
+    "elsewhere/bin/broker --version": FIRST,
+    ". .venv/bin/activate": FIRST,
 }
 
 
@@ -106,10 +115,12 @@ def test_commands_succeed(page, block, broker, environment, tmp_path):
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=named(blocks("python")))
 @pytest.mark.usefixtures("greetings")
 def test_programs_run(page, block, broker, environment, tmp_path):
+    if "pyspark" in block and shutil.which("java") is None:
+        pytest.skip("Spark needs Java 17")
     program = tmp_path / "program.py"
     program.write_text(there(block, broker))
     is_test = "def test_" in block
-    endless = "client.tail(" in block and not is_test
+    endless = page in ENDLESS
     command = [sys.executable, "-u", *(("-m", "pytest", "-q") if is_test else ()), str(program)]
     with subprocess.Popen(
         command,

@@ -1,8 +1,12 @@
+import re
+
 import pytest
 
 from broker.config import iter_keys
 from broker.errors import registry
 from scripts import gen_docs
+
+CODES = {error.code for error in registry() if error.__module__ == "broker.errors"}
 
 
 @pytest.mark.parametrize("name", gen_docs.PAGES)
@@ -20,5 +24,11 @@ def test_every_key_is_documented() -> None:
 
 def test_every_error_that_can_be_answered_is_documented() -> None:
     page = gen_docs.errors_page()
-    codes = {error.code for error in registry() if error.__module__ == "broker.errors"}
-    assert {code for code in codes if f"| `{code}` |" not in page} == set()
+    assert {code for code in CODES if f"| [`{code}`](" not in page} == set()
+
+
+def test_every_error_has_its_section_in_troubleshooting() -> None:
+    page = (gen_docs.ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    codes = page.partition("\n## Error codes\n")[2].partition("\n## ")[0]
+    sections = re.findall(r"^### (.*)\n\n(?=[^#\n])", codes, re.MULTILINE)
+    assert sorted(sections) == sorted(CODES)
