@@ -86,7 +86,7 @@ def key(default: T, doc: str, *, least: float | None = None) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where a node listens, and how long it waits for whom."""
+    """Where a node listens, and how long it waits for its clients."""
 
     host: str = key(
         "127.0.0.1", "Address to listen on; beyond loopback everyone may do everything."
@@ -118,7 +118,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """Where messages lie."""
+    """Where a node that stands alone keeps its messages."""
 
     data_dir: Path = key(Path("data"), "Folder of the LevelDB database; made if it is missing.")
     block_cache_bytes: int = key(32 * _MIB, "LevelDB's cache of uncompressed blocks.", least=0)
@@ -185,7 +185,7 @@ class TopicsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
-    """How what is dead is removed."""
+    """How expired messages, and those of earlier generations, are removed."""
 
     sweep_interval_s: float = key(300.0, "Time between two sweeps.", least=0.1)
     sweep_margin_s: float = key(
@@ -218,7 +218,7 @@ class ClusterConfig:
     """How several nodes find each other; without ZooKeeper a node stands alone."""
 
     zookeeper_hosts: tuple[str, ...] = key((), "ZooKeeper (host:port,...); empty: standalone.")
-    zookeeper_root: str = key("/broker", "Path below which this cluster lies in ZooKeeper.")
+    zookeeper_root: str = key("/broker", "Path of this cluster in ZooKeeper.")
     session_timeout_ms: int = key(
         4_000, "Silence after which ZooKeeper takes a node for dead.", least=500
     )
@@ -242,7 +242,7 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HBaseConfig:
-    """Where messages of a cluster lie, through HBase's Thrift-2 gateways."""
+    """Where a cluster keeps its messages, through HBase's Thrift-2 gateways."""
 
     hbase_gateways: tuple[str, ...] = key((), "Thrift-2 gateways (host:port,...), equal in rights.")
     hbase_namespace: str = key("default", "HBase's namespace for the tables.")
