@@ -1,4 +1,4 @@
-"""Control messages to all containers of a program: everyone reads the same topic, from the same place.
+"""Control messages to all containers of a program: each container reads the same topic, from the same place.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/control_messages.py
 """

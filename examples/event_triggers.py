@@ -23,7 +23,7 @@ async def main() -> None:
         await client.create_topic(TOPIC, if_exists="keep")
         pointer = time.time_ns()  # Write pointers are nanoseconds; a service hands them out.
 
-        # A long job stores an event for each partition; nobody sees them before one reference is.
+        # A long job stores an event for each partition; consumers see them when one reference is.
         loading = client.transaction(pointer)
         await loading.store(TOPIC, "partition 2026-01-30")
         await loading.store(TOPIC, "partition 2026-01-31")

@@ -1,4 +1,4 @@
-"""Notifications to users: shown to whoever looks in time, gone by themselves afterwards.
+"""Notifications to users: shown to users that look in time, gone by themselves afterwards.
 
 BROKER_URL=http://127.0.0.1:8080 python examples/user_notifications.py
 """
