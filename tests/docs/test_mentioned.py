@@ -1,0 +1,64 @@
+"""Every command that a page mentions is one that the command line has, with the options that it has."""
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from broker.cli.app import cli
+from chaos.cli import cli as verifier
+from tests.tidy.sources import text, tracked
+
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *tracked("docs/*.md")]
+PAGES = [page for page in PAGES if not page.startswith("docs/results/")]
+SPAN = re.compile(r"`((?:\.venv/bin/)?broker [^`]+)`")
+PRINTED = ("broker ready at ",)
+"""What begins as a command does, and is none."""
+FENCE = re.compile(r"^```(?:console|sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+IN_FENCE = re.compile(r"(?:^|[|$] ?)((?:\.venv/bin/)?broker [^|#]*?)(?= {3}|#|\||$)", re.MULTILINE)
+
+
+def mentioned(page: str) -> Iterator[str]:
+    """Yield the commands of a page: those in its blocks, and those in its sentences."""
+    whole = text(page)
+    for block in FENCE.findall(whole):
+        yield from IN_FENCE.findall(block.replace("\\\n", " "))
+    yield from SPAN.findall(re.sub(r"\n\s*", " ", FENCE.sub("", whole)))
+
+
+def unknown(line: str) -> list[str]:
+    """Return the words of a line that are no command and no option of the command line."""
+    if line.startswith(PRINTED):
+        return []
+    words = shlex.split(line.replace("…", ""))[1:]
+    command: click.Command = cli
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name == "COMMAND":
+            return []
+        choices = name.split("|")  # As in "broker cluster drain|undrain".
+        found = [command.get_command(click.Context(command), choice) for choice in choices]
+        if None in found:
+            return [name]
+        command = verifier if name == "chaos" else found[0] or cli
+    known = {"--help", "-h"} | {
+        name for option in command.params for name in (*option.opts, *option.secondary_opts)
+    }
+    given = [word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)]
+    return [option for option in given if option not in known]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_mentions_what_there_is(page: str) -> None:
+    assert [(line, found) for line in mentioned(page) if (found := unknown(line))] == []
+
+
+def test_what_there_is_not_is_found() -> None:
+    assert unknown("broker publish a/b --lines - --keyy x") == ["--keyy"]
+    assert unknown("broker pubish a/b") == ["pubish"]
+    assert unknown("broker topics creat a/b") == ["creat"]
+    assert unknown("broker chaos run --nemesi pause") == ["--nemesi"]
+    assert unknown("broker serve --port 9000") == []
+    assert len(list(mentioned("docs/guides/command-line.md"))) > 20
