@@ -12,7 +12,7 @@ import click
 from broker.errors import install_command
 
 VERIFIER: Final = "chaos"
-NEEDED: Final = ("matplotlib", "kazoo", "libfaketime", "psutil")
+NEEDED: Final = ("matplotlib", "kazoo", "libfaketime")
 """What the extra brings beside this package; the first that is missing is named."""
 
 

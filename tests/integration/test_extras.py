@@ -41,7 +41,7 @@ def test_the_client_runs_with_no_extra(made: Path) -> None:
 
 @pytest.mark.parametrize("made", [("server",)], indirect=True, ids=["server"])
 def test_the_main_job_runs_with_the_extra_server(made: Path, tmp_path: Path) -> None:
-    without_what_is_missing(made, "kazoo", "pytest", "psutil")
+    without_what_is_missing(made, "kazoo", "pytest", "matplotlib")
     lines = tmp_path / "input.log"
     lines.write_bytes(b"a line\n" * 1_000)
     done = run(made, str(ROOT / "scripts" / "demo.py"), INPUT=str(lines), STAY="")
@@ -72,7 +72,7 @@ def test_bulk_reads_take_the_extra_arrow(made: Path, *, has_it: bool) -> None:
 
 @pytest.mark.parametrize("made", [("cluster",)], indirect=True, ids=["cluster"])
 def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
-    without_what_is_missing(made, "thriftpy2", "pytest", "psutil", "matplotlib")
+    without_what_is_missing(made, "thriftpy2", "pytest", "libfaketime", "matplotlib")
     parts = ["coordination", "leading", "routing", "storage", "api", "topics", "cli"]
     done = run(made, "-c", IMPORT_ALL, *(f"broker.{part}" for part in parts))
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,6 @@ TEST_KIT = "broker/testing/*"
 # Patterns as of fnmatch, whose * also spans folders.
 DOORS = {
     "aiohttp": ["broker/api/*", "broker/client/transport.py", "broker/net.py", TEST_KIT],
-    "async_solipsism": [TEST_KIT],
     "click": [
         "broker/cli.py",
         "broker/cli/*",
@@ -35,7 +34,6 @@ DOORS = {
     "orjson": ["broker/api/*"],
     "plyvel": ["broker/storage/leveldb/*"],
     "prometheus_client": ["broker/metrics.py"],
-    "psutil": [TEST_KIT],
     "pandas": ["broker/client/tables.py"],
     "polars": ["broker/client/tables.py"],
     "pyarrow": [
@@ -53,6 +51,9 @@ DOORS = {
     "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*"],
     "yarl": ["broker/client/transport.py", TEST_KIT],  # Of aiohttp.
 }
+
+# Packages of which a file is used, and no module imported.
+FILES_OF = {"libfaketime": "chaos/clocks.py"}
 
 
 def foreign_imports(source: str) -> Iterator[str]:
@@ -94,19 +95,30 @@ def test_packages_come_in_by_their_doors() -> None:
 def test_every_door_is_declared_and_every_declared_package_of_the_product_has_a_door() -> None:
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
-    product = [
-        project["dependencies"],
-        extras["server"],
-        extras["arrow"],
-        extras["cluster"],
-        extras["spark"],
-    ]
-    declared = {
-        re.split(r"[\[><=]", requirement)[0].replace("-", "_")
-        for requirements in product
-        for requirement in requirements
-    } - {"tms_broker"}
-    assert declared - set(DOORS) == set()
+    product = [project["dependencies"], *(extras[extra] for extra in extras if extra != "dev")]
+    declared = {package for requirements in product for package in packages(requirements)}
+    assert declared - set(DOORS) - set(FILES_OF) == set()
+
+
+def test_every_extra_brings_what_the_package_imports_and_no_more() -> None:
+    imported = {
+        package
+        for name in tracked("broker/*.py", "chaos/*.py", "pyspark_tms.py")
+        for package in foreign_imports(text(name))
+    }
+    extras = tomllib.loads(text("pyproject.toml"))["project"]["optional-dependencies"]
+    unused = {
+        extra: packages(requirements) - imported - set(FILES_OF)
+        for extra, requirements in extras.items()
+        if extra != "dev"
+    }
+    assert {extra: found for extra, found in unused.items() if found} == {}
+
+
+def packages(requirements: list[str]) -> set[str]:
+    """Return the packages that requirements name, as they are imported, without this one."""
+    names = {re.split(r"[\[><=]", line)[0].replace("-", "_") for line in requirements}
+    return names - {"tms_broker"}
 
 
 @pytest.mark.parametrize(
