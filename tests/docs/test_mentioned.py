@@ -1,5 +1,6 @@
-"""Every command that a page mentions is one that the command line has, with the options that it has."""
+"""Pages mention only what there is: commands with their options, and methods of the client."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ import click
 import pytest
 
 from broker.cli.app import cli
+from broker.client import Client, SyncClient
 from chaos.cli import cli as verifier
 from tests.tidy.sources import text, tracked
 
@@ -18,6 +20,8 @@ PRINTED = ("broker ready at ",)
 """What begins as a command does, and is none."""
 FENCE = re.compile(r"^```(?:console|sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_FENCE = re.compile(r"(?:^|[|$] ?)((?:\.venv/bin/)?broker [^|#]*?)(?= {3}|#|\||$)", re.MULTILINE)
+METHOD = re.compile(r"(?<![\w./])[cC]lient\.([a-z_]+)(?!\w*\.)\b")
+PROGRAM = re.compile(r"^```(?:py|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def mentioned(page: str) -> Iterator[str]:
@@ -55,10 +59,23 @@ def test_a_page_mentions_what_there_is(page: str) -> None:
     assert [(line, found) for line in mentioned(page) if (found := unknown(line))] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_mentions_methods_that_the_client_has(page: str) -> None:
+    names = set(METHOD.findall(text(page))) - {"md"}
+    assert {n for n in names if not hasattr(Client, n) and not hasattr(SyncClient, n)} == set()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_that_are_not_run_are_programs_all_the_same(page: str) -> None:
+    for program in PROGRAM.findall(text(page)):
+        compile(program, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
 def test_what_there_is_not_is_found() -> None:
     assert unknown("broker publish a/b --lines - --keyy x") == ["--keyy"]
     assert unknown("broker pubish a/b") == ["pubish"]
     assert unknown("broker topics creat a/b") == ["creat"]
     assert unknown("broker chaos run --nemesi pause") == ["--nemesi"]
     assert unknown("broker serve --port 9000") == []
+    assert METHOD.findall("`client.pubish(x)`, Client.tail_pages") == ["pubish", "tail_pages"]
     assert len(list(mentioned("docs/guides/command-line.md"))) > 20
