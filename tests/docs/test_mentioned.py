@@ -18,16 +18,17 @@ PAGES = [page for page in PAGES if not page.startswith("docs/results/")]
 SPAN = re.compile(r"`((?:\.venv/bin/)?broker [^`]+)`")
 PRINTED = ("broker ready at ",)
 """What begins as a command does, and is none."""
-FENCE = re.compile(r"^```(?:console|sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 IN_FENCE = re.compile(r"(?:^|[|$] ?)((?:\.venv/bin/)?broker [^|#]*?)(?= {3}|#|\||$)", re.MULTILINE)
 METHOD = re.compile(r"(?<![\w./])[cC]lient\.([a-z_]+)(?!\w*\.)\b")
-PROGRAM = re.compile(r"^```(?:py|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def mentioned(page: str) -> Iterator[str]:
     """Yield the commands of a page: those in its blocks, and those in its sentences."""
     whole = text(page)
-    for block in FENCE.findall(whole):
+    for language, block in FENCE.findall(whole):
+        if language not in ("", "console", "sh"):
+            continue
         yield from IN_FENCE.findall(block.replace("\\\n", " "))
     yield from SPAN.findall(re.sub(r"\n\s*", " ", FENCE.sub("", whole)))
 
@@ -67,8 +68,9 @@ def test_a_page_mentions_methods_that_the_client_has(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_programs_that_are_not_run_are_programs_all_the_same(page: str) -> None:
-    for program in PROGRAM.findall(text(page)):
-        compile(program, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for language, program in FENCE.findall(text(page)):
+        if language in ("py", "python"):
+            compile(program, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_what_there_is_not_is_found() -> None:
