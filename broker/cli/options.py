@@ -157,9 +157,13 @@ def connect(url: str, deadline_s: float) -> SyncClient:
     Raises:
         click.BadParameter: the address is none.
     """
-    settings = client_settings(url, deadline_s)
-    teller = Teller(settings.url, given().target, as_json=given().as_json)
-    return SyncClient(settings=settings, on_trouble=teller)
+    return SyncClient(settings=client_settings(url, deadline_s), on_trouble=teller(url))
+
+
+def teller(url: str) -> Teller:
+    """Return what a client of a command has to say of trouble, see ``troubles``."""
+    known = given()
+    return Teller(url, known.target, as_json=known.as_json)
 
 
 # --- Topics ----------------------------------------------------------------------------------------
