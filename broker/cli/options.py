@@ -20,6 +20,7 @@ from broker.client import Settings, SyncClient
 from broker.clock import SystemClock
 from broker.errors import BadName, UnavailableError
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic
+from broker.settings import check_environment
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -90,6 +91,7 @@ def _check_one_address(context: click.Context) -> None:
 
 def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str:
     """Return the address to use, and note where it came from. Raises ConfigError, click.UsageError."""
+    check_environment(os.environ)  # A misspelt BROKER_URL would be overlooked.
     known = given(context)
     known.command = context.command_path.partition(" ")[2]
     typed = context.get_parameter_source("url") is ParameterSource.COMMANDLINE

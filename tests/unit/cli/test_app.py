@@ -166,6 +166,15 @@ def test_json_behind_two_dashes_is_a_message():
     assert not app.asks_for_json(["publish", "a/b", "--", "--json"])
 
 
+@pytest.mark.parametrize("name", ["BROKER_ULR", "BROKER_CONTXT"])
+def test_a_misspelt_variable_is_not_overlooked(name, capsys, monkeypatch):
+    monkeypatch.setenv(name, "http://127.0.0.1:1")
+    code, out, err = run(capsys, "poll", "a/b")
+    assert (code, out) == (2, "")
+    assert name in err
+    assert {"BROKER_ULR": "BROKER_URL", "BROKER_CONTXT": "BROKER_CONTEXT"}[name] in err
+
+
 def raising(error):
     def load(**_):
         raise error
