@@ -78,7 +78,7 @@ INSIDE = [
 ]
 
 
-@pytest.mark.parametrize(("messages", "told"), NONE + INSIDE, ids=lambda value: f"{value!r:.60}")
+@pytest.mark.parametrize(("messages", "told"), NONE + INSIDE)
 async def test_no_door_publishes_what_is_no_message(make_client, transport, messages, told):
     async with make_client() as client:
         doors = [
