@@ -44,9 +44,15 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
 
 
 def broker(node: Member, *words: str, code: int = 0) -> str:
-    """Run a command as a process against one node; return what it wrote."""
+    """Run a command as a process against one node; return its answer, or why there is none."""
+    done = ran(node, *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def ran(node: Member, *words: str) -> subprocess.CompletedProcess[str]:
     assert node.url is not None
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "broker.cli", *words],
         env={**os.environ, "BROKER_URL": node.url},
         capture_output=True,
@@ -54,8 +60,6 @@ def broker(node: Member, *words: str, code: int = 0) -> str:
         timeout=150,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout if code == 0 else done.stderr
 
 
 def asked(node: Member, *words: str) -> Any:
@@ -133,7 +137,9 @@ def test_a_drained_node_leads_nothing_and_goes_on_serving(cluster: LocalCluster)
     assert other.url is not None
     number = rows(here)[other.url]["node"]
     assert rows(here)[other.url]["view"]["topics_led"] > 0
-    assert broker(here, "cluster", "drain", other.url, "--wait") == f"node {number} leads nothing\n"
+    drained = ran(here, "cluster", "drain", other.url, "--wait")
+    assert (drained.returncode, drained.stdout) == (0, "")
+    assert drained.stderr.endswith(f"node {number} leads nothing\n")
     seen = rows(here)[other.url]
     assert (seen["state"], seen["view"]["topics_led"], seen["view"]["slots_led"]) == (
         "drained",
@@ -210,7 +216,7 @@ def test_a_second_node_with_the_number_of_one_that_lives_does_not_start(
     assert done.returncode == 1, done.stderr
     said = done.stderr.splitlines()[-1]
     assert said == (
-        f"Error: Instance id {number} is held by the node at {other.url}, which lives. "
+        f"broker: Instance id {number} is held by the node at {other.url}, which lives. "
         "This node does not start."
     )
     assert "Traceback" not in done.stderr
@@ -286,7 +292,7 @@ def test_the_status_is_told_while_zookeeper_and_storage_are_away(
         assert [row["state"] for row in status["nodes"]] == ["serving"] * 3
         assert [row["drained"] for row in status["nodes"]] == [None] * 3
         assert status["problem"] is not None
-        shown = broker(here, "cluster", "status")
+        shown = ran(here, "cluster", "status").stderr
         assert "has no contact with ZooKeeper" in shown
         assert "pins and drained nodes are not known" in shown
     finally:
