@@ -182,7 +182,8 @@ def test_a_demonstration_that_stays_tells_three_commands_that_work(tmp_path, env
         assert select.select([ended], [], [], DEADLINE_S)[0], f"{url} did not stop"
         os.close(ended)
         shutil.rmtree(folder)
-    assert said[:2] == ["", "a line\n" * 20 + "one more\n"]
+    assert re.fullmatch(r"[0-9a-f]{40}\n", said[0]), "the id of what was published"
+    assert said[1] == "a line\n" * 20 + "one more\n"
     assert [row["payload"] for row in json.loads(said[2])["messages"]] == ["one more"] + [
         "a line"
     ] * 2
