@@ -125,8 +125,11 @@ def _request(
     for place, message in enumerate(messages):
         encoded, ttl_s = b"", None
         if isinstance(message, dict):
-            where = "the message" if alone else f"messages[{place}]"
-            payload, encoded, ttl_s = _message(where, message)
+            try:
+                payload, encoded, ttl_s = _message(message)
+            except BadRequest as error:
+                where = "the message" if alone else f"messages[{place}]"
+                raise BadRequest(f"{where}{error.message}") from error
         else:
             payload = _bytes("messages", place, message)
         payloads.append(payload)
@@ -140,32 +143,34 @@ def _request(
     )
 
 
-def _message(where: str, message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
-    """Return a message's payload, its attributes, and its seconds."""
+def _message(message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
+    """Return a message's payload, its attributes, and its seconds.
+
+    Raises:
+        BadRequest: it begins with the place within the message, as ``.headers.a: …``.
+    """
     if "base64" in message:
-        return _bytes_of(where, message), b"", None
-    _refuse_unknown(message, _MESSAGE, where)
+        return _bytes_of("", message), b"", None
+    _refuse_unknown(message, _MESSAGE, ": ")
     if "value" not in message:
-        raise BadRequest(f"{where}.value: is missing; it is {_A_VALUE}.")
-    payload = _bytes_of(f"{where}.value", message["value"])
-    key = message.get("key")
-    key = None if key is None else _bytes_of(f"{where}.key", key)
-    encoded = _attributes(where, key, message.get("headers"))
-    return payload, encoded, _ttl_s(f"{where}.ttl", message.get("ttl"))
+        raise BadRequest(f".value: is missing; it is {_A_VALUE}.")
+    payload = _bytes_of(".value", message["value"])
+    key, headers = message.get("key"), message.get("headers")
+    key = None if key is None else _bytes_of(".key", key)
+    encoded = b"" if key is None and headers is None else _attributes(key, headers)
+    return payload, encoded, _ttl_s(".ttl", message.get("ttl"))
 
 
-def _attributes(where: str, key: bytes | None, headers: object) -> bytes:
+def _attributes(key: bytes | None, headers: object) -> bytes:
     if headers is None:
-        headers = NO_HEADERS
-    elif not isinstance(headers, dict):
-        raise BadRequest(f"{where}.headers: an object of names and values is needed.")
-    values = {
-        name: _bytes_of(f"{where}.headers.{name:.80}", value) for name, value in headers.items()
-    }
+        return attributes.encode(key, NO_HEADERS)
+    if not isinstance(headers, dict):
+        raise BadRequest(".headers: an object of names and values is needed.")
+    values = {name: _bytes_of(f".headers.{name:.80}", value) for name, value in headers.items()}
     try:
         return attributes.encode(key, values)
     except BadRequest as error:
-        raise BadRequest(f"{where}.{error.message}") from error
+        raise BadRequest(f".{error.message}") from error
 
 
 def _bytes(field: str, place: int, value: object) -> bytes:
@@ -336,11 +341,10 @@ def _record(value: object, known: Sequence[str], told: Sequence[str]) -> dict[st
     return value
 
 
-def _refuse_unknown(record: Mapping[str, Any], names: Sequence[str], where: str = "") -> None:
+def _refuse_unknown(record: Mapping[str, Any], names: Sequence[str], before: str = "") -> None:
     for name in record:
         if name not in names:
-            place = f"{where}: " if where else ""
-            raise BadRequest(f"{place}{_advice(name, names)}")
+            raise BadRequest(f"{before}{_advice(name, names)}")
 
 
 def _advice(name: str, names: Sequence[str]) -> str:
