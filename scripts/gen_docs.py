@@ -40,7 +40,7 @@ _ERRORS_HEAD = """
 
 Each code leads to what it means and what to do.
 
-A request that names `application/json` in `Accept`, or is of that type, gets errors as
+A request that names `application/json` or `avro/json` in `Accept`, or is of that type, gets errors as
 `{"code", "message", "retriable", "outcome"}`; all others get the message as plain text. *Refused* means
 that the request has had no effect and never will; *unknown* that it may have been done or not. *Retriable* means that
 the same request, sent again unchanged, is both safe and useful.
