@@ -195,7 +195,7 @@ class Topic(NamedTuple):
     """A topic as its record says it is.
 
     ``properties`` are the flat strings that the interface shows, without ``generation``; ``ttl_s``
-    and ``transactions`` are parsed from them.
+    and ``transactions`` are parsed from them. What was published before ``purged_ms`` is never read again.
     """
 
     id: TopicId
@@ -203,6 +203,7 @@ class Topic(NamedTuple):
     properties: dict[str, str]
     ttl_s: int
     transactions: TransactionUse
+    purged_ms: int = 0
 
     @property
     def ttl_ms(self) -> int:

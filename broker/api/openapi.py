@@ -298,6 +298,22 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "responses": {"200": _ok("A page.", (JSON, of("BrowsePageAs")))},
         "errors": ("404",),
     },
+    "purge": {
+        "summary": "Remove what was published before a moment. Nothing brings it back.",
+        "parameters": [
+            {
+                **_query(
+                    "before",
+                    "Milliseconds since 1970 or a moment of RFC 3339, neither in the future; or `now`, for all "
+                    "that is stored. A lower moment than before changes nothing.",
+                    STRING,
+                ),
+                "required": True,
+            }
+        ],
+        "responses": {"200": _ok("From now on no node shows it.", (JSON, of("Purged")))},
+        "errors": ("404", "507"),
+    },
     "stats": {
         "summary": "Show what a topic holds.",
         "responses": {"200": _ok("Figures; estimates say so.", (JSON, of("Stats")))},

@@ -53,6 +53,7 @@ KINDS: Final = {
     "rollback": Kind.IDEMPOTENT,
     "browse": Kind.READING,
     "browse_as": Kind.READING,
+    "purge": Kind.IDEMPOTENT,
     "stats": Kind.READING,
     "lag": Kind.READING,
     "range": Kind.READING,

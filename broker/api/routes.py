@@ -56,6 +56,7 @@ SHAPES = (
     Shape("namespaces", "GET", _NAMESPACES, Action.ADMIN),
     Shape("browse", "GET", _MESSAGES, Action.BROWSE, _PAGE),
     Shape("browse_as", "POST", _MESSAGES, Action.BROWSE, _PAGE),
+    Shape("purge", "POST", f"{TOPIC}/purge", Action.ADMIN, ("before",)),
     Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
     Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE, ("after",)),
     Shape(
@@ -144,6 +145,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "list_topics": admin.list,
         "namespaces": admin.namespaces,
         "delete_topic": admin.delete,
+        "purge": admin.purge,
         "publish": publishing.publish,
         "store": publishing.store,
         "rollback": publishing.rollback,

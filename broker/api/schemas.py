@@ -231,6 +231,7 @@ SCHEMAS: Final[dict[str, Spec]] = {
         open_payload_logs=INTEGER,
         ids_ahead_ms=INTEGER,
     ),
+    "Purged": record(purged_before=MOMENT, purged_ms=INTEGER),
     "Lag": record(after=MESSAGE_ID, messages=INTEGER),
     "Range": record(
         earliest=MESSAGE_ID,

@@ -1,4 +1,4 @@
-"""Create, update, show, list and delete topics."""
+"""Create, update, purge, show, list and delete topics."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from broker.api.replies import EMPTY, JSON, Answer, Reply, json_reply
 from broker.api.request import Request
+from broker.api.times import parse_place, rfc3339
+from broker.errors import BadRequest
 from broker.topics.service import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
 
@@ -30,6 +32,14 @@ class TopicsAdmin:
         await self._topics.update(request.topic, properties, request.deadline)
         return EMPTY
 
+    async def purge(self, request: Request) -> Answer:
+        """Let nothing be read any more that was published before a moment."""
+        topic = await self._topics.purge(
+            request.topic, _moment(request.query.get("before")), request.deadline
+        )
+        before = rfc3339(topic.purged_ms)
+        return json_reply({"purged_before": before, "purged_ms": topic.purged_ms})
+
     async def show(self, request: Request) -> Answer:
         """Answer a topic's properties, flat, every value a string."""
         topic = await self._topics.get(request.topic)
@@ -49,3 +59,16 @@ class TopicsAdmin:
         """Delete a topic; its messages are gone at once."""
         await self._topics.delete(request.topic)
         return EMPTY
+
+
+def _moment(text: str | None) -> int | None:
+    """Return the ms that a purge names, None for all that is stored. Raises BadRequest."""
+    if text == "now":
+        return None
+    place = None if text is None else parse_place("before", text)
+    if not isinstance(place, int):
+        raise BadRequest(
+            "before: name a moment, such as 2026-11-20T12:34:56.789Z or ms since 1970, or `now` for all "
+            "that is stored."
+        )
+    return place

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from broker.wire.topics import GENERATION, TRANSACTIONS, TTL
+from broker.wire.topics import GENERATION, PURGED, TRANSACTIONS, TTL
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,6 +49,8 @@ def properties_of(pairs: Sequence[str], *, any_property: bool) -> dict[str, str]
 def _check_name(name: str, *, any_property: bool) -> None:
     if name == GENERATION:
         raise click.BadParameter(f"{GENERATION} can't be set: the broker counts generations")
+    if name == PURGED:
+        raise click.BadParameter(f"{PURGED} can't be set: broker purge does that")
     if any_property or name in KNOWN:
         return
     near = difflib.get_close_matches(name, KNOWN, n=1)

@@ -12,7 +12,7 @@ from broker.cli.output import write_json, write_properties
 from broker.cli.properties import PROPERTY, properties_of, property_arguments
 from broker.client import TopicInfo
 from broker.model import TopicId
-from broker.wire.topics import TTL
+from broker.wire.topics import GENERATION, PURGED, TTL
 
 
 def _json(info: TopicInfo) -> dict[str, object]:
@@ -171,7 +171,8 @@ def set_(  # noqa: PLR0913 - One parameter per option.
         raise click.UsageError(f"Name what to change: --ttl, or {PROPERTY}")
     with connect(url, deadline_s) as client:
         kept = {} if replace else dict(client.topic(topic).properties)
-        kept.pop("generation", None)
+        for name in (GENERATION, PURGED):  # These are the broker's.
+            kept.pop(name, None)
         client.set_topic(topic, {**kept, **changed})
         if as_json:
             write_json(_json(client.topic(topic)))

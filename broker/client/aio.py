@@ -169,6 +169,24 @@ class Client(Reader):
         wanted = settable(properties, generation)
         await self._calls.write(protocol.set_properties(self._topic(topic), wanted))
 
+    async def purge(self, topic: TopicName, before: datetime | int | Literal["now"]) -> int:
+        """Remove what was published before a moment, for good: from now on no node shows it.
+
+        Args:
+            topic: which.
+            before: a datetime with a time zone, or ms since 1970, not in the future by the broker's clock; or
+                ``"now"`` for all that is stored. A lower moment than before changes nothing.
+
+        Returns:
+            The moment, in ms, before which nothing is left; at most 1 ms after the last message.
+
+        Raises:
+            TopicNotFound: there is no such topic.
+            BadRequest: the moment lies in the future, or is none.
+        """
+        request = protocol.purge(self._topic(topic), before)
+        return protocol.purged_ms(await self._calls.write(request))
+
     async def topics(self, namespace: str | None = None) -> list[str]:
         """Return the names of the topics of a namespace, in the broker's order."""
         request = protocol.list_topics(namespace or self.settings.namespace)

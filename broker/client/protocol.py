@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
 from broker import net
@@ -143,6 +143,31 @@ def list_topics(namespace: str) -> Request:
 def list_namespaces() -> Request:
     """Ask for the names of the namespaces that have topics."""
     return _read("GET", "/v1/namespaces")
+
+
+def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> Request:
+    """Ask to remove what was published before a moment. Twice is as once. Raises BadRequest."""
+    path = f"{_topic_path(topic)}/purge?before={_purge_moment(before)}"
+    return Request("POST", path, {"Accept": JSON}, topic=topic, repeatable=True)
+
+
+def _purge_moment(before: object) -> str:
+    """Return the moment of a purge as the wire says it: what is removed is not to be guessed."""
+    if before == "now":
+        return "now"
+    if isinstance(before, datetime) and before.tzinfo is not None:
+        before = int(before.timestamp() * 1000)
+    if isinstance(before, bool) or not isinstance(before, int) or before < 0:
+        raise BadRequest(
+            "before: is a datetime with a time zone, ms since 1970, or 'now' for all that is stored, not "
+            f"{before!r}."
+        )
+    return str(before)
+
+
+def purged_ms(reply: Reply) -> int:
+    """Read the answer to ``purge``."""
+    return int(json_object(reply)["purged_ms"])
 
 
 def topic_info(topic: TopicId, reply: Reply) -> TopicInfo:

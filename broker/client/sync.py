@@ -216,6 +216,7 @@ class SyncClient:
     delete_topic = _blocking(Client.delete_topic)
     topic = _blocking(Client.topic)
     set_topic = _blocking(Client.set_topic)
+    purge = _blocking(Client.purge)
     topics = _blocking(Client.topics)
     namespaces = _blocking(Client.namespaces)
     leader = _blocking(Client.leader)

@@ -94,7 +94,7 @@ class BrowsePage(NamedTuple):
 
 async def browse(around: Surroundings, topic: Topic, query: BrowseQuery) -> BrowsePage:
     """Return one page. Raises Unavailable if storage answers stale and stays so."""
-    bound = oldest_live(around.clock.now_ms(), topic.ttl_ms) + ROW_ID_MIN
+    bound = oldest_live(topic, around.clock.now_ms()) + ROW_ID_MIN
     low = max(_message_id(query.start, bytes(MESSAGE_ID_BYTES)), bound)
     high = _message_id(query.end, _ID_MAX)
     browser = _Browser(around, topic, query, low, high)
@@ -248,8 +248,7 @@ class _Browser:
         payload: bytes | None,
         lifetime_ms: int | None,
     ) -> BrowseEntry | None:
-        ttl_ms = self._topic.ttl_ms
-        if not lives(row, lifetime_ms, self._around.clock.now_ms(), ttl_ms):
+        if not lives(self._topic, row, lifetime_ms, self._around.clock.now_ms()):
             return None
         is_rolled_back = stored.is_rolled_back(row)
         return BrowseEntry(
@@ -258,7 +257,7 @@ class _Browser:
             _kind(payload_row, payload),
             _transaction_state(stored.pointer, is_rolled_back),
             stored.pointer,
-            expires_at_ms(row, lifetime_ms, ttl_ms),
+            expires_at_ms(row, lifetime_ms, self._topic.ttl_ms),
             self._consumable(stored.pointer, is_rolled_back),
         )
 

@@ -28,6 +28,7 @@ from broker.model import (
     Poll,
     RowId,
     Snapshot,
+    Topic,
     first_row_at,
     row_after,
     row_before,
@@ -56,9 +57,13 @@ class Start(NamedTuple):
     inline: bool = True
 
 
-def oldest_live(now_ms: int, ttl_ms: int) -> RowId:
-    """Return the least row id that has not expired; a message aged exactly its ttl still lives."""
-    return first_row_at(now_ms - ttl_ms)
+def oldest_live(topic: Topic, now_ms: int, lifetime_ms: int | None = None) -> RowId:
+    """Return the least row id that is neither expired nor purged; a message aged exactly its ttl still lives.
+
+    ``lifetime_ms``: of messages with a life of their own; the topic's ttl bounds it.
+    """
+    life_ms = topic.ttl_ms if lifetime_ms is None else min(lifetime_ms, topic.ttl_ms)
+    return first_row_at(max(now_ms - life_ms, topic.purged_ms))
 
 
 def start_of(poll: Poll, bound: RowId) -> Start:
@@ -112,10 +117,9 @@ def oldest_held(snapshot: Snapshot) -> int:
     return min((snapshot.read_pointer + 1, *snapshot.in_progress))
 
 
-def lives(row: RowId, lifetime_ms: int | None, now_ms: int, ttl_ms: int) -> bool:
-    """Whether a message published at ``row`` with a life of its own still lives."""
-    life_ms = ttl_ms if lifetime_ms is None else min(lifetime_ms, ttl_ms)
-    return now_ms - timestamp_of(row) <= life_ms
+def lives(topic: Topic, row: RowId, lifetime_ms: int | None, now_ms: int) -> bool:
+    """Whether a message published at ``row``, perhaps with a life of its own, still lives."""
+    return row >= oldest_live(topic, now_ms, lifetime_ms)
 
 
 def expires_at_ms(row: RowId, lifetime_ms: int | None, ttl_ms: int) -> int:

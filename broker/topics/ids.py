@@ -70,6 +70,11 @@ class RowIds:
         """Return how far the next id lies ahead of the clock; 0 if it does not."""
         return max(0, self._next.timestamp_ms - now_ms)
 
+    def rise_to(self, timestamp_ms: int) -> None:
+        """Let no id that is taken from now on lie before a moment."""
+        if timestamp_ms > self._next.timestamp_ms:
+            self._next = Position(timestamp_ms, 0)
+
     def take(self, count: int, now_ms: int, monotonic_ms: float) -> list[RowId]:
         """Return the next ``count`` ids, in order.
 

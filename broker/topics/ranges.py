@@ -118,7 +118,7 @@ class Ranges:
 
     async def _range(self, topic: Topic, query: RangeQuery, numbering: Numbering) -> Range:
         now_ms = self._around.clock.now_ms()
-        bound = max(numbering.floor, row_before(oldest_live(now_ms, topic.ttl_ms)))
+        bound = max(numbering.floor, row_before(oldest_live(topic, now_ms)))
         bound = min(bound, numbering.tail)
         after = bound if query.after is None else query.after
         begin = max(after, bound)

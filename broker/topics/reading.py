@@ -69,7 +69,7 @@ class Reading:
         self._topic = topic
         self._log = LogId(topic.id, topic.generation)
         self._snapshot = poll.snapshot
-        self._start = start_of(poll, oldest_live(around.clock.now_ms(), topic.ttl_ms))
+        self._start = start_of(poll, oldest_live(topic, around.clock.now_ms()))
         self._start_row = self._start.row or ROW_ID_MIN
         self._after = self._start.after
         self._through = through
@@ -94,7 +94,7 @@ class Reading:
         self._now_ms = 0
         """When the page began, which the ages of its messages go by."""
         self._oldest = ROW_ID_MIN
-        """The oldest id that lives then, by the topic's ttl."""
+        """The oldest id that lives then, by the topic's ttl and its purge."""
 
     @property
     def has_snapshot(self) -> bool:
@@ -102,7 +102,7 @@ class Reading:
         return self._snapshot is not None
 
     def follow(self, topic: Topic) -> None:
-        """Go by the topic as it is now, if it still is this one: its ttl may have changed."""
+        """Go by the topic as it is now, if it still is this one: its ttl may have changed, or it was purged."""
         if topic.generation == self._topic.generation:
             self._topic = topic
 
@@ -128,7 +128,7 @@ class Reading:
         """
         self._bytes = 0
         self._now_ms = self._around.clock.now_ms()
-        self._oldest = oldest_live(self._now_ms, self._topic.ttl_ms)
+        self._oldest = oldest_live(self._topic, self._now_ms)
         while not self.ended and self._bytes < bytes_max:
             if self._reference is not None:
                 await self._read_payloads(self._reference, bytes_max)
@@ -264,8 +264,8 @@ class Reading:
     def _take_run(self, entry: Entry, first: int, stop: int, bytes_max: int) -> bool:
         """Take messages as they are, but for their age; False if the page is full before the last."""
         bound = self._oldest
-        if entry.lifetime_ms is not None and entry.lifetime_ms < self._topic.ttl_ms:
-            bound = oldest_live(self._now_ms, entry.lifetime_ms)
+        if entry.lifetime_ms is not None:
+            bound = oldest_live(self._topic, self._now_ms, entry.lifetime_ms)
         if entry.first < bound:
             first = max(first, entry.place_at(bound))
             if first >= stop:
@@ -280,7 +280,7 @@ class Reading:
     # Payload logs.
 
     def _enter(self, entry: Entry) -> bool:
-        if not lives(entry.first, entry.lifetime_ms, self._now_ms, self._topic.ttl_ms):
+        if not lives(self._topic, entry.first, entry.lifetime_ms, self._now_ms):
             return True
         assert entry.number is not None
         after = self._start.payload_after if entry.first == self._start.row else ROW_ID_MIN
@@ -296,7 +296,7 @@ class Reading:
             for entry in await payloads.next(bytes_max - self._bytes, messages_max):
                 life_ms = shorter(reference.lifetime_ms, entry.lifetime_ms)
                 first = entry.place_after(payloads.taken)
-                if lives(reference.row, life_ms, self._now_ms, self._topic.ttl_ms):
+                if lives(self._topic, reference.row, life_ms, self._now_ms):
                     stop = min(entry.count, first + self._left)
                     if first < stop:
                         size = entry.run_bytes(first, stop) + _LEAD_BYTES * (stop - first)

@@ -2,7 +2,7 @@
 
 A record outlives its topic, so that the next generation of the name is higher. Its value is JSON::
 
-    {"generation": 2, "deleted": false, "properties": {"ttl": "604800"}, "token": "…"}
+    {"generation": 2, "deleted": false, "properties": {"ttl": "604800"}, "token": "…", "purged_ms": 1764000000000}
 
 The token is fresh with every write: when the outcome of a write is unknown, reading tells whose it is.
 In a standalone node this process is the only writer, and what it has read once it need not read again. In
@@ -40,6 +40,8 @@ class TopicRecord(NamedTuple):
     deleted: bool
     properties: dict[str, str]
     token: str = ""
+    purged_ms: int = 0
+    """What was published before is never read again; it only rises while the generation lives."""
 
     def topic(self, identifier: TopicId) -> Topic:
         """Return the live topic. Raises TopicNotFound if it was deleted."""
@@ -47,7 +49,7 @@ class TopicRecord(NamedTuple):
             raise not_found(identifier)
         use = TransactionUse(self.properties.get("transactions", TransactionUse.OPTIONAL))
         ttl_s = int(self.properties["ttl"])
-        return Topic(identifier, self.generation, self.properties, ttl_s, use)
+        return Topic(identifier, self.generation, self.properties, ttl_s, use, self.purged_ms)
 
 
 def not_found(topic: TopicId) -> TopicNotFound:
@@ -56,7 +58,10 @@ def not_found(topic: TopicId) -> TopicNotFound:
 
 
 def _encode(record: TopicRecord) -> bytes:
-    return json.dumps(record._asdict(), sort_keys=True, separators=(",", ":")).encode()
+    told = record._asdict()
+    if not record.purged_ms:
+        del told["purged_ms"]  # The release before does not know it.
+    return json.dumps(told, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _decode(key: bytes, value: bytes) -> TopicRecord:
@@ -138,6 +143,21 @@ class TopicRegistry:
             return record._replace(properties=dict(properties))
 
         return (await self._write(topic, updated)).topic(topic)
+
+    async def purge(self, topic: TopicId, generation: int, before_ms: int) -> Topic:
+        """Raise the moment before which nothing of a live topic may be read; a lower one changes nothing.
+
+        Raises:
+            TopicNotFound: there is none of this generation.
+            OutcomeUnknown: it may have been done.
+        """
+
+        def purged(record: TopicRecord | None) -> TopicRecord:
+            if record is None or record.deleted or record.generation != generation:
+                raise not_found(topic)
+            return record._replace(purged_ms=max(record.purged_ms, before_ms))
+
+        return (await self._write(topic, purged)).topic(topic)
 
     async def delete(self, topic: TopicId, generation: int) -> None:
         """Mark one generation deleted; done already or superseded is fine too."""

@@ -9,16 +9,17 @@ One sweep goes over all records, of deleted topics too, and over each topic in t
     payload logs   dropped once no reference to them can be alive, emptied, and a margin later forgotten
     generations    all older ones, and a deleted topic's own
 
-A margin stands between what has expired and what is removed, so that a reader that judged a message alive
-a moment ago still finds it, and a record is read again just before it is acted upon: a stale view
-removes nothing. Everything goes in slices, between which other work has its turn. After a start, and
-after a jump of the clock, the sweeper rests: a wrong clock is harmless until something is removed. In a
-cluster each node sweeps the topics that it should lead, what is left of deleted ones included.
+A margin stands between what has expired and what is removed, so that a reader that judged a message alive a moment
+ago still finds it, and a record is read again just before it is acted upon: a stale view removes nothing. What was
+*purged* needs no margin, since readers go on from the floor; its payload logs and marks stay. Everything goes in
+slices, between which other work has its turn. After a start, and after a jump of the clock, the sweeper rests: a
+wrong clock is harmless until something is removed. In a cluster each node sweeps the topics that it should lead, what
+is left of deleted ones included.
 
-A payload log may go when its transaction can publish nothing more and what it published has expired: longest
-life of a transaction + ttl + margin after its last store. Its number tells when its transaction began, so
-those that can't be due yet are not read at all. A stage may go when its own life has passed, if it was not
-published, else as a transaction's. So stages are looked at twice: when their life has passed, and at the end.
+A payload log may go when its transaction can publish nothing more and what it published has expired: longest life of
+a transaction + ttl + margin after its last store. Its number tells when its transaction began, so those that can't be
+due yet are not read at all. A stage may go when its own life has passed, if it was not published, else as a
+transaction's. So stages are looked at twice: when their life has passed, and at the end.
 """
 
 from __future__ import annotations
@@ -68,9 +69,9 @@ class SweepReport:
     """Whether it ended before the last topic, because the clock jumped."""
 
 
-def floor_of(now_ms: int, ttl_ms: int, margin_ms: int) -> RowId:
-    """Return the least id that may still be read, a margin aside."""
-    return first_row_at(now_ms - ttl_ms - margin_ms)
+def floor_of(topic: Topic, now_ms: int, margin_ms: int) -> RowId:
+    """Return the least id that may still be read, a margin aside; what was purged needs none."""
+    return first_row_at(max(now_ms - topic.ttl_ms - margin_ms, topic.purged_ms))
 
 
 def due_through(topic: Topic, *, now_ms: int, lives: Lives) -> int:
@@ -197,7 +198,7 @@ class Sweeper:
             log: at for log, at in self._stages_looked_at.items() if log.topic != topic
         }
 
-    # A live topic.
+    # A live topic. Its leader is told of changes; the record that was read may be old.
 
     async def _sweep_live(self, topic: Topic, report: SweepReport) -> None:
         now_ms = self._around.clock.now_ms()
@@ -208,8 +209,7 @@ class Sweeper:
         await self._compare_clocks(leader)
         await self._leaders.claims.clocks.compare(is_led_here=True)
         now_ms = self._around.clock.now_ms()  # The one before was not compared.
-        # The ttl may have been raised since the record was read: the leader is told of changes.
-        await leader.raise_floor(floor_of(now_ms, leader.topic.ttl_ms, self._margin_ms))
+        await leader.raise_floor(floor_of(leader.topic, now_ms, self._margin_ms))
         more = True
         while more:
             went, more = await leader.guarded(
@@ -243,7 +243,7 @@ class Sweeper:
         if first is None:
             return False
         _, head = first
-        bound = floor_of(now_ms, topic.ttl_ms, self._margin_ms)
+        bound = floor_of(topic, now_ms, self._margin_ms)
         if head.pointer < bound and (head.is_sealed or head.cells):
             return True
         end_ms = min(head.first_end_ms, ends.tail.first_end_ms)

@@ -10,10 +10,7 @@ from collections.abc import Awaitable, Mapping
 
 from broker.errors import (
     BadRequest,
-    BrokerError,
     Fenced,
-    NoLeader,
-    NotLeader,
     OutcomeUnknown,
     TopicExists,
     UnavailableError,
@@ -32,7 +29,7 @@ from broker.model import (
 from broker.storage.keys import LogId
 from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore
-from broker.topics import admitting
+from broker.topics import admitting, changing
 from broker.topics.browse import BrowsePage, BrowseQuery, browse
 from broker.topics.fetch import behind
 from broker.topics.finishing import to_its_end
@@ -97,7 +94,11 @@ class Topics:
         await self.get(topic)
         if self.around.is_clustered:
             deadline = self.leaders.deadline() if deadline is None else deadline
-            return await to_its_end(self._update_led(topic, properties, deadline))
+
+            async def change(_: TopicLeader) -> Topic:
+                return await self.registry.update(topic, properties)
+
+            return await to_its_end(changing.change_led(self.leaders, topic, change, deadline))
         return await to_its_end(self._update(topic, properties))
 
     async def _update(self, topic: TopicId, properties: Mapping[str, str]) -> Topic:
@@ -109,36 +110,24 @@ class Topics:
                     state.leader.topic = state.topic
                 return state.topic
 
-    async def _update_led(
-        self, topic: TopicId, properties: Mapping[str, str], deadline: float
+    async def purge(
+        self, topic: TopicId, before_ms: int | None, deadline: float | None = None
     ) -> Topic:
-        """Change the record as the topic's leader, and make sure that the leader goes by it.
+        """Let nothing be read any more that was published before a moment; return the topic as it is then.
 
-        One that claims the log meanwhile may have read the record before. If it is this node, it reads it
-        again; if it is another, that one is told by the same change, to which NotLeader leads: unless
-        a third change came between, it writes nothing and only reads.
+        ``before_ms`` None: nothing that is stored by now. A lower moment than before changes nothing.
+
+        Raises:
+            BadRequest: the moment lies in the future.
+            TopicNotFound: there is none.
+            NotLeader, NoLeader: nothing was done.
+            OutcomeUnknown: it may have been done, and whoever leads the topic may not know of it.
         """
-        state = self.leaders.state(topic)
-        with state.used():
-            leader = await self.leaders.lead(topic, deadline)
-            async with state.lock:
-                changed = await self.registry.update(topic, properties)
-                state.adopt(leader, changed)
-            try:
-                while not await leader.is_proven():
-                    if self.around.clock.monotonic() >= deadline:
-                        raise NoLeader("no node could be asked in time")
-                    leader = await self.leaders.lead(topic, deadline)
-                    async with state.lock:
-                        state.adopt(leader, await self.registry.get(topic))
-            except NotLeader:
-                raise
-            except BrokerError as error:
-                raise OutcomeUnknown(
-                    f"Whether the leader of topic '{topic}' knows of the change is unknown: "
-                    f"{error.message}"
-                ) from error
-            return changed
+        self.leaders.must_be_here(topic)
+        await self.get(topic)
+        deadline = self.leaders.deadline() if deadline is None else deadline
+        change = changing.purge(self.leaders, before_ms)
+        return await to_its_end(changing.change_led(self.leaders, topic, change, deadline))
 
     async def get(self, topic: TopicId) -> Topic:
         """Return a topic. Raises TopicNotFound."""

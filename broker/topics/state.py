@@ -111,7 +111,10 @@ class TopicState:
     def adopt(self, leader: TopicLeader, recorded: Topic) -> None:
         """Let a leader go by the record as it is now, unless that is of another generation."""
         if leader.topic.generation == recorded.generation:
-            leader.topic = self.topic = recorded
+            leader.topic = recorded
+            # Once a leader has ended, another node may change the record at any time.
+            if self.leader is leader or not self.around.is_clustered:
+                self.topic = recorded
 
     def is_generation(self, generation: int) -> bool:
         """Whether the topic still is the one that was looked up."""

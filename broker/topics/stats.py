@@ -121,9 +121,9 @@ async def topic_stats(
     ends = await around.logs.ends(log)
     tail = ends.tail if ends is not None else None
     published = tail.total if tail is not None else 0
-    bound = row_before(oldest_live(now_ms, topic.ttl_ms))
+    bound = row_before(oldest_live(topic, now_ms))
     reader = around.logs.reader(log, bound)
-    counts = _Counts(now_ms, topic.ttl_ms)
+    counts = _Counts(topic, now_ms)
     while not reader.ended and counts.bytes < around.settings.page_bytes_max:
         counts.add(await reader.next(around.settings.page_bytes_max))
     whole = reader.ended
@@ -154,19 +154,16 @@ async def topic_stats(
 class _Counts:
     """What lives among entries that are looked at one after the other."""
 
-    def __init__(self, now_ms: int, ttl_ms: int) -> None:
+    def __init__(self, topic: Topic, now_ms: int) -> None:
+        self._topic = topic
         self._now_ms = now_ms
-        self._ttl_ms = ttl_ms
         self.messages = self.bytes = self.references = 0
         self.first: RowId | None = None
         self.last: RowId | None = None
 
     def add(self, entries: list[Entry]) -> None:
         for entry in entries:
-            life_ms = self._ttl_ms
-            if entry.lifetime_ms is not None:
-                life_ms = min(life_ms, entry.lifetime_ms)
-            first = entry.place_at(oldest_live(self._now_ms, life_ms))
+            first = entry.place_at(oldest_live(self._topic, self._now_ms, entry.lifetime_ms))
             if first >= entry.count:
                 continue
             self.first = self.first or entry.id(first)
@@ -184,7 +181,7 @@ async def _last(around: Surroundings, topic: Topic, after: RowId, now_ms: int) -
     reader = around.logs.reader(LogId(topic.id, topic.generation), after)
     while not reader.ended:
         for entry in await reader.before(16, around.settings.page_bytes_max):
-            if not entry.is_stub and lives(entry.last, entry.lifetime_ms, now_ms, topic.ttl_ms):
+            if not entry.is_stub and lives(topic, entry.last, entry.lifetime_ms, now_ms):
                 return entry.last
     return None
 

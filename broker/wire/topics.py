@@ -8,7 +8,8 @@
 
 A request replaces all properties: what it leaves out gets its default. Numbers and booleans become
 the strings that they were written as. Keys that mean nothing to the broker are kept and given back.
-``generation`` belongs to the broker: one that is sent must be a number, and is then forgotten.
+``generation`` belongs to the broker: one that is sent must be a number, and is then forgotten. So is
+``purged_ms``, which is shown once a topic was purged: nothing that was published before is left.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from broker.wire.jsontext import parse
 
 TTL = "ttl"
 GENERATION = "generation"
+PURGED = "purged_ms"
 TRANSACTIONS = "transactions"
 TTL_MAX_S: Final = (1 << 31) - 1
 
 _INVALID = "Invalid topic properties. It must be JSON object with string values."
 _INTEGER = re.compile(r"[+-]?[0-9]{1,11}")
+_MOMENT_MS = re.compile(r"[0-9]{1,19}")
 _INT32 = range(-(1 << 31), 1 << 31)
 
 
@@ -43,6 +46,7 @@ def decode_properties(body: bytes, defaults: Mapping[str, str], topic: TopicId) 
     """
     properties = {**defaults, **(_sent(body) if body else {})}
     _check_generation(properties.pop(GENERATION, "1"), topic)
+    _check_purged(properties.pop(PURGED, "0"), topic)
     ttl_of(properties, topic)
     transactions_of(properties)
     return properties
@@ -57,6 +61,8 @@ def make_topic(topic: TopicId, generation: int, properties: Mapping[str, str]) -
 def encode_properties(topic: Topic) -> bytes:
     """Return all properties, ``generation`` among them, as the interface shows them."""
     properties = {**topic.properties, GENERATION: str(topic.generation)}
+    if topic.purged_ms:
+        properties[PURGED] = str(topic.purged_ms)
     return json.dumps(properties, sort_keys=True, separators=(",", ":")).encode("ascii")
 
 
@@ -88,6 +94,14 @@ def _check_generation(text: str, topic: TopicId) -> None:
         )
     if generation == 0:
         raise BadRequest(f"The {GENERATION} property must not be zero for topic {topic.entity}")
+
+
+def _check_purged(text: str, topic: TopicId) -> None:
+    if not _MOMENT_MS.fullmatch(text):
+        raise BadRequest(
+            f"The {PURGED} property belongs to the broker. Leave it out; what was published before a moment is "
+            f"removed by a purge of topic {topic.entity}"
+        )
 
 
 def transactions_of(properties: Mapping[str, str]) -> TransactionUse:

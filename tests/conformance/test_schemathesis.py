@@ -59,6 +59,7 @@ NEEDS_KNOWLEDGE = {
     "browse_as",
     "delete_topic",
     "pin",
+    "purge",
     "rollback",
     "store",
 }

@@ -87,7 +87,9 @@ def test_a_wake_up_that_is_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.simulation
 def test_expired_messages_that_are_shown_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("broker.topics.reading.oldest_live", lambda now_ms, ttl_ms: bytes(10))
+    monkeypatch.setattr(
+        "broker.topics.reading.oldest_live", lambda topic, now_ms, lifetime_ms=None: bytes(10)
+    )
     assert found_within({"expired_late"})
 
 

@@ -40,7 +40,7 @@ def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
 
 def test_only_what_is_harmless_is_sent_twice() -> None:
     writes = {"publish", "store", "rollback", "create_topic", "update_topic", "delete_topic"}
-    writes |= {"begin_stage", "store_staged", "publish_stages"}
+    writes |= {"begin_stage", "store_staged", "publish_stages", "purge"}
     keyed = {"publish", "store", "store_staged"}
     assert {name for name, kind in KINDS.items() if not kind.is_reading} == writes
     assert {name for name, kind in KINDS.items() if kind is Kind.KEYED} == keyed
@@ -156,3 +156,16 @@ async def test_what_no_leader_would_take_is_refused_by_the_first_one(ring: Ring,
     for node in ring.nodes:
         reply = await node.http("POST", PUBLISH + query, b"a", TEXT)
         assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request")
+
+
+async def test_a_purge_through_any_node_holds_at_every_node(ring: Ring) -> None:
+    text = {"Content-Type": "text/plain"}
+    await ring.nodes[0].http("POST", topic_path("t", "publish"), b"old", text)
+    purged = await ring.nodes[1].http("POST", topic_path("t", "purge?before=now"))
+    assert purged.status == 200
+    await ring.nodes[1].http("POST", topic_path("t", "publish"), b"new", text)
+    for node in ring.nodes:
+        page = (await node.http("GET", topic_path("t", "messages"))).json
+        assert [row["payload"] for row in page["messages"]] == ["new"]
+        shown = (await node.http("GET", topic_path("t"))).json
+        assert shown["purged_ms"] == str(purged.json["purged_ms"])

@@ -1,6 +1,8 @@
 import pytest
 
+from broker.api.times import rfc3339
 from broker.config import Config, TopicsConfig
+from broker.model import timestamp_of
 from broker.testing.serving import NAMESPACE, Broker, topic_path
 
 
@@ -22,6 +24,40 @@ async def test_create_show_update_delete(broker: Broker) -> None:
         assert (reply.status, reply.headers["Broker-Error"]) == (404, "topic_not_found")
     await broker.call("PUT", path, b'{"ttl": 7}')
     assert (await broker.call("GET", path)).json == {"generation": "2", "ttl": "7"}
+
+
+async def test_a_purge_removes_what_was_published_before_a_moment(broker: Broker) -> None:
+    publish, purge = topic_path("t", "publish"), topic_path("t", "purge")
+    text = {"Content-Type": "text/plain"}
+    await broker.call("POST", publish, b"old", text)
+    last = (await broker.call("GET", topic_path("t", "stats"))).json["last"]
+    told = (await broker.call("POST", f"{purge}?before=now")).json
+    moment_ms = timestamp_of(bytes.fromhex(last["id"])) + 1
+    assert told == {"purged_before": rfc3339(moment_ms), "purged_ms": moment_ms}
+    assert (await broker.call("GET", topic_path("t"))).json["purged_ms"] == str(moment_ms)
+    assert (await broker.call("POST", f"{purge}?before=0")).json == told
+    await broker.call("POST", publish, b"new", text)
+    page = (await broker.call("GET", topic_path("t", "messages"))).json
+    assert [row["payload"] for row in page["messages"]] == ["new"]
+    # What was shown may come back with other properties; the broker keeps its own.
+    sent = b'{"ttl": 9, "generation": "1", "purged_ms": "0"}'
+    assert (await broker.call("PUT", topic_path("t", "properties"), sent)).status == 200
+    assert (await broker.call("GET", topic_path("t"))).json["purged_ms"] == str(moment_ms)
+    refused = await broker.call("PUT", topic_path("new"), b'{"purged_ms": "soon"}')
+    assert (refused.status, b"belongs to the broker" in refused.body) == (400, True)
+
+
+async def test_a_purge_that_names_no_moment_is_refused(broker: Broker) -> None:
+    purge = topic_path("t", "purge")
+    await broker.call("POST", topic_path("t", "publish"), b"kept", {"Content-Type": "text/plain"})
+    future_ms = broker.clock.now_ms() + 60_000
+    for wrong in ("", "?before=", "?before=soon", f"?before={'0' * 40}", f"?before={future_ms}"):
+        reply = await broker.call("POST", purge + wrong)
+        assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_request"), wrong
+        assert b"before" in reply.body
+    assert (await broker.call("POST", topic_path("no", "purge?before=now"))).status == 404
+    page = (await broker.call("GET", topic_path("t", "messages"))).json
+    assert len(page["messages"]) == 1
 
 
 async def test_listing_is_in_the_order_of_keys(broker: Broker) -> None:

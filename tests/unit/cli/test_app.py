@@ -68,6 +68,7 @@ def test_the_commands_are_there():
         "namespaces",
         "poll",
         "publish",
+        "purge",
         "serve",
         "stats",
         "storage",

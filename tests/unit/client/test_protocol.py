@@ -1,5 +1,6 @@
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -198,3 +199,24 @@ def test_a_page_of_browsing_is_read():
 def test_topic_properties_are_read():
     info = protocol.topic_info(TOPIC, Reply(200, {}, b'{"generation":"2","ttl":"60","x":"y"}'))
     assert (info.generation, info.ttl_s, info.properties["x"]) == (2, 60, "y")
+
+
+@pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        ("now", "now"),
+        (1_764_000_000_123, "1764000000123"),
+        (datetime(2026, 1, 31, 12, tzinfo=UTC), "1769860800000"),
+    ],
+)
+def test_the_moment_of_a_purge(before: datetime | int, text: str) -> None:
+    request = protocol.purge(TopicId("ns", "t"), before)
+    assert request.path == f"/v1/namespaces/ns/topics/t/purge?before={text}"
+    assert request.repeatable
+    assert not request.reading
+
+
+@pytest.mark.parametrize("before", [-1, True, 1.5, "1h", b"now", None, datetime(2026, 1, 31)])  # noqa: DTZ001
+def test_a_purge_guesses_at_no_moment(before: Any) -> None:
+    with pytest.raises(BadRequest, match="before"):
+        protocol.purge(TopicId("ns", "t"), before)

@@ -9,10 +9,14 @@ from broker.model import (
     ROW_ID_MIN,
     Poll,
     Snapshot,
+    Topic,
+    TopicId,
+    TransactionUse,
     first_row_at,
     row_after,
     row_before,
     row_id,
+    timestamp_of,
 )
 from broker.topics.fetch import (
     Start,
@@ -24,6 +28,18 @@ from broker.topics.fetch import (
     oldest_live,
     start_of,
 )
+
+
+def topic_of(ttl_ms: int, purged_ms: int = 0) -> Topic:
+    """A topic whose ttl is given in ms, for tests of single milliseconds."""
+
+    class Fine(Topic):
+        @property
+        def ttl_ms(self) -> int:
+            return ttl_ms
+
+    return Fine(TopicId("ns", "t"), 1, {}, 1, TransactionUse.OPTIONAL, purged_ms)
+
 
 rows = st.builds(row_id, st.integers(0, 1 << 44), st.integers(0, 0xFFFF))
 OLDEST = first_row_at(0)
@@ -74,12 +90,24 @@ def test_an_id_is_cut_to_its_20_bytes() -> None:
 
 @pytest.mark.parametrize("ttl_s", [1, 604_800, 2_147_483_647])
 def test_the_longest_ttl_does_not_overflow(ttl_s: int) -> None:
-    assert ROW_ID_MIN <= oldest_live(1_700_000_000_000, ttl_s * 1000) < ROW_ID_MAX
+    assert ROW_ID_MIN <= oldest_live(topic_of(ttl_s * 1000), 1_700_000_000_000) < ROW_ID_MAX
 
 
 @given(rows, st.integers(0, 1 << 44), st.integers(1, 1 << 32))
 def test_the_bound_and_the_judgement_of_one_row_agree(row: bytes, now_ms: int, ttl_ms: int) -> None:
-    assert (row >= oldest_live(now_ms, ttl_ms)) is lives(row, None, now_ms, ttl_ms)
+    topic = topic_of(ttl_ms)
+    assert (row >= oldest_live(topic, now_ms)) is lives(topic, row, None, now_ms)
+
+
+@given(rows, st.integers(0, 1 << 44), st.integers(0, 1 << 44), st.none() | st.integers(1, 1 << 32))
+def test_what_was_published_before_a_purge_lives_no_longer_and_the_rest_as_ever(
+    row: bytes, now_ms: int, purged_ms: int, lifetime_ms: int | None
+) -> None:
+    purged, never = topic_of(10**9, purged_ms), topic_of(10**9)
+    is_behind = timestamp_of(row) >= purged_ms
+    assert lives(purged, row, lifetime_ms, now_ms) is (
+        is_behind and lives(never, row, lifetime_ms, now_ms)
+    )
 
 
 @pytest.mark.parametrize(
@@ -99,7 +127,7 @@ def test_a_message_lives_to_the_last_millisecond(
     published_ms = 10_000_000
     row = row_id(published_ms, 3)
     now_ms = published_ms + age_ms
-    assert lives(row, lifetime_ms, now_ms, ttl_ms) is is_alive
+    assert lives(topic_of(ttl_ms), row, lifetime_ms, now_ms) is is_alive
     assert (now_ms <= expires_at_ms(row, lifetime_ms, ttl_ms)) is is_alive
 
 
