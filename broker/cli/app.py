@@ -25,6 +25,7 @@ from broker.cli import (
 from broker.cli.given import Given
 from broker.cli.options import take_json
 from broker.cli.problems import ending
+from broker.cli.transfer import commands as transfer
 
 
 @click.group(
@@ -55,6 +56,7 @@ for command in (
     reading.browse,
     reading.stats,
     purging.purge,
+    transfer.export,
     context.context,
     completion.completion,
     node.serve,

@@ -69,6 +69,7 @@ def test_the_commands_are_there():
         "poll",
         "publish",
         "purge",
+        "export",
         "serve",
         "stats",
         "storage",

@@ -1,0 +1,1 @@
+"""``broker export`` and ``broker import``: a topic's messages as a file, and back."""

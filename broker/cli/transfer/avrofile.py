@@ -1,0 +1,92 @@
+"""Avro container files, through fastavro: a block for each chunk, so that a part can be gone on with."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from broker.cli.transfer import files
+from broker.cli.transfer.records import message_of
+from broker.model import Message
+
+SCHEMA: Final[dict[str, Any]] = {
+    "type": "record",
+    "name": "Message",
+    "namespace": "broker",
+    "fields": [
+        {"name": "id", "type": "bytes"},
+        {"name": "time", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "payload", "type": "bytes"},
+        {"name": "key", "type": ["null", "bytes"], "default": None},
+        {"name": "headers", "type": {"type": "map", "values": "bytes"}, "default": {}},
+    ],
+}
+
+
+class AvroFile:
+    """The format."""
+
+    name = "avro"
+
+    def check(self) -> None:
+        """Find fastavro. Raises click.ClickException."""
+        _fastavro()
+
+    def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
+        """Write a block behind a position, which is a size in bytes; at 0 the header, too."""
+        fastavro = _fastavro()
+        with part.open("r+b" if part.exists() else "w+b") as file:
+            file.truncate(position)
+            # An empty file gets a header, any other is gone on with by its own.
+            file.seek(0, io.SEEK_END)
+            fastavro.writer(file, SCHEMA if not position else None, map(_record, messages))
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def finish(self, part: Path, position: int, file: Path) -> None:
+        """Give the part its name, unless it has that already."""
+        del position
+        if part.exists() or not file.exists():
+            files.place(part, file)
+
+    def discard(self, part: Path) -> None:
+        """Remove the part."""
+        part.unlink(missing_ok=True)
+
+    def read(self, file: Path) -> Iterator[Message]:
+        """Give the messages of a file; it needs the field ``payload``, and may have ``key`` and ``headers``."""
+        fastavro = _fastavro()
+        done = 0
+        with file.open("rb") as opened:
+            try:
+                for record in fastavro.reader(opened):
+                    yield message_of(record)
+                    done += 1
+            except (ValueError, TypeError, KeyError, EOFError, LookupError) as error:
+                raise click.ClickException(f"{file}, behind record {done:,}: {error!r}") from error
+
+
+def _record(message: Message) -> dict[str, Any]:
+    return {
+        "id": message.id,
+        "time": message.timestamp_ms,
+        "payload": message.payload,
+        "key": message.key,
+        "headers": dict(message.headers),
+    }
+
+
+def _fastavro() -> Any:
+    try:
+        import fastavro  # noqa: PLC0415 - An extra.
+    except ImportError as error:
+        raise click.ClickException(
+            "Avro files need fastavro: pip install 'tms-broker[export]', or fastavro alone."
+        ) from error
+    return fastavro

@@ -1,0 +1,115 @@
+"""JSON lines: one object a line, as ``broker tail --json`` writes them.
+
+::
+
+    {"id": "…", "time": "…", "timestamp_ms": 0, "encoding": "text", "payload": "alice", "key": null, "headers": {}}
+
+A payload that is no UTF-8 is in base64, and ``encoding`` says so; a key or a header that is none is an object
+with ``base64``. On the way in ``value``, text or such an object, may stand instead of ``payload``, as in JSON that is
+published over HTTP; nothing else is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from broker.cli.output import message_json
+from broker.cli.transfer import files
+from broker.cli.transfer.records import NO_ID
+from broker.model import NO_HEADERS, Message
+
+_KNOWN: Final = frozenset(
+    ("id", "time", "timestamp_ms", "encoding", "payload", "value", "key", "headers")
+)
+
+
+class JsonLines:
+    """The format."""
+
+    name = "jsonl"
+
+    def check(self) -> None:
+        """Need nothing."""
+
+    def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
+        """Write lines behind a position, which is a size in bytes."""
+        with part.open("r+b" if part.exists() else "w+b") as file:
+            file.truncate(position)
+            file.seek(position)
+            file.writelines(_line(message) for message in messages)
+            file.flush()
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def finish(self, part: Path, position: int, file: Path) -> None:
+        """Give the part its name, unless it has that already."""
+        del position
+        if part.exists() or not file.exists():
+            files.place(part, file)
+
+    def discard(self, part: Path) -> None:
+        """Remove the part."""
+        part.unlink(missing_ok=True)
+
+    def read(self, file: Path) -> Iterator[Message]:
+        """Give the messages of a file."""
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    try:
+                        yield _message(json.loads(line))
+                    except (ValueError, TypeError) as error:
+                        raise click.ClickException(f"{file}, line {number:,}: {error}") from error
+
+
+def _line(message: Message) -> bytes:
+    told = json.dumps(message_json(message), ensure_ascii=False, separators=(",", ":"))
+    return told.encode() + b"\n"
+
+
+def _message(told: object) -> Message:
+    """Return the message of a line. Raises ValueError, which says what is wrong with it."""
+    if not isinstance(told, dict):
+        raise ValueError("is no JSON object")  # noqa: TRY004 - Of what a user wrote.
+    if unknown := sorted(set(told) - _KNOWN):
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(sorted(_KNOWN))}")
+    if ("payload" in told) == ("value" in told):
+        raise ValueError("has neither payload nor value, or both")
+    key = told.get("key")
+    headers = {} if told.get("headers") is None else told["headers"]
+    if not isinstance(headers, dict):
+        raise ValueError("headers: is no JSON object")  # noqa: TRY004
+    return Message(
+        NO_ID,
+        _payload(told),
+        None if key is None else _bytes("key", key),
+        {name: _bytes(f"headers.{name}", value) for name, value in headers.items()} or NO_HEADERS,
+    )
+
+
+def _payload(told: dict[str, Any]) -> bytes:
+    if "value" in told:
+        return _bytes("value", told["value"])
+    payload, encoding = told["payload"], told.get("encoding", "text")
+    if encoding not in ("text", "base64"):
+        raise ValueError(f"encoding: is text or base64, not {encoding!r}")
+    return _bytes("payload", payload if encoding == "text" else {"base64": payload})
+
+
+def _bytes(name: str, value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, dict) and set(value) == {"base64"} and isinstance(value["base64"], str):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"{name}: {error}") from error
+    raise ValueError(f'{name}: is text, or {{"base64": "…"}}')

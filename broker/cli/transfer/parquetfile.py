@@ -1,0 +1,109 @@
+"""Parquet files, through pyarrow. Such a file is of use only with its end, so a part of one can't be gone on with.
+
+So a part is a folder of whole files, one a chunk; the finished file has their row groups, copied one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from broker.cli.transfer import files
+from broker.cli.transfer.records import message_of
+from broker.model import MESSAGE_ID_BYTES, Message
+
+ROWS_AT_ONCE: Final = 1000
+_WHOLE: Final = "whole"
+
+
+class ParquetFile:
+    """The format."""
+
+    name = "parquet"
+
+    def check(self) -> None:
+        """Find pyarrow. Raises click.ClickException."""
+        _pyarrow()
+
+    def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
+        """Write a chunk; a position is how many there are."""
+        arrow = _pyarrow()
+        part.mkdir(exist_ok=True)
+        if not messages:
+            return position
+        columns = {
+            "id": [message.id for message in messages],
+            "time": [message.timestamp_ms for message in messages],
+            "payload": [message.payload for message in messages],
+            "key": [message.key for message in messages],
+            "headers": [list(message.headers.items()) for message in messages],
+        }
+        table = arrow.table(columns, schema=_schema(arrow))
+        chunk = part / f"{position:08}"
+        arrow.parquet.write_table(table, chunk)
+        _sync(chunk)
+        return position + 1
+
+    def finish(self, part: Path, position: int, file: Path) -> None:
+        """Copy the row groups of all chunks into one file, and give that its name; all chunks are there."""
+        arrow = _pyarrow()
+        whole = part / _WHOLE
+        with arrow.parquet.ParquetWriter(whole, _schema(arrow)) as writer:
+            for number in range(position):
+                with arrow.parquet.ParquetFile(part / f"{number:08}") as chunk:
+                    for group in range(chunk.num_row_groups):
+                        writer.write_table(chunk.read_row_group(group))
+        _sync(whole)
+        files.place(whole, file)
+
+    def discard(self, part: Path) -> None:
+        """Remove the folder."""
+        if part.exists():
+            shutil.rmtree(part)
+
+    def read(self, file: Path) -> Iterator[Message]:
+        """Give the messages of a file; it needs the column ``payload``, and may have ``key`` and ``headers``."""
+        arrow = _pyarrow()
+        done = 0
+        try:
+            with arrow.parquet.ParquetFile(file) as opened:
+                there = opened.schema_arrow.names
+                names = [name for name in ("payload", "key", "headers") if name in there]
+                for batch in opened.iter_batches(ROWS_AT_ONCE, columns=names):
+                    for row in batch.to_pylist():
+                        yield message_of(row)
+                        done += 1
+        except (ValueError, TypeError, arrow.ArrowException) as error:
+            raise click.ClickException(f"{file}, behind row {done:,}: {error}") from error
+
+
+def _schema(arrow: Any) -> Any:
+    return arrow.schema(
+        [
+            arrow.field("id", arrow.binary(MESSAGE_ID_BYTES), nullable=False),
+            arrow.field("time", arrow.timestamp("ms", "UTC"), nullable=False),
+            arrow.field("payload", arrow.binary(), nullable=False),
+            arrow.field("key", arrow.binary()),
+            arrow.field("headers", arrow.map_(arrow.string(), arrow.binary())),
+        ]
+    )
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow.parquet  # noqa: PLC0415 - An extra, and slow to import.
+    except ImportError as error:
+        raise click.ClickException(
+            "Parquet files need pyarrow: pip install 'tms-broker[export]', or pyarrow alone."
+        ) from error
+    return pyarrow

@@ -1,0 +1,33 @@
+"""Messages as records of other formats have them: named fields, of which ``payload`` is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message
+
+NO_ID: Final = bytes(MESSAGE_ID_BYTES)
+"""The id of a message that was read from a file: it gets one when it is published."""
+
+
+def message_of(record: Mapping[str, Any]) -> Message:
+    """Return the message of a record; ``key`` and ``headers`` need not be there. Raises ValueError."""
+    if "payload" not in record:
+        raise ValueError("has no field payload")
+    key = record.get("key")
+    headers = dict(record.get("headers") or ())
+    return Message(
+        NO_ID,
+        _bytes("payload", record["payload"]),
+        None if key is None else _bytes("key", key),
+        {name: _bytes(f"headers.{name}", value) for name, value in headers.items()} or NO_HEADERS,
+    )
+
+
+def _bytes(name: str, value: object) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    raise ValueError(f"{name}: is neither bytes nor text")

@@ -1,0 +1,247 @@
+"""``broker export`` against a whole broker, also killed at every step."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.cli import app
+from broker.cli.transfer import exporting
+from broker.cli.transfer.contents import Contents
+from broker.cli.transfer.formats import FORMATS
+from broker.client import SyncClient
+from broker.testing.served import ServedNode
+
+Run = Callable[..., tuple[int, str, str]]
+PAYLOADS = [b"text", b"", b"\xff\x00 no text", "日本\n".encode(), *(b"%d" % n for n in range(31))]
+CHUNK = 10
+DEADLINE_S = 60
+
+# A process that kills itself before its nth step, or runs to its end.
+MORTAL = """
+import os, signal, sys
+from broker.cli import app
+from broker.cli.transfer import exporting, files
+from broker.cli.transfer.formats import FORMATS
+
+left = int(sys.argv[1])
+exporting.CHUNK_MESSAGES_MAX = int(sys.argv[2])
+
+
+def mortal(owner, name):
+    real = getattr(owner, name)
+
+    def step(*arguments, **named):
+        dies()
+        result = real(*arguments, **named)
+        dies()
+        return result
+
+    setattr(owner, name, step)
+
+
+def dies():
+    global left
+    left -= 1
+    if not left:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+mortal(files, "write_json")
+mortal(files, "place")
+for kind in FORMATS.values():
+    for name in ("append", "finish", "discard"):
+        mortal(type(kind), name)
+app.run(sys.argv[3:])
+"""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[ServedNode]:
+    with ServedNode() as node:
+        yield node
+
+
+@pytest.fixture
+def client(node: ServedNode) -> Iterator[SyncClient]:
+    with SyncClient(node.url) as client:
+        yield client
+
+
+@pytest.fixture
+def run(
+    node: ServedNode, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Return what runs a command in this process and gives its code, its output and its errors."""
+    monkeypatch.setenv("BROKER_URL", node.url)
+    monkeypatch.setattr(exporting, "CHUNK_MESSAGES_MAX", CHUNK)
+
+    def command(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            app.run(list(words))
+        assert isinstance(left.value.code, int)
+        return left.value.code, *capfd.readouterr()
+
+    return command
+
+
+def died(node: ServedNode, step: int, *words: str) -> bool:
+    """Run a command that is killed before a step; whether it was, and had not ended before."""
+    done = subprocess.run(
+        [sys.executable, "-c", MORTAL, str(step), str(CHUNK), *words],
+        env={**os.environ, "BROKER_URL": node.url},
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr.decode()
+    return done.returncode != 0
+
+
+def filled(client: SyncClient, topic: str, payloads: list[bytes] = PAYLOADS) -> str:
+    client.create_topic(topic)
+    for payload in payloads:
+        client.publish(topic, payload)
+    return topic
+
+
+def payloads_of(client: SyncClient, topic: str) -> list[bytes]:
+    return [message.payload for message in client.poll(topic)]
+
+
+def read(file: Path, kind: str) -> list[bytes]:
+    return [message.payload for message in FORMATS[kind].read(file)]
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_a_topic_goes_out_as_it_is(run: Run, client: SyncClient, tmp_path: Path, kind: str) -> None:
+    topic = filled(client, f"out/{kind}")
+    file = tmp_path / f"messages.{kind}"
+    code, out, _ = run("export", topic, str(file), "--json")
+    told = json.loads(out)
+    assert (code, told["messages"], told["topic"]) == (0, len(PAYLOADS), topic)
+    assert read(file, kind) == PAYLOADS
+    manifest = json.loads((tmp_path / f"messages.{kind}.manifest.json").read_text())
+    assert Contents.of(manifest) == Contents().with_all(client.poll(topic))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        file.name,
+        f"{file.name}.manifest.json",
+    ]
+
+
+def test_a_range_goes_out_by_ids_and_by_times(run: Run, client: SyncClient, tmp_path: Path) -> None:
+    topic = filled(client, "out/range")
+    ids = [message.id for message in client.poll(topic)]
+    file = tmp_path / "some.jsonl"
+    assert (
+        run("export", topic, str(file), "--since", ids[3].hex(), "--until", ids[30].hex())[0] == 0
+    )
+    assert read(file, "jsonl") == PAYLOADS[3:30]
+    assert run("export", topic, str(file), "--since", "1h", "--force")[0] == 0
+    assert read(file, "jsonl") == PAYLOADS
+    assert run("export", topic, str(file), "--until", "1h", "--force")[0] == 0
+    assert read(file, "jsonl") == []
+
+
+def test_what_is_published_meanwhile_is_no_part_of_an_export(
+    run: Run, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, file, kind = filled(client, "out/late"), tmp_path / "late.jsonl", FORMATS["jsonl"]
+    real = kind.append
+
+    def append(*arguments: object) -> int:
+        client.publish(topic, b"late")
+        return real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kind, "append", append)
+    assert run("export", topic, str(file))[0] == 0
+    assert read(file, "jsonl") == PAYLOADS
+
+
+def test_the_messages_of_a_transaction_go_out_with_it(
+    run: Run, client: SyncClient, tmp_path: Path
+) -> None:
+    client.create_topic("out/stored")
+    with client.stage("out/stored") as stage:
+        stage.store(PAYLOADS)
+    client.publish_stages("out/stored", [stage.id])
+    file = tmp_path / "stored.avro"
+    assert run("export", "out/stored", str(file))[0] == 0
+    assert read(file, "avro") == PAYLOADS
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["there.jsonl"], 2, "--force"),
+        (["a.txt"], 2, "--format"),
+        (["a.jsonl", "--since", "soon"], 2, "'soon'"),
+    ],
+)
+def test_an_export_that_can_not_be_meant_is_refused(
+    run: Run, client: SyncClient, tmp_path: Path, words: list[str], code: int, says: str
+) -> None:
+    client.create_topic("out/refused", if_exists="keep")
+    (tmp_path / "there.jsonl").write_text("mine")
+    found, _, told = run("export", "out/refused", str(tmp_path / words[0]), *words[1:])
+    assert (found, says in told) == (code, True), told
+    assert (tmp_path / "there.jsonl").read_text() == "mine"
+
+
+# Killed.
+
+
+@pytest.mark.parametrize("kind", sorted(FORMATS))
+def test_an_export_that_is_killed_at_any_step_goes_on(
+    node: ServedNode, client: SyncClient, tmp_path: Path, kind: str
+) -> None:
+    topic = filled(client, f"killed/{kind}")
+    steps = 0
+    file = tmp_path / f"0.{kind}"
+    while died(node, steps + 1, "export", topic, str(file)):
+        steps += 3 if kind == "jsonl" else 7
+        assert not file.exists() or read(file, kind) == PAYLOADS
+        assert not died(node, 0, "export", topic, str(file))
+        assert read(file, kind) == PAYLOADS
+        manifest = json.loads(file.with_name(f"{file.name}.manifest.json").read_text())
+        assert manifest["messages"] == len(PAYLOADS)
+        assert Contents.of(manifest) == Contents().with_all(client.poll(topic))
+        assert {path.name for path in tmp_path.glob(f"{file.name}*")} == {
+            file.name,
+            f"{file.name}.manifest.json",
+        }
+        file = tmp_path / f"{steps}.{kind}"
+    assert steps > 15, "it was not killed at as many steps as it has"
+
+
+def test_an_export_that_is_killed_again_and_again_comes_to_its_end(
+    node: ServedNode, client: SyncClient, tmp_path: Path
+) -> None:
+    topic, file, lives = filled(client, "killed/often"), tmp_path / "a.avro", 1
+    while died(node, 13, "export", topic, str(file)):
+        lives += 1
+        assert lives < 50
+    assert lives > 2
+    assert read(file, "avro") == PAYLOADS
+
+
+def test_an_export_goes_on_only_with_what_it_began(
+    run: Run, node: ServedNode, client: SyncClient, tmp_path: Path
+) -> None:
+    topic, file = filled(client, "killed/other"), tmp_path / "a.jsonl"
+    assert died(node, 6, "export", topic, str(file))
+    other = filled(client, "killed/another")
+    code, _, said = run("export", other, str(file))
+    assert (code, "killed/other" in said) == (1, True), said
+    code, _, said = run("export", topic, str(file), "--since", "1h")
+    assert (code, "since" in said) == (1, True), said
+    code, _, said = run("export", topic, str(file))
+    assert (code, "going on" in said) == (0, True), said
+    assert read(file, "jsonl") == PAYLOADS
