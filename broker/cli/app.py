@@ -22,6 +22,7 @@ from broker.cli import (
     tailing,
     topics,
 )
+from broker.cli.bench import commands as bench
 from broker.cli.given import Given
 from broker.cli.options import take_json
 from broker.cli.problems import ending
@@ -57,6 +58,7 @@ for command in (
     reading.stats,
     purging.purge,
     transfer.export,
+    bench.bench,
     context.context,
     completion.completion,
     node.serve,

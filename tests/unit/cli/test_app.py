@@ -59,6 +59,7 @@ ALL = sorted(commands(app.cli))
 def test_the_commands_are_there():
     names = {path[0] for path in ALL}
     assert names == {
+        "bench",
         "browse",
         "chaos",
         "cluster",

@@ -1,0 +1,152 @@
+"""The commands ``broker bench publish`` and ``broker bench tail``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import click
+
+from broker.cli.bench.publishing import Load
+from broker.cli.bench.publishing import publish as publish_load
+from broker.cli.bench.stamp import BYTES_MIN
+from broker.cli.bench.tailing import tail as tail_topic
+from broker.cli.options import client_settings, teller, to_broker, topic_argument
+from broker.cli.output import write_json
+from broker.client import Client
+from broker.model import TopicId
+
+INTERRUPTED: Final = 130
+
+
+@click.group()
+def bench() -> None:
+    """Measure how fast a broker takes messages and gives them out, from where this runs.
+
+    \b
+    broker bench publish bench/t --seconds 10
+    broker bench tail bench/t --seconds 10
+    """  # noqa: D301
+
+
+@bench.command()
+@topic_argument
+@click.option(
+    "--size",
+    type=click.IntRange(min=BYTES_MIN),
+    default=100,
+    show_default=True,
+    help="Bytes of a message.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Messages/s. As fast as it goes by default.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="How long.",
+)
+@click.option(
+    "--publishers",
+    type=click.IntRange(1, 10_000),
+    default=8,
+    show_default=True,
+    help="How many publish at the same time, each awaiting every acknowledgement.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="Messages of one publish.",
+)
+@to_broker
+def publish(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    size: int,
+    rate: float | None,
+    seconds: float,
+    publishers: int,
+    batch: int,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Publish messages to a topic, and say how many a second and how long each took.
+
+    The latency is that of an acknowledged publish. With --rate it counts from when a message was due, so that a
+    broker that stalls does not look fast. The messages stay in the topic; see: broker purge.
+
+    \b
+    broker bench publish bench/t
+    broker bench publish bench/t --rate 1000 --size 1000 --seconds 60 --json
+    """  # noqa: D301
+    load = Load(topic, size, rate, seconds, publishers, batch)
+    done = _run(url, deadline_s, lambda client: publish_load(client, load))
+    _tell("published", done, as_json=as_json)
+
+
+@bench.command()
+@topic_argument
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=10.0,
+    show_default=True,
+    help="How long.",
+)
+@to_broker
+def tail(*, topic: TopicId, seconds: float, url: str, deadline_s: float, as_json: bool) -> None:
+    """Receive what is published to a topic from now on, and say how many a second.
+
+    The latency of messages of `broker bench publish` is told, too: from the call of publish to this process. On
+    two machines it is as exact as their clocks agree.
+
+    \b
+    broker bench tail bench/t --seconds 60
+    """  # noqa: D301
+    done = _run(url, deadline_s, lambda client: tail_topic(client, topic, seconds))
+    _tell("received", done, as_json=as_json)
+
+
+def _run(
+    url: str, deadline_s: float, work: Callable[[Client], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    async def main() -> dict[str, Any]:
+        settings = client_settings(url, deadline_s)
+        async with Client(settings=settings, on_trouble=teller(url)) as client:
+            return await work(client)
+
+    return asyncio.run(main())
+
+
+def _tell(verb: str, done: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        write_json(done)
+    else:
+        rate, megabytes = done["messages_per_s"], done["bytes_per_s"] / 1e6
+        click.echo(
+            f"{verb} {done['messages']:,} messages in {done['seconds']:.1f} s: {rate:,.0f} messages/s, "
+            f"{megabytes:.2f} MB/s"
+        )
+        if done["latency_ms"]:
+            click.echo(
+                "latency  "
+                + "  ".join(
+                    f"{name.replace('_', '.')} {value:.2f} ms"
+                    for name, value in done["latency_ms"].items()
+                )
+            )
+        if done["errors"]:
+            click.echo(
+                "errors   "
+                + ", ".join(f"{code} {count:,}" for code, count in done["errors"].items())
+            )
+    if done["interrupted"]:
+        raise click.exceptions.Exit(INTERRUPTED)

@@ -1,0 +1,82 @@
+"""Percentiles of durations in bounded memory, however many there are.
+
+Durations are counted in buckets. Below 256 us each microsecond has its own; above, each power of two is divided
+into 128, so a bucket is less than 1 % of its durations wide::
+
+    0 ─ 1 us each ─ 256 ─ 2 us each ─ 512 ─ 4 us each ─ 1024 ─ …      up to 2^40 us, 12 days
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SUB_BITS: Final = 7
+_SUB: Final = 1 << _SUB_BITS
+US_MAX: Final = (1 << 40) - 1
+
+
+def bucket_of(us: int) -> int:
+    """Return the bucket of a duration."""
+    shift = max(us.bit_length() - _SUB_BITS - 1, 0)
+    return (shift << _SUB_BITS) + (us >> shift)
+
+
+def last_of(bucket: int) -> int:
+    """Return the greatest duration of a bucket."""
+    shift = max((bucket >> _SUB_BITS) - 1, 0)
+    return (((bucket - (shift << _SUB_BITS)) + 1) << shift) - 1
+
+
+class Histogram:
+    """Durations in us, as counts."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.count = 0
+        self.sum_us = 0
+        self.max_us = 0
+        self._counts = [0] * (bucket_of(US_MAX) + 1)
+
+    def add(self, us: int, times: int = 1) -> None:
+        """Count a duration; one below zero, by clocks that differ, as zero."""
+        us = min(max(us, 0), US_MAX)
+        self._counts[bucket_of(us)] += times
+        self.count += times
+        self.sum_us += us * times
+        self.max_us = max(self.max_us, us)
+
+    def merge(self, other: Histogram) -> None:
+        """Count all of another's durations, too."""
+        self._counts = [mine + its for mine, its in zip(self._counts, other._counts, strict=True)]
+        self.count += other.count
+        self.sum_us += other.sum_us
+        self.max_us = max(self.max_us, other.max_us)
+
+    def percentile_us(self, percent: float) -> int | None:
+        """Return a duration that ``percent`` of all do not exceed, less than 1 % too long; None of none."""
+        if not self.count:
+            return None
+        wanted = max(self.count * percent / 100, 1)
+        seen = 0
+        for bucket, times in enumerate(self._counts):
+            seen += times
+            if seen >= wanted:
+                return min(last_of(bucket), self.max_us)
+        return self.max_us
+
+    def told_ms(self) -> dict[str, float] | None:
+        """Return what JSON says of them, in ms; None of none."""
+        if not self.count:
+            return None
+        told = {
+            f"p{percent:g}".replace(".", "_"): self.ms(percent) for percent in (50, 90, 99, 99.9)
+        }
+        return {
+            **told,
+            "max": self.max_us / 1000,
+            "mean": round(self.sum_us / self.count / 1000, 3),
+        }
+
+    def ms(self, percent: float) -> float:
+        """Return a percentile in ms; 0 of none."""
+        return (self.percentile_us(percent) or 0) / 1000

@@ -1,0 +1,43 @@
+"""A benchmark while it runs: a line a second on standard error, in place at a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from typing import Final
+
+import click
+
+from broker.cli.bench.measure import Measure
+
+EVERY_S: Final = 1.0
+
+
+@asynccontextmanager
+async def shown(measure: Measure) -> AsyncIterator[None]:
+    """Show what a measure counts while the block runs."""
+    from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+    from rich.live import Live  # noqa: PLC0415
+
+    loop = asyncio.get_running_loop()
+    live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            line = measure.look(loop.time()).line
+            if sys.stderr.isatty():
+                live.update(line, refresh=True)
+            else:
+                click.echo(line, err=True)
+
+    with live if sys.stderr.isatty() else nullcontext():
+        telling = asyncio.ensure_future(tell())
+        try:
+            yield
+        finally:
+            telling.cancel()
+            with suppress(asyncio.CancelledError):
+                await telling

@@ -1,0 +1,79 @@
+"""What a benchmark has counted: since its begin, and since it last told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from broker.cli.bench.histogram import Histogram
+from broker.errors import BrokerError
+
+
+class Interval(NamedTuple):
+    """What happened between two looks."""
+
+    seconds: float
+    messages: int
+    bytes: int
+    latencies: Histogram
+
+    @property
+    def line(self) -> str:
+        """Say it on one line."""
+        rate, size = self.messages / self.seconds, self.bytes / self.seconds / 1e6
+        said = f"{rate:>10,.0f} messages/s  {size:>8.2f} MB/s"
+        if self.latencies.count:
+            said += f"  p50 {self.latencies.ms(50):.2f} ms  p99 {self.latencies.ms(99):.2f} ms"
+        return said
+
+
+class Measure:
+    """Counts of messages, bytes, latencies and errors."""
+
+    def __init__(self, now_s: float) -> None:
+        """Begin at a moment of the monotonic clock."""
+        self._began_s = self._looked_s = now_s
+        self.messages = self.bytes = 0
+        self._told = (0, 0)
+        self.latencies = Histogram()
+        self._recent = Histogram()
+        self.errors: Counter[str] = Counter()
+
+    def add(self, messages: int, size: int, latency_us: int | None = None) -> None:
+        """Count messages of so many bytes together, and how long they took, if that is known."""
+        self.messages += messages
+        self.bytes += size
+        if latency_us is not None:
+            self._recent.add(latency_us, messages)
+
+    def failed(self, error: BrokerError) -> None:
+        """Count an error."""
+        self.errors[error.code] += 1
+
+    def look(self, now_s: float) -> Interval:
+        """Return what happened since the last look."""
+        messages, size = self._told
+        interval = Interval(
+            max(now_s - self._looked_s, 1e-9),
+            self.messages - messages,
+            self.bytes - size,
+            self._recent,
+        )
+        self._told, self._looked_s = (self.messages, self.bytes), now_s
+        self.latencies.merge(self._recent)
+        self._recent = Histogram()
+        return interval
+
+    def told(self, now_s: float) -> dict[str, Any]:
+        """Return all of it as JSON can hold it."""
+        self.look(now_s)
+        seconds = max(now_s - self._began_s, 1e-9)
+        return {
+            "seconds": round(seconds, 3),
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "messages_per_s": round(self.messages / seconds, 1),
+            "bytes_per_s": round(self.bytes / seconds, 1),
+            "errors": dict(self.errors),
+            "latency_ms": self.latencies.told_ms(),
+        }

@@ -1,0 +1,96 @@
+"""``bench publish``: publishers that each await every publish, or keep to a rate together.
+
+With a rate, publish number n is due at the begin + n / rate, and its latency counts from then: a broker that
+stalls makes those that wait for it late, and they count as late. Without one, each publisher sends when the one
+before is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Collection, Iterator
+from typing import Any, NamedTuple
+
+from broker.cli.bench.live import shown
+from broker.cli.bench.measure import Measure
+from broker.cli.bench.stamp import now_us, stamped
+from broker.client import Client
+from broker.errors import UnavailableError
+from broker.model import TopicId
+
+
+class Load(NamedTuple):
+    """What is published: ``batch`` messages of ``size`` bytes a request; ``rate`` in messages/s, or None."""
+
+    topic: TopicId
+    size: int
+    rate: float | None
+    seconds: float
+    publishers: int
+    batch: int
+
+
+async def publish(client: Client, load: Load) -> dict[str, Any]:
+    """Publish for so long, and return what was measured.
+
+    Interrupted, it ends early. What the broker can't take just now is counted as an error.
+
+    Raises:
+        RequestError: the broker refuses such publishes.
+        OutcomeUnknown: nobody knows whether a message was stored.
+    """
+    loop = asyncio.get_running_loop()
+    await client.topic(load.topic)  # That there is one is found out before the clock starts.
+    measure = Measure(loop.time())
+    due = itertools.count()
+    ends_s = loop.time() + load.seconds
+    async with shown(measure):
+        publishers = [
+            asyncio.ensure_future(_publisher(client, load, measure, due, ends_s))
+            for _ in range(load.publishers)
+        ]
+        is_interrupted = await ended(publishers)
+    asked = {**load._asdict(), "topic": "/".join(load.topic)}
+    return {"asked": asked, **measure.told(loop.time()), "interrupted": is_interrupted}
+
+
+async def _publisher(
+    client: Client, load: Load, measure: Measure, due: Iterator[int], ends_s: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    began_s = ends_s - load.seconds
+    while True:
+        due_s = loop.time() if load.rate is None else began_s + next(due) * load.batch / load.rate
+        if max(due_s, loop.time()) >= ends_s:
+            return
+        if due_s > loop.time():
+            await asyncio.sleep(due_s - loop.time())
+        payload = stamped(load.size, now_us())
+        try:
+            await client.publish(load.topic, payload if load.batch == 1 else [payload] * load.batch)
+        except UnavailableError as error:
+            measure.failed(error)
+        else:
+            us = round((loop.time() - due_s) * 1e6)
+            measure.add(load.batch, load.batch * load.size, us)
+
+
+async def ended(tasks: Collection[asyncio.Task[None]], within_s: float | None = None) -> bool:
+    """Wait until all tasks have ended, one has failed, or so long; end them; say whether an interrupt did.
+
+    Raises what the first one raised that failed.
+    """
+    is_interrupted = False
+    try:
+        await asyncio.wait(tasks, timeout=within_s, return_when=asyncio.FIRST_EXCEPTION)
+    except asyncio.CancelledError:
+        is_interrupted = True
+    finally:
+        for task in tasks:
+            task.cancel()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            raise outcome
+    return is_interrupted
