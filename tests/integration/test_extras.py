@@ -70,6 +70,20 @@ def test_bulk_reads_take_the_extra_arrow(made: Path, *, has_it: bool) -> None:
     assert ("tms-broker[arrow]" in told.stderr) is not has_it
 
 
+@pytest.mark.parametrize(
+    ("made", "has_it"),
+    [(("export",), True), (("server",), False)],
+    indirect=["made"],
+    ids=["export", "server"],
+)
+def test_files_take_the_extra_export(made: Path, *, has_it: bool) -> None:
+    program = "from broker.cli.transfer.formats import FORMATS\nFORMATS['{}'].check()"
+    for name in ("avro", "parquet"):
+        told = run(made, "-c", program.format(name))
+        assert (told.returncode == 0) is has_it, told.stderr
+        assert ("tms-broker[export]" in told.stderr) is not has_it
+
+
 @pytest.mark.parametrize("made", [("cluster",)], indirect=True, ids=["cluster"])
 def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
     without_what_is_missing(made, "thriftpy2", "pytest", "libfaketime", "matplotlib")
