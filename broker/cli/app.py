@@ -26,6 +26,7 @@ from broker.cli.bench import commands as bench
 from broker.cli.given import Given
 from broker.cli.options import take_json
 from broker.cli.problems import ending
+from broker.cli.top.command import top
 from broker.cli.transfer import commands as transfer
 
 
@@ -59,6 +60,7 @@ for command in (
     purging.purge,
     transfer.export,
     bench.bench,
+    top,
     context.context,
     completion.completion,
     node.serve,

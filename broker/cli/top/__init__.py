@@ -1,0 +1,1 @@
+"""``broker top``: topics and nodes, live in the terminal."""

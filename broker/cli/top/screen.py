@@ -1,0 +1,84 @@
+"""A snapshot as tables for the terminal."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final
+
+from broker.cli.top.snapshot import NodeRow, Snapshot, TopicRow
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+_COLOURS: Final = {"serving": "green", "drained": "yellow", "stopping": "yellow", "silent": "red"}
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
+
+
+def tables(snapshot: Snapshot, problem: str | None = None) -> Group:
+    """Return the nodes above the topics; ``problem``: why it is not newer."""
+    from rich.console import Group  # noqa: PLC0415 - Slow to import; other commands go without.
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    nodes = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("NODE", "URL", "STATE", "TOPICS", "UP", ""):
+        nodes.add_column(name, no_wrap=bool(name))
+    for row in snapshot.nodes:
+        nodes.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in node_cells(row)))
+    topics = Table(box=None, pad_edge=False, header_style="bold")
+    topics.add_column("TOPIC", no_wrap=True)
+    for name in ("PUBLISHED/s", "POLLED/s", "MESSAGES", "BYTES"):
+        topics.add_column(name, justify="right", no_wrap=True)
+    topics.add_column("LAST")
+    for one in snapshot.topics:
+        topics.add_row(*topic_cells(one), style="" if one.problem is None else "red")
+    parts: list[RenderableType] = [nodes, Text(), topics, Text(), Text(remark(snapshot), "dim")]
+    if problem is not None:
+        parts.append(Text(problem, "red"))
+    return Group(*parts)
+
+
+def node_cells(row: NodeRow) -> list[str]:
+    """Return a node's row."""
+    known = (
+        "" if row.node is None else str(row.node),
+        row.url,
+        row.state,
+        "" if row.topics_led is None else f"{row.topics_led:,}",
+        "" if row.uptime_s is None else str(timedelta(seconds=int(row.uptime_s))),
+    )
+    return [*known, row.problem or ""]
+
+
+def topic_cells(row: TopicRow) -> list[str]:
+    """Return a topic's row."""
+    if row.problem is not None:
+        return [row.topic, "", "", "", "", row.problem]
+    about = "~" if row.is_estimate else ""
+    return [
+        row.topic,
+        f"{row.publish_per_s:,.1f}",
+        f"{row.poll_per_s:,.1f}",
+        f"{about}{row.messages or 0:,}",
+        f"{about}{size_text(row.bytes or 0)}",
+        row.last or "",
+    ]
+
+
+def size_text(size: float) -> str:
+    """Return a size with a unit, in three or four digits."""
+    for unit in _UNITS[:-1]:
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} {_UNITS[-1]}"
+
+
+def remark(snapshot: Snapshot) -> str:
+    """Say how many topics there are, and what is not shown."""
+    said = f"{snapshot.topics_there:,} topic{'' if snapshot.topics_there == 1 else 's'}"
+    if snapshot.topics_asked < snapshot.topics_there:
+        said += f"; the first {snapshot.topics_asked:,} by name were asked for their figures"
+    if len(snapshot.topics) < snapshot.topics_asked:
+        said += f"; the busiest {len(snapshot.topics):,} are shown"
+    return said + ". Rates are those of the last minute."

@@ -1,0 +1,135 @@
+"""What a broker looks like at a moment: its nodes, and its topics by how much is published to them.
+
+One topic that can't be asked for, or one node that does not answer, is shown as such; the others are shown all the
+same. At most ``asked_max`` topics are asked for their figures, a few at a time, so that looking costs a broker of many
+topics no more than one of some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+from broker.client import Client, admin
+from broker.errors import BrokerError, NotFound, TopicNotFound, Unavailable
+from broker.model import TopicId
+
+AT_ONCE: Final = 8
+ASKED_MAX: Final = 500
+
+
+class TopicRow(NamedTuple):
+    """A topic's figures; ``is_estimate`` of messages and bytes. None where there is a ``problem`` instead."""
+
+    topic: str
+    publish_per_s: float = 0.0
+    poll_per_s: float = 0.0
+    messages: int | None = None
+    bytes: int | None = None
+    is_estimate: bool = False
+    last: str | None = None
+    problem: str | None = None
+
+
+class NodeRow(NamedTuple):
+    """A node: its number in a cluster, and what it says of itself, or its ``problem``."""
+
+    url: str
+    state: str
+    node: int | None = None
+    topics_led: int | None = None
+    uptime_s: float | None = None
+    problem: str | None = None
+
+
+class Snapshot(NamedTuple):
+    """Nodes, and topics by their rates, the busiest first; ``topics_there`` is how many topics there are."""
+
+    nodes: Sequence[NodeRow]
+    topics: Sequence[TopicRow]
+    topics_there: int
+    topics_asked: int
+
+    def told(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {
+            "nodes": [node._asdict() for node in self.nodes],
+            "topics": [topic._asdict() for topic in self.topics],
+            "topics_there": self.topics_there,
+            "topics_asked": self.topics_asked,
+        }
+
+
+async def take(client: Client, namespace: str | None, rows_max: int) -> Snapshot:
+    """Look at a broker: at all namespaces, or one.
+
+    Raises:
+        BrokerError: the topics can't be listed.
+    """
+    nodes, topics = await asyncio.gather(_nodes(client), _names(client, namespace))
+    asked = topics[:ASKED_MAX]
+    turns = asyncio.Semaphore(AT_ONCE)
+    found = await asyncio.gather(*(_topic(client, topic, turns) for topic in asked))
+    rows = sorted((row for row in found if row is not None), key=busiest_first)
+    return Snapshot(nodes, rows[:rows_max], len(topics), len(asked))
+
+
+def busiest_first(row: TopicRow) -> tuple[bool, float, float, int, str]:
+    """Return what topics are sorted by: those with a problem, then by rates and size."""
+    return (
+        row.problem is None,
+        -row.publish_per_s,
+        -row.poll_per_s,
+        -(row.messages or 0),
+        row.topic,
+    )
+
+
+async def _names(client: Client, namespace: str | None) -> list[TopicId]:
+    namespaces = [namespace] if namespace is not None else await client.namespaces()
+    return [TopicId(one, name) for one in namespaces for name in await client.topics(one)]
+
+
+async def _topic(client: Client, topic: TopicId, turns: asyncio.Semaphore) -> TopicRow | None:
+    """Return a topic's figures; None if it was deleted meanwhile."""
+    name = f"{topic.namespace}/{topic.topic}"
+    try:
+        async with turns:
+            stats = await client.stats(topic)
+    except TopicNotFound:
+        return None
+    except BrokerError as error:
+        return TopicRow(name, problem=f"{error.code}: {error.message}")
+    rates, messages, size = stats["rates"], stats["messages"], stats["bytes"]
+    return TopicRow(
+        name,
+        rates["publish_per_s"],
+        rates["poll_per_s"],
+        messages["value"],
+        size["value"],
+        messages["estimate"] or size["estimate"],
+        None if stats["last"] is None else stats["last"]["time"],
+    )
+
+
+async def _nodes(client: Client) -> list[NodeRow]:
+    try:
+        status = await client.ask(admin.status())
+    except NotFound:  # A broker that stands alone.
+        return [NodeRow(url, "serving") for url in client.settings.urls]
+    except Unavailable as error:
+        return [NodeRow(url, "silent", problem=error.message) for url in client.settings.urls]
+    return [_node(row) for row in status["nodes"]]
+
+
+def _node(row: dict[str, Any]) -> NodeRow:
+    view = row["view"] or {}
+    return NodeRow(
+        row["url"],
+        row["state"],
+        row["node"],
+        view.get("topics_led"),
+        view.get("uptime_s"),
+        row["problem"],
+    )
