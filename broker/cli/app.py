@@ -59,6 +59,7 @@ for command in (
     reading.stats,
     purging.purge,
     transfer.export,
+    transfer.import_,
     bench.bench,
     top,
     context.context,

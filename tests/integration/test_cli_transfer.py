@@ -1,4 +1,4 @@
-"""``broker export`` against a whole broker, also killed at every step."""
+"""``broker export`` and ``broker import`` against a whole broker, also killed at every step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from broker.cli import app
-from broker.cli.transfer import exporting
+from broker.cli.transfer import exporting, importing
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import FORMATS
-from broker.client import SyncClient
+from broker.client import Message, NewMessage, SyncClient
 from broker.testing.served import ServedNode
 
 Run = Callable[..., tuple[int, str, str]]
-PAYLOADS = [b"text", b"", b"\xff\x00 no text", "日本\n".encode(), *(b"%d" % n for n in range(31))]
+HEADERS = {"trace": b"\xff\x00", "ü": b""}
+MESSAGES = [
+    NewMessage(b"text", "key"),
+    NewMessage(b""),
+    NewMessage(b"\xff\x00 no text", b"\xfe", HEADERS),
+    NewMessage("日本\n".encode(), None, {"a": b"b"}),
+    *(NewMessage(b"%d" % n) for n in range(31)),
+]
+PAYLOADS = [message.payload for message in MESSAGES]
+Seen = list[tuple[bytes, bytes | None, dict[str, bytes]]]
 CHUNK = 10
 DEADLINE_S = 60
 
@@ -28,11 +37,12 @@ DEADLINE_S = 60
 MORTAL = """
 import os, signal, sys
 from broker.cli import app
-from broker.cli.transfer import exporting, files
+from broker.cli.transfer import exporting, files, importing
 from broker.cli.transfer.formats import FORMATS
+from broker.client import SyncClient
 
 left = int(sys.argv[1])
-exporting.CHUNK_MESSAGES_MAX = int(sys.argv[2])
+exporting.CHUNK_MESSAGES_MAX = importing.CHUNK_MESSAGES_MAX = int(sys.argv[2])
 
 
 def mortal(owner, name):
@@ -56,6 +66,7 @@ def dies():
 
 mortal(files, "write_json")
 mortal(files, "place")
+mortal(SyncClient, "publish")
 for kind in FORMATS.values():
     for name in ("append", "finish", "discard"):
         mortal(type(kind), name)
@@ -82,6 +93,7 @@ def run(
     """Return what runs a command in this process and gives its code, its output and its errors."""
     monkeypatch.setenv("BROKER_URL", node.url)
     monkeypatch.setattr(exporting, "CHUNK_MESSAGES_MAX", CHUNK)
+    monkeypatch.setattr(importing, "CHUNK_MESSAGES_MAX", CHUNK)
 
     def command(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
@@ -105,11 +117,15 @@ def died(node: ServedNode, step: int, *words: str) -> bool:
     return done.returncode != 0
 
 
-def filled(client: SyncClient, topic: str, payloads: list[bytes] = PAYLOADS) -> str:
+def filled(client: SyncClient, topic: str) -> str:
     client.create_topic(topic)
-    for payload in payloads:
-        client.publish(topic, payload)
+    for message in MESSAGES:
+        client.publish(topic, message)
     return topic
+
+
+def seen(messages: Iterable[Message]) -> Seen:
+    return [(message.payload, message.key, dict(message.headers)) for message in messages]
 
 
 def payloads_of(client: SyncClient, topic: str) -> list[bytes]:
@@ -121,19 +137,35 @@ def read(file: Path, kind: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", sorted(FORMATS))
-def test_a_topic_goes_out_as_it_is(run: Run, client: SyncClient, tmp_path: Path, kind: str) -> None:
+def test_a_topic_goes_out_and_comes_in_as_it_was(
+    run: Run, client: SyncClient, tmp_path: Path, kind: str
+) -> None:
     topic = filled(client, f"out/{kind}")
     file = tmp_path / f"messages.{kind}"
     code, out, _ = run("export", topic, str(file), "--json")
     told = json.loads(out)
     assert (code, told["messages"], told["topic"]) == (0, len(PAYLOADS), topic)
-    assert read(file, kind) == PAYLOADS
+    assert seen(FORMATS[kind].read(file)) == seen(client.poll(topic))
+    assert seen(client.poll(topic))[2] == (b"\xff\x00 no text", b"\xfe", HEADERS)
     manifest = json.loads((tmp_path / f"messages.{kind}.manifest.json").read_text())
     assert Contents.of(manifest) == Contents().with_all(client.poll(topic))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         file.name,
         f"{file.name}.manifest.json",
     ]
+    client.create_topic(f"in/{kind}")
+    code, out, _ = run("import", f"in/{kind}", str(file), "--json")
+    told = json.loads(out)
+    counts = {name: told[name] for name in ("messages", "published", "verified", "already")}
+    assert counts == {**dict.fromkeys(counts, len(PAYLOADS)), "already": 0}
+    assert code == 0
+    assert told["sha256"] == manifest["sha256"]
+    assert seen(client.poll(f"in/{kind}")) == seen(client.poll(topic))
+    code, out, said = run("import", f"in/{kind}", str(file))
+    assert (code, out, "--again" in said) == (0, "", True)
+    assert payloads_of(client, f"in/{kind}") == PAYLOADS
+    assert run("import", f"in/{kind}", str(file), "--again")[0] == 0
+    assert payloads_of(client, f"in/{kind}") == PAYLOADS * 2
 
 
 def test_a_range_goes_out_by_ids_and_by_times(run: Run, client: SyncClient, tmp_path: Path) -> None:
@@ -195,6 +227,51 @@ def test_an_export_that_can_not_be_meant_is_refused(
     assert (tmp_path / "there.jsonl").read_text() == "mine"
 
 
+def test_an_import_of_what_was_imported_and_is_gone_says_so(
+    run: Run, client: SyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f'{{"value": "{n}"}}\n' for n in range(25)))
+    client.create_topic("in/gone")
+    assert run("import", "in/gone", str(file))[0] == 0
+    client.purge("in/gone", "now")
+    code, _, said = run("import", "in/gone", str(file))
+    assert (code, "--again" in said) == (1, True), said
+    assert client.poll("in/gone") == []
+    code, out, _ = run("import", "in/gone", str(file), "--again", "--json")
+    assert (code, json.loads(out)["verified"]) == (0, 25)
+    assert payloads_of(client, "in/gone") == [b"%d" % n for n in range(25)]
+
+
+def test_what_is_read_back_is_compared(
+    run: Run, client: SyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"value": "a"}\n')
+    client.create_topic("in/other")
+    monkeypatch.setattr(importing, "new_of", lambda _: b"another")
+    code, _, said = run("import", "in/other", str(file))
+    assert (code, "not there as they were" in said) == (1, True), said
+
+
+def test_an_import_publishes_nothing_of_a_file_that_is_not_whole(
+    run: Run, client: SyncClient, tmp_path: Path
+) -> None:
+    topic = filled(client, "out/damaged")
+    file = tmp_path / "a.jsonl"
+    run("export", topic, str(file))
+    client.create_topic("in/damaged")
+    lines = file.read_bytes().splitlines(keepends=True)
+    for damaged in (lines[:-1], [*lines, lines[0]], [lines[1], lines[0], *lines[2:]]):
+        file.write_bytes(b"".join(damaged))
+        code, _, said = run("import", "in/damaged", str(file))
+        assert (code, "nothing was published" in said) == (1, True), said
+    file.write_bytes(b"".join(lines)[:-9])
+    code, _, said = run("import", "in/damaged", str(file))
+    assert (code, f"line {len(lines)}" in said) == (1, True), said
+    assert client.poll("in/damaged") == []
+
+
 # Killed.
 
 
@@ -232,6 +309,25 @@ def test_an_export_that_is_killed_again_and_again_comes_to_its_end(
     assert read(file, "avro") == PAYLOADS
 
 
+def test_an_import_that_is_killed_at_any_step_publishes_each_message_once(
+    node: ServedNode, client: SyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f'{{"payload": "{n}"}}\n' for n in range(25)))
+    expected = [b"%d" % n for n in range(25)]
+    step, topic = 1, "killed/import1"
+    client.create_topic(topic)
+    while died(node, step, "import", topic, str(file)):
+        assert not died(node, 0, "import", topic, str(file))
+        assert payloads_of(client, topic) == expected
+        step += 2
+        topic = f"killed/import{step}"
+        client.create_topic(topic)
+    assert step > 10, "it was not killed at as many steps as it has"
+    assert payloads_of(client, topic) == expected
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
 def test_an_export_goes_on_only_with_what_it_began(
     run: Run, node: ServedNode, client: SyncClient, tmp_path: Path
 ) -> None:
@@ -245,3 +341,15 @@ def test_an_export_goes_on_only_with_what_it_began(
     code, _, said = run("export", topic, str(file))
     assert (code, "going on" in said) == (0, True), said
     assert read(file, "jsonl") == PAYLOADS
+
+
+def test_an_import_goes_on_only_with_the_file_and_the_topic_that_it_began(
+    run: Run, node: ServedNode, client: SyncClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(f'{{"payload": "{n}"}}\n' for n in range(25)))
+    client.create_topic("killed/changed")
+    assert died(node, 5, "import", "killed/changed", str(file))
+    file.write_text('{"payload": "other"}\n')
+    code, _, said = run("import", "killed/changed", str(file))
+    assert (code, "another file" in said) == (1, True), said

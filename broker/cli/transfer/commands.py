@@ -1,4 +1,4 @@
-"""The command ``broker export``."""
+"""The commands ``broker export`` and ``broker import``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from broker.cli.options import connect, place_of, to_broker, topic_argument
 from broker.cli.output import write_json
 from broker.cli.transfer.exporting import Export, Wanted
 from broker.cli.transfer.formats import FORMATS, format_of
+from broker.cli.transfer.importing import Given, Import, checked
 from broker.clock import SystemClock
 from broker.model import MessageId, TopicId
 
@@ -91,8 +92,52 @@ def export(  # noqa: PLR0913 - One parameter per option.
     _tell({"file": str(file), **manifest}, as_json=as_json)
 
 
+@click.command(name="import")
+@topic_argument
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_FORMAT
+@click.option("--again", is_flag=True, help="Publish also what was imported before.")
+@to_broker
+def import_(  # noqa: PLR0913 - One parameter per option.
+    *,
+    topic: TopicId,
+    file: Path,
+    format_name: str | None,
+    again: bool,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Publish the messages of FILE (.jsonl, .avro or .parquet), each once, in their order.
+
+    The whole file is read first; if it has a FILE.manifest.json it must be what that says. Each part is
+    read back and compared. An import that was stopped goes on with the same command. The same file is
+    not imported twice into a topic within the topic's ttl and 7 days, unless you say --again.
+
+    \b
+    broker import audit/copy logins.jsonl
+    broker import audit/copy january.parquet --json
+    """  # noqa: D301
+    given = Given(topic, file, format_of(file, format_name), again)
+    contents = checked(given)
+    with connect(url, deadline_s) as client:
+        one = Import(client, given, contents)
+        if one.is_resumed:
+            click.echo(f"going on with {file} where it was stopped", err=True)
+        done = one.run()
+    _tell({"file": str(file), **done}, as_json=as_json)
+
+
 def _tell(done: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         write_json(done)
         return
-    click.echo(f"exported {done['messages']:,} messages, sha256 {done['sha256']}", err=True)
+    if "already" in done and not done["published"]:
+        click.echo(
+            f"{done['topic']} has had all {done['messages']:,} messages of {done['file']} before: nothing was "
+            "published. To publish them once more: --again",
+            err=True,
+        )
+        return
+    words = "exported" if "already" not in done else "imported"
+    click.echo(f"{words} {done['messages']:,} messages, sha256 {done['sha256']}", err=True)

@@ -22,6 +22,7 @@ from broker.cli.transfer import files
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import Format
 from broker.cli.transfer.progress import messages_bar
+from broker.cli.transfer.records import size_of
 from broker.client import SyncClient, TailOptions
 from broker.model import (
     ROW_ID_BYTES,
@@ -171,7 +172,7 @@ class Export:
                     yield chunk
                     chunk, size = [], 0
                 chunk.append(message)
-                size += len(message.payload)
+                size += size_of(message)
         if chunk:
             yield chunk
 

@@ -11,6 +11,12 @@ NO_ID: Final = bytes(MESSAGE_ID_BYTES)
 """The id of a message that was read from a file: it gets one when it is published."""
 
 
+def size_of(message: Message) -> int:
+    """Return about how many bytes a message has in memory."""
+    attributes = sum(len(name) + len(value) for name, value in message.headers.items())
+    return len(message.payload) + len(message.key or b"") + attributes
+
+
 def message_of(record: Mapping[str, Any]) -> Message:
     """Return the message of a record; ``key`` and ``headers`` need not be there. Raises ValueError."""
     if "payload" not in record:

@@ -71,6 +71,7 @@ def test_the_commands_are_there():
         "publish",
         "purge",
         "export",
+        "import",
         "serve",
         "stats",
         "storage",
