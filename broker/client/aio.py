@@ -30,6 +30,7 @@ import asyncio
 import ssl
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, Self
 
 from broker.client import admin, protocol

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -146,23 +147,21 @@ def list_namespaces() -> Request:
 
 
 def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> Request:
-    """Ask to remove what was published before a moment. Twice is as once. Raises BadRequest."""
+    """Ask to remove what was published before a moment. Twice is as once. Raises BadRequest, TypeError."""
     path = f"{_topic_path(topic)}/purge?before={_purge_moment(before)}"
     return Request("POST", path, {"Accept": JSON}, topic=topic, repeatable=True)
 
 
-def _purge_moment(before: object) -> str:
+def _purge_moment(before: Start) -> str:
     """Return the moment of a purge as the wire says it: what is removed is not to be guessed."""
     if before == "now":
         return "now"
-    if isinstance(before, datetime) and before.tzinfo is not None:
-        before = int(before.timestamp() * 1000)
-    if isinstance(before, bool) or not isinstance(before, int) or before < 0:
+    moment = start_of(before, "before")
+    if not isinstance(moment, int):
         raise BadRequest(
-            "before: is a datetime with a time zone, ms since 1970, or 'now' for all that is stored, not "
-            f"{before!r}."
+            "before: give a datetime with a time zone, ms since 1970, or 'now' for all that is stored."
         )
-    return str(before)
+    return str(moment)
 
 
 def purged_ms(reply: Reply) -> int:
