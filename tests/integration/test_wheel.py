@@ -79,6 +79,12 @@ def test_the_extra_spark_has_the_format(installed: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "tms\n"), done.stderr
 
 
+def test_the_readme_names_every_extra() -> None:
+    install = text("README.md").partition("\n## Install\n")[2].partition("\n## ")[0]
+    extras = set(PROJECT["optional-dependencies"]) - {"dev"}
+    assert extras - set(re.findall(r"`(\w+)`\s\(", install)) == set()
+
+
 def test_pages_install_what_there_is() -> None:
     """No index has the package, so every line names the wheel, an extra that is there, or the checkout."""
     for page in PAGES:
