@@ -22,6 +22,7 @@ from broker.model import TopicId
 from broker.testing.cluster import LocalCluster, Member
 from broker.testing.cluster.keepalive import KeepAlive
 from broker.testing.cluster.load import READING, ClusterLoad
+from broker.testing.workloads.beside import RAW
 
 pytestmark = [
     pytest.mark.integration,
@@ -221,7 +222,7 @@ async def roll(cluster: LocalCluster, rounds: int, between: int) -> ClusterLoad:
         addresses = urls(cluster)
         plain = [
             KeepAlive(
-                f"plain-{one}", addresses[one % 3 :], f"faults/{name}-{one % TOPICS}", work.history
+                f"{RAW}{one}", addresses[one % 3 :], f"faults/{name}-{one % TOPICS}", work.history
             )
             for one in range(PLAIN)
         ]
@@ -315,7 +316,7 @@ def late_publishes(work: ClusterLoad, node: Member, topic: str, count: int) -> I
     namespace, _, name = topic.partition("/")
     with ExitStack() as sockets:
         for number in range(count):
-            payload = f"late:{number}"
+            payload = f"{RAW}late:{number}"
             asked = {"payloads": [payload], "pointer": None, "key": None, "generation": 1}
             ending = work.history.invoke(f"late-{number}", "publish", f"{namespace}:{name}", asked)
             address = (parts.hostname, parts.port)

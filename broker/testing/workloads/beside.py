@@ -11,10 +11,14 @@ from broker.model import NO_HEADERS
 
 WITHOUT = 5
 """So many of eight messages have neither a key nor headers."""
+RAW = "raw-"
+"""What the labels of messages begin with that are published as plain text, which have neither."""
 
 
 def beside(label: str) -> tuple[bytes | None, Mapping[str, bytes]]:
     """Return the key and the headers of a label's message."""
+    if label.startswith(RAW):
+        return None, NO_HEADERS
     value = label.encode()
     kind = zlib.crc32(value) % 8
     key = value if kind in (WITHOUT, 7) else None
