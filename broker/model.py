@@ -36,6 +36,8 @@ TIMESTAMP_MAX_MS = (1 << 63) - 1
 ROW_ID_MIN: RowId = bytes(ROW_ID_BYTES)
 ROW_ID_MAX: RowId = struct.pack(">qH", TIMESTAMP_MAX_MS, SEQ_MAX)
 POINTER_MAX = (1 << 63) - 1
+_SECONDS = range(10**9, 10**10)
+"""Seconds since 1970, from 2001 to 2286."""
 POINTERS_PER_MS = 1_000_000
 """A write pointer divided by this is when its transaction began, in ms."""
 
@@ -129,6 +131,19 @@ def _next(row: RowId) -> RowId:
 def first_row_at(timestamp_ms: int) -> RowId:
     """Return the least row id of a millisecond, clamped to what an id can hold."""
     return _ROW_ID.pack(min(max(timestamp_ms, 0), TIMESTAMP_MAX_MS), 0)
+
+
+def checked_time_ms(time_ms: int) -> int:
+    """Return a place in a topic that is given as ms since 1970.
+
+    What looks like seconds since 1970 is refused: read as ms it would be a day in January to April 1970, before all
+    messages, and a reader would begin with the oldest in silence. Raises BadRequest.
+    """
+    if not 0 <= time_ms <= TIMESTAMP_MAX_MS:
+        raise BadRequest(f"{time_ms} is no time in ms since 1970.")
+    if time_ms in _SECONDS:
+        raise BadRequest(f"{time_ms} looks like seconds since 1970. Give ms: {time_ms * 1000}.")
+    return time_ms
 
 
 def message_id_from_hex(text: str) -> MessageId:

@@ -42,6 +42,7 @@ from broker.model import (
     RollbackRange,
     RowId,
     Snapshot,
+    checked_time_ms,
     message_id_from_hex,
 )
 from broker.topics.settings import Published
@@ -308,7 +309,10 @@ def _start(value: object) -> MessageId | int | None:
             "start: a message id (40 hex digits), a moment such as 2026-11-20T12:34:56.789Z, "
             f"ms since 1970, or null is needed, not {value!a:.80}."
         )
-    return value
+    try:
+        return checked_time_ms(value)
+    except BadRequest as error:
+        raise BadRequest(f"start: {error.message}") from None
 
 
 def encode_items(messages: Iterable[Message]) -> bytes:

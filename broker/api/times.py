@@ -10,6 +10,7 @@ from broker.model import (
     MESSAGE_ID_BYTES,
     TIMESTAMP_MAX_MS,
     MessageId,
+    checked_time_ms,
     message_id_from_hex,
 )
 
@@ -66,13 +67,7 @@ def parse_place(name: str, text: str) -> MessageId | int:
         if len(text) == _HEX_DIGITS:
             return message_id_from_hex(text)
         if text.isascii() and text.isdecimal():
-            return _checked_ms(int(text) if len(text) <= 19 else TIMESTAMP_MAX_MS + 1)
+            return checked_time_ms(int(text) if len(text) <= 19 else TIMESTAMP_MAX_MS + 1)
         return max(0, parse_moment(text))
     except BadRequest as error:
         raise BadRequest(f"{name}: {error.message}") from error
-
-
-def _checked_ms(time_ms: int) -> int:
-    if time_ms > TIMESTAMP_MAX_MS:
-        raise BadRequest("does not fit into 64 bits.")
-    return time_ms

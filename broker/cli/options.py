@@ -18,8 +18,8 @@ from broker.cli.given import given
 from broker.cli.troubles import Teller
 from broker.client import Settings, SyncClient
 from broker.clock import SystemClock
-from broker.errors import BadName, UnavailableError
-from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic
+from broker.errors import BadName, BadRequest, UnavailableError
+from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic, checked_time_ms
 from broker.settings import check_environment
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -253,7 +253,10 @@ def place_of(text: str, now_ms: int) -> MessageId | int:
     if _ID.fullmatch(text):
         return bytes.fromhex(text)
     if text.isdecimal() and len(text) < _MS_DIGITS:
-        return int(text)
+        try:
+            return checked_time_ms(int(text))
+        except BadRequest as error:
+            raise ValueError(error.message) from None
     if match := _DURATION.fullmatch(text):
         return max(0, now_ms - _duration_ms(match))
     try:

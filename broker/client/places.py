@@ -17,7 +17,7 @@ from typing import Any, Final, SupportsIndex
 
 from broker.client.values import Start
 from broker.errors import BadRequest
-from broker.model import MESSAGE_ID_BYTES, TIMESTAMP_MAX_MS, MessageId, message_id_from_hex
+from broker.model import MESSAGE_ID_BYTES, MessageId, checked_time_ms, message_id_from_hex
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -84,9 +84,10 @@ def _moment_ms(moment: datetime, name: str) -> int:
 
 
 def _checked_ms(time_ms: int, name: str) -> int:
-    if not 0 <= time_ms <= TIMESTAMP_MAX_MS:
-        raise BadRequest(f"{name}: {time_ms} is no time in ms since 1970.")
-    return time_ms
+    try:
+        return checked_time_ms(time_ms)
+    except BadRequest as error:
+        raise BadRequest(f"{name}: {error.message}") from None
 
 
 def _shown(value: Any) -> str:

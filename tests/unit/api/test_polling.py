@@ -106,6 +106,7 @@ async def test_polls_in_json_take_the_snapshots_that_browsing_does(broker: Broke
         ('{"start": "yesterday"}', "start: 'yesterday' is neither a message id"),
         ('{"start": "%s"}' % ("zz" * 20), "start: A message id has 40 hex digits"),
         ('{"start": -1}', "start: a message id"),
+        ('{"start": 1795467053}', "start: 1795467053 looks like seconds"),
         ('{"start": [1]}', "start: a message id"),
         ('{"snapshot": 7}', "snapshot: "),
         ('{"snapshot": "ff"}', "snapshot: "),

@@ -69,6 +69,8 @@ def test_places() -> None:
             parse_place("from", text)
     with pytest.raises(BadRequest, match=r"'now' is neither a message id .*, ms since 1970, nor a"):
         parse_place("to", "now")
+    with pytest.raises(BadRequest, match="from: 1795467053 looks like seconds"):
+        parse_place("from", "1795467053")
 
 
 def test_rfc3339_agrees_with_the_calendar() -> None:

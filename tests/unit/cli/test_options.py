@@ -59,6 +59,11 @@ def test_what_is_no_place_is_refused_with_what_may_be_written(text):
         place_of(text, NOW_MS)
 
 
+def test_seconds_are_not_taken_for_milliseconds():
+    with pytest.raises(ValueError, match=r"looks like seconds since 1970. Give ms: 1769860800000"):
+        place_of("1769860800", NOW_MS)
+
+
 def test_times_are_written_as_they_are_read():
     assert place_of(time_text(1_769_860_800_123), 0) == 1_769_860_800_123
     assert time_text((1 << 63) - 1) == str((1 << 63) - 1)

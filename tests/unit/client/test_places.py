@@ -50,6 +50,11 @@ def test_a_place_is_an_id_or_a_moment(place, expected):
         (datetime(2026, 1, 31), BadRequest, "has no time zone"),  # noqa: DTZ001
         (-1, BadRequest, "where: -1 is no time"),
         (1 << 63, BadRequest, "is no time"),
+        (
+            1_795_467_053,
+            BadRequest,
+            "where: 1795467053 looks like seconds .* Give ms: 1795467053000",
+        ),
         (date(2026, 1, 31), TypeError, "where: give a message id .* not date"),
         (1.5, TypeError, "not float 1.5"),
         (True, TypeError, "not bool True"),
