@@ -118,6 +118,11 @@ class Request:
             self._query = _parse_query(self.query_string) if self.query_string else _NO_QUERY
         return self._query
 
+    def ask(self, query_string: str) -> None:
+        """Give the request another query, before a handler has it."""
+        self.query_string = query_string
+        self._query = None
+
 
 def _parse_query(text: str) -> Mapping[str, str]:
     try:

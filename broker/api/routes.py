@@ -163,9 +163,9 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "events": Events(topics, poll=poll_next).stream,
         "leader": leader,
     }
-    if around is None:
-        return handlers
-    return {name: around.bind(name, handler) for name, handler in handlers.items()}
+    if around is not None:
+        handlers = {name: around.bind(name, handler) for name, handler in handlers.items()}
+    return {**handlers, "purge": admin.pinned(handlers["purge"])}
 
 
 def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:

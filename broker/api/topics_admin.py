@@ -6,10 +6,13 @@ from collections.abc import Mapping
 
 from broker.api.replies import EMPTY, JSON, Answer, Reply, json_reply
 from broker.api.request import Request
+from broker.api.router import Handler
 from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest
 from broker.topics.service import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
+
+NOW = "now"
 
 
 class TopicsAdmin:
@@ -40,6 +43,22 @@ class TopicsAdmin:
         before = rfc3339(topic.purged_ms)
         return json_reply({"purged_before": before, "purged_ms": topic.purged_ms})
 
+    def pinned(self, purge: Handler) -> Handler:
+        """Return ``purge`` for requests whose ``now`` becomes the moment at which they came to their first node.
+
+        A request whose caller has gone may be carried out late. It must not remove what is published by then.
+        """
+
+        async def at_arrival(request: Request) -> Answer:
+            if request.query.get("before") == NOW:
+                # Ids run ahead of the clock by so much.
+                around = self._topics.around
+                last_ms = around.clock.now_ms() + around.settings.id_lead_ms_max
+                request.ask(f"before={last_ms + 1}")
+            return await purge(request)
+
+        return at_arrival
+
     async def show(self, request: Request) -> Answer:
         """Answer a topic's properties, flat, every value a string."""
         topic = await self._topics.get(request.topic)
@@ -61,10 +80,8 @@ class TopicsAdmin:
         return EMPTY
 
 
-def _moment(text: str | None) -> int | None:
-    """Return the ms that a purge names, None for all that is stored. Raises BadRequest."""
-    if text == "now":
-        return None
+def _moment(text: str | None) -> int:
+    """Return the ms that a purge names. Raises BadRequest."""
     place = None if text is None else parse_place("before", text)
     if not isinstance(place, int):
         raise BadRequest(

@@ -59,7 +59,9 @@ def purge(
     broker purge audit/logins --before now
     """  # noqa: D301
     name = f"{topic.namespace}/{topic.topic}"
-    if not yes and not as_json:
+    if as_json and not yes:
+        raise click.UsageError("--json asks nothing: say --yes, too.")
+    if not yes:
         which = (
             "all its messages" if before == "now" else f"its messages from before {before:%FT%TZ}"
         )

@@ -147,9 +147,13 @@ def list_namespaces() -> Request:
 
 
 def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> Request:
-    """Ask to remove what was published before a moment. Twice is as once. Raises BadRequest, TypeError."""
+    """Ask to remove what was published before a moment. Twice is as once, but for ``now``, which is another moment.
+
+    Raises:
+        BadRequest, TypeError: it is no moment.
+    """
     path = f"{_topic_path(topic)}/purge?before={_purge_moment(before)}"
-    return Request("POST", path, {"Accept": JSON}, topic=topic, repeatable=True)
+    return Request("POST", path, {"Accept": JSON}, topic=topic, repeatable=before != "now")
 
 
 def _purge_moment(before: Start) -> str:

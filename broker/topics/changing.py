@@ -56,14 +56,12 @@ async def change_led(leaders: Leaders, topic: TopicId, change: Change, deadline:
         return changed
 
 
-def purge_through(before_ms: int | None, *, now_ms: int, pointer_ms: int) -> int:
+def purge_through(before_ms: int, *, now_ms: int, pointer_ms: int, ahead_ms_max: int) -> int:
     """Return the moment before which a purge hides messages: never past the one after the log's last.
 
-    ``before_ms`` None: all that is stored. Raises BadRequest if it lies in the future.
+    Raises BadRequest if it lies further in the future than ids may, by the clock of another node.
     """
-    if before_ms is None:
-        return pointer_ms + 1
-    if before_ms > now_ms:
+    if before_ms > now_ms + ahead_ms_max:
         raise BadRequest(
             f"before: {before_ms} lies {before_ms - now_ms:,} ms in the future by this node's clock. To "
             "remove all that is stored, say `before=now`."
@@ -71,14 +69,16 @@ def purge_through(before_ms: int | None, *, now_ms: int, pointer_ms: int) -> int
     return min(before_ms, pointer_ms + 1)
 
 
-def purge(leaders: Leaders, before_ms: int | None) -> Change:
+def purge(leaders: Leaders, before_ms: int) -> Change:
     """Return the change that lets nothing be read any more that was published before a moment."""
 
     async def change(leader: TopicLeader) -> Topic:
+        settings = leaders.around.settings
         moment_ms = purge_through(
             before_ms,
             now_ms=leaders.around.clock.now_ms(),
             pointer_ms=timestamp_of(leader.hold.pointer),
+            ahead_ms_max=settings.clock_skew_ms_max + settings.id_lead_ms_max,
         )
         leader.writer.ids.rise_to(moment_ms)
         return await leaders.registry.purge(leader.topic.id, leader.topic.generation, moment_ms)

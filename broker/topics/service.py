@@ -110,12 +110,10 @@ class Topics:
                     state.leader.topic = state.topic
                 return state.topic
 
-    async def purge(
-        self, topic: TopicId, before_ms: int | None, deadline: float | None = None
-    ) -> Topic:
+    async def purge(self, topic: TopicId, before_ms: int, deadline: float | None = None) -> Topic:
         """Let nothing be read any more that was published before a moment; return the topic as it is then.
 
-        ``before_ms`` None: nothing that is stored by now. A lower moment than before changes nothing.
+        A lower moment than before changes nothing.
 
         Raises:
             BadRequest: the moment lies in the future.

@@ -1,6 +1,9 @@
 import pytest
 
+from broker.api.replies import EMPTY, Answer
+from broker.api.request import Request
 from broker.api.times import rfc3339
+from broker.api.topics_admin import TopicsAdmin
 from broker.config import Config, TopicsConfig
 from broker.model import timestamp_of
 from broker.testing.serving import NAMESPACE, Broker, topic_path
@@ -45,6 +48,19 @@ async def test_a_purge_removes_what_was_published_before_a_moment(broker: Broker
     assert (await broker.call("GET", topic_path("t"))).json["purged_ms"] == str(moment_ms)
     refused = await broker.call("PUT", topic_path("new"), b'{"purged_ms": "soon"}')
     assert (refused.status, b"belongs to the broker" in refused.body) == (400, True)
+
+
+async def test_now_is_when_a_request_came_to_its_first_node(broker: Broker) -> None:
+    asked: list[str] = []
+
+    async def purge(request: Request) -> Answer:
+        asked.append(request.query["before"])
+        return EMPTY
+
+    admin = TopicsAdmin(broker.topics, properties_default={})
+    for query in ("before=now", "before=1234"):
+        await admin.pinned(purge)(Request("POST", "/", query, {}, b""))
+    assert asked == [str(broker.clock.now_ms() + 1001), "1234"]
 
 
 async def test_a_purge_that_names_no_moment_is_refused(broker: Broker) -> None:

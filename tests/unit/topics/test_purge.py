@@ -13,8 +13,11 @@ from broker.topics.browse import BrowseQuery
 from broker.topics.changing import purge_through
 from broker.topics.ranges import RangeQuery
 from broker.topics.registry import TopicRegistry, record_key
+from broker.topics.settings import TopicSettings
 
 NEVER_MS = 0
+AHEAD_MS = TopicSettings().id_lead_ms_max + 1
+"""How far past the clock the moment of a purge of all that is stored lies."""
 
 
 async def browsed(bench: Bench) -> list[bytes | None]:
@@ -50,9 +53,21 @@ async def test_all_that_is_stored_goes_and_nothing_that_comes_after(bench: Bench
     await bench.create()
     for _ in range(3):
         await bench.publish(b"old")
-        await bench.topics.purge(TOPIC, None)
+        await bench.topics.purge(TOPIC, bench.clock.now_ms() + AHEAD_MS)
         await bench.publish(b"new")  # In the same millisecond.
         assert await bench.payloads() == [b"new"]
+
+
+async def test_a_purge_that_is_carried_out_late_removes_nothing_that_came_since(
+    bench: Bench,
+) -> None:
+    await bench.create()
+    await bench.publish(b"old")
+    arrived_ms = bench.clock.now_ms()
+    await bench.pass_ms(20_000)
+    await bench.publish(b"new")
+    await bench.topics.purge(TOPIC, arrived_ms + AHEAD_MS)
+    assert await bench.payloads() == [b"new"]
 
 
 async def test_a_clock_that_steps_back_hides_no_later_message(bench: Bench) -> None:
@@ -87,17 +102,17 @@ async def test_a_purge_of_the_future_and_of_no_topic_are_refused(bench: Bench) -
     await bench.create()
     await bench.publish(b"m")
     with pytest.raises(BadRequest, match="future"):
-        await bench.topics.purge(TOPIC, bench.clock.now_ms() + 1)
+        await bench.topics.purge(TOPIC, bench.clock.now_ms() + 60_000)
     assert await bench.payloads() == [b"m"]
     with pytest.raises(TopicNotFound):
-        await bench.topics.purge(TopicId("ns", "none"), None)
+        await bench.topics.purge(TopicId("ns", "none"), 0)
 
 
 @pytest.mark.parametrize(
-    ("before_ms", "moment_ms"), [(None, 51), (10, 10), (51, 51), (52, 51), (100, 51)]
+    ("before_ms", "moment_ms"), [(10, 10), (51, 51), (52, 51), (100, 51), (105, 51)]
 )
-def test_a_moment_never_lies_past_the_last_message(before_ms: int | None, moment_ms: int) -> None:
-    assert purge_through(before_ms, now_ms=100, pointer_ms=50) == moment_ms
+def test_a_moment_never_lies_past_the_last_message(before_ms: int, moment_ms: int) -> None:
+    assert purge_through(before_ms, now_ms=100, pointer_ms=50, ahead_ms_max=5) == moment_ms
 
 
 async def test_a_reference_goes_with_all_that_it_shows(bench: Bench) -> None:
@@ -106,7 +121,7 @@ async def test_a_reference_goes_with_all_that_it_shows(bench: Bench) -> None:
     await bench.stored(number, b"a", b"b")
     await bench.publish(pointer=number)
     assert await bench.payloads() == [b"a", b"b"]
-    await bench.topics.purge(TOPIC, None)
+    await bench.topics.purge(TOPIC, bench.clock.now_ms() + AHEAD_MS)
     assert await bench.payloads() == []
     assert await browsed(bench) == []
 
@@ -119,7 +134,7 @@ async def test_the_sweeper_removes_whole_pages_of_what_was_purged(bench: Bench) 
         await bench.publish(b"x")
     await bench.sweeper.sweep()
     assert (await bench.sweeper.sweep()).rows == 0
-    await bench.topics.purge(TOPIC, None)
+    await bench.topics.purge(TOPIC, bench.clock.now_ms() + AHEAD_MS)
     assert (await bench.sweeper.sweep()).rows == 17
     await bench.publish(b"new")
     assert await bench.payloads() == [b"new"]
@@ -133,7 +148,7 @@ async def test_a_topic_that_nobody_leads_is_swept_of_what_was_purged(bench: Benc
     await bench.create()
     for _ in range(12):
         await bench.publish(b"x")
-    await bench.topics.purge(TOPIC, None)
+    await bench.topics.purge(TOPIC, bench.clock.now_ms() + AHEAD_MS)
     await bench.topics.close()
     bench.restart()
     assert (await bench.sweeper.sweep()).rows == 12
@@ -153,7 +168,7 @@ async def test_the_record_of_a_topic_that_was_never_purged_is_as_before(bench: B
 
 
 async def purge(node: Member) -> int:
-    return (await node.topics.purge(TOPIC, None)).purged_ms
+    return (await node.topics.purge(TOPIC, node.clock.now_ms() + AHEAD_MS)).purged_ms
 
 
 async def test_every_node_answers_without_what_was_purged_through_any(cluster: Cluster) -> None:
@@ -215,6 +230,6 @@ async def test_a_purge_whose_record_was_not_answered_for_is_unknown(bench: Bench
 
     bench.table.on("record", *[failing(OutcomeUnknown("no answer"))] * 1000)
     with pytest.raises(OutcomeUnknown):
-        await bench.topics.purge(TOPIC, None)
+        await bench.topics.purge(TOPIC, bench.clock.now_ms() + AHEAD_MS)
     bench.table.forget_hooks()
     assert await bench.payloads() == [b"m"]
