@@ -128,6 +128,7 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
             ):
                 async for page in received:
                     empty = False
+                    patience.succeeded()  # A slow consumer's replies may all be cut, and bring it on.
                     poll = replace(poll, start=page[-1].id, inclusive=False)
                     yield page
         except UnavailableError as error:

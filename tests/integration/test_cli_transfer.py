@@ -10,12 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from broker.cli import app
 from broker.cli.transfer import exporting, importing
+from broker.cli.transfer.avrofile import AvroFile
 from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import FORMATS
+from broker.cli.transfer.jsonlines import JsonLines
 from broker.client import Message, NewMessage, SyncClient
 from broker.testing.served import ServedNode
 
@@ -207,6 +210,40 @@ def test_the_messages_of_a_transaction_go_out_with_it(
     file = tmp_path / "stored.avro"
     assert run("export", "out/stored", str(file))[0] == 0
     assert read(file, "avro") == PAYLOADS
+    ids = [message.id.hex() for message in client.poll("out/stored")]
+    words = ["--since", ids[3], "--until", ids[30], "--force"]
+    assert run("export", "out/stored", str(file), *words)[0] == 0
+    assert read(file, "avro") == PAYLOADS[3:30], "all of them have the row of one reference"
+
+
+@pytest.mark.parametrize("kind", [JsonLines(), AvroFile()])
+def test_a_part_that_lost_something_is_never_gone_on_with(
+    kind: JsonLines | AvroFile, tmp_path: Path
+) -> None:
+    part, file = tmp_path / "a.part", tmp_path / "a"
+    size = kind.append(part, 0, [Message(bytes(20), b"a")])
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    for step in (lambda: kind.append(part, size, []), lambda: kind.finish(part, size, file)):
+        with pytest.raises(click.ClickException, match="was changed or removed"):
+            step()
+    part.write_bytes(whole + b"what a stopped export wrote")
+    kind.finish(part, size, file)
+    assert file.read_bytes() == whole
+    with pytest.raises(click.ClickException, match="was changed or removed"):
+        kind.append(part, size, [])
+
+
+def test_nothing_is_published_of_a_file_with_a_message_that_no_broker_takes(
+    run: Run, client: SyncClient, tmp_path: Path
+) -> None:
+    client.create_topic("in/refused")
+    file = tmp_path / "refused.jsonl"
+    lines = ['{"payload": "fine"}'] * 1_100 + ['{"payload": "a", "headers": {"": "b"}}']
+    file.write_text("\n".join(lines))
+    code, _, told = run("import", "in/refused", str(file))
+    assert (code, "message 1,101" in told) == (1, True)
+    assert client.poll("in/refused") == []
 
 
 @pytest.mark.parametrize(

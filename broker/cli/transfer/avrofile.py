@@ -40,6 +40,7 @@ class AvroFile:
     def append(self, part: Path, position: int, messages: Sequence[Message]) -> int:
         """Write a block behind a position, which is a size in bytes; at 0 the header, too."""
         fastavro = _fastavro()
+        files.check_reaches(part, position)
         with part.open("r+b" if part.exists() else "w+b") as file:
             file.truncate(position)
             # An empty file gets a header, any other is gone on with by its own.
@@ -51,9 +52,12 @@ class AvroFile:
 
     def finish(self, part: Path, position: int, file: Path) -> None:
         """Give the part its name, unless it has that already."""
-        del position
-        if part.exists() or not file.exists():
-            files.place(part, file)
+        if file.exists() and not part.exists():
+            files.check_reaches(file, position)
+            return
+        files.check_reaches(part, position)
+        os.truncate(part, position)  # What a stopped export wrote behind it does not count.
+        files.place(part, file)
 
     def discard(self, part: Path) -> None:
         """Remove the part."""

@@ -134,8 +134,8 @@ def _tell(done: dict[str, Any], *, as_json: bool) -> None:
         return
     if "already" in done and not done["published"]:
         click.echo(
-            f"{done['topic']} has had all {done['messages']:,} messages of {done['file']} before: nothing was "
-            "published. To publish them once more: --again",
+            f"{done['topic']} has all {done['messages']:,} messages of {done['file']}: nothing more was published. To have "
+            "them there twice: --again",
             err=True,
         )
         return

@@ -161,12 +161,12 @@ class Export:
         messages = self._client.tail(self._wanted.topic, after, inclusive=False, options=options)
         chunk: list[Message] = []
         size = 0
-        last = through[
-            :ROW_ID_BYTES
-        ]  # A reference's messages have its id, and one of their own behind it.
+        # A reference's messages have its id, and one of their own behind it.
+        last = through[:ROW_ID_BYTES]
+        stop = self._wanted.stop if isinstance(self._wanted.stop, bytes) else None
         with closing(messages):
             for message in messages:
-                if message.id[:ROW_ID_BYTES] > last:
+                if message.id[:ROW_ID_BYTES] > last or (stop is not None and message.id >= stop):
                     break
                 if chunk and (len(chunk) >= CHUNK_MESSAGES_MAX or size >= CHUNK_BYTES_MAX):
                     yield chunk
@@ -196,12 +196,13 @@ def _behind(start: MessageId | int | None) -> MessageId:
 
 
 def _last_before(stop: MessageId | int | None) -> MessageId:
-    """Return the greatest id before an end, which is exclusive."""
+    """Return the last row before an end, which is exclusive: that of the end itself within a reference."""
     if stop is None:
         return b"\xff" * (2 * ROW_ID_BYTES)
     if isinstance(stop, int):
         return row_before(first_row_at(stop)) + ROW_ID_MIN
-    return row_before(stop[:ROW_ID_BYTES]) + ROW_ID_MIN
+    row, payload = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
+    return (row if payload != ROW_ID_MIN else row_before(row)) + ROW_ID_MIN
 
 
 def _differences(told: dict[str, Any], asked: dict[str, Any]) -> str:

@@ -49,3 +49,12 @@ def place(new: Path, path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def check_reaches(path: Path, size: int) -> None:
+    """Raise click.ClickException if a file that grows has lost what was written up to ``size``."""
+    if size and (not path.exists() or path.stat().st_size < size):
+        raise click.ClickException(
+            f"{path} was changed or removed since: it had {size:,} bytes. Remove what is left of this export, its "
+            ".part and its .state, and begin anew."
+        )

@@ -22,8 +22,9 @@ from broker.cli.transfer.formats import Format
 from broker.cli.transfer.progress import messages_bar
 from broker.cli.transfer.records import size_of
 from broker.client import NewMessage, Published, SyncClient
-from broker.errors import BrokerError
+from broker.errors import BadRequest, BrokerError
 from broker.model import Message, TopicId
+from broker.wire import attributes
 
 CHUNK_MESSAGES_MAX: Final = 1000
 CHUNK_BYTES_MAX: Final = 1 << 20
@@ -59,6 +60,7 @@ def checked(given: Given) -> Contents:
     with messages_bar() as bar:
         task = bar.add_task("checking", total=total if isinstance(total, int) else None)
         for message in given.format.read(given.file):
+            _check_beside(given, message, contents.messages + 1)
             contents = contents.with_message(message)
             bar.advance(task)
     if manifest is not None and contents.told() != {
@@ -70,6 +72,16 @@ def checked(given: Given) -> Contents:
             "file was changed or damaged; nothing was published."
         )
     return contents
+
+
+def _check_beside(given: Given, message: Message, number: int) -> None:
+    """Refuse before anything is published what no broker takes. Raises click.ClickException."""
+    try:
+        attributes.encode(message.key, message.headers)
+    except BadRequest as error:
+        raise click.ClickException(
+            f"{given.file}, message {number:,}: {error.message} Nothing was published."
+        ) from error
 
 
 class Import:

@@ -71,6 +71,18 @@ async def test_an_answer_that_is_cut_off_is_resumed_and_never_taken_for_the_end(
     assert starts(transport) == [None, message(1).id, message(2).id, message(2).id]
 
 
+async def test_answers_that_are_cut_off_and_bring_messages_are_no_reason_to_give_up(
+    make_client, transport
+):
+    lost = Unavailable("lost")
+    answers = iter([[block(0), lost], [block(1), lost], [block(2), lost], [b"\x00"]])
+    transport.answer = lambda _: next(answers)
+    options = TailOptions(follow=False, give_up_after_s=1e-9)
+    async with make_client() as client:
+        found = [m async for m in client.tail("ns1/t1", options=options)]
+    assert found == [message(number) for number in range(3)]
+
+
 async def test_a_tail_without_following_ends_when_it_has_caught_up(make_client, transport):
     answers = iter([[block(0), b"\x00"], EMPTY])
     transport.answer = lambda _: next(answers)
