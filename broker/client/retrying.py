@@ -96,8 +96,11 @@ class Retrier:
                 await self.pause(pause_s)
 
     def tell(self, error: BrokerError | None, left_s: float | None) -> None:
-        """Tell of trouble that is to be outlasted, if somebody wants to know; see ``Trouble``."""
-        if self._on_trouble is not None:
+        """Tell of trouble that is to be outlasted, if somebody wants to know; see ``Trouble``.
+
+        A client that closes outlasts nothing: its own end of connections is no trouble.
+        """
+        if self._on_trouble is not None and not self.closed:
             self._on_trouble(Trouble(error, left_s))
 
     @contextmanager

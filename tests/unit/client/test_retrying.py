@@ -120,3 +120,12 @@ async def test_a_wait_that_was_asked_for_is_no_trouble():
 
     assert await Retrier(Settings(), on_trouble=told.append).run(POLL, attempt, waits_s=60)
     assert told == []
+
+
+async def test_a_client_that_closes_tells_of_no_trouble() -> None:
+    told: list[Trouble] = []
+    retrier = Retrier(QUICK, on_trouble=told.append)
+    retrier.tell(Unavailable("lost"), None)
+    retrier.close()
+    retrier.tell(Unavailable("closed"), None)
+    assert [str(trouble.error) for trouble in told] == ["lost"]
