@@ -1,0 +1,95 @@
+"""Budgets: what is full is given up by its largest holder, never by the one that comes next."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker.errors import BodyTooLarge, Overloaded
+from broker.http.budget import Account, Bounds, Budgets, Cut, Hold, Kind
+
+BODY = Kind.BODY_BYTES
+
+
+class Client:
+    """A connection that remembers by what it was cut."""
+
+    def __init__(self, budgets: Budgets, address: str) -> None:
+        self.cut_by: list[Kind] = []
+        self.account: Account = budgets.account(address, self.cut_by.append)
+
+
+@pytest.fixture
+def budgets() -> Budgets:
+    return Budgets({BODY: Bounds(60, 80, 100)})
+
+
+def test_one_connection_has_its_own_bound(budgets: Budgets) -> None:
+    client = Client(budgets, "a")
+    client.account.take(BODY, 60)
+    with pytest.raises(BodyTooLarge, match="60"):
+        client.account.take(BODY, 1)
+    assert budgets.held[BODY] == 60
+    assert budgets.refused[BODY] == 1
+
+
+def test_the_largest_connection_of_a_full_caller_is_cut(budgets: Budgets) -> None:
+    large, small = Client(budgets, "a"), Client(budgets, "a")
+    large.account.take(BODY, 60)
+    small.account.take(BODY, 20)
+    small.account.take(BODY, 10)
+    assert large.cut_by == [BODY]
+    assert small.cut_by == []
+    assert budgets.held[BODY] == 30
+    with pytest.raises(Cut):
+        large.account.take(BODY, 1)
+
+
+def test_the_largest_holder_is_refused_when_it_asks_itself(budgets: Budgets) -> None:
+    large, small = Client(budgets, "a"), Client(budgets, "a")
+    small.account.take(BODY, 30)
+    large.account.take(BODY, 45)
+    with pytest.raises(Overloaded, match="body_bytes"):
+        large.account.take(BODY, 10)
+    assert (small.cut_by, large.cut_by) == ([], [])
+    assert budgets.held[BODY] == 75
+
+
+def test_of_a_full_node_the_caller_that_holds_most_makes_room(budgets: Budgets) -> None:
+    attackers = [Client(budgets, "attacker") for _ in range(2)]
+    for attacker in attackers:
+        attacker.account.take(BODY, 40)
+    others = [Client(budgets, f"other {number}") for number in range(3)]
+    for other in others:
+        other.account.take(BODY, 15)
+    assert [each.cut_by for each in others] == [[], [], []]
+    assert sorted(len(each.cut_by) for each in attackers) == [0, 1]
+    assert budgets.held[BODY] == 40 + 45
+
+
+def test_a_closed_connection_holds_nothing(budgets: Budgets) -> None:
+    client = Client(budgets, "a")
+    client.account.take(BODY, 50)
+    client.account.close()
+    assert budgets.held[BODY] == 0
+    assert budgets.callers == {}
+
+
+def test_a_request_gives_back_what_it_holds(budgets: Budgets) -> None:
+    client = Client(budgets, "a")
+    hold = Hold(client.account)
+    hold.take(BODY, 50)
+    hold.take(Kind.ITEMS, 7)
+    hold.give(BODY)
+    assert budgets.held[BODY] == 0
+    hold.close()
+    assert budgets.held[Kind.ITEMS] == 0
+
+
+def test_lines_of_the_log_are_counted_by_the_second(budgets: Budgets) -> None:
+    client, other = Client(budgets, "a"), Client(budgets, "b")
+    bound = budgets.bounds[Kind.LOG_LINES].connection
+    assert [client.account.may_log() for _ in range(bound + 1)] == [True] * bound + [False]
+    assert other.account.may_log()
+    assert client.cut_by == []
+    budgets.next_second()
+    assert client.account.may_log()
