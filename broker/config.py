@@ -104,6 +104,10 @@ class ServerConfig:
     keep_alive_s: float = key(75.0, "How long an idle connection stays open.", least=0)
     header_deadline_s: float = key(30.0, "How long a request's headers may take.", least=0.1)
     body_stall_s: float = key(30.0, "How long a request's body may stand still.", least=0.1)
+    body_bytes_per_s_min: int = key(
+        8_192, "A body that comes more slowly ends as one that stands still.", least=1
+    )
+    body_deadline_s: float = key(600.0, "How long a request's body may take in all.", least=0.1)
     reply_stall_s: float = key(60.0, "How long a reader may take nothing of its reply.", least=0.1)
     request_line_bytes_max: int = key(8_190, "Longest request line.", least=512)
     header_bytes_max: int = key(8_190, "Longest header, name and value.", least=512)

@@ -31,10 +31,10 @@ from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.router import Router
 from broker.api.routes import Around, make_routes
-from broker.api.shell import BACKLOG, Shell
 from broker.clock import Clock, SystemClock
 from broker.config import Config
 from broker.errors import Unavailable, install_command
+from broker.http.server import BACKLOG, Server
 from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
@@ -154,7 +154,7 @@ class Node:
         self.metrics = Metrics(node_name(config), config.metrics.metrics_topics, process=True)
         self._ground: Ground | None = None
         self._topics: Topics | None = None
-        self._shell: Shell | None = None
+        self._server: Server | None = None
         self._listening: socket.socket | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
@@ -202,10 +202,10 @@ class Node:
         view = ground.serve(topics)
         routed = ground.routed(topics, config.server.request_deadline_s)
         router = Router(make_routes(topics, config, health, view, around=routed))
-        shell = Shell(Dispatch(router, self.metrics), config, self.clock)
-        await shell.start(config.server.host, config.server.port, self._listening)
-        self._shell = shell
-        self._watch(topics, around, shell)
+        server = Server(Dispatch(router, self.metrics, config), config, self.clock)
+        await server.start(config.server.host, config.server.port, self._listening)
+        self._server = server
+        self._watch(topics, around, server)
         self._sweeping = asyncio.create_task(self._sweep_forever(Sweeper(topics.leaders)))
         self._announce()
 
@@ -229,8 +229,8 @@ class Node:
     @property
     def port(self) -> int:
         """The port that is listened on."""
-        if self._shell is not None:
-            return self._shell.port
+        if self._server is not None:
+            return self._server.port
         assert self._listening is not None, "not started"
         port: int = self._listening.getsockname()[1]
         return port
@@ -245,14 +245,14 @@ class Node:
             self._sweeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._sweeping
-        if self._ground is not None and self._shell is not None:
+        if self._ground is not None and self._server is not None:
             # From here on every reply is the last of its connection, so that clients go elsewhere.
-            self._shell.begin_drain()
+            self._server.begin_drain()
             await self._ground.leave(drain_s / 2, waits_s=drain_s * 3 / 4)
         if self._topics is not None:
             self._topics.begin_drain()
-        if self._shell is not None:
-            await self._shell.close(max(deadline - self.clock.monotonic(), 0.0))
+        if self._server is not None:
+            await self._server.close(max(deadline - self.clock.monotonic(), 0.0))
         if self._topics is not None:
             await self._let_go(self._topics, max(deadline - self.clock.monotonic(), LET_GO_S))
         if self._ground is not None:
@@ -290,13 +290,13 @@ class Node:
                 host=self.config.server.host,
             )
 
-    def _watch(self, topics: Topics, around: Surroundings, shell: Shell) -> None:
+    def _watch(self, topics: Topics, around: Surroundings, server: Server) -> None:
         watch = self.metrics.watch
         watch("cache_bytes", "Recent messages in memory.", lambda: around.cache.bytes)
         watch("waiting_polls", "Polls and streams that wait.", lambda: topics.waiting_polls)
         watch("queued_bytes", "Publishes that wait for a commit.", lambda: around.queue.bytes)
-        watch("connections", "Open connections.", lambda: shell.connections)
-        watch("requests_under_way", "Requests being answered.", lambda: shell.busy)
+        watch("connections", "Open connections.", lambda: server.connections)
+        watch("requests_under_way", "Requests being answered.", lambda: server.busy)
 
     async def _sweep_forever(self, sweeper: Sweeper) -> None:
         settings = self.config.sweep

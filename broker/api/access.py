@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from broker.api.request import Names
+from broker.http.request import Names
 
 
 class Action(enum.StrEnum):

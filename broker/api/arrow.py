@@ -33,8 +33,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final
 
-from broker.api.replies import Piece
 from broker.errors import NotInstalled
+from broker.http.reply import Piece
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
 from broker.topics.pages import Page, Run
 from broker.wire import attributes

@@ -9,8 +9,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from broker.api.replies import AVRO, AVRO_JSON, JSON, MESSAGES, media_type
 from broker.errors import BadRequest
+from broker.http.reply import AVRO, AVRO_JSON, JSON, MESSAGES, media_type
 
 
 class BodyType(enum.Enum):

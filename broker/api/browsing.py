@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from broker.api.payloads import shown, shown_beside
-from broker.api.replies import Answer, json_reply
-from broker.api.request import Request, one_of, whole_number
 from broker.api.times import parse_place, rfc3339, rfc3339_or_none
+from broker.http.reply import Answer, json_reply
+from broker.http.request import Request, one_of, whole_number
 from broker.model import Snapshot, timestamp_of
 from broker.topics.browse import BrowseEntry, BrowseQuery
 from broker.topics.service import Topics

@@ -12,9 +12,9 @@ from typing import Final
 
 from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
 from broker.api.polling import blocked_by
-from broker.api.replies import Answer, Piece, Stream
-from broker.api.request import Request
 from broker.errors import BadRequest
+from broker.http.reply import Answer, Piece, Stream
+from broker.http.request import Request
 from broker.model import Snapshot, message_id_from_hex
 from broker.topics.pages import Page
 from broker.topics.service import Topics

@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple
 
 from broker.api.cluster import ClusterView
-from broker.api.replies import JSON
 from broker.clock import Clock
 from broker.coordination.ports import Coordinator, Membership
 from broker.errors import Unavailable
+from broker.http.reply import JSON
 from broker.net import Ask, NoAnswer, NotSent, Reply
 from broker.storage.health import CallHealth
 from broker.storage.records import RecordStore

@@ -1,4 +1,4 @@
-"""The way of a request from its route to an answer: authorize, handle, turn errors into replies.
+"""The way of a request from its head to an answer: admit, authorize, handle, turn errors into replies.
 
 There is one place for this, so that no handler can be reached without being authorized and no error
 leaves without a code. What nobody foresaw is *unknown*: it is logged once, with the request's id, and
@@ -8,17 +8,21 @@ after a request by its id finds what became of it.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Mapping
 
 from broker import logs
 from broker.api.access import Authorize, allow_all
-from broker.api.origins import preflight_reply
-from broker.api.replies import Answer, Headers, Reply, error_reply, unexpected_reply
-from broker.api.request import Request, never
+from broker.api.origins import Origins, preflight_reply
 from broker.api.router import Found, Router
+from broker.config import Config
 from broker.errors import BadName, BrokerError, MethodNotAllowed, StorageCorrupt
+from broker.http.exchange import Admitted
+from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
+from broker.http.request import Request, never
 from broker.metrics import OK, Metrics
+from broker.routing.deadlines import REQUEST_TIMEOUT, parse_timeout_s
 
 UNKNOWN_ROUTE = "unknown"
 PREFLIGHT = "preflight"
@@ -33,12 +37,44 @@ class Dispatch:
     """The interface without a socket: request values in, answers out."""
 
     def __init__(
-        self, router: Router, metrics: Metrics, *, authorize: Authorize = allow_all
+        self,
+        router: Router,
+        metrics: Metrics,
+        config: Config | None = None,
+        *,
+        authorize: Authorize = allow_all,
     ) -> None:
-        """Keep the table of routes, who is allowed what, and where answers are counted."""
+        """Keep the table of routes, the rules of access, and where answers are counted."""
+        config = config or Config()
         self.router = router
+        self._origins = Origins.of(config, socket.gethostname())
+        self._deadline_s = config.server.request_deadline_s
+        # What is sent again under a key must find its first answer, however long that took.
+        self._timeout_s_max = config.topics.idempotency_window_s / 2
         self._metrics = metrics
         self._authorize = authorize
+
+    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
+        """Return what is to be done for a request that comes by HTTP; or the reply to a preflight.
+
+        Raises:
+            Forbidden: a page made a browser send it, and may not.
+            NotFound, MethodNotAllowed, BadName: see ``Router.find``.
+            BadRequest: its Request-Timeout can't be read.
+        """
+        self._origins.check(headers)
+        if method == "OPTIONS" and self._origins.is_preflight(method, headers):
+            return self._preflight(path)
+        found = self.router.find(method, path)
+        timeout = headers.get(REQUEST_TIMEOUT)
+        timeout_s = self._deadline_s
+        if timeout is not None:
+            timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
+        return Admitted(found, found.names, timeout_s, found.route.body_bytes_max)
+
+    def lines(self, headers: Mapping[str, str]) -> str:
+        """Return what the head of each reply has for a page: lines with their ends, or nothing."""
+        return self._origins.lines(headers)
 
     async def answer(self, found: Found, request: Request) -> Answer:
         """Return the handler's answer, or the reply that tells its error."""
@@ -90,12 +126,8 @@ class Dispatch:
             allow = (("Allow", ", ".join(self.router.methods(path))),)
         return error_reply(error, headers, allow, close=not isinstance(error, BadName))
 
-    def preflight(self, path: str) -> Reply:
-        """Return the answer to a browser that asks what a page may send to a path.
-
-        Raises:
-            NotFound: there is no such path.
-        """
+    def _preflight(self, path: str) -> Reply:
+        """Return the answer to a browser that asks what a page may send to a path."""
         methods = self.router.methods(path)
         if not methods:
             self.router.find("OPTIONS", path)

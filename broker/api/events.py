@@ -32,12 +32,12 @@ import orjson
 
 from broker.api.leadership import epoch_of
 from broker.api.payloads import shown, shown_beside
-from broker.api.replies import EVENTS, Answer, Headers, Stream
-from broker.api.request import Request
 from broker.api.routed import BROKER_LEADER
 from broker.api.times import parse_place
 from broker.api.waiting import unless_abandoned
 from broker.errors import TopicNotFound
+from broker.http.reply import EVENTS, Answer, Headers, Stream
+from broker.http.request import Request
 from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId, message_id_from_hex
 from broker.routing.calls import LeaderSeen
 from broker.topics.browse import BrowseQuery

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.api.replies import JSON, PLAIN, Answer, Reply, json_reply
-from broker.api.request import Request
 from broker.errors import Unavailable
+from broker.http.reply import JSON, PLAIN, Answer, Reply, json_reply
+from broker.http.request import Request
 from broker.metrics import CONTENT_TYPE
 
 _PONG = Reply(200, b"OK.\n", PLAIN)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from broker.api.replies import Answer, json_reply
-from broker.api.request import Request
 from broker.coordination.ports import NodeInfo
+from broker.http.reply import Answer, json_reply
+from broker.http.request import Request
 from broker.leading.tenure import Place
 from broker.model import TopicId
 from broker.topics.service import Topics

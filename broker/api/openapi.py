@@ -17,7 +17,6 @@ from broker import __version__
 from broker.api.arrow import ARROW
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.api.plainschemas import PLAIN_SCHEMAS
-from broker.api.replies import AVRO, AVRO_JSON, EVENTS, JSON, MESSAGES
 from broker.api.routes import SHAPES, TOPIC, Shape
 from broker.api.schemas import (
     BYTES,
@@ -31,6 +30,7 @@ from broker.api.schemas import (
     Spec,
     of,
 )
+from broker.http.reply import AVRO, AVRO_JSON, EVENTS, JSON, MESSAGES
 from broker.metrics import CONTENT_TYPE
 from broker.routing.deadlines import REQUEST_TIMEOUT_S_MAX
 from broker.wire.topics import TTL_MAX_S

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from broker.api.replies import Reply
 from broker.config import EVERY_ADDRESS, Config
 from broker.errors import Forbidden
+from broker.http.reply import Reply
 
 HOST: Final = "Host"
 ORIGIN: Final = "Origin"

@@ -13,10 +13,10 @@ from typing import Any
 import orjson
 
 from broker.api.cluster import ClusterView, member
-from broker.api.replies import Answer, json_reply
-from broker.api.request import Request
 from broker.coordination.ports import INSTANCES_MAX, NodeInfo
 from broker.errors import BadRequest, NotFound
+from broker.http.reply import Answer, json_reply
+from broker.http.request import Request
 from broker.leading import placement
 from broker.leading.placement import Placement, read_placement
 from broker.model import TopicId

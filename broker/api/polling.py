@@ -12,7 +12,9 @@ from typing import Final, NamedTuple
 
 from broker.api import plainjson
 from broker.api.bodies import BodyType, body_type
-from broker.api.replies import (
+from broker.api.waiting import unless_abandoned
+from broker.errors import BadRequest
+from broker.http.reply import (
     AVRO,
     AVRO_JSON,
     JSON,
@@ -22,9 +24,7 @@ from broker.api.replies import (
     Reply,
     Stream,
 )
-from broker.api.request import Request
-from broker.api.waiting import unless_abandoned
-from broker.errors import BadRequest
+from broker.http.request import Request
 from broker.model import Message, Poll
 from broker.topics.pages import Page
 from broker.topics.service import Topics

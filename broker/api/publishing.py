@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from broker.api import plainjson
 from broker.api.bodies import BodyType, body_type
-from broker.api.replies import (
+from broker.errors import BadRequest
+from broker.http.reply import (
     AVRO,
     AVRO_JSON,
     EMPTY,
@@ -17,8 +18,7 @@ from broker.api.replies import (
     Reply,
     media_type,
 )
-from broker.api.request import Request, whole_number
-from broker.errors import BadRequest
+from broker.http.request import Request, whole_number
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, check_key, check_producer
 from broker.topics.service import Topics
 from broker.topics.settings import Producer, Published, PublishOptions

@@ -26,10 +26,10 @@ import orjson
 
 from broker.api.leadership import epoch_of
 from broker.api.publishing import COUNT, FIRST_ID, LAST_ID
-from broker.api.replies import EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply, Stream
-from broker.api.request import Request
 from broker.api.router import Handler
 from broker.errors import BrokerError, NotLeader, Unavailable, UnavailableError
+from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply, Stream
+from broker.http.request import Request
 from broker.model import TopicId
 from broker.net import NoAnswer
 from broker.routing import nodeheaders

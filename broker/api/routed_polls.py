@@ -21,12 +21,12 @@ from broker.api.bodies import BodyType
 from broker.api.events import PollNext
 from broker.api.leadership import Leadership
 from broker.api.polling import Asked, Polling, answer_of
-from broker.api.replies import AVRO, MESSAGES, Answer, Reply, Stream
-from broker.api.request import Request
 from broker.api.routed import Routed
 from broker.api.router import Handler
 from broker.api.waiting import unless_abandoned
 from broker.errors import NotLeader, TopicNotFound, Unavailable, UnavailableError
+from broker.http.reply import AVRO, MESSAGES, Answer, Reply, Stream
+from broker.http.request import Request
 from broker.model import Message, Poll
 from broker.routing import nodeheaders
 from broker.routing.calls import MOVED, Call, Relayed

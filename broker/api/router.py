@@ -18,9 +18,9 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from broker.api.access import Action
-from broker.api.replies import Answer
-from broker.api.request import NO_NAMES, Names, Request
 from broker.errors import BadRequest, MethodNotAllowed, NotFound
+from broker.http.reply import Answer
+from broker.http.request import NO_NAMES, Names, Request
 from broker.model import check_namespace, check_topic
 
 PATHS_KEPT_MAX = 20_000
@@ -45,6 +45,7 @@ class Route(NamedTuple):
     action: Action
     handler: Handler
     query: tuple[str, ...] = ()
+    body_bytes_max: int | None = None
 
     def check_query(self, given: Iterable[str]) -> None:
         """Refuse parameters that would be overlooked. Raises BadRequest, with the nearest name."""

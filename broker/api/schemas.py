@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from broker.api.replies import JSON
 from broker.coordination.ports import Contact
 from broker.errors import registry
+from broker.http.reply import JSON
 from broker.wire.topics import TTL_MAX_S
 
 Spec = dict[str, Any]

@@ -9,10 +9,10 @@ import orjson
 
 from broker.api.bodies import BodyType
 from broker.api.publishing import decoded, options_of, publish_reply
-from broker.api.replies import AVRO, EMPTY, EMPTY_REPLAYED, Answer, json_reply
-from broker.api.request import Request
 from broker.api.times import rfc3339
 from broker.errors import BadRequest
+from broker.http.reply import AVRO, EMPTY, EMPTY_REPLAYED, Answer, json_reply
+from broker.http.request import Request
 from broker.model import POINTER_MAX, PublishRequest
 from broker.topics.service import Topics
 from broker.topics.stages import began_ms

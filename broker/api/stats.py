@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.api.replies import Answer, json_reply
-from broker.api.request import Request, whole_number
 from broker.api.times import rfc3339
 from broker.errors import BadRequest
+from broker.http.reply import Answer, json_reply
+from broker.http.request import Request, whole_number
 from broker.model import (
     ROW_ID_BYTES,
     ROW_ID_MIN,

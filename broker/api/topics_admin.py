@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.api.replies import EMPTY, JSON, Answer, Reply, json_reply
-from broker.api.request import Request
 from broker.api.router import Handler
 from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest
+from broker.http.reply import EMPTY, JSON, Answer, Reply, json_reply
+from broker.http.request import Request
 from broker.topics.service import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
 

@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
 
 DEFAULTS: Final[Mapping[Kind, Bounds]] = {
     Kind.HEAD_BYTES: Bounds(
-        64 * 1024, 16 * _MIB, 32 * _MIB, "Bytes of request heads, and of what came behind them."
+        512 * 1024, 16 * _MIB, 32 * _MIB, "Bytes of request heads, and of what came behind them."
     ),
     Kind.BODY_BYTES: Bounds(
         192 * _MIB, 256 * _MIB, 384 * _MIB, "Bytes of bodies, as sent and as inflated."

@@ -15,11 +15,11 @@ from multidict import CIMultiDict
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
-from broker.api.replies import Reply
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.config import Config
 from broker.errors import BrokerError
+from broker.http.reply import Reply
 from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable

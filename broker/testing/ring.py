@@ -20,11 +20,11 @@ from broker.api.routed import Routed
 from broker.api.routed_polls import ClusterHandlers
 from broker.api.router import Router
 from broker.api.routes import make_routes
-from broker.api.shell import Shell
 from broker.clock import Clock, SystemClock
 from broker.config import Config
 from broker.coordination.ports import NodeInfo
 from broker.errors import NoLeader
+from broker.http.server import Server
 from broker.leading.tenure import HERE, Place, not_leader
 from broker.metrics import Metrics
 from broker.model import TopicId
@@ -147,7 +147,7 @@ class RingNode:
         self.peers = TestedPeers(HttpPeers())
         self.is_dead = False
         self.topics: Topics
-        self.shell: Shell
+        self.server: Server
         self.http: Http
         self.dispatch: Dispatch
 
@@ -185,10 +185,10 @@ class RingNode:
             openapi=document,
         )
         routes = make_routes(self.topics, self.config, health, around=ClusterHandlers(routed))
-        self.dispatch = Dispatch(Router(routes), self.metrics)
-        self.shell = Shell(self.dispatch, self.config, self.clock)
-        await self.shell.start("127.0.0.1", 0, listening)
-        self.http = await Http(self.shell.port).__aenter__()
+        self.dispatch = Dispatch(Router(routes), self.metrics, self.config)
+        self.server = Server(self.dispatch, self.config, self.clock)
+        await self.server.start("127.0.0.1", 0, listening)
+        self.http = await Http(self.server.port).__aenter__()
 
     def leads(self, topic: TopicId) -> bool:
         """Whether this node holds the topic's log."""
@@ -204,12 +204,7 @@ class RingNode:
     async def kill(self) -> None:
         """Stop listening and cut every connection, as a dead process does."""
         self.is_dead = True
-        listener, server = self.shell._listener, self.shell._server  # noqa: SLF001
-        assert listener is not None
-        assert server is not None
-        server.close()
-        for connection in list(listener.open):
-            connection.force_close()
+        self.server.cut()
         self._ring.told()
 
     def pause(self) -> None:
@@ -222,7 +217,7 @@ class RingNode:
     async def stop(self) -> None:
         """Close everything."""
         await self.http.__aexit__(None, None, None)
-        await self.shell.close()
+        await self.server.close()
         await self.peers.close()
         await self.topics.close()
 

@@ -22,12 +22,12 @@ from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
-from broker.api.replies import Reply
 from broker.api.router import Router
 from broker.api.routes import make_routes
-from broker.api.shell import Shell
 from broker.clock import Clock, SystemClock
 from broker.config import Config
+from broker.http.reply import Reply
+from broker.http.server import Server
 from broker.metrics import Metrics
 from broker.node import topic_settings
 from broker.storage.log import Logs
@@ -91,8 +91,8 @@ class Broker:
             openapi=document,
         )
         router = Router(make_routes(self.topics, self.config, health, cluster))
-        self.dispatch = Dispatch(router, self.metrics, authorize=authorize)
-        self.shell = Shell(self.dispatch, self.config, self.clock)
+        self.dispatch = Dispatch(router, self.metrics, self.config, authorize=authorize)
+        self.server = Server(self.dispatch, self.config, self.clock)
         self.checker = Checker()
 
     async def call(
@@ -133,15 +133,15 @@ class Broker:
 
     async def close(self) -> None:
         """Stop listening, if it was begun, and hand the topics' logs off."""
-        await self.shell.close()
+        await self.server.close()
         await self.topics.close()
 
 
 @asynccontextmanager
 async def listening(broker: Broker) -> AsyncIterator[Http]:
     """Listen on a free port of loopback, and give a client."""
-    await broker.shell.start("127.0.0.1", 0)
-    async with Http(broker.shell.port, broker.checker) as client:
+    await broker.server.start("127.0.0.1", 0)
+    async with Http(broker.server.port, broker.checker) as client:
         yield client
 
 
@@ -218,6 +218,10 @@ class RawHttp:
         """Write bytes."""
         self._writer.write(data)
         await self._writer.drain()
+
+    def half_close(self) -> None:
+        """Send the end; replies may still come."""
+        self._writer.write_eof()
 
     async def line(self) -> bytes:
         """Read a line."""

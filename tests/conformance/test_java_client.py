@@ -233,7 +233,7 @@ def test_an_overloaded_broker_is_unavailable_to_the_client(java_client: JavaClie
 
 def await_body(node: ServedNode, held: int) -> None:
     """Wait until the node holds so many bytes of unfinished bodies."""
-    shell = node.node._shell
+    shell = node.node._server
     assert shell is not None
     deadline = time.monotonic() + 30
     while shell.body_bytes != held:

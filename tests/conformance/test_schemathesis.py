@@ -109,9 +109,9 @@ def url() -> Iterator[str]:
             for namespace in ("0", "a", "A", "default"):
                 await broker.call("PUT", f"/v1/namespaces/{namespace}/topics/{topic}")
         assert (await broker.call("GET", topic_path("t"))).status == 200
-        await broker.shell.start("127.0.0.1", 0)
+        await broker.server.start("127.0.0.1", 0)
         told["stop"], told["loop"] = asyncio.Event(), asyncio.get_running_loop()
-        told["port"] = broker.shell.port
+        told["port"] = broker.server.port
         started.set()
         await told["stop"].wait()
         await broker.close()

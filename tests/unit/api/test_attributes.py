@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 from multidict import CIMultiDict
 
-from broker.api.replies import Stream
+from broker.http.reply import Stream
 from broker.model import Message, Poll, PublishRequest
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import attributes, avro, messages

@@ -8,10 +8,10 @@ from multidict import CIMultiDict
 from structlog.testing import capture_logs
 
 from broker.api.access import Action
-from broker.api.replies import Reply
-from broker.api.request import Names
 from broker.api.routes import SHAPES, Shape
 from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
+from broker.http.reply import Reply
+from broker.http.request import Names
 from broker.testing.serving import Broker, Http, topic_path
 
 

@@ -7,11 +7,11 @@ import pytest
 from multidict import CIMultiDict
 
 from broker.api.events import Events
-from broker.api.replies import Stream
-from broker.api.request import Names, Request
 from broker.client import Client, Settings
 from broker.client.transport import HttpTransport
 from broker.coordination.ports import NodeInfo
+from broker.http.reply import Stream
+from broker.http.request import Names, Request
 from broker.leading.tenure import HERE, Everything, Place
 from broker.model import TopicId
 from broker.testing.ring import TOPIC, ring_of
@@ -191,7 +191,7 @@ async def test_whoever_follows_events_is_told_of_each_leader_once() -> None:
     async with ring_of(3) as ring:
         former = ring.nodes[0]
         assert (await former.http("PUT", topic_path("t"))).status == 200
-        async with RawHttp(former.shell.port) as http:
+        async with RawHttp(former.server.port) as http:
             await http.send(f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             lines = [await http.line()]
 

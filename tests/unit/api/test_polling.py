@@ -5,7 +5,7 @@ import json
 import pytest
 from multidict import CIMultiDict
 
-from broker.api.replies import Reply, Stream
+from broker.http.reply import Reply, Stream
 from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import avro

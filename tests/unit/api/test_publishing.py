@@ -4,8 +4,8 @@ import pytest
 
 from broker.api.bodies import BodyType
 from broker.api.publishing import publish_reply
-from broker.api.replies import Reply
 from broker.config import Config, LimitsConfig
+from broker.http.reply import Reply
 from broker.model import PublishRequest, RollbackRange, row_id
 from broker.testing.serving import Broker, Http, topic_path
 from broker.topics.settings import Published

@@ -4,10 +4,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.api.replies import EMPTY, EMPTY_REPLAYED
 from broker.api.routed import KINDS
 from broker.api.routes import SHAPES, TOPIC
 from broker.errors import NoLeader, Overloaded
+from broker.http.reply import EMPTY, EMPTY_REPLAYED
 from broker.model import PublishRequest, RollbackRange
 from broker.routing.deciding import Kind
 from broker.testing.ring import Ring, request_lost, ring_of

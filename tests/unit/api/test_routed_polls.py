@@ -148,7 +148,7 @@ async def test_a_poll_that_waits_without_a_leader_looks_for_one(ring: Ring) -> N
 async def test_a_poll_sent_on_by_a_node_that_drains_is_answered_empty(ring: Ring) -> None:
     waiting = asyncio.create_task(poll(ring, 1, 20))
     await waits(ring, 0)
-    ring.nodes[1].shell.begin_drain()
+    ring.nodes[1].server.begin_drain()
     reply = await waiting
     assert payloads(reply) == []
     assert reply.headers["Connection"] == "close"
@@ -158,7 +158,7 @@ async def test_a_leader_that_drains_sends_polls_on(ring: Ring) -> None:
     waiting = asyncio.create_task(poll(ring, 1, 20))
     await waits(ring, 0)
     ring.leader = 2
-    ring.nodes[0].shell.begin_drain()
+    ring.nodes[0].server.begin_drain()
     await ring.nodes[0].topics.leaders.hand_over([TOPIC])
     ring.told()
     await waits(ring, 2)
@@ -244,7 +244,7 @@ async def test_a_stream_ends_whole_when_its_node_drains(ring: Ring) -> None:
     follower = Follower(ring, 1)
     await publish(ring, "a")
     await follower.has(1)
-    ring.nodes[1].shell.begin_drain()
+    ring.nodes[1].server.begin_drain()
     await eventually(lambda: follower.whole, lambda: "the stream goes on")
 
 

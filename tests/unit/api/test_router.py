@@ -1,10 +1,10 @@
 import pytest
 
 from broker.api.access import Action
-from broker.api.replies import EMPTY, Answer
-from broker.api.request import Request
 from broker.api.router import Route, Router
 from broker.errors import BadName, MethodNotAllowed, NotFound
+from broker.http.reply import EMPTY, Answer
+from broker.http.request import Request
 from broker.model import TopicId
 
 TOPIC = "/v1/namespaces/{namespace}/topics/{topic}"

@@ -1,10 +1,10 @@
 import pytest
 
-from broker.api.replies import EMPTY, Answer
-from broker.api.request import Request
 from broker.api.times import rfc3339
 from broker.api.topics_admin import TopicsAdmin
 from broker.config import Config, TopicsConfig
+from broker.http.reply import EMPTY, Answer
+from broker.http.request import Request
 from broker.model import timestamp_of
 from broker.testing.serving import NAMESPACE, Broker, topic_path
 

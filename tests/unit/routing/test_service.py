@@ -110,7 +110,7 @@ async def test_a_clients_own_key_is_passed_on(ring: Ring) -> None:
 async def test_headers_of_any_characters_are_taken_by_any_node(ring, parameter: bytes) -> None:
     content_type = b"text/plain; " + parameter
     for node in ring.nodes:
-        async with RawHttp(node.shell.port) as http:
+        async with RawHttp(node.server.port) as http:
             await http.send(
                 f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\n".encode()
                 + b"Content-Type: "
@@ -213,7 +213,7 @@ async def test_a_node_that_stops_answers_those_who_wait_for_a_leader_that_does_n
     await publish(ring, 1, b"first")
     await ring.move(-1)
     waiting = asyncio.create_task(publish(ring, node, b"a"))
-    await eventually(lambda: ring.nodes[node].shell.busy == 1, lambda: "nobody waits")
+    await eventually(lambda: ring.nodes[node].server.busy == 1, lambda: "nobody waits")
     ring.nodes[node].routing.waits_until = ring.nodes[node].clock.monotonic()
     for reply in (await waiting, await publish(ring, node, b"b")):
         assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
@@ -330,7 +330,7 @@ async def test_pipelined_publishes_of_one_connection_keep_their_order_through_lo
     far = ring.nodes[1]
     await publish(ring, 1, b"--")
     far.peers.hooks.extend([answer_lost, passed, request_lost, passed] * 5)
-    async with RawHttp(far.shell.port) as raw:
+    async with RawHttp(far.server.port) as raw:
         for number in range(20):
             await raw.send(
                 f"POST {PUBLISH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
+from broker.http.budget import Hold
 from broker.model import TopicId
-from broker.routing.nodeheaders import Repeat
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
@@ -63,6 +64,7 @@ class Request:
         "deadline",
         "forwarded",
         "headers",
+        "hold",
         "id",
         "method",
         "names",
@@ -87,6 +89,7 @@ class Request:
         deadline: float | None = None,
         source: object | None = None,
         abandoned: Callable[[], asyncio.Future[None]] = never,
+        hold: Hold | None = None,
     ) -> None:
         """Keep the parts."""
         self.method = method
@@ -100,8 +103,9 @@ class Request:
         self.deadline = deadline
         self.source = source
         self.forwarded = False
-        self.repeat: Repeat | None = None
+        self.repeat: Any = None
         self.abandoned = abandoned
+        self.hold = hold or Hold(None)
         self._query: Mapping[str, str] | None = None
 
     @property

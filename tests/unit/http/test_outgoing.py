@@ -4,12 +4,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from broker.api import outgoing
-from broker.api.outgoing import accepts_gzip
-from broker.api.replies import Stream
-from broker.api.request import Request
 from broker.config import Config, ServerConfig
 from broker.errors import Unavailable
+from broker.http import outgoing
+from broker.http.outgoing import accepts_gzip
+from broker.http.reply import Stream
+from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
 from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 from broker.wire import avro
@@ -124,8 +124,8 @@ async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> Non
     async with listening(broker) as http:
         async with RawHttp(http.port, receive_buffer=4096) as stuck:
             await raw_poll(stuck)
-            await eventually(lambda: broker.shell.busy, lambda: "no request began")
-            await eventually(lambda: not broker.shell.busy, lambda: "the reader was not cut")
+            await eventually(lambda: broker.server.busy, lambda: "no request began")
+            await eventually(lambda: not broker.server.busy, lambda: "the reader was not cut")
         async with RawHttp(http.port, receive_buffer=65_536) as slow:
             await raw_poll(slow)
             assert len(read((await slow.reply()).body)) == 2 * len(PAYLOADS)

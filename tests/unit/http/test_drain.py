@@ -1,15 +1,13 @@
 import asyncio
 import socket
-import sys
 from contextlib import ExitStack
 
 import pytest
 
-from broker.api import parting
-from broker.api.shell import Shell
 from broker.client import Client
+from broker.http import drain
+from broker.http.server import Server
 from broker.model import Poll
-from broker.testing.bench import settle
 from broker.testing.serving import Broker, Http, RawHttp, eventually, topic_path
 from broker.wire import avro
 
@@ -20,7 +18,7 @@ LONG_S = 1000.0
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parting, "LINGER_S", 0.05)
+    monkeypatch.setattr(drain, "LINGER_S", 0.05)
 
 
 async def pinged(raw: RawHttp, request: bytes) -> str | None:
@@ -34,22 +32,22 @@ async def pinged(raw: RawHttp, request: bytes) -> str | None:
 async def test_our_client_is_told_that_nothing_is_read_any_more(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, OURS)
-        broker.shell.begin_drain(LONG_S)
+        broker.server.begin_drain(LONG_S)
         # It crosses the last words, and is not answered.
         await raw.send(OURS)
         async with asyncio.timeout(30):
-            assert await raw.rest() == parting.LAST_WORDS
-        assert broker.shell.connections == 1
+            assert await raw.rest() == drain.LAST_WORDS
+        assert broker.server.connections == 1
     async with asyncio.timeout(30):
-        await broker.shell.quiet()
-    assert broker.shell.busy == 0
+        await broker.server.quiet()
+    assert broker.server.busy == 0
 
 
 async def test_anybody_else_is_still_answered(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         assert await pinged(raw, PING) is None
-        broker.shell.begin_drain(LONG_S)
-        quiet = asyncio.ensure_future(broker.shell.quiet())
+        broker.server.begin_drain(LONG_S)
+        quiet = asyncio.ensure_future(broker.server.quiet())
         assert await pinged(raw, PING) == "close"
         async with asyncio.timeout(30):
             assert await raw.rest() == b""
@@ -59,39 +57,39 @@ async def test_anybody_else_is_still_answered(broker: Broker, http: Http) -> Non
 async def test_who_asks_nothing_is_left_after_a_while(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, PING)
-        broker.shell.begin_drain(0.01)
+        broker.server.begin_drain(0.01)
         async with RawHttp(http.port) as new, asyncio.timeout(30):
             assert await raw.rest() == b""
             assert await new.rest() == b""
-            await broker.shell.quiet()
+            await broker.server.quiet()
 
 
 async def test_what_has_begun_to_arrive_is_answered(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, PING)
-        broker.shell.begin_drain(0.05)
+        broker.server.begin_drain(0.05)
         await raw.send(PING[:1])
-        await eventually(lambda: broker.shell.unread_heads, lambda: "the byte was not read")
+        await eventually(lambda: broker.server.unread_heads, lambda: "the byte was not read")
         assert await pinged(raw, PING[1:]) == "close"
 
 
 async def test_who_does_not_listen_is_cut(broker: Broker, http: Http) -> None:
     async with RawHttp(http.port) as raw:
         await pinged(raw, OURS)
-        broker.shell.begin_drain(LONG_S)
+        broker.server.begin_drain(LONG_S)
         async with asyncio.timeout(30):
-            await broker.shell.quiet()
-        assert broker.shell.connections == 0
+            await broker.server.quiet()
+        assert broker.server.connections == 0
 
 
 async def test_what_lies_in_the_socket_is_read_before_it_is_cut(broker: Broker, http: Http) -> None:
     with socket.create_connection(("127.0.0.1", http.port)) as plain:
-        await eventually(lambda: broker.shell.connections, lambda: "it was not accepted")
+        await eventually(lambda: broker.server.connections, lambda: "it was not accepted")
         # The loop has no turn in between: so it is where a timer is due and bytes have arrived.
         plain.sendall(PING)
-        broker.shell.begin_drain(0.0)
+        broker.server.begin_drain(0.0)
         async with asyncio.timeout(30):
-            await broker.shell.quiet()
+            await broker.server.quiet()
         assert plain.recv(12) == b"HTTP/1.1 200"
 
 
@@ -108,20 +106,20 @@ async def test_a_long_answer_that_began_before_the_drain_is_no_reason_to_stay(
         head = f"POST {topic_path('t', 'poll')} HTTP/1.1\r\nHost: localhost\r\n"
         length = f"Content-Type: avro/binary\r\nContent-Length: {len(everything)}\r\n\r\n"
         await raw.send((head + length).encode() + everything)
-        await eventually(lambda: broker.shell.busy, lambda: "it was not begun")
-        broker.shell.begin_drain(0.01)
+        await eventually(lambda: broker.server.busy, lambda: "it was not begun")
+        broker.server.begin_drain(0.01)
         reply = await raw.reply()
         assert len(reply.body) > 18_000_000
         assert "Connection" not in reply.headers
         async with asyncio.timeout(30):
-            await broker.shell.quiet()
+            await broker.server.quiet()
             assert await raw.rest() == b""
 
 
 async def test_the_last_answer_is_not_lost_with_what_was_sent_behind_its_request(
     broker: Broker, http: Http
 ) -> None:
-    broker.shell.begin_drain(LONG_S)
+    broker.server.begin_drain(LONG_S)
     loop, told = asyncio.get_running_loop(), b""
     with socket.socket() as one:
         one.setblocking(False)
@@ -145,10 +143,10 @@ async def test_who_comes_back_again_and_again_does_not_keep_it_from_ending(
     broker: Broker, http: Http
 ) -> None:
     """Clients that know no other node: there is always one of them that waits for an answer."""
-    broker.shell.begin_drain(LONG_S)
+    broker.server.begin_drain(LONG_S)
     with ExitStack() as sockets:
         under_way = [await arrived(broker, sockets, http.port)]
-        closing = asyncio.ensure_future(broker.shell.close(LONG_S))
+        closing = asyncio.ensure_future(broker.server.close(LONG_S))
         for _ in range(1000):
             try:
                 under_way.append(await arrived(broker, sockets, http.port))
@@ -168,11 +166,11 @@ async def arrived(broker: Broker, sockets: ExitStack, port: int) -> socket.socke
     one = sockets.enter_context(socket.socket())
     one.setblocking(False)
     loop = asyncio.get_running_loop()
-    before = broker.shell.busy
+    before = broker.server.busy
     async with asyncio.timeout(30):
         await loop.sock_connect(one, ("127.0.0.1", port))
         await loop.sock_sendall(one, unfinished())
-        await eventually(lambda: broker.shell.busy > before, lambda: broker.shell.busy)
+        await eventually(lambda: broker.server.busy > before, lambda: broker.server.busy)
     return one
 
 
@@ -184,80 +182,11 @@ async def finished(one: socket.socket) -> None:
         assert (await loop.sock_recv(one, 12)) == b"HTTP/1.1 200"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a packet filter of Linux")
-async def test_who_comes_too_late_is_left_to_the_process_that_comes_next() -> None:
-    loop = asyncio.get_running_loop()
-    with socket.create_server(("127.0.0.1", 0)) as old, socket.socket() as early:
-        address = old.getsockname()
-        early.connect(address)
-        assert parting.take_no_more(old.fileno())
-        late = socket.socket()
-        late.setblocking(False)
-        connecting = asyncio.ensure_future(loop.sock_connect(late, address))
-        await settle(1)
-        accepted, _ = old.accept()
-        accepted.close()
-        old.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            old.accept()
-    with socket.create_server(address) as new, late:
-        async with asyncio.timeout(30):
-            await connecting
-        accepted, _ = new.accept()
-        accepted.close()
-
-
-class Pipelined:
-    """A connection on which a second request was read before the first was answered."""
-
-    def __init__(self) -> None:
-        self.in_use = False
-        self.has_read_ahead = True
-        self.has_unread = False
-        self.knows_last_words = True
-        self.dismissed = False
-
-    def dismiss(self, words: bytes) -> None:
-        self.dismissed = True
-
-    def force_close(self) -> None:
-        self.dismissed = True
-
-
-async def test_what_was_read_ahead_is_answered_and_not_said_to_be_unread() -> None:
-    gone = asyncio.Event()
-    parting_now = parting.Parting(asyncio.get_running_loop(), gone.set)
-    connection = Pipelined()
-    parting_now.part(connection, LONG_S)
-    await settle(1)
-    assert parting_now.connections == {connection}
-    connection.in_use, connection.has_read_ahead = True, False
-    async with asyncio.timeout(30):
-        await gone.wait()
-    assert not connection.dismissed
-    assert not parting_now.connections
-
-
-async def test_a_connection_knows_what_it_has_read_ahead(broker: Broker, http: Http) -> None:
-    async with RawHttp(http.port) as raw:
-        waiting = avro.encode_poll(Poll())
-        head = f"POST {topic_path('t', 'poll')}?wait=60 HTTP/1.1\r\nHost: localhost\r\n"
-        length = f"Content-Type: avro/binary\r\nContent-Length: {len(waiting)}\r\n\r\n"
-        await raw.send((head + length).encode() + waiting + PING)
-        await broker.someone_waits()
-        listener = broker.shell._listener
-        assert listener is not None
-        (connection,) = (one for one in listener.open if one.busy)
-        await eventually(lambda: connection._messages, lambda: "the second was not read")
-        assert connection.has_read_ahead
-
-
 async def test_who_connects_until_the_very_end_is_answered(broker: Broker, http: Http) -> None:
-    broker.shell.begin_drain(LONG_S)
+    broker.server.begin_drain(LONG_S)
     with socket.create_connection(("127.0.0.1", http.port)) as late:  # The kernel has answered it.
         late.sendall(PING)
-        await broker.shell.close()
+        await broker.server.close()
         assert late.recv(12) == b"HTTP/1.1 200"
 
 
@@ -266,7 +195,7 @@ async def test_no_request_of_our_client_is_lost_or_unknown_through_drains(
     broker: Broker, coalesce: bool
 ) -> None:
     """Two ways in to the same topics are restarted in turn, under publishes without keys, and polls."""
-    ways = [Shell(broker.dispatch, broker.config, broker.clock) for _ in range(2)]
+    ways = [Server(broker.dispatch, broker.config, broker.clock) for _ in range(2)]
     for way in ways:
         await way.start("127.0.0.1", 0)
     ports = [way.port for way in ways]
@@ -295,7 +224,7 @@ async def test_no_request_of_our_client_is_lost_or_unknown_through_drains(
                 await eventually(lambda: acknowledged > before + 100, lambda: acknowledged)  # noqa: B023
                 ways[at].begin_drain(0.1)
                 await ways[at].close()
-                ways[at] = Shell(broker.dispatch, broker.config, broker.clock)
+                ways[at] = Server(broker.dispatch, broker.config, broker.clock)
                 await ways[at].start("127.0.0.1", ports[at])
             drained.set()
         assert len(await client.poll("t")) == acknowledged

@@ -1,7 +1,7 @@
 import pytest
 
-from broker.api.request import QUERY_FIELDS_MAX, Request, one_of, whole_number
 from broker.errors import BadRequest
+from broker.http.request import QUERY_FIELDS_MAX, Request, one_of, whole_number
 
 
 def query(text: str) -> Request:

@@ -78,9 +78,9 @@ class Reply:
         return self._head
 
     @property
-    def framed(self) -> bytes:
-        """The body as it goes out."""
-        return chunk_of(self.body) + LAST_CHUNK if self.chunked else self.body
+    def frame(self) -> tuple[bytes, bytes]:
+        """What goes out before the body and behind it."""
+        return (b"%x\r\n" % len(self.body), b"\r\n" + LAST_CHUNK) if self.chunked else (b"", b"")
 
     def with_headers(self, *headers: tuple[str, str]) -> Reply:
         """Return this reply with more headers."""
@@ -139,11 +139,6 @@ Answer = Reply | Stream
 
 EMPTY = Reply()
 EMPTY_REPLAYED = Reply(headers=(("Idempotency-Replayed", "true"),))
-
-
-def chunk_of(data: bytes) -> bytes:
-    """Return one HTTP chunk; ``data`` must not be empty, for an empty chunk is the last."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _head(status: int, content_type: str, headers: Headers) -> bytes:

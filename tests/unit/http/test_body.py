@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 from aiohttp import StreamReader
 from aiohttp.base_protocol import BaseProtocol
-
 from broker.api.incoming import BodyReader, Budget, Inflater
+
 from broker.config import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, Overloaded
 from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
@@ -39,7 +39,7 @@ async def broker() -> AsyncIterator[Broker]:
     await broker.call("PUT", topic_path("t"))
     yield broker
     await broker.close()
-    assert broker.shell.body_bytes == 0
+    assert broker.server.body_bytes == 0
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -107,8 +107,8 @@ async def test_a_client_that_goes_in_the_middle_leaves_nothing(broker: Broker) -
     async with listening(broker) as http:
         async with RawHttp(http.port) as raw:
             await raw.send(HEAD + b"Content-Length: 3\r\n\r\na")
-            await eventually(lambda: broker.shell.busy, lambda: "no request began")
-        await eventually(lambda: not broker.shell.busy, lambda: broker.shell.busy)
+            await eventually(lambda: broker.server.busy, lambda: "no request began")
+        await eventually(lambda: not broker.server.busy, lambda: broker.server.busy)
     assert await published(broker) == []
 
 
@@ -156,7 +156,7 @@ async def test_all_bodies_together_are_bounded(broker: Broker) -> None:
         for raw in (one, two):
             await raw.send(HEAD + b"Content-Length: 100000\r\n\r\n" + b"x" * 90_000)
         await eventually(
-            lambda: broker.shell.body_bytes == 180_000, lambda: broker.shell.body_bytes
+            lambda: broker.server.body_bytes == 180_000, lambda: broker.server.body_bytes
         )
         await three.send(HEAD + b"Content-Length: 50000\r\n\r\n" + b"x" * 50_000)
         reply = await three.reply()

@@ -3,8 +3,8 @@ import re
 
 import pytest
 
-from broker.api import parting, shell
 from broker.config import Config, ServerConfig
+from broker.http import drain, server
 from broker.model import Poll, PublishRequest
 from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 from broker.wire import avro
@@ -17,7 +17,7 @@ EVERYTHING = avro.encode_poll(Poll())
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parting, "LINGER_S", 0.05)
+    monkeypatch.setattr(drain, "LINGER_S", 0.05)
 
 
 def raw_request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
@@ -137,7 +137,7 @@ async def test_a_waiting_poll_ends_when_its_client_goes(broker: Broker, http: Ht
 
 
 async def test_slow_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell, "SLOW_HEADS_EVERY_S", 0.05)
+    monkeypatch.setattr(server, "SLOW_HEADS_EVERY_S", 0.05)
     broker = Broker(Config(server=ServerConfig(header_deadline_s=0.1)))
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(b"GET /ping HTTP/1.1\r\nX-")
@@ -159,13 +159,13 @@ async def test_idle_connections_are_closed_after_a_while() -> None:
 async def test_connections_over_the_bound_are_refused() -> None:
     broker = Broker(Config(server=ServerConfig(connections_max=2)))
     async with listening(broker) as http, RawHttp(http.port), RawHttp(http.port):
-        await eventually(lambda: broker.shell.connections == 2, lambda: broker.shell.connections)
+        await eventually(lambda: broker.server.connections == 2, lambda: broker.server.connections)
         async with RawHttp(http.port) as third:
             reply = await third.reply()
             assert (reply.status, reply.headers["Broker-Error"]) == (503, "overloaded")
             assert reply.headers["X-Request-Id"]
             assert await third.rest() == b""
-        assert broker.shell.connections == 2
+        assert broker.server.connections == 2
     await broker.close()
 
 
@@ -180,13 +180,13 @@ async def test_a_drain_answers_those_who_wait_and_closes_what_is_idle(
         await idle.reply()
         await waiting.send(WAITING)
         await broker.someone_waits()
-        broker.shell.begin_drain(0)
+        broker.server.begin_drain(0)
         async with asyncio.timeout(30):
             assert await idle.rest() == b""
             reply = await waiting.reply()
             assert (reply.status, reply.body) == (200, b"\x00")
             assert reply.headers["Connection"] == "close"
-            await broker.shell.quiet()
+            await broker.server.quiet()
 
 
 async def test_a_drain_answers_a_request_of_which_a_byte_was_read(
@@ -195,9 +195,9 @@ async def test_a_drain_answers_a_request_of_which_a_byte_was_read(
     async with RawHttp(http.port) as raw:
         request = raw_request("POST", PUBLISH, TWO, "Content-Type: avro/binary")
         await raw.send(request[:1])
-        await eventually(lambda: broker.shell.unread_heads, lambda: "the byte was not read")
-        broker.shell.begin_drain()
-        quiet = asyncio.ensure_future(broker.shell.quiet())
+        await eventually(lambda: broker.server.unread_heads, lambda: "the byte was not read")
+        broker.server.begin_drain()
+        quiet = asyncio.ensure_future(broker.server.quiet())
         await raw.send(request[1:])
         reply = await raw.reply()
         assert (reply.status, reply.headers["Connection"]) == (200, "close")
@@ -208,12 +208,12 @@ async def test_a_drain_answers_a_request_of_which_a_byte_was_read(
 async def test_new_connections_are_served_while_draining_and_not_after(
     broker: Broker, http: Http
 ) -> None:
-    broker.shell.begin_drain()
+    broker.server.begin_drain()
     async with RawHttp(http.port) as raw:
         await raw.send(raw_request("GET", "/ping"))
         reply = await raw.reply()
         assert (reply.body, reply.headers["Connection"]) == (b"OK.\n", "close")
-    await broker.shell.close()
+    await broker.server.close()
     with pytest.raises(OSError, match=r"refused|reset|failed"):
         await asyncio.open_connection("127.0.0.1", http.port)
 
@@ -223,7 +223,7 @@ async def test_a_drain_ends_streams_after_a_whole_event(broker: Broker, http: Ht
     async with RawHttp(http.port) as raw:
         await raw.send(raw_request("GET", topic_path("t", "events")))
         await broker.someone_waits()
-        broker.shell.begin_drain()
+        broker.server.begin_drain()
         reply = await raw.reply()
         assert reply.body.count(b"data: ") == 2
         assert reply.body.endswith(b"\n\n")
@@ -233,9 +233,9 @@ async def test_closing_does_not_wait_for_ever() -> None:
     broker = Broker(Config(server=ServerConfig(drain_s=0.1)))
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(b"GET /ping HTTP/1.1\r\n")
-        await eventually(lambda: broker.shell.unread_heads, lambda: "nothing was read")
+        await eventually(lambda: broker.server.unread_heads, lambda: "nothing was read")
         async with asyncio.timeout(30):
-            await broker.shell.close()
+            await broker.server.close()
             assert await raw.rest() == b""
     await broker.close()
 
@@ -243,5 +243,5 @@ async def test_closing_does_not_wait_for_ever() -> None:
 async def test_an_address_in_use_is_an_error(broker: Broker, http: Http) -> None:
     other = Broker()
     with pytest.raises(OSError, match="in use"):
-        await other.shell.start("127.0.0.1", http.port)
+        await other.server.start("127.0.0.1", http.port)
     await other.close()

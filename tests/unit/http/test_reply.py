@@ -2,15 +2,6 @@ import json
 
 import pytest
 
-from broker.api.replies import (
-    JSON,
-    Reply,
-    chunk_of,
-    error_reply,
-    json_reply,
-    names_json,
-    unexpected_reply,
-)
 from broker.errors import (
     BodyTooLarge,
     BrokerError,
@@ -20,6 +11,14 @@ from broker.errors import (
     StorageFull,
     TopicNotFound,
     registry,
+)
+from broker.http.reply import (
+    JSON,
+    Reply,
+    error_reply,
+    json_reply,
+    names_json,
+    unexpected_reply,
 )
 
 
@@ -43,8 +42,7 @@ def test_a_chunked_reply_is_one_chunk_and_the_end() -> None:
     reply = Reply(200, b"x" * 17, "avro/binary", chunked=True)
     assert reply.head.endswith(b"Transfer-Encoding: chunked\r\n")
     assert b"Content-Length" not in reply.head
-    assert reply.framed == b"11\r\n" + b"x" * 17 + b"\r\n0\r\n\r\n"
-    assert chunk_of(b"ab") == b"2\r\nab\r\n"
+    assert reply.frame == (b"11\r\n", b"\r\n0\r\n\r\n")
 
 
 def test_a_line_break_in_a_header_is_a_bug() -> None:

@@ -1,0 +1,486 @@
+"""One client's connection: our protocol in front of aiohttp's, which gets one whole request at a time.
+
+::
+
+    socket ──bytes──▶ Connection ──one request──▶ aiohttp's protocol ──▶ handler (see exchange)
+       ▲              bounds, framing             parses, frames             │
+       └──────────────────────────── the reply ──────────────────────────────┘
+
+Nothing reaches aiohttp before a request's head is whole and within its bounds, and nothing behind a request
+before that request is answered: it is held here, counted, and then the socket is not read any further. aiohttp
+writes to a ``Side``, not to the socket: all that it says by itself is that it can't read a request.
+
+A connection is *idle*, has a begun *head*, or is *busy* with a request until its reply is sent::
+
+    idle ──first byte──▶ head ──last byte of the head──▶ busy ──reply sent──▶ idle
+      │                    │                               │
+      ended by a drain,    refused, or cut after a         answered, also when the client
+      or after a while     deadline                        has shut down its side
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from typing_extensions import override
+
+from broker.errors import BadRequest, BrokerError
+from broker.http.budget import Account, Cut, Kind
+from broker.http.drain import half_close, has_arrived
+from broker.http.framing import Chunks, Head, blank_bytes, head_of
+
+if TYPE_CHECKING:
+    from broker.http.reply import Piece
+    from broker.http.server import Server
+
+WRITE_BUFFER_BYTES: Final = 64 * 1024
+HELD_BYTES_MAX: Final = 64 * 1024
+"""When so much waits behind a request, the socket is not read until that is answered."""
+COUNTED_BYTES_MIN: Final = 1024
+"""Smaller heads are part of what any connection costs."""
+UNREAD_LINGER_S: Final = 10.0
+"""How long a client may send the rest of a body that was refused, before its connection is cut."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection. Used by the loop, by aiohttp through its ``Side``, and by ``Exchange``."""
+
+    __slots__ = (
+        "__weakref__",
+        "_at",
+        "_body",
+        "_counted",
+        "_error",
+        "_gone",
+        "_half_closed",
+        "_held",
+        "_idle_since",
+        "_inner",
+        "_is_paused",
+        "_server",
+        "_side",
+        "_timer",
+        "_wants_pause",
+        "_writable",
+        "account",
+        "begun",
+        "busy",
+        "dismissed",
+        "is_ours",
+        "minor",
+        "transport",
+    )
+
+    def __init__(self, server: Server) -> None:
+        """Belong to a server."""
+        self._server = server
+        self.transport: asyncio.Transport | None = None
+        """The way to the client; None when that is gone."""
+        self.account: Account
+        self._inner: asyncio.Protocol | None = None
+        """aiohttp's protocol, from the first request on."""
+        self._side: Side | None = None
+        self._held = b""
+        self._at = 0
+        """Where in ``_held`` that begins of which aiohttp has had nothing."""
+        self._body: int | Chunks = 0
+        """What aiohttp has not had of the body under way: bytes, or chunks."""
+        self._counted = 0
+        self._error: BrokerError | None = None
+        """Why nothing that came behind the request under way is looked at."""
+        self.busy = False
+        self.begun = False
+        """Whether the handler has the request under way."""
+        self.minor = 1
+        """Of the version of the last request: HTTP/1.``minor``."""
+        self.is_ours = False
+        """Whether the client is this project's."""
+        self.dismissed = False
+        """Whether it was sent its end: what still comes is read and thrown away."""
+        self._half_closed = False
+        self._gone: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._wants_pause = self._is_paused = False
+        self._idle_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether a request has begun to arrive."""
+        return not self.busy and len(self._held) > self._at
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a request is under way, or has begun to arrive."""
+        return self.busy or len(self._held) > self._at
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something lies in the socket that the loop has not come to yet."""
+        return self.transport is not None and has_arrived(self.transport)
+
+    @property
+    def body_is_here(self) -> bool:
+        """Whether aiohttp has had the whole request."""
+        return not self._body
+
+    # --- What the loop calls ------------------------------------------------------------------------
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.account = self._server.budgets.account(str(peer[0]) if peer else "", self._cut)
+        refusal = self._server.admit(self)
+        if refusal is not None:
+            self.transport.write(self._server.last_words(refusal))
+            self.transport.close()
+            return
+        self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        self._idle_since = self._server.time()
+        self._timer = self._server.call_later(self._server.keep_alive_s, self._look_if_idle)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self.dismissed:
+            return
+        if not self.busy:
+            if self._held:
+                data, self._held, self._at = self._held[self._at :] + data, b"", 0
+            self._begin(data, 0)
+            return
+        at = 0
+        if self._body:
+            at = self._pass_body(data)
+            if at == len(data) or self.dismissed:
+                return
+        self._hold(self._held[self._at :] + data[at:] if self._held else data[at:])
+
+    @override
+    def eof_received(self) -> bool:
+        """Be told that the client sends no more; true: it may still be answered."""
+        self._half_closed = True
+        if self.dismissed or not self.busy or self._body:
+            return False
+        # A client that has gone looks the same: whatever waits for something new, ends.
+        self.abandon()
+        return True
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self._held, self._at = b"", 0
+        if self._timer is not None:
+            self._timer.cancel()
+        self.account.close()
+        self.abandon()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_exception(ConnectionResetError("The client is gone."))
+        if self._inner is not None:
+            self._inner.connection_lost(exc)
+        if self.busy and not self.begun:
+            self.busy = False
+            self._server.request_ended(self)
+        self._server.left(self)
+
+    @override
+    def pause_writing(self) -> None:
+        self._writable = self._server.create_future()
+
+    @override
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    # --- From bytes to requests ---------------------------------------------------------------------
+
+    def _begin(self, data: bytes, at: int) -> None:
+        """Give aiohttp the request that begins at a place of ``data``; hold what is behind it."""
+        try:
+            head = head_of(data, at)
+            if head is None:
+                self._hold(data[at:])
+                if self._held:
+                    self._server.head_grew(self)
+                return
+            self.minor = head.minor
+            end = self._body_of(head, data)
+            if end < len(data):
+                self._held, self._at = data, end
+            else:
+                self._held, self._at = b"", 0
+            size = head.end - head.begin
+            if size >= COUNTED_BYTES_MIN or self._held or self._counted:
+                self._count(size + len(self._held) - self._at)
+        except BrokerError as error:
+            self.refuse(error)
+            return
+        except Cut:
+            return
+        self.busy = True
+        self._server.request_began(self)
+        self._feed(data if not head.begin and end == len(data) else data[head.begin : end])
+
+    def _body_of(self, head: Head, data: bytes) -> int:
+        """Note how much of the body is still to come; return the place behind what is here."""
+        if head.length is not None:
+            end = min(head.end + head.length, len(data))
+            self._body = head.end + head.length - end
+            return end
+        chunks = Chunks()
+        end = chunks.take(data, head.end)
+        self._body = 0 if chunks.ended else chunks
+        return end
+
+    def _pass_body(self, data: bytes) -> int:
+        """Give aiohttp what belongs to the body under way; return the place behind it."""
+        body = self._body
+        if isinstance(body, int):
+            end = min(body, len(data))
+            self._body = body - end
+        else:
+            try:
+                end = body.take(data)
+            except BadRequest as error:
+                self.refuse(error)
+                return len(data)
+            if body.ended:
+                self._body = 0
+        self._feed(data if end == len(data) else data[:end])
+        return end
+
+    def _feed(self, data: bytes) -> None:
+        if self._inner is None:
+            self._side = Side(self)
+            self._inner = self._server.make_inner()
+            self._inner.connection_made(self._side)
+        self._inner.data_received(data)
+
+    def _hold(self, data: bytes) -> None:
+        """Keep what can't be begun yet: a part of a head, or what came behind a request under way."""
+        if not self.busy and len(data) <= 4 and blank_bytes(data) == len(data):
+            data = b""  # Blank lines between requests.
+        try:
+            self._count(len(data))
+        except (BrokerError, Cut) as error:
+            if not self.busy:
+                self.refuse(error if isinstance(error, BrokerError) else None)
+                return
+            # The request under way is answered; what came behind it is not.
+            self._error = error if isinstance(error, BrokerError) else None
+            data = b""
+        self._held, self._at = data, 0
+        self._set_reading()
+
+    def _count(self, size: int) -> None:
+        """Count what is held: heads, and what came behind. Raises as ``Account.take``."""
+        more = size - self._counted
+        if more > 0:
+            self.account.take(Kind.HEAD_BYTES, more)
+        else:
+            self.account.give(Kind.HEAD_BYTES, -more)
+        self._counted = size
+
+    # --- From requests to replies: for Exchange -----------------------------------------------------
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the client has not taken most of what was written."""
+        return self._writable is not None
+
+    def write(self, *parts: Piece) -> None:
+        """Send to the client. Raises ConnectionError if it is gone."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("The client is gone.")
+        # Not joined: a large part would be copied, and then be there twice while a reader is slow.
+        transport.writelines(parts)
+
+    async def drained(self, wait_s: float) -> bool:
+        """Wait until the client has taken most of what was written; False: not within that time.
+
+        Raises:
+            ConnectionError: it is gone.
+        """
+        writable = self._writable
+        if writable is None:
+            return True
+        done, _ = await asyncio.wait((writable,), timeout=wait_s)
+        if done:
+            writable.result()
+        return bool(done)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that were written and that the socket has not taken."""
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+
+    def answered(self, *, stays_open: bool) -> None:
+        """Go on with what came behind the request under way, whose reply was sent; or end."""
+        self.busy = self.begun = False
+        transport = self.transport
+        if transport is None or self.dismissed:
+            return
+        if not stays_open or self._error is not None:
+            if self._error is not None and stays_open:
+                transport.write(self._server.last_words(self._error))
+            self.say_goodbye()
+            return
+        self._idle_since = self._server.time()
+        if self._held:
+            self._begin(self._held, self._at)
+            self._set_reading()
+        elif self._counted:
+            self._count(0)
+        if self._half_closed and not self.busy:
+            transport.close()
+
+    def abandoned(self) -> asyncio.Future[None]:
+        """Return a future that is done once the client is gone or the node drains."""
+        if self._gone is None:
+            self._gone = self._server.create_future()
+            if self._is_abandoned:
+                self._gone.set_result(None)
+        return self._gone
+
+    @property
+    def _is_abandoned(self) -> bool:
+        return self.transport is None or self._half_closed or self._server.draining
+
+    def abandon(self) -> None:
+        """Tell requests that wait on behalf of this client that there is no use in it."""
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    # --- The end --------------------------------------------------------------------------------------
+
+    def refuse(self, error: BrokerError | None) -> None:
+        """Answer what is no request, or no body of one, and end the connection."""
+        transport = self.transport
+        if transport is None or self.dismissed:
+            return
+        if error is not None and not transport.is_closing():
+            transport.write(self._server.last_words(error))
+        was_under_way, self.busy = self.busy and not self.begun, self.busy and self.begun
+        self.say_goodbye()
+        if self._inner is not None:
+            # The handler that reads the body hears of it.
+            self._inner.connection_lost(ConnectionResetError("The request can't be read."))
+        if was_under_way:
+            self._server.request_ended(self)
+
+    def say_goodbye(self) -> None:
+        """Send the end after the last answer, and look at nothing that still comes."""
+        transport = self.transport
+        if transport is None:
+            return
+        self.dismissed = True
+        self._held, self._at, body, self._body = b"", 0, self._body, 0
+        self._count(0)
+        self._server.head_ended(self)
+        if half_close(transport):
+            self._set_reading()
+            self._server.linger(self, UNREAD_LINGER_S if body else None)
+        else:
+            transport.close()
+
+    def dismiss(self, words: bytes) -> None:
+        """Send the last words and the end, and read nothing more."""
+        self.dismissed = True
+        if self.transport is not None and not half_close(self.transport, words):
+            self.transport.close()
+
+    def force_close(self) -> None:
+        """Cut it."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _cut(self, kind: Kind) -> None:
+        """Be cut, as the one that holds most of something that has run out."""
+        self._server.connection_cut(self, kind)
+        self.force_close()
+
+    def _look_if_idle(self) -> None:
+        ends = self._idle_since + self._server.keep_alive_s
+        left_s = self._server.keep_alive_s if self.in_use else ends - self._server.time()
+        if left_s > 0:
+            self._timer = self._server.call_later(left_s, self._look_if_idle)
+        elif self.transport is not None and not self.dismissed:
+            self.transport.close()
+
+    # --- For aiohttp --------------------------------------------------------------------------------
+
+    def inner_said(self, data: bytes) -> None:
+        """Be told what aiohttp answers by itself: that it can't read a request. It then ends."""
+        text = bytes(data).partition(b"\r\n\r\n")[2].decode("utf-8", "replace")
+        if not self.begun:
+            self.refuse(BadRequest(f"This is no HTTP request: {text[:200]!a}"))
+
+    def inner_closed(self) -> None:
+        """Be told that aiohttp has done with this connection."""
+        if self.transport is not None and not self.dismissed:
+            self.transport.close()
+
+    def want_pause(self, *, wants: bool) -> None:
+        """Be told whether aiohttp has as much of a body as it may hold."""
+        self._wants_pause = wants
+        self._set_reading()
+
+    def _set_reading(self) -> None:
+        full = self.busy and len(self._held) - self._at >= HELD_BYTES_MAX
+        pauses = (self._wants_pause or full or self._error is not None) and not self.dismissed
+        if pauses == self._is_paused or self.transport is None or self.transport.is_closing():
+            return
+        self._is_paused = pauses
+        if pauses:
+            self.transport.pause_reading()
+        else:
+            self.transport.resume_reading()
+
+
+class Side(asyncio.Transport):
+    """What aiohttp takes for the socket."""
+
+    __slots__ = ("_real", "connection")
+
+    def __init__(self, connection: Connection) -> None:
+        """Stand before the transport of a connection."""
+        super().__init__()
+        assert connection.transport is not None, "connected"
+        self._real = connection.transport
+        self.connection = connection
+
+    @override
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._real.get_extra_info(name, default)
+
+    @override
+    def is_closing(self) -> bool:
+        return self._real.is_closing()
+
+    @override
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.connection.inner_said(bytes(data))
+
+    @override
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.connection.inner_said(b"".join(list_of_data))
+
+    @override
+    def pause_reading(self) -> None:
+        self.connection.want_pause(wants=True)
+
+    @override
+    def resume_reading(self) -> None:
+        self.connection.want_pause(wants=False)
+
+    @override
+    def close(self) -> None:
+        self.connection.inner_closed()
+
+    @override
+    def abort(self) -> None:
+        self.connection.inner_closed()

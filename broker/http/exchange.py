@@ -1,0 +1,248 @@
+"""One request and its reply: from aiohttp's request to a ``Request``, from an answer to bytes.
+
+No middleware and no application object of aiohttp's: this is the path of every published message. The reply
+is written to the connection by ``Exchange`` itself; aiohttp is given one of two constants that say only
+whether the connection stays open.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import secrets
+from collections.abc import Mapping
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+
+from aiohttp import web
+from typing_extensions import override
+
+from broker.clock import Clock
+from broker.config import Config
+from broker.errors import BrokerError
+from broker.http.body import BodyReader
+from broker.http.budget import Hold
+from broker.http.outgoing import Outgoing, Slow, send_at_once
+from broker.http.reply import Answer, Reply
+from broker.http.request import Names, Request
+
+if TYPE_CHECKING:
+    from broker.http.connection import Connection, Side
+    from broker.http.server import Server
+
+REQUEST_ID: Final = "X-Request-Id"
+OUR_CLIENT: Final = "broker-client"
+"""What the ``User-Agent`` of this project's client begins with."""
+_GIVEN_ID = re.compile(r"[!-~]{1,128}")
+
+
+class Admitted(NamedTuple):
+    """A request that may be read: what the application found for it, and how long it may take."""
+
+    found: Any
+    names: Names
+    timeout_s: float
+    body_bytes_max: int | None = None
+
+
+class Application(Protocol):
+    """Answers requests. ``api.dispatch`` has the one that the broker serves."""
+
+    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
+        """Look at a request's head: return what is to be done for it, or its reply. Raises BrokerError."""
+
+    async def answer(self, found: Any, request: Request) -> Answer:
+        """Answer a request; errors are answers, too."""
+
+    def refuse(
+        self, error: BrokerError, path: str, headers: Mapping[str, str], request_id: str = ""
+    ) -> Reply:
+        """Return the reply to a request that was not admitted, or could not be read."""
+
+    def failure(self, error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
+        """Return the reply that tells an error of a stream."""
+
+    def lines(self, headers: Mapping[str, str]) -> str:
+        """Return what the head of each reply to such a request has: lines with their ends, or nothing."""
+
+
+class Sent(web.StreamResponse):
+    """Tells aiohttp that the reply was sent, and whether the connection stays open."""
+
+    def __init__(self, *, keep_alive: bool) -> None:
+        """Keep the one thing that matters; there is one object of each kind."""
+        super().__init__()
+        self._stays_open = keep_alive
+
+    @property
+    @override
+    def keep_alive(self) -> bool:
+        return self._stays_open
+
+    @override
+    async def prepare(self, request: web.BaseRequest) -> None:
+        return None
+
+    @override
+    async def write_eof(self, data: bytes = b"") -> None:
+        return None
+
+
+SENT: Final = Sent(keep_alive=True)
+SENT_LAST: Final = Sent(keep_alive=False)
+
+
+class Exchange:
+    """Takes requests of all connections of a server, one after the other of each."""
+
+    def __init__(
+        self,
+        server: Server,
+        application: Application,
+        config: Config,
+        clock: Clock,
+        bodies: BodyReader,
+    ) -> None:
+        """Keep the parts."""
+        self._server = server
+        self._application = application
+        self._clock = clock
+        self._bodies = bodies
+        self._slow = Slow(config.server.reply_stall_s)
+        self._ids = itertools.count(1)
+        self._id_prefix = secrets.token_hex(4)
+        self._date_of_s = 0
+        self._date = ""
+
+    def new_id(self) -> str:
+        """Return a request's id that this process gives once."""
+        return f"{self._id_prefix}-{next(self._ids)}"
+
+    async def serve(self, http: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request. aiohttp's handler."""
+        side = cast("Side | None", http.transport)
+        if side is None:
+            return SENT_LAST  # The client has gone.
+        connection = side.connection
+        connection.begun = True
+        headers = http.headers
+        hold = Hold(connection.account)
+        stays_open = False
+        try:
+            identifier = headers.get(REQUEST_ID)
+            if identifier is None or not _GIVEN_ID.fullmatch(identifier):
+                identifier = self.new_id()
+            answer = await self._answer(http, connection, identifier, hold)
+            stays_open = http.keep_alive and not self._server.draining and connection.body_is_here
+            if isinstance(answer, Reply):
+                stays_open = stays_open and not answer.close
+            else:
+                stays_open = stays_open and connection.minor > 0
+            tail = self._tail(connection, headers, identifier, stays_open)
+            if not isinstance(answer, Reply) or not send_at_once(
+                connection, answer, tail, http.method
+            ):
+                out = Outgoing(connection, http.method, headers, tail, hold, self._slow)
+                stays_open = await self._send(out, headers, answer, identifier) and stays_open
+        except BaseException:
+            stays_open = False
+            connection.force_close()
+            raise
+        else:
+            return SENT if stays_open else SENT_LAST
+        finally:
+            hold.close()
+            if connection.begun:
+                self._server.request_ended(connection, stays_open=stays_open)
+                connection.answered(stays_open=stays_open)
+
+    async def _answer(
+        self, http: web.BaseRequest, connection: Connection, identifier: str, hold: Hold
+    ) -> Answer:
+        headers, application = http.headers, self._application
+        path, query_string = _target(http)
+        if not connection.is_ours:
+            connection.is_ours = headers.get("User-Agent", "").startswith(OUR_CLIENT)
+        try:
+            admitted = application.admit(http.method, path, headers)
+            if isinstance(admitted, Reply):
+                return admitted
+            body = self._bodies.ready(http.content, headers, hold, admitted.body_bytes_max)
+            if body is None:
+                self._bodies.check_told(headers, admitted.body_bytes_max)
+                if headers.get("Expect", "").lower() == "100-continue":
+                    connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                body = await self._bodies.read(http.content, headers, hold, admitted.body_bytes_max)
+        except BrokerError as error:
+            return application.refuse(error, path, headers, identifier)
+        request = Request(
+            http.method,
+            path,
+            query_string,
+            headers,
+            body,
+            identifier=identifier,
+            names=admitted.names,
+            deadline=self._clock.monotonic() + admitted.timeout_s,
+            source=connection,
+            abandoned=connection.abandoned,
+            hold=hold,
+        )
+        del body  # A handler that has decoded it lets it go.
+        return await application.answer(admitted.found, request)
+
+    async def _send(
+        self, out: Outgoing, headers: Mapping[str, str], answer: Answer, identifier: str
+    ) -> bool:
+        """Send what takes more than one write; return whether all of it was sent."""
+        try:
+            await out.send(answer)
+        except ConnectionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - The maker of a stream may raise anything.
+            reply = self._application.failure(error, headers, identifier)
+            # Once the status is out, the missing end tells the reader that this is not all.
+            if not out.began:
+                await out.send(reply)
+            return False
+        return True
+
+    def _tail(
+        self,
+        connection: Connection,
+        headers: Mapping[str, str],
+        identifier: str,
+        stays_open: bool,
+    ) -> bytes:
+        """Return the end of a reply's head: what differs from request to request."""
+        now_s = int(self._server.time())
+        if now_s != self._date_of_s:
+            self._date_of_s = now_s
+            self._date = (
+                f"Date: {formatdate(self._clock.now_ms() / 1000, usegmt=True)}\r\n"
+                "X-Content-Type-Options: nosniff\r\n"
+            )
+        if not stays_open:
+            last = "Connection: close\r\n\r\n"
+        elif connection.minor:
+            last = "\r\n"
+        else:
+            last = "Connection: keep-alive\r\n\r\n"
+        pages = self._application.lines(headers)
+        return f"{REQUEST_ID}: {identifier}\r\n{self._date}{pages}{last}".encode("ascii")
+
+    def last_tail(self, identifier: str) -> bytes:
+        """Return the end of the head of a reply to what is no request."""
+        return (
+            f"{REQUEST_ID}: {identifier}\r\nX-Content-Type-Options: nosniff\r\n"
+            "Connection: close\r\n\r\n"
+        ).encode("ascii")
+
+
+def _target(http: web.BaseRequest) -> tuple[str, str]:
+    """Return a request's raw path and its raw query; a proxy's form of them is understood."""
+    target = http.raw_path
+    if target[:1] != "/":
+        target = http.rel_url.raw_path_qs if http.rel_url.raw_path else target
+    path, _, query_string = target.partition("?")
+    return path, query_string

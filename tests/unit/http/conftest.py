@@ -1,0 +1,21 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.testing.serving import Broker, Http, listening, topic_path
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[Broker]:
+    """The interface over memory, with a topic ``t``."""
+    broker = Broker()
+    assert (await broker.call("PUT", topic_path("t"))).status == 200
+    yield broker
+    await broker.close()
+
+
+@pytest.fixture
+async def http(broker: Broker) -> AsyncIterator[Http]:
+    """The same, listening."""
+    async with listening(broker) as client:
+        yield client
