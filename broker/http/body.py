@@ -34,6 +34,8 @@ from broker.http.inflater import Inflater
 from broker.http.pieces import Pieces
 
 THREADS: Final = 2
+COUNTED_BYTES_MIN: Final = 1024
+"""A smaller body that is there in whole is part of what any connection costs."""
 LOOP_GZIP_BYTES_MAX: Final = 64 * 1024
 LOOP_INFLATED_BYTES_MAX: Final = 256 * 1024
 LOOP_MEMBERS_MAX: Final = 8
@@ -74,7 +76,7 @@ class BodyReader:
         if not content.is_eof() or _ENCODING in headers:
             return None
         body = content.read_nowait()
-        if body:
+        if len(body) >= COUNTED_BYTES_MIN:
             _check_size(len(body), _least(self._bytes_max, bytes_max))
             hold.take(Kind.BODY_BYTES, len(body))
         return body

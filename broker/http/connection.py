@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from typing_extensions import override
 
 from broker.errors import BadRequest, BrokerError
-from broker.http.budget import Account, Cut, Kind
+from broker.http.budget import Account, Cut, Hold, Kind
 from broker.http.drain import half_close, has_arrived
 from broker.http.framing import Chunks, Head, blank_bytes, head_of
 
@@ -62,15 +62,16 @@ class Connection(asyncio.Protocol):
         "_server",
         "_side",
         "_timer",
-        "_wants_pause",
         "_writable",
         "account",
         "begun",
         "busy",
         "dismissed",
+        "hold",
         "is_ours",
         "minor",
         "transport",
+        "wants_pause",
     )
 
     def __init__(self, server: Server) -> None:
@@ -79,6 +80,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         """The way to the client; None when that is gone."""
         self.account: Account
+        self.hold: Hold
+        """What the request under way holds."""
         self._inner: asyncio.Protocol | None = None
         """aiohttp's protocol, from the first request on."""
         self._side: Side | None = None
@@ -102,7 +105,8 @@ class Connection(asyncio.Protocol):
         self._half_closed = False
         self._gone: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self._wants_pause = self._is_paused = False
+        self.wants_pause = self._is_paused = False
+        """Whether aiohttp has as much of a body as it may hold; whether the socket is not read."""
         self._idle_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -133,6 +137,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
         self.account = self._server.budgets.account(str(peer[0]) if peer else "", self._cut)
+        self.hold = Hold(self.account)
         refusal = self._server.admit(self)
         if refusal is not None:
             self.transport.write(self._server.last_words(refusal))
@@ -426,12 +431,12 @@ class Connection(asyncio.Protocol):
 
     def want_pause(self, *, wants: bool) -> None:
         """Be told whether aiohttp has as much of a body as it may hold."""
-        self._wants_pause = wants
+        self.wants_pause = wants
         self._set_reading()
 
     def _set_reading(self) -> None:
         full = self.busy and len(self._held) - self._at >= HELD_BYTES_MAX
-        pauses = (self._wants_pause or full or self._error is not None) and not self.dismissed
+        pauses = (self.wants_pause or full or self._error is not None) and not self.dismissed
         if pauses == self._is_paused or self.transport is None or self.transport.is_closing():
             return
         self._is_paused = pauses
@@ -475,7 +480,9 @@ class Side(asyncio.Transport):
 
     @override
     def resume_reading(self) -> None:
-        self.connection.want_pause(wants=False)
+        # Reading a body resumes each time, also where nothing was paused.
+        if self.connection.wants_pause:
+            self.connection.want_pause(wants=False)
 
     @override
     def close(self) -> None:

@@ -21,7 +21,6 @@ from broker.clock import Clock
 from broker.config import Config
 from broker.errors import BrokerError
 from broker.http.body import BodyReader
-from broker.http.budget import Hold
 from broker.http.outgoing import Outgoing, Slow, send_at_once
 from broker.http.reply import Answer, Reply
 from broker.http.request import Names, Request
@@ -126,13 +125,12 @@ class Exchange:
         connection = side.connection
         connection.begun = True
         headers = http.headers
-        hold = Hold(connection.account)
         stays_open = False
         try:
             identifier = headers.get(REQUEST_ID)
             if identifier is None or not _GIVEN_ID.fullmatch(identifier):
                 identifier = self.new_id()
-            answer = await self._answer(http, connection, identifier, hold)
+            answer = await self._answer(http, connection, identifier)
             stays_open = http.keep_alive and not self._server.draining and connection.body_is_here
             if isinstance(answer, Reply):
                 stays_open = stays_open and not answer.close
@@ -142,7 +140,7 @@ class Exchange:
             if not isinstance(answer, Reply) or not send_at_once(
                 connection, answer, tail, http.method
             ):
-                out = Outgoing(connection, http.method, headers, tail, hold, self._slow)
+                out = Outgoing(connection, http.method, headers, tail, connection.hold, self._slow)
                 stays_open = await self._send(out, headers, answer, identifier) and stays_open
         except BaseException:
             stays_open = False
@@ -151,15 +149,16 @@ class Exchange:
         else:
             return SENT if stays_open else SENT_LAST
         finally:
-            hold.close()
+            if connection.hold.held:
+                connection.hold.close()
             if connection.begun:
                 self._server.request_ended(connection, stays_open=stays_open)
                 connection.answered(stays_open=stays_open)
 
     async def _answer(
-        self, http: web.BaseRequest, connection: Connection, identifier: str, hold: Hold
+        self, http: web.BaseRequest, connection: Connection, identifier: str
     ) -> Answer:
-        headers, application = http.headers, self._application
+        headers, application, hold = http.headers, self._application, connection.hold
         path, query_string = _target(http)
         if not connection.is_ours:
             connection.is_ours = headers.get("User-Agent", "").startswith(OUR_CLIENT)

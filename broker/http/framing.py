@@ -25,6 +25,9 @@ CHUNK_BYTES_MEAN_MIN: Final = 64
 CHUNK_LINE_BYTES_MAX: Final = 512
 TRAILER_BYTES_MAX: Final = 8 * 1024
 
+LENGTH_DIGITS_MAX: Final = 18
+_CR: Final = 13
+
 HEAD_END: Final = b"\r\n\r\n"
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
 _BLANK = re.compile(rb"(?:\r\n){1,2}")
@@ -33,7 +36,6 @@ _BEGUN = re.compile(_TOKEN + rb"{0,64}(?: [^\s]*(?: [HTP/1.0]{0,8}\r?)?)?|\r")
 _FRAMING = re.compile(
     rb"\r\n(?:(content-length)|(transfer-encoding)|[ \t])[ \t]*:?([^\r\n]*)", re.IGNORECASE
 )
-_LENGTH = re.compile(rb"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 
@@ -55,7 +57,7 @@ def head_of(data: bytes, at: int = 0) -> Head | None:
     Raises:
         BadRequest: it is none, or two parsers may read it in two ways, or it is too long.
     """
-    begin = at + blank_bytes(data, at)
+    begin = at + blank_bytes(data, at) if data[at] == _CR else at
     end = data.find(HEAD_END, begin)
     line = _LINE.match(data, begin)
     if line is None or end < 0:
@@ -66,23 +68,23 @@ def head_of(data: bytes, at: int = 0) -> Head | None:
         raise _too_long()
     minor = 1 if line[1] == b"1" else 0
     fields = _FRAMING.findall(data, line.end() - 2, end)
-    return Head(begin, end, _length(fields, minor) if fields else 0, minor)
+    return Head(begin, end, _length(fields, minor), minor)
 
 
 def blank_bytes(data: bytes, at: int = 0) -> int:
     """Return how many bytes of blank lines begin at a place, of those that may stand before a request."""
-    if data[at : at + 1] != b"\r":
-        return 0
     blank = _BLANK.match(data, at)
     return blank.end() - at if blank is not None else 0
 
 
 def _length(fields: list[tuple[bytes, bytes, bytes]], minor: int) -> int | None:
+    if not fields:
+        return 0
     if len(fields) > 1:
         raise BadRequest("This request says several times how long its body is, or folds lines.")
     length, coding, value = fields[0]
     value = value.strip(b" \t")
-    if length and _LENGTH.fullmatch(value):
+    if length and len(value) <= LENGTH_DIGITS_MAX and value.isdigit():
         return int(value)
     if coding and minor and value.lower() == b"chunked":
         return None
