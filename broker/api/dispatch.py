@@ -85,7 +85,7 @@ class Dispatch:
             self._authorize(request.principal, route.action, request.names)
             if request.query_string:
                 route.check_query(request.query)
-            return await route.handler(request)
+            answer = await route.handler(request)
         except BrokerError as error:
             code = error.code
             if error.outcome == "unknown":
@@ -95,6 +95,10 @@ class Dispatch:
             code = INTERNAL
             self._metrics.unknown(route.name)
             return self.failure(error, request.headers, request.id)
+        else:
+            # From here on the answer is sent, to a reader that may take its time.
+            request.let_go_of_body()
+            return answer
         finally:
             self._metrics.answered(route.name, code, monotonic() - started)
 

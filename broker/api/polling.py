@@ -66,6 +66,7 @@ class Polling:
     async def poll(self, request: Request) -> Answer:
         """Answer messages, at once or as soon as there are some that this consumer may see."""
         asked = self.asked(request)
+        request.let_go_of_body()
         return answer_of(await self.read(request, asked, asked.wait_s), asked)
 
     def asked(self, request: Request) -> Asked:

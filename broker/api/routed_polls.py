@@ -10,6 +10,9 @@ A poll that waits does so at the leader, whose commits wake it. While it waits, 
         └──────────────┴──────────────────◀──────────────────────────┘
 
 Nothing is lost or repeated by that: what ends early is empty, and the next one asks for the same.
+
+What asks another node needs the poll's body. A poll that waits here keeps a small one; it lets go of a large
+one, and ends early where leadership moves.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ AGAIN_S: Final = 0.02
 """The pause before a poll that ended early is asked again."""
 ANYWHERE_S: Final = 1.0
 """How long a poll waits at storage before it looks for a leader again."""
+KEPT_BODY_BYTES_MAX: Final = 4 * 1024
+"""The largest body that a poll keeps while it waits here: 10,000 of them are 40 MB, and counted."""
 
 
 class _Polled(NamedTuple):
@@ -103,10 +108,14 @@ class RoutedPolls:
     async def _once(self, request: Request, asked: Asked, until: float) -> _Polled:
         """Ask whoever leads now, and wait there."""
         if self._routing.place(request.topic).here:
+            if asked.wait_s > 0 and len(request.body) > KEPT_BODY_BYTES_MAX:
+                request.let_go_of_body()
             try:
                 return await self._here(request, asked, until)
             except NotLeader:
-                pass  # It moved away while the poll waited.
+                # It moved away while the poll waited.
+                if not request.body:
+                    return _Polled(answer_of(None, asked), is_final=True)
         waits = self._left_s(until) > 0
         answering = self._routing.answer(
             self._call(request, asked, until),
@@ -150,6 +159,7 @@ class RoutedPolls:
 
     async def _received(self, request: Request, asked: Asked) -> Answer:
         """Answer another node's poll; one that ends since this node drains says so."""
+        request.let_go_of_body()
 
         async def handler(_: Request) -> Answer:
             stream = await self._polling.read(request, asked, asked.wait_s)

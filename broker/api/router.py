@@ -36,7 +36,8 @@ Handler = Callable[[Request], Awaitable[Answer]]
 class Route(NamedTuple):
     """One operation of the interface; ``name`` is its entry in the OpenAPI document.
 
-    ``query``: the names of the query parameters that it takes.
+    ``query``: the names of the query parameters that it takes. ``body_bytes_max``: the largest body, as sent and
+    as inflated; None: as large as the configuration allows.
     """
 
     name: str

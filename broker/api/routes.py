@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from broker.api.access import Action
 from broker.api.browsing import Browsing
@@ -22,15 +22,24 @@ from broker.config import Config
 from broker.topics.service import Topics
 from broker.wire.topics import TTL
 
+SMALL_BYTES_MAX: Final = 1024 * 1024
+"""The largest body where neither messages nor a snapshot are sent."""
+SNAPSHOT_BYTES_MAX: Final = 32 * 1024 * 1024
+"""The largest body with a snapshot: a list of a million pointers in JSON has 21 MB, three in Avro have 24 MB."""
+
 
 class Shape(NamedTuple):
-    """A route without its handler. ``query``: the parameters that it takes; any other is refused."""
+    """A route without its handler.
+
+    ``query``: the parameters that it takes; any other is refused. ``body_bytes_max``: see ``Route``.
+    """
 
     name: str
     method: str
     template: str
     action: Action
     query: tuple[str, ...] = ()
+    body_bytes_max: int | None = SMALL_BYTES_MAX
 
 
 _NAMESPACES = "/v1/namespaces"
@@ -48,14 +57,14 @@ SHAPES = (
     Shape("show_topic", "GET", TOPIC, Action.ADMIN),
     Shape("list_topics", "GET", _TOPICS, Action.ADMIN),
     Shape("delete_topic", "DELETE", TOPIC, Action.ADMIN),
-    Shape("publish", "POST", f"{TOPIC}/publish", Action.PUBLISH, ("ttl",)),
-    Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH, ("ttl",)),
+    Shape("publish", "POST", f"{TOPIC}/publish", Action.PUBLISH, ("ttl",), None),
+    Shape("store", "POST", f"{TOPIC}/store", Action.PUBLISH, ("ttl",), None),
     Shape("rollback", "POST", f"{TOPIC}/rollback", Action.PUBLISH),
-    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME, ("wait",)),
+    Shape("poll", "POST", f"{TOPIC}/poll", Action.CONSUME, ("wait",), SNAPSHOT_BYTES_MAX),
     # Beside them.
     Shape("namespaces", "GET", _NAMESPACES, Action.ADMIN),
     Shape("browse", "GET", _MESSAGES, Action.BROWSE, _PAGE),
-    Shape("browse_as", "POST", _MESSAGES, Action.BROWSE, _PAGE),
+    Shape("browse_as", "POST", _MESSAGES, Action.BROWSE, _PAGE, SNAPSHOT_BYTES_MAX),
     Shape("purge", "POST", f"{TOPIC}/purge", Action.ADMIN, ("before",)),
     Shape("stats", "GET", f"{TOPIC}/stats", Action.BROWSE),
     Shape("lag", "GET", f"{TOPIC}/lag", Action.BROWSE, ("after",)),
@@ -68,9 +77,18 @@ SHAPES = (
     ),
     Shape("begin_stage", "POST", f"{TOPIC}/stages", Action.PUBLISH),
     Shape("publish_stages", "POST", f"{TOPIC}/stages/publish", Action.PUBLISH, ("ttl",)),
-    Shape("store_staged", "POST", f"{TOPIC}/stages/{{stage}}/store", Action.PUBLISH, ("ttl",)),
+    Shape(
+        "store_staged", "POST", f"{TOPIC}/stages/{{stage}}/store", Action.PUBLISH, ("ttl",), None
+    ),
     Shape("arrow", "GET", f"{TOPIC}/arrow", Action.CONSUME, ("after", "through")),
-    Shape("arrow_as", "POST", f"{TOPIC}/arrow", Action.CONSUME, ("after", "through")),
+    Shape(
+        "arrow_as",
+        "POST",
+        f"{TOPIC}/arrow",
+        Action.CONSUME,
+        ("after", "through"),
+        SNAPSHOT_BYTES_MAX,
+    ),
     Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME, ("from",)),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
     # The cluster.
@@ -121,7 +139,10 @@ def make_routes(
         **_cluster_handlers(topics, cluster),
         **_node_handlers(health),
     }
-    return [Route(*shape[:4], handler=handlers[shape.name], query=shape.query) for shape in SHAPES]
+    return [
+        Route(*shape[:4], handlers[shape.name], shape.query, shape.body_bytes_max)
+        for shape in SHAPES
+    ]
 
 
 def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> dict[str, Handler]:

@@ -23,9 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
-
-from aiohttp import StreamReader
+from typing import Final, Protocol, TypeVar
 
 from broker.config import Config
 from broker.errors import BadRequest, BodyTooLarge
@@ -45,6 +43,19 @@ _ENCODING: Final = "Content-Encoding"
 _Result = TypeVar("_Result")
 
 
+class Content(Protocol):
+    """A body as aiohttp's ``StreamReader`` gives it."""
+
+    def is_eof(self) -> bool:
+        """Whether all of it is there."""
+
+    def read_nowait(self) -> bytes:
+        """Return what is there."""
+
+    async def readany(self) -> bytes:
+        """Return what is there, at least one byte; nothing at the end."""
+
+
 class BodyReader:
     """Reads bodies. What it has read stays in the request's hold."""
 
@@ -61,7 +72,7 @@ class BodyReader:
 
     def ready(
         self,
-        content: StreamReader,
+        content: Content,
         headers: Mapping[str, str],
         hold: Hold,
         bytes_max: int | None = None,
@@ -95,7 +106,7 @@ class BodyReader:
 
     async def read(
         self,
-        content: StreamReader,
+        content: Content,
         headers: Mapping[str, str],
         hold: Hold,
         bytes_max: int | None = None,
@@ -188,7 +199,7 @@ class Patience:
         self._left_s = stall_s
         self._until = now() + deadline_s
 
-    async def next(self, content: StreamReader) -> bytes:
+    async def next(self, content: Content) -> bytes:
         """Return the next piece, empty at the end. Raises BadRequest, ConnectionError."""
         began = self._now()
         left_s = self.left_s(began)

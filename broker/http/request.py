@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
-from broker.http.budget import Hold
+from broker.http.budget import Hold, Kind
 from broker.model import TopicId
 
 QUERY_FIELDS_MAX = 50
@@ -121,6 +121,12 @@ class Request:
         if self._query is None:
             self._query = _parse_query(self.query_string) if self.query_string else _NO_QUERY
         return self._query
+
+    def let_go_of_body(self) -> None:
+        """Hold the body no longer: it was decoded, and is needed no more."""
+        if self.body:
+            self.body = b""
+            self.hold.give(Kind.BODY_BYTES)
 
     def ask(self, query_string: str) -> None:
         """Give the request another query, before a handler has it."""

@@ -1,14 +1,13 @@
 """CDAP's own Java client, unmodified, against this broker."""
 
 import itertools
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.config import Config, LimitsConfig
+from broker.http.budget import Bounds, Kind
 from broker.model import PublishRequest, Snapshot, timestamp_of
 from broker.testing.served import ServedNode
 from broker.testing.servers import JavaClient, JavaError
@@ -212,32 +211,19 @@ def test_old_transactions_are_an_error_with_our_text(java: JavaTopics) -> None:
 
 
 def test_an_overloaded_broker_is_unavailable_to_the_client(java_client: JavaClient) -> None:
-    """Another client's unfinished body takes all the room that there is for bodies."""
-    limits = LimitsConfig(body_bytes_max=1000, body_inflated_bytes_max=1000, queued_bytes_max=1000)
-    with ServedNode(Config(limits=limits)) as node:
+    with ServedNode() as node:
         java = java_client.at(node.port)
         java.create("t")
-        with socket.create_connection((node.host, node.port)) as slow:
-            path = "/v1/namespaces/default/topics/t/publish"
-            slow.sendall(
-                f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode()
-            )
-            slow.sendall(bytes(999))
-            await_body(node, 999)
-            assert_throws("ServiceUnavailableException", lambda: java.publish("t", b"x"))
-            assert_throws("ServiceUnavailableException", lambda: java.fetch("t"))
-        await_body(node, 0)
+        server = node.node._server
+        assert server is not None
+        budgets = server.budgets
+        bounds = budgets.bounds
+        budgets.bounds = {**bounds, Kind.BODY_BYTES: Bounds(1000, 1000, 0)}
+        assert_throws("ServiceUnavailableException", lambda: java.publish("t", b"x"))
+        assert_throws("ServiceUnavailableException", lambda: java.fetch("t"))
+        budgets.bounds = bounds
         java.publish("t", b"x")
         assert payloads(java.fetch("t")) == [b"x"]
-
-
-def await_body(node: ServedNode, held: int) -> None:
-    """Wait until the node holds so many bytes of unfinished bodies."""
-    shell = node.node._server
-    assert shell is not None
-    deadline = time.monotonic() + 30
-    while shell.body_bytes != held:
-        assert time.monotonic() < deadline, f"{shell.body_bytes} bytes are held, not {held}"
 
 
 def test_no_broker_at_all_is_unavailable_to_the_client(java_client: JavaClient) -> None:

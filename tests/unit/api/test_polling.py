@@ -5,7 +5,9 @@ import json
 import pytest
 from multidict import CIMultiDict
 
+from broker.http.budget import Budgets, Hold, Kind
 from broker.http.reply import Reply, Stream
+from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import avro
@@ -49,6 +51,23 @@ async def test_polls_read_what_was_published(broker: Broker) -> None:
     as_json = await broker.call("POST", POLL, b'{"limit": {"int": 1}}', AVRO_JSON)
     assert as_json.headers["Content-Type"] == "avro/json"
     assert as_json.json == [{"id": both[0].id.decode("latin-1"), "payload": "a"}]
+
+
+async def test_a_poll_that_waits_holds_no_body(broker: Broker) -> None:
+    budgets = Budgets()
+    hold = Hold(budgets.account("a", lambda _: None))
+    body = avro.encode_poll(Poll())
+    hold.take(Kind.BODY_BYTES, len(body))
+    found = broker.dispatch.router.find("POST", POLL)
+    waits = Request("POST", POLL, "wait=20", CIMultiDict(AVRO), body, names=found.names, hold=hold)
+    waiting = asyncio.create_task(broker.dispatch.answer(found, waits))
+    await broker.someone_waits()
+    assert waits.body == b""
+    assert budgets.held[Kind.BODY_BYTES] == 0
+    await broker.call("POST", PUBLISH, TWO, AVRO)
+    answer = await waiting
+    assert isinstance(answer, Reply)
+    assert [message.payload for message in PollDecoder().feed(answer.body)] == [b"a", b"b"]
 
 
 async def test_polls_in_the_json_of_people(broker: Broker) -> None:

@@ -8,6 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from broker.client import Client
+from broker.http.budget import Kind
 from broker.model import Poll, PublishRequest
 from broker.testing.ring import TOPIC, Ring, ring_of
 from broker.testing.serving import eventually, topic_path
@@ -113,6 +114,23 @@ async def test_a_poll_that_waits_moves_with_the_leader(ring: Ring, node: int) ->
     await waits(ring, 2)
     await publish(ring, "b")
     assert payloads(await waiting) == ["b"]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+async def test_a_poll_with_a_large_snapshot_holds_no_body_while_it_waits(
+    ring: Ring, node: int
+) -> None:
+    """Where the leader moves it ends early if the client asked there; else its first node asks again."""
+    snapshot = {"transaction_id": 9, "read_pointer": 8, "in_progress": [*range(10, 2000)]}
+    body = json.dumps({"snapshot": snapshot}).encode()
+    waiting = asyncio.create_task(poll(ring, node, 20, body))
+    await waits(ring, 0)
+    assert ring.nodes[0].server.budgets.held[Kind.BODY_BYTES] == 0
+    await ring.move(2)
+    if node == 1:
+        await waits(ring, 2)
+        await publish(ring, "b")
+    assert payloads(await waiting) == (["b"] if node else [])
 
 
 @pytest.mark.slow

@@ -1,0 +1,224 @@
+"""The reader of bodies by itself: what it holds, where it works, and how long it waits."""
+
+import asyncio
+import gzip
+import random
+import threading
+import zlib
+from collections.abc import Iterator
+
+import pytest
+
+from broker.config import Config, LimitsConfig, ServerConfig
+from broker.errors import BadRequest, BodyTooLarge, BrokerError
+from broker.http.body import BodyReader, Patience
+from broker.http.budget import Bounds, Budgets, Hold, Kind
+from broker.http.inflater import MEMBERS_MAX, STEP_BYTES_MAX, Inflater
+
+MIB = 1 << 20
+BODY = Kind.BODY_BYTES
+GZIP = {"Content-Encoding": "gzip"}
+
+
+class Came:
+    """A body of which these pieces have come; without an end it never does."""
+
+    def __init__(self, *pieces: bytes, ends: bool = True) -> None:
+        self._pieces = list(pieces)
+        self._ends = ends
+
+    def is_eof(self) -> bool:
+        return False
+
+    def read_nowait(self) -> bytes:
+        raise AssertionError("not all of it is there")
+
+    async def readany(self) -> bytes:
+        if not self._pieces and not self._ends:
+            await asyncio.get_running_loop().create_future()
+        return self._pieces.pop(0) if self._pieces else b""
+
+
+class Sent:
+    """Bodies that come to a reader, and what is held for them."""
+
+    def __init__(self, connection_bytes_max: int = 192 * MIB) -> None:
+        self.reader = BodyReader(Config())
+        bounds = Bounds(connection_bytes_max, 1024 * MIB, 1024 * MIB)
+        self.budgets = Budgets({BODY: bounds})
+        self.hold = Hold(self.budgets.account("a", lambda _: None))
+
+    async def read(self, *pieces: bytes, gzipped: bool = False, most: int | None = None) -> bytes:
+        """Read a body that comes in pieces."""
+        headers = GZIP if gzipped else {}
+        return await self.reader.read(Came(*pieces), headers, self.hold, most)
+
+    @property
+    def held(self) -> int:
+        return self.budgets.held[BODY]
+
+
+@pytest.fixture
+def sent() -> Iterator[Sent]:
+    """A reader with the bounds of every day."""
+    sent = Sent()
+    yield sent
+    sent.reader.close()
+
+
+def cut(body: bytes, size: int) -> list[bytes]:
+    return [body[at : at + size] for at in range(0, len(body), size)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000, 5 * MIB, 40 * MIB])
+async def test_a_body_is_what_was_sent_and_held_once(sent: Sent, size: int) -> None:
+    body = random.Random(size).randbytes(size)
+    assert await sent.read(*cut(body, 300_000)) == body
+    assert sent.held == size
+
+
+@pytest.mark.parametrize("size", [0, 1, 300_000, 5 * MIB, 40 * MIB])
+async def test_an_inflated_body_is_held_as_inflated(sent: Sent, size: int) -> None:
+    body = random.Random(size).randbytes(1 + size // 3) * 3
+    packed = gzip.compress(body, 1)
+    assert await sent.read(*cut(packed, 300_000), gzipped=True) == body
+    assert sent.held == len(body)
+
+
+async def test_a_bomb_is_counted_before_it_goes_off() -> None:
+    sent = Sent(connection_bytes_max=2 * MIB)
+    with pytest.raises(BodyTooLarge, match="body_bytes"):
+        await sent.read(gzip.compress(bytes(50 * MIB)), gzipped=True)
+    assert 2 * MIB - STEP_BYTES_MAX - 100_000 < sent.held <= 2 * MIB
+    sent.hold.close()
+    assert sent.held == 0
+
+
+async def test_nothing_is_kept_of_a_body_past_its_own_bound(sent: Sent) -> None:
+    bomb = gzip.compress(bytes(5 * MIB))
+    with pytest.raises(BodyTooLarge, match="4,194,304"):
+        await sent.read(bomb, gzipped=True, most=4 * MIB)
+    assert sent.held <= 4 * MIB + len(bomb) + 1
+    with pytest.raises(BodyTooLarge, match="100 bytes"):
+        await sent.read(b"x" * 101, most=100)
+
+
+async def test_a_body_of_just_its_bound_passes(sent: Sent) -> None:
+    assert len(await sent.read(b"x" * 100, most=100)) == 100
+    packed = gzip.compress(b"x" * STEP_BYTES_MAX)
+    assert len(await sent.read(packed, gzipped=True, most=STEP_BYTES_MAX)) == STEP_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("packed", "threads"),
+    [
+        (gzip.compress(b"x" * 1000), {"MainThread"}),
+        (gzip.compress(bytes(8 * MIB)), {"MainThread", "body"}),
+        (gzip.compress(random.Random(1).randbytes(100_000)), {"body"}),
+        (gzip.compress(b"") * 200, {"MainThread", "body"}),
+    ],
+    ids=["small", "bomb", "large", "members"],
+)
+async def test_what_takes_long_goes_to_the_threads_for_it(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch, packed: bytes, threads: set[str]
+) -> None:
+    seen: list[str] = []
+    step = Inflater.step
+
+    def watched(inflater: Inflater) -> bytes:
+        seen.append(threading.current_thread().name.partition("_")[0])
+        return step(inflater)
+
+    monkeypatch.setattr(Inflater, "step", watched)
+    assert await sent.read(packed, gzipped=True) == gzip.decompress(packed)
+    assert set(seen) == threads
+    assert seen.count("MainThread") <= 2
+
+
+async def test_too_many_members_are_refused(sent: Sent) -> None:
+    empty = gzip.compress(b"")
+    assert await sent.read(empty * MEMBERS_MAX, gzipped=True) == b""
+    with pytest.raises(BadRequest, match="members"):
+        await sent.read(empty * (MEMBERS_MAX + 1), gzipped=True)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Content-Encoding": "gzip, gzip"},
+        {"Content-Encoding": "gzip, br"},
+        {"Content-Encoding": "deflate"},
+        {"Content-Encoding": "identity", "content-encoding": "br"},
+        {"Content-Length": str(64 * MIB + 1)},
+        {"Content-Length": "9" * 5000},
+    ],
+)
+def test_what_its_headers_tell_is_refused_before_it_comes(
+    sent: Sent, headers: dict[str, str]
+) -> None:
+    with pytest.raises(BrokerError):
+        sent.reader.check_told(headers)
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "X-GZIP", "identity, gzip", ","])
+def test_what_is_read_passes_its_headers(sent: Sent, encoding: str) -> None:
+    sent.reader.check_told({"Content-Encoding": encoding, "Content-Length": str(64 * MIB)})
+
+
+def test_a_length_over_the_bound_of_the_route_is_refused(sent: Sent) -> None:
+    sent.reader.check_told({"Content-Length": "100"}, 100)
+    with pytest.raises(BodyTooLarge, match="100 bytes"):
+        sent.reader.check_told({"Content-Length": "101"}, 100)
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_patience_ends_with_a_body_that_stands_still() -> None:
+    clock = Clock()
+    patience = Patience(30.0, 1000, 600.0, clock)
+    assert patience.left_s(clock()) == 30.0
+    patience.came(64 * MIB, 1.0)
+    assert patience.left_s(clock()) == 30.0
+
+
+def test_patience_ends_with_a_body_that_trickles() -> None:
+    clock = Clock()
+    patience = Patience(30.0, 1000, 600.0, clock)
+    patience.came(64 * MIB, 0.0)
+    for _ in range(10):
+        patience.came(1, 3.0)
+    assert patience.left_s(clock()) == pytest.approx(0.01)
+    patience.came(2000, 0.01)
+    assert patience.left_s(clock()) == pytest.approx(2.0)
+
+
+def test_a_body_at_the_lowest_rate_has_until_its_deadline() -> None:
+    clock = Clock()
+    patience = Patience(30.0, 1000, 600.0, clock)
+    for _ in range(59):
+        clock.now_s += 10.0
+        patience.came(10_000, 10.0)
+    assert patience.left_s(clock()) == pytest.approx(10.0)
+
+
+async def test_a_body_that_never_ends_is_given_up_at_its_deadline() -> None:
+    server = ServerConfig(body_stall_s=30.0, body_deadline_s=0.1)
+    reader = BodyReader(Config(server=server, limits=LimitsConfig()))
+    content = Came(gzip.compress(b"x" * 100)[:-1], ends=False)
+    with pytest.raises(BadRequest, match=r"not whole within 0\.1 seconds"):
+        await reader.read(content, GZIP, Hold(None))
+
+
+def test_deflate_without_a_head_is_no_gzip() -> None:
+    inflater = Inflater(1000)
+    inflater.feed(zlib.compress(b"x"))
+    with pytest.raises(BadRequest, match="no gzip"):
+        inflater.step()
