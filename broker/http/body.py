@@ -23,11 +23,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from broker.config import Config
 from broker.errors import BadRequest, BodyTooLarge
 from broker.http.budget import Hold, Kind
+from broker.http.content import Content
 from broker.http.inflater import Inflater
 from broker.http.pieces import Pieces
 
@@ -41,19 +42,6 @@ LOOP_MEMBERS_MAX: Final = 8
 _ENCODING: Final = "Content-Encoding"
 
 _Result = TypeVar("_Result")
-
-
-class Content(Protocol):
-    """A body as aiohttp's ``StreamReader`` gives it."""
-
-    def is_eof(self) -> bool:
-        """Whether all of it is there."""
-
-    def read_nowait(self) -> bytes:
-        """Return what is there."""
-
-    async def readany(self) -> bytes:
-        """Return what is there, at least one byte; nothing at the end."""
 
 
 class BodyReader:
@@ -72,7 +60,7 @@ class BodyReader:
 
     def ready(
         self,
-        content: Content,
+        body: bytes | Content,
         headers: Mapping[str, str],
         hold: Hold,
         bytes_max: int | None = None,
@@ -84,25 +72,25 @@ class BodyReader:
         Raises:
             BodyTooLarge, Overloaded, Cut: as ``read`` does.
         """
-        if not content.is_eof() or _ENCODING in headers:
+        if not isinstance(body, bytes) or _ENCODING in headers:
             return None
-        body = content.read_nowait()
         if len(body) >= COUNTED_BYTES_MIN:
             _check_size(len(body), _least(self._bytes_max, bytes_max))
             hold.take(Kind.BODY_BYTES, len(body))
         return body
 
-    def check_told(self, headers: Mapping[str, str], bytes_max: int | None = None) -> None:
-        """Refuse by its headers a body that ``read`` would refuse.
+    def check_told(
+        self, told: int | None, headers: Mapping[str, str], bytes_max: int | None = None
+    ) -> None:
+        """Refuse by its headers a body that ``read`` would refuse. ``told``: its length, if that is told.
 
         Raises:
             BadRequest: it is encoded in a way that is not read.
             BodyTooLarge: the length that is told is over the bound.
         """
         _is_gzip(headers)
-        told = headers.get("Content-Length", "")
-        if told.isascii() and told.isdecimal():
-            _check_size(int(told[:20]), _least(self._bytes_max, bytes_max))
+        if told is not None:
+            _check_size(told, _least(self._bytes_max, bytes_max))
 
     async def read(
         self,
@@ -122,7 +110,7 @@ class BodyReader:
             Overloaded: a budget is used up.
             ConnectionError: the client is gone, or was cut to make room.
         """
-        self.check_told(headers, bytes_max)
+        self.check_told(content.told, headers, bytes_max)
         sent_max = _least(self._bytes_max, bytes_max)
         inflater = None
         if _is_gzip(headers):

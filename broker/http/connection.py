@@ -1,13 +1,14 @@
-"""One client's connection: our protocol in front of aiohttp's, which gets one whole request at a time.
+"""One client's connection: our protocol in front of aiohttp's, which gets one whole head at a time.
 
 ::
 
-    socket ──bytes──▶ Connection ──one request──▶ aiohttp's protocol ──▶ handler (see exchange)
-       ▲              bounds, framing             parses, frames             │
-       └──────────────────────────── the reply ──────────────────────────────┘
+    socket ──bytes──▶ Connection ──one head──▶ aiohttp's protocol ──▶ handler (see exchange)
+       ▲              bounds, framing ──body──────────────────────────▶   │
+       └──────────────────────────── the reply ───────────────────────────┘
 
 Nothing reaches aiohttp before a request's head is whole and within its bounds, and nothing behind a request
-before that request is answered: it is held here, counted, and then the socket is not read any further. aiohttp
+before that request is answered: it is held here, counted, and then the socket is not read any further. To
+aiohttp a request has no body: the handler takes it from here, and while it has not, the socket is not read. aiohttp
 writes to a ``Side``, not to the socket: all that it says by itself is that it can't read a request.
 
 A connection is *idle*, has a begun *head*, or is *busy* with a request until its reply is sent::
@@ -28,6 +29,7 @@ from typing_extensions import override
 
 from broker.errors import BadRequest, BrokerError
 from broker.http.budget import Account, Cut, Hold, Kind
+from broker.http.content import Content
 from broker.http.drain import half_close, has_arrived
 from broker.http.framing import Chunks, Head, blank_bytes, head_of
 
@@ -50,7 +52,6 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "__weakref__",
         "_at",
-        "_body",
         "_counted",
         "_error",
         "_gone",
@@ -59,19 +60,19 @@ class Connection(asyncio.Protocol):
         "_idle_since",
         "_inner",
         "_is_paused",
+        "_left",
         "_server",
-        "_side",
         "_timer",
         "_writable",
         "account",
         "begun",
+        "body",
         "busy",
         "dismissed",
         "hold",
         "is_ours",
         "minor",
         "transport",
-        "wants_pause",
     )
 
     def __init__(self, server: Server) -> None:
@@ -84,12 +85,13 @@ class Connection(asyncio.Protocol):
         """What the request under way holds."""
         self._inner: asyncio.Protocol | None = None
         """aiohttp's protocol, from the first request on."""
-        self._side: Side | None = None
         self._held = b""
         self._at = 0
         """Where in ``_held`` that begins of which aiohttp has had nothing."""
-        self._body: int | Chunks = 0
-        """What aiohttp has not had of the body under way: bytes, or chunks."""
+        self.body: bytes | Content = b""
+        """The body of the request under way: whole, or as it comes."""
+        self._left: int | Chunks = 0
+        """What is still to come of that body: bytes, or chunks."""
         self._counted = 0
         self._error: BrokerError | None = None
         """Why nothing that came behind the request under way is looked at."""
@@ -105,8 +107,7 @@ class Connection(asyncio.Protocol):
         self._half_closed = False
         self._gone: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-        self.wants_pause = self._is_paused = False
-        """Whether aiohttp has as much of a body as it may hold; whether the socket is not read."""
+        self._is_paused = False
         self._idle_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -127,8 +128,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def body_is_here(self) -> bool:
-        """Whether aiohttp has had the whole request."""
-        return not self._body
+        """Whether the whole request has come."""
+        return not self._left
 
     # --- What the loop calls ------------------------------------------------------------------------
 
@@ -157,9 +158,13 @@ class Connection(asyncio.Protocol):
             self._begin(data, 0)
             return
         at = 0
-        if self._body:
-            at = self._pass_body(data)
-            if at == len(data) or self.dismissed:
+        if self._left and isinstance(self.body, Content):
+            try:
+                at = self._take_body(self.body, data, 0)
+            except BadRequest as error:
+                self.refuse(error)
+                return
+            if at == len(data):
                 return
         self._hold(self._held[self._at :] + data[at:] if self._held else data[at:])
 
@@ -167,7 +172,7 @@ class Connection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Be told that the client sends no more; true: it may still be answered."""
         self._half_closed = True
-        if self.dismissed or not self.busy or self._body:
+        if self.dismissed or not self.busy or self._left:
             return False
         # A client that has gone looks the same: whatever waits for something new, ends.
         self.abandon()
@@ -183,8 +188,7 @@ class Connection(asyncio.Protocol):
         self.abandon()
         if self._writable is not None and not self._writable.done():
             self._writable.set_exception(ConnectionResetError("The client is gone."))
-        if self._inner is not None:
-            self._inner.connection_lost(exc)
+        self._lose(exc or ConnectionResetError("The client is gone."))
         if self.busy and not self.begun:
             self.busy = False
             self._server.request_ended(self)
@@ -200,10 +204,17 @@ class Connection(asyncio.Protocol):
         if writable is not None and not writable.done():
             writable.set_result(None)
 
+    def _lose(self, error: Exception) -> None:
+        """Tell those that still wait for the client: the reader of its body, and aiohttp."""
+        if isinstance(self.body, Content):
+            self.body.fail(error)
+        if self._inner is not None:
+            self._inner.connection_lost(error)
+
     # --- From bytes to requests ---------------------------------------------------------------------
 
     def _begin(self, data: bytes, at: int) -> None:
-        """Give aiohttp the request that begins at a place of ``data``; hold what is behind it."""
+        """Give aiohttp the head that begins at a place of ``data``; hold what is behind its request."""
         try:
             head = head_of(data, at)
             if head is None:
@@ -211,58 +222,57 @@ class Connection(asyncio.Protocol):
                 if self._held:
                     self._server.head_grew(self)
                 return
-            self.minor = head.minor
             end = self._body_of(head, data)
+            size = head.end - head.begin
             if end < len(data):
                 self._held, self._at = data, end
+                self._count(size + len(data) - end)
             else:
                 self._held, self._at = b"", 0
-            size = head.end - head.begin
-            if size >= COUNTED_BYTES_MIN or self._held or self._counted:
-                self._count(size + len(self._held) - self._at)
+                if size >= COUNTED_BYTES_MIN or self._counted:
+                    self._count(size)
         except BrokerError as error:
             self.refuse(error)
             return
         except Cut:
             return
+        self.minor = head.minor
         self.busy = True
         self._server.request_began(self)
-        self._feed(data if not head.begin and end == len(data) else data[head.begin : end])
+        if self._inner is None:
+            self._inner = self._server.make_inner()
+            self._inner.connection_made(Side(self))
+        self._inner.data_received(head.without_body(data))
 
     def _body_of(self, head: Head, data: bytes) -> int:
-        """Note how much of the body is still to come; return the place behind what is here."""
-        if head.length is not None:
-            end = min(head.end + head.length, len(data))
-            self._body = head.end + head.length - end
-            return end
-        chunks = Chunks()
-        end = chunks.take(data, head.end)
-        self._body = 0 if chunks.ended else chunks
-        return end
+        """Take what is here of the body; return the place behind it."""
+        length, begin = head.length, head.end
+        if length is not None and begin + length <= len(data):
+            self.body = data[begin : begin + length] if length else b""
+            return begin + length
+        self._left = Chunks() if length is None else length
+        self.body = Content(length, self._set_reading)
+        return self._take_body(self.body, data, begin)
 
-    def _pass_body(self, data: bytes) -> int:
-        """Give aiohttp what belongs to the body under way; return the place behind it."""
-        body = self._body
-        if isinstance(body, int):
-            end = min(body, len(data))
-            self._body = body - end
+    def _take_body(self, body: Content, data: bytes, at: int) -> int:
+        """Take what belongs to the body under way; return the place behind it. Raises BadRequest."""
+        left = self._left
+        if isinstance(left, int):
+            end = min(at + left, len(data))
+            self._left = left = left - (end - at)
+            body.add(data[at:end] if at or end < len(data) else data)
+            if not left:
+                body.end()
         else:
-            try:
-                end = body.take(data)
-            except BadRequest as error:
-                self.refuse(error)
-                return len(data)
-            if body.ended:
-                self._body = 0
-        self._feed(data if end == len(data) else data[:end])
+            found: list[bytes] = []
+            end = left.take(data, at, found)
+            body.add(b"".join(found))
+            if left.ended:
+                self._left = 0
+                body.end()
+        if body.is_full:
+            self._set_reading()
         return end
-
-    def _feed(self, data: bytes) -> None:
-        if self._inner is None:
-            self._side = Side(self)
-            self._inner = self._server.make_inner()
-            self._inner.connection_made(self._side)
-        self._inner.data_received(data)
 
     def _hold(self, data: bytes) -> None:
         """Keep what can't be begun yet: a part of a head, or what came behind a request under way."""
@@ -335,6 +345,7 @@ class Connection(asyncio.Protocol):
             self.say_goodbye()
             return
         self._idle_since = self._server.time()
+        self.body = b""
         if self._held:
             self._begin(self._held, self._at)
             self._set_reading()
@@ -371,9 +382,7 @@ class Connection(asyncio.Protocol):
             transport.write(self._server.last_words(error))
         was_under_way, self.busy = self.busy and not self.begun, self.busy and self.begun
         self.say_goodbye()
-        if self._inner is not None:
-            # The handler that reads the body hears of it.
-            self._inner.connection_lost(ConnectionResetError("The request can't be read."))
+        self._lose(ConnectionResetError("The request can't be read."))
         if was_under_way:
             self._server.request_ended(self)
 
@@ -383,12 +392,13 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return
         self.dismissed = True
-        self._held, self._at, body, self._body = b"", 0, self._body, 0
+        left, self._left = self._left, 0
+        self._held, self._at = b"", 0
         self._count(0)
         self._server.head_ended(self)
         if half_close(transport):
             self._set_reading()
-            self._server.linger(self, UNREAD_LINGER_S if body else None)
+            self._server.linger(self, UNREAD_LINGER_S if left else None)
         else:
             transport.close()
 
@@ -429,14 +439,14 @@ class Connection(asyncio.Protocol):
         if self.transport is not None and not self.dismissed:
             self.transport.close()
 
-    def want_pause(self, *, wants: bool) -> None:
-        """Be told whether aiohttp has as much of a body as it may hold."""
-        self.wants_pause = wants
-        self._set_reading()
-
     def _set_reading(self) -> None:
         full = self.busy and len(self._held) - self._at >= HELD_BYTES_MAX
-        pauses = (self.wants_pause or full or self._error is not None) and not self.dismissed
+        full = (
+            full
+            or self._error is not None
+            or (isinstance(self.body, Content) and self.body.is_full)
+        )
+        pauses = full and not self.dismissed
         if pauses == self._is_paused or self.transport is None or self.transport.is_closing():
             return
         self._is_paused = pauses
@@ -473,16 +483,6 @@ class Side(asyncio.Transport):
     @override
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
         self.connection.inner_said(b"".join(list_of_data))
-
-    @override
-    def pause_reading(self) -> None:
-        self.connection.want_pause(wants=True)
-
-    @override
-    def resume_reading(self) -> None:
-        # Reading a body resumes each time, also where nothing was paused.
-        if self.connection.wants_pause:
-            self.connection.want_pause(wants=False)
 
     @override
     def close(self) -> None:

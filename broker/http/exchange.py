@@ -21,6 +21,7 @@ from broker.clock import Clock
 from broker.config import Config
 from broker.errors import BrokerError
 from broker.http.body import BodyReader
+from broker.http.content import Content
 from broker.http.outgoing import Outgoing, Slow, send_at_once
 from broker.http.reply import Answer, Reply
 from broker.http.request import Names, Request
@@ -166,12 +167,15 @@ class Exchange:
             admitted = application.admit(http.method, path, headers)
             if isinstance(admitted, Reply):
                 return admitted
-            body = self._bodies.ready(http.content, headers, hold, admitted.body_bytes_max)
+            sent, bytes_max = connection.body, admitted.body_bytes_max
+            body = self._bodies.ready(sent, headers, hold, bytes_max)
             if body is None:
-                self._bodies.check_told(headers, admitted.body_bytes_max)
+                content = Content.whole(sent) if isinstance(sent, bytes) else sent
+                self._bodies.check_told(content.told, headers, bytes_max)
                 if headers.get("Expect", "").lower() == "100-continue":
                     connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                body = await self._bodies.read(http.content, headers, hold, admitted.body_bytes_max)
+                body = await self._bodies.read(content, headers, hold, bytes_max)
+            connection.body = sent = b""
         except BrokerError as error:
             return application.refuse(error, path, headers, identifier)
         request = Request(

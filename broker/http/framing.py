@@ -6,9 +6,10 @@ r"""Where a request ends: what must be known of it before a parser sees it.
     └ two at most             └ request line     └ head: at most HEAD_BYTES_MAX bytes
                                                                    └ Content-Length, or chunks, or none
 
-The parser that comes next reads all of it again, and decides about methods, targets and fields. This one
-refuses what two parsers may read in two ways (RFC 9112, 6.3): several lengths, a length beside chunks, other
-codings of the transfer than chunks, folded lines, lines that end with LF alone. Pure: bytes in, places out.
+The parser that comes next gets the head without the line that tells of the body, and decides about methods,
+targets and fields. This one refuses what two parsers may read in two ways (RFC 9112, 6.3): several lengths, a
+length beside chunks, other codings of the transfer than chunks, folded lines, lines that end with LF alone.
+Pure: bytes in, places out.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ TRAILER_BYTES_MAX: Final = 8 * 1024
 
 LENGTH_DIGITS_MAX: Final = 18
 _CR: Final = 13
+_LF: Final = 10
 
 HEAD_END: Final = b"\r\n\r\n"
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]"
@@ -34,7 +36,7 @@ _BLANK = re.compile(rb"(?:\r\n){1,2}")
 _LINE = re.compile(_TOKEN + rb"{1,64} [^\s]+ HTTP/1\.([01])\r\n")
 _BEGUN = re.compile(_TOKEN + rb"{0,64}(?: [^\s]*(?: [HTP/1.0]{0,8}\r?)?)?|\r")
 _FRAMING = re.compile(
-    rb"\r\n(?:(content-length)|(transfer-encoding)|[ \t])[ \t]*:?([^\r\n]*)", re.IGNORECASE
+    rb"\r\n(?:(content-length)|(transfer-encoding)|[ \t])([ \t]*:)?([^\r\n]*)", re.IGNORECASE
 )
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
@@ -43,12 +45,23 @@ class Head(NamedTuple):
     """A whole head: ``begin`` is its first byte, ``end`` the first behind it.
 
     ``length`` is that of the body in bytes; None: it comes in chunks. ``minor`` is that of the version.
+    From ``framing_begin`` to ``framing_end`` stands the line that tells of the body, with the line's end before it.
     """
 
     begin: int
     end: int
-    length: int | None
     minor: int
+    length: int | None = 0
+    framing_begin: int = 0
+    framing_end: int = 0
+
+    def without_body(self, data: bytes) -> bytes:
+        """Return the head as that of a request that has no body."""
+        if self.framing_end:
+            return data[self.begin : self.framing_begin] + data[self.framing_end : self.end]
+        if not self.begin and self.end == len(data):
+            return data
+        return data[self.begin : self.end]
 
 
 def head_of(data: bytes, at: int = 0) -> Head | None:
@@ -67,8 +80,13 @@ def head_of(data: bytes, at: int = 0) -> Head | None:
     if end - begin > HEAD_BYTES_MAX:
         raise _too_long()
     minor = 1 if line[1] == b"1" else 0
-    fields = _FRAMING.findall(data, line.end() - 2, end)
-    return Head(begin, end, _length(fields, minor), minor)
+    framing = _FRAMING.search(data, line.end() - 2, end)
+    if framing is None:
+        return Head(begin, end, minor)
+    first, last = framing.span()
+    if _FRAMING.search(data, last, end) is not None:
+        raise BadRequest("This request says several times how long its body is, or folds lines.")
+    return Head(begin, end, minor, _length(framing, minor), first, last)
 
 
 def blank_bytes(data: bytes, at: int = 0) -> int:
@@ -77,16 +95,12 @@ def blank_bytes(data: bytes, at: int = 0) -> int:
     return blank.end() - at if blank is not None else 0
 
 
-def _length(fields: list[tuple[bytes, bytes, bytes]], minor: int) -> int | None:
-    if not fields:
-        return 0
-    if len(fields) > 1:
-        raise BadRequest("This request says several times how long its body is, or folds lines.")
-    length, coding, value = fields[0]
+def _length(framing: re.Match[bytes], minor: int) -> int | None:
+    length, coding, colon, value = framing.groups()
     value = value.strip(b" \t")
-    if length and len(value) <= LENGTH_DIGITS_MAX and value.isdigit():
+    if length and colon == b":" and len(value) <= LENGTH_DIGITS_MAX and value.isdigit():
         return int(value)
-    if coding and minor and value.lower() == b"chunked":
+    if coding and colon == b":" and minor and value.lower() == b"chunked":
         return None
     if length:
         raise BadRequest(f"Content-Length must be a number of bytes, not {value[:80]!a}.")
@@ -111,29 +125,32 @@ def _too_long() -> BadRequest:
 
 
 class Chunks:
-    """A body in chunks, as far as its framing goes."""
+    """A body in chunks: finds the data in them, and their end."""
 
-    __slots__ = ("_data_bytes", "_left", "_line", "_number", "_trailer_bytes", "ended")
+    __slots__ = ("_left", "_line", "_number", "_size", "_trailer_bytes", "ended")
 
     def __init__(self) -> None:
         """Begin before the first chunk."""
         self._left = 0
-        """Bytes of the chunk under way that are still to come, with its line's end."""
+        """Bytes of the chunk under way that are still to come, with the line's end behind them."""
         self._line = b""
         """The begun line of a chunk's size, or of the trailer."""
         self._number = 0
-        self._data_bytes = 0
+        self._size = 0
+        """Bytes of all chunks so far."""
         self._trailer_bytes = -1
         """Of the trailer so far; below 0 before it begins."""
         self.ended = False
 
-    def take(self, data: bytes, at: int = 0) -> int:
-        """Return the place in ``data`` behind what belongs to this body. Raises BadRequest."""
+    def take(self, data: bytes, at: int, found: list[bytes]) -> int:
+        """Add the chunks' data to ``found``; return the place behind what belongs to this body.
+
+        Raises:
+            BadRequest: these are no chunks, or too small ones.
+        """
         while at < len(data) and not self.ended:
             if self._left:
-                step = min(self._left, len(data) - at)
-                self._left -= step
-                at += step
+                at = self._take_chunk(data, at, found)
                 continue
             end = data.find(b"\n", at)
             piece = data[at:] if end < 0 else data[at : end + 1]
@@ -143,10 +160,22 @@ class Chunks:
                 raise BadRequest("A line between the chunks of a body is too long.")
             if end >= 0:
                 line, self._line = self._line, b""
-                self._took(line)
+                self._take_line(line)
         return at
 
-    def _took(self, line: bytes) -> None:
+    def _take_chunk(self, data: bytes, at: int, found: list[bytes]) -> int:
+        """Take from the chunk under way, which ends with CR LF."""
+        stop = min(at + self._left, len(data))
+        data_end = min(at + self._left - 2, len(data))
+        if data_end > at:
+            found.append(data[at:data_end])
+        for place in range(max(data_end, at), stop):
+            if data[place] != (_CR if self._left - (place - at) == 2 else _LF):
+                raise BadRequest("A chunk of the body does not end with CR LF.")
+        self._left -= stop - at
+        return stop
+
+    def _take_line(self, line: bytes) -> None:
         if not line.endswith(b"\r\n"):
             raise BadRequest("A line between the chunks of a body does not end with CR LF.")
         if self._trailer_bytes >= 0:
@@ -155,17 +184,17 @@ class Chunks:
             if self._trailer_bytes > TRAILER_BYTES_MAX:
                 raise BadRequest("The trailer of a body is too long.")
             return
-        size = _CHUNK.fullmatch(line, 0, len(line) - 2)
-        if size is None:
+        told = _CHUNK.fullmatch(line, 0, len(line) - 2)
+        if told is None:
             raise BadRequest(f"This is no size of a chunk: {line[:40]!a}")
-        data_bytes = int(size[1], 16)
-        if not data_bytes:
+        size = int(told[1], 16)
+        if not size:
             self._trailer_bytes = 0
             return
-        self._left = data_bytes + 2
+        self._left = size + 2
         self._number += 1
-        self._data_bytes += data_bytes
-        if self._number > FREE_CHUNKS and self._data_bytes < self._number * CHUNK_BYTES_MEAN_MIN:
+        self._size += size
+        if self._number > FREE_CHUNKS and self._size < self._number * CHUNK_BYTES_MEAN_MIN:
             raise BadRequest(
-                f"The chunks of this body are too small. Send {CHUNK_BYTES_MEAN_MIN} bytes in each, or more."
+                f"The chunks of this body are too small: send {CHUNK_BYTES_MEAN_MIN} bytes in each at least."
             )

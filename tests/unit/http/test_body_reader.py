@@ -1,6 +1,5 @@
 """The reader of bodies by itself: what it holds, where it works, and how long it waits."""
 
-import asyncio
 import gzip
 import random
 import threading
@@ -13,6 +12,7 @@ from broker.config import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http.body import BodyReader, Patience
 from broker.http.budget import Bounds, Budgets, Hold, Kind
+from broker.http.content import Content
 from broker.http.inflater import MEMBERS_MAX, STEP_BYTES_MAX, Inflater
 
 MIB = 1 << 20
@@ -20,23 +20,14 @@ BODY = Kind.BODY_BYTES
 GZIP = {"Content-Encoding": "gzip"}
 
 
-class Came:
-    """A body of which these pieces have come; without an end it never does."""
-
-    def __init__(self, *pieces: bytes, ends: bool = True) -> None:
-        self._pieces = list(pieces)
-        self._ends = ends
-
-    def is_eof(self) -> bool:
-        return False
-
-    def read_nowait(self) -> bytes:
-        raise AssertionError("not all of it is there")
-
-    async def readany(self) -> bytes:
-        if not self._pieces and not self._ends:
-            await asyncio.get_running_loop().create_future()
-        return self._pieces.pop(0) if self._pieces else b""
+def came(*pieces: bytes, ends: bool = True) -> Content:
+    """Return a body of which these pieces have come; without an end it never does."""
+    content = Content(None, lambda: None)
+    for piece in pieces:
+        content.add(piece)
+    if ends:
+        content.end()
+    return content
 
 
 class Sent:
@@ -51,7 +42,7 @@ class Sent:
     async def read(self, *pieces: bytes, gzipped: bool = False, most: int | None = None) -> bytes:
         """Read a body that comes in pieces."""
         headers = GZIP if gzipped else {}
-        return await self.reader.read(Came(*pieces), headers, self.hold, most)
+        return await self.reader.read(came(*pieces), headers, self.hold, most)
 
     @property
     def held(self) -> int:
@@ -143,32 +134,32 @@ async def test_too_many_members_are_refused(sent: Sent) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("told", "headers"),
     [
-        {"Content-Encoding": "gzip, gzip"},
-        {"Content-Encoding": "gzip, br"},
-        {"Content-Encoding": "deflate"},
-        {"Content-Encoding": "identity", "content-encoding": "br"},
-        {"Content-Length": str(64 * MIB + 1)},
-        {"Content-Length": "9" * 5000},
+        (1, {"Content-Encoding": "gzip, gzip"}),
+        (None, {"Content-Encoding": "gzip, br"}),
+        (1, {"Content-Encoding": "deflate"}),
+        (1, {"Content-Encoding": "identity", "content-encoding": "br"}),
+        (64 * MIB + 1, {}),
+        (10**18, {}),
     ],
 )
 def test_what_its_headers_tell_is_refused_before_it_comes(
-    sent: Sent, headers: dict[str, str]
+    sent: Sent, told: int | None, headers: dict[str, str]
 ) -> None:
     with pytest.raises(BrokerError):
-        sent.reader.check_told(headers)
+        sent.reader.check_told(told, headers)
 
 
 @pytest.mark.parametrize("encoding", ["", "identity", "gzip", "X-GZIP", "identity, gzip", ","])
 def test_what_is_read_passes_its_headers(sent: Sent, encoding: str) -> None:
-    sent.reader.check_told({"Content-Encoding": encoding, "Content-Length": str(64 * MIB)})
+    sent.reader.check_told(64 * MIB, {"Content-Encoding": encoding})
 
 
 def test_a_length_over_the_bound_of_the_route_is_refused(sent: Sent) -> None:
-    sent.reader.check_told({"Content-Length": "100"}, 100)
+    sent.reader.check_told(100, {}, 100)
     with pytest.raises(BodyTooLarge, match="100 bytes"):
-        sent.reader.check_told({"Content-Length": "101"}, 100)
+        sent.reader.check_told(101, {}, 100)
 
 
 class Clock:
@@ -212,7 +203,7 @@ def test_a_body_at_the_lowest_rate_has_until_its_deadline() -> None:
 async def test_a_body_that_never_ends_is_given_up_at_its_deadline() -> None:
     server = ServerConfig(body_stall_s=30.0, body_deadline_s=0.1)
     reader = BodyReader(Config(server=server, limits=LimitsConfig()))
-    content = Came(gzip.compress(b"x" * 100)[:-1], ends=False)
+    content = came(gzip.compress(b"x" * 100)[:-1], ends=False)
     with pytest.raises(BadRequest, match=r"not whole within 0\.1 seconds"):
         await reader.read(content, GZIP, Hold(None))
 
