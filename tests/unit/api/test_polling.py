@@ -5,6 +5,7 @@ import json
 import pytest
 from multidict import CIMultiDict
 
+from broker.api.routes import SNAPSHOT_BYTES_MAX
 from broker.http.budget import Budgets, Hold, Kind
 from broker.http.reply import Reply, Stream
 from broker.http.request import Request
@@ -12,7 +13,7 @@ from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import avro
 from broker.wire.blocks import END, PollDecoder
-from broker.wire.transaction import encode_transaction
+from broker.wire.transaction import POINTERS_MAX, encode_transaction
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}
@@ -68,6 +69,23 @@ async def test_a_poll_that_waits_holds_no_body(broker: Broker) -> None:
     answer = await waiting
     assert isinstance(answer, Reply)
     assert [message.payload for message in PollDecoder().feed(answer.body)] == [b"a", b"b"]
+
+
+def test_the_largest_snapshots_fit_into_a_poll() -> None:
+    pointers = [1_795_467_053_000_000_000 + number for number in range(POINTERS_MAX)]
+    every = Snapshot(
+        transaction_id=9,
+        read_pointer=8,
+        invalids=pointers,
+        in_progress=pointers,
+        checkpoint_pointers=pointers,
+    )
+    in_avro = encode_transaction(every)
+    in_json = json.dumps({"snapshot": {"transaction_id": 9, "invalids": pointers}})
+    one = Snapshot(transaction_id=9, read_pointer=8, invalids=pointers)
+    in_hex = encode_transaction(one).hex()
+    for size in (len(in_avro), len(in_json), len(in_hex)):
+        assert size < SNAPSHOT_BYTES_MAX - 1000
 
 
 async def test_polls_in_the_json_of_people(broker: Broker) -> None:

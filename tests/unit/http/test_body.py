@@ -191,3 +191,18 @@ async def test_of_too_many_bodies_the_largest_holder_is_cut(broker: Broker) -> N
         await one.send(b"x" * 20_000)
         assert (await one.reply()).status == 200
     assert await published(broker) == [50_000, 100_000]
+
+
+async def test_bodies_that_lack_their_last_byte_keep_no_publish_out(broker: Broker) -> None:
+    """Two connections hold as much as their caller may; a publish by the same caller goes on all the same."""
+    broker.server.budgets = Budgets({Kind.BODY_BYTES: Bounds(250_000, 410_000, 500_000)})
+    packed = gzip.compress(bytes(200_000))
+    head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    async with listening(broker) as http, RawHttp(http.port) as one, RawHttp(http.port) as two:
+        for number, raw in enumerate((one, two), 1):
+            await raw.send(head + packed[:-1])
+            await eventually(lambda: held(broker) == number * 200_000, lambda: held(broker))  # noqa: B023
+        reply = await http("POST", PUBLISH, b"x" * 50_000, TEXT)
+        assert reply.status == 200
+        assert held(broker) == 200_000
+    assert await published(broker) == [50_000]
