@@ -33,6 +33,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 OK = "ok"
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_HELD = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.3, 0.5, 1, 2, 3, 5, 10, 30)
 _COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 5_000, 20_000, 100_000)
 
 
@@ -116,6 +117,9 @@ class Metrics(Collector):
             "unknown_outcomes", "Answers that can't say what was done.", "kind"
         )
         self._events = _Counter("events", "Rare events in the life of a node.", "kind")
+        self._held = _Histogram(
+            "loop_held_seconds", "How long the event loop was held at a time.", _HELD
+        )
         self._levels: dict[str, tuple[str, Callable[[], float]]] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -173,6 +177,10 @@ class Metrics(Collector):
     def happened(self, kind: str) -> None:
         """Count a rare event by its name."""
         self._events.sums[kind,] += 1
+
+    def loop_held(self, seconds: float) -> None:
+        """Count for how long the event loop was held before one tick of its monitor; mostly 0."""
+        self._held.observe(seconds)
 
     def watch(self, name: str, doc: str, level: Callable[[], float]) -> None:
         """Show ``level()`` as ``broker_<name>`` whenever figures are read.

@@ -14,6 +14,7 @@ import uvloop
 
 from broker import logs
 from broker.config import Config
+from broker.monitor import Clocks, Monitor
 from broker.node import Node
 
 FILES_BESIDE_CONNECTIONS = 1500
@@ -43,7 +44,8 @@ async def _run(config: Config) -> str | None:
     if not await _started(node, signalled):
         return None
     _say(f"broker ready at {node.url}")
-    await asyncio.wait((signalled, node.stopped), return_when=asyncio.FIRST_COMPLETED)
+    with contextlib.closing(Clocks()) as clocks, Monitor(node.metrics.loop_held, clocks):
+        await asyncio.wait((signalled, node.stopped), return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
     reason = node.stopped.result() if node.stopped.done() else None
     await node.stop()
