@@ -1,0 +1,270 @@
+"""A broker in a process of its own under attack, and a neighbour whose publishes must not notice it.
+
+An attack is anything that a client sends. A broker withstands it if, while it runs::
+
+    publishes of the neighbour    all are answered with 200, and can be read afterwards;
+                                  99 of 100 take at most 3 x as long as without the attack
+    event loop                    never held for longer than LOOP_HELD_S_MAX
+    memory, lines of the log      stay below a bound that the test gives
+    process                       lives, and logs no traceback
+
+How long publishes take is measured in rounds: first without the attack, then with it, the broker and the
+machine being the same. What else the machine does may spoil a round, so the best of three counts, and a
+publish alone counts as taking ALONE_S_MIN at least. Everything else must hold in every round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from typing_extensions import override
+
+from broker.model import Poll
+from broker.testing.neighbour import TOPIC, Published
+from broker.testing.openapi import Answered
+from broker.testing.process import BrokerProcess
+from broker.testing.servers.process import tied_to_us
+from broker.testing.serving import RawHttp, topic_path
+from broker.wire import avro
+from broker.wire.blocks import PollDecoder
+
+ROUNDS_MAX: Final = 3
+PUBLISHES_MIN: Final = 300
+"""What a percentile is taken of, at least."""
+SLOWER_MAX: Final = 3.0
+ALONE_S_MIN: Final = 0.002
+LOOP_HELD_S_MAX: Final = 0.02
+WAIT_S: Final = 60.0
+AVRO: Final = "Content-Type: avro/binary"
+JSON: Final = "Content-Type: application/json"
+GZIP: Final = "Content-Encoding: gzip"
+
+_HELD = re.compile(r'broker_loop_held_seconds_bucket\{le="([^"]+)".*\} ([0-9.e+]+)')
+
+Attack = Callable[[], Awaitable[object]]
+
+
+def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
+    """Return the bytes of a request."""
+    lines = (f"{method} {target} HTTP/1.1", "Host: localhost", *headers)
+    return "\r\n".join(lines).encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+class Round(NamedTuple):
+    """What was measured without and with the attack, in seconds; ``held_s`` by the broker's monitor."""
+
+    alone_p99_s: float
+    p99_s: float
+    longest_s: float
+    publishes: int
+    held_s: float
+
+    @property
+    def slower(self) -> float:
+        """How many times as long a publish took."""
+        return self.p99_s / max(self.alone_p99_s, ALONE_S_MIN)
+
+    @override
+    def __str__(self) -> str:
+        """Tell the figures in milliseconds."""
+        return (
+            f"p99 {self.p99_s * 1000:.1f} ms ({self.slower:.1f} x {self.alone_p99_s * 1000:.1f} ms), "
+            f"longest {self.longest_s * 1000:.0f} ms of {self.publishes}, "
+            f"loop held {self.held_s * 1000:.0f} ms"
+        )
+
+
+class Withstood(NamedTuple):
+    """All rounds of an attack, and what the broker used meanwhile."""
+
+    rounds: Sequence[Round]
+    peak_bytes: int
+    log_lines: int
+
+    @override
+    def __str__(self) -> str:
+        """Tell the figures."""
+        rounds = "; ".join(str(each) for each in self.rounds)
+        return f"{rounds}; peak {self.peak_bytes >> 20} MiB, {self.log_lines} lines logged"
+
+
+def p99(times: Sequence[float]) -> float:
+    """Return what 99 of 100 do not exceed; of fewer than 100, the largest."""
+    return sorted(times)[math.ceil(len(times) * 0.99) - 1]
+
+
+class Neighbour:
+    """The program of ``broker.testing.neighbour``, and what it told so far."""
+
+    def __init__(self, lines: asyncio.StreamReader) -> None:
+        """Read what it tells with ``read_on``."""
+        self.published: list[Published] = []
+        self._lines = lines
+        self._progress = asyncio.Event()
+
+    async def read_on(self) -> None:
+        """Take note of each publish, for as long as the program runs."""
+        while line := await self._lines.readline():
+            self.published.append(Published.of(line))
+            self._progress.set()
+
+    async def until(self, moment_s: float) -> None:
+        """Return when a publish has ended that began after ``moment_s``, so that all before are known."""
+        while not self.published or self.published[-1].began_s < moment_s:
+            await self._step()
+
+    async def more(self, publishes: int) -> None:
+        """Return when so many further publishes have ended."""
+        wanted = len(self.published) + publishes
+        while len(self.published) < wanted:
+            await self._step()
+
+    async def _step(self) -> None:
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._progress.wait()
+        except TimeoutError:
+            raise AssertionError(f"the neighbour got no answer for {WAIT_S:g} s") from None
+
+    def between(self, began_s: float, ended_s: float) -> list[Published]:
+        """Return the publishes that were under way at some moment of a span of time."""
+        return [p for p in self.published if p.ended_s >= began_s and p.began_s <= ended_s]
+
+
+class Attacked:
+    """A running broker with a neighbour."""
+
+    def __init__(self, process: BrokerProcess, neighbour: Neighbour) -> None:
+        """Take both, running."""
+        self.process = process
+        self.neighbour = neighbour
+        self.port = process.port
+
+    async def ask(self, method: str, target: str, body: bytes = b"", *headers: str) -> Answered:
+        """Send a request on a connection of its own and return the reply."""
+        async with RawHttp(self.port) as raw:
+            await raw.send(request(method, target, body, *headers))
+            return await raw.reply()
+
+    async def create(self, topic: str) -> None:
+        """Create a topic."""
+        assert (await self.ask("PUT", topic_path(topic))).status == 200
+
+    async def withstands(
+        self,
+        attack: Attack,
+        *,
+        peak_bytes_max: int,
+        log_lines_max: int = 30,
+        slower_max: float = SLOWER_MAX,
+    ) -> Withstood:
+        """Run an attack beside the neighbour, over and over until there are PUBLISHES_MIN publishes.
+
+        Raises:
+            AssertionError: the broker did not withstand it; says all figures.
+        """
+        lines_before = self.process.log().count("\n")
+        rounds: list[Round] = []
+        peak = 0
+        while len(rounds) < ROUNDS_MAX and not any(_passes(each, slower_max) for each in rounds):
+            alone = await self._measured(self._wait)
+            self._forget_peak()
+            attacked = await self._measured(attack)
+            peak = max(peak, self._memory("VmHWM"))
+            rounds.append(attacked._replace(alone_p99_s=alone.p99_s))
+        told = Withstood(rounds, peak, self.process.log().count("\n") - lines_before)
+        assert any(_passes(each, slower_max) for each in rounds), told
+        assert told.peak_bytes <= peak_bytes_max, told
+        assert told.log_lines <= log_lines_max, f"{told}\n{self.process.log()}"
+        await self._all_is_well(told)
+        return told
+
+    async def held_s(self) -> dict[float, int]:
+        """Return how often the event loop was held for at most so many seconds, since the start."""
+        reply = await self.ask("GET", "/metrics")
+        return {float(le): int(float(n)) for le, n in _HELD.findall(reply.body.decode())}
+
+    async def _wait(self) -> None:
+        await self.neighbour.more(PUBLISHES_MIN)
+
+    async def _measured(self, what: Attack) -> Round:
+        before = await self.held_s()
+        known = len(self.neighbour.published)
+        began = time.monotonic()
+        while True:
+            await what()
+            ended = time.monotonic()
+            if len(self.neighbour.published) - known >= PUBLISHES_MIN or ended - began > WAIT_S:
+                break
+        await self.neighbour.until(ended)
+        held = _longest(before, await self.held_s())
+        publishes = self.neighbour.between(began, ended)
+        refused = [each.status for each in publishes if each.status != 200]
+        assert not refused, f"publishes of the neighbour were refused or cut: {refused[:10]}"
+        times = [each.took_s for each in publishes]
+        return Round(0.0, p99(times), max(times), len(times), held)
+
+    async def _all_is_well(self, told: Withstood) -> None:
+        assert self.process.running, f"the broker has ended\n{self.process.log()}"
+        assert "Traceback" not in self.process.log(), self.process.log()
+        acknowledged = [n for n, each in enumerate(self.neighbour.published) if each.status == 200]
+        reply = await self.ask("POST", topic_path(TOPIC, "poll"), avro.encode_poll(Poll()), AVRO)
+        decoder = PollDecoder()
+        read = [int(message.payload) for message in decoder.feed(reply.body)]
+        decoder.finish()
+        assert read == sorted(set(read)), told
+        assert not set(acknowledged) - set(read), told
+
+    def _memory(self, name: str) -> int:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"no {name} of process {self.process.pid}")
+
+    def _forget_peak(self) -> None:
+        """Let the kernel count the peak of the process's memory from now on."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+
+@asynccontextmanager
+async def attacked(data_dir: Path, flags: Sequence[str] = ()) -> AsyncIterator[Attacked]:
+    """Start a broker and its neighbour, and end both."""
+    with BrokerProcess(data_dir, flags) as process:
+        program = (sys.executable, "-m", "broker.testing.neighbour", str(process.port))
+        async with RawHttp(process.port) as raw:
+            await raw.send(request("PUT", topic_path(TOPIC)))
+            assert (await raw.reply()).status == 200
+        child = await asyncio.create_subprocess_exec(
+            *tied_to_us(program), stdout=asyncio.subprocess.PIPE, env=os.environ
+        )
+        assert child.stdout is not None
+        neighbour = Neighbour(child.stdout)
+        reading = asyncio.create_task(neighbour.read_on())
+        try:
+            await neighbour.more(PUBLISHES_MIN)  # What is done for the first time takes longer.
+            yield Attacked(process, neighbour)
+        finally:
+            child.kill()
+            await child.wait()
+            await reading
+
+
+def _longest(before: dict[float, int], after: dict[float, int]) -> float:
+    """Return the upper bound of the longest hold between two looks at the histogram, in seconds."""
+    bounds = sorted(after)
+    more = [after[bound] - before[bound] for bound in bounds]
+    return bounds[more.index(more[-1])]
+
+
+def _passes(measured: Round, slower_max: float) -> bool:
+    return measured.slower <= slower_max and measured.held_s <= LOOP_HELD_S_MAX
