@@ -17,6 +17,13 @@ from broker.config import Config
 from broker.monitor import Clocks, Monitor
 from broker.node import Node
 
+SWITCH_S = 0.001
+"""How long a thread may keep the interpreter's lock while another waits for it.
+
+A publish passes from the event loop to the thread that writes, and back. With Python's 5 ms, each of these
+waits up to 5 ms on a busy node: 99 of 100 publishes took 10 to 28 ms beside one client that did nothing but
+ping, and 2.4 to 4.1 ms with this.
+"""
 FILES_BESIDE_CONNECTIONS = 1500
 """The database's tables, its log, and some."""
 
@@ -31,6 +38,7 @@ def serve(config: Config) -> str | None:
     """
     with logs.writing(config.logs):
         _allow_files(config.server.connections_max + FILES_BESIDE_CONNECTIONS)
+        sys.setswitchinterval(SWITCH_S)
         return uvloop.run(_run(config))
 
 
