@@ -23,7 +23,8 @@ from broker.clock import Clock
 from broker.coordination.ports import Coordinator, Membership
 from broker.errors import Unavailable
 from broker.http.reply import JSON
-from broker.net import Ask, NoAnswer, NotSent, Reply
+from broker.http.answer import NoAnswer, NotSent, Reply
+from broker.http.asking import Ask
 from broker.storage.health import CallHealth
 from broker.storage.records import RecordStore
 from broker.topics.leaders import Leaders

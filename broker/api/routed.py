@@ -30,8 +30,8 @@ from broker.api.router import Handler
 from broker.errors import BrokerError, NotLeader, Unavailable, UnavailableError
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply, Stream
 from broker.http.request import Request
+from broker.http.answer import NoAnswer
 from broker.model import TopicId
-from broker.net import NoAnswer
 from broker.routing import nodeheaders
 from broker.routing.calls import OUTCOME, Call, LeaderSeen, Relayed
 from broker.routing.deciding import LOOK_AGAIN, Kind, Told, is_final

@@ -26,8 +26,8 @@ from typing import Final
 
 from broker.config import ConfigError
 from broker.errors import BadName
+from broker.http.address import Address
 from broker.model import check_namespace
-from broker.net import Address
 
 URL_DEFAULT: Final = "http://127.0.0.1:8080"
 

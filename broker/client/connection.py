@@ -1,6 +1,6 @@
 """The connection that writes are sent on, several at a time if the server is ours.
 
-What HTTP needs is in ``broker.net``; here is what it means to a client: an outcome by its name
+What HTTP needs is in ``broker.http.asking``; here is what it means to a client: an outcome by its name
 (``outcomes``), what an answer tells of the cluster (``leaders``), and whether the server may be sent the
 next request before the last is answered. Pipelining starts with the second request, after an answer
 showed that the server is this project's: of the original nobody knows whether it answers in order.
@@ -30,10 +30,12 @@ from typing import Final
 
 from typing_extensions import override
 
-from broker import net
 from broker.client import outcomes
 from broker.client.leaders import HEADER, Nodes
 from broker.client.protocol import Reply, Request
+from broker.http import asking
+from broker.http.address import Address
+from broker.http.answer import NoAnswer, NotSent
 from broker.model import TopicId
 
 OURS: Final = "x-request-id"
@@ -42,7 +44,7 @@ OURS: Final = "x-request-id"
 HEADS_KEPT_MAX: Final = 256
 
 
-class Connection(net.Connection):
+class Connection(asking.Connection):
     """A connection whose ends are told as a client understands them.
 
     Args:
@@ -58,7 +60,7 @@ class Connection(net.Connection):
     def __init__(
         self, url: str, headers: Mapping[str, str], nodes: Nodes, idle_s_max: float
     ) -> None:
-        super().__init__(net.Address.of(url), headers)
+        super().__init__(Address.of(url), headers)
         self.url = url
         self.ours = False
         self._nodes = nodes
@@ -97,10 +99,10 @@ class Connection(net.Connection):
         except asyncio.CancelledError:
             self._left = True  # Others that waited behind it lost nothing by the node's fault.
             raise
-        except net.NotSent as error:
+        except NotSent as error:
             self._lost()
             raise outcomes.never_sent(error) from error
-        except net.NoAnswer as error:
+        except NoAnswer as error:
             self._lost()
             raise outcomes.no_answer(request, error) from error
         note_reply(self._nodes, self.url, request, reply.status, reply.headers)
@@ -122,7 +124,7 @@ class Connection(net.Connection):
         self.ours = self.ours or OURS in reply.headers
 
     @override
-    def head(self, request: net.Ask) -> bytes:
+    def head(self, request: asking.Ask) -> bytes:
         key = (request.method, request.path, tuple(request.headers.items()))
         head = self._heads.get(key)
         if head is None:
@@ -132,7 +134,7 @@ class Connection(net.Connection):
         return head
 
 
-def _comes_once(request: net.Ask) -> bool:
+def _comes_once(request: asking.Ask) -> bool:
     """Whether a request has a head that does not come again, but for a retry."""
     headers = request.headers
     is_counted = "Idempotency-Key" in headers or "Producer-Number" in headers

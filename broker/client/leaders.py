@@ -29,8 +29,8 @@ import random
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
+from broker.http.address import Address
 from broker.model import TopicId
-from broker.net import Address
 
 HEADER: Final = "broker-leader"
 """The header by which an answer names the leader of the topic it is about."""

@@ -22,7 +22,6 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote, urlencode
 
-from broker import net
 from broker.client.leaders import HEADER, leader_of
 from broker.client.places import id_of, start_of
 from broker.client.values import (
@@ -36,6 +35,7 @@ from broker.client.values import (
     TopicRange,
 )
 from broker.errors import BadRequest
+from broker.http import answer
 from broker.model import (
     NO_HEADERS,
     Message,
@@ -73,7 +73,7 @@ class Request(NamedTuple):
     repeatable: bool = False
 
 
-Reply = net.Reply
+Reply = answer.Reply
 """One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
 
 

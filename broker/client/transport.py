@@ -19,13 +19,16 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 import aiohttp
 from yarl import URL
 
-from broker import net
 from broker.client import outcomes
 from broker.client.connection import Connection, note_reply
 from broker.client.leaders import Nodes
 from broker.client.protocol import Reply, Request
 from broker.client.values import Settings
 from broker.errors import Unavailable
+from broker.http import asking
+from broker.http.address import Address
+from broker.http.answer import NotSent
+from broker.http.asking import header_lines
 from broker.model import TopicId
 
 T = TypeVar("T")
@@ -93,11 +96,11 @@ class HttpTransport:
         nodes: Nodes | None = None,
     ) -> None:
         for url in settings.urls:
-            net.Address.of(url)
+            Address.of(url)
         self._settings = settings
         self._nodes = nodes or Nodes(settings.urls, follow=settings.follow_leaders)
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
-        net.header_lines(self._headers)
+        header_lines(self._headers)
         if tls is None and settings.ca_file:
             tls = ssl.create_default_context(cafile=settings.ca_file)
         self._tls = tls
@@ -119,8 +122,8 @@ class HttpTransport:
         headers = {**self._headers, **self._patience()}
         nodes, idle_s_max = self._nodes, self._settings.idle_s_max
         opening = asyncio.ensure_future(
-            net.open_connection(
-                net.Address.of(url),
+            asking.open_connection(
+                Address.of(url),
                 lambda: Connection(url, headers, nodes, idle_s_max),
                 timeout_s,
                 self._tls,
@@ -129,7 +132,7 @@ class HttpTransport:
         self._opening.add(opening)
         try:
             connection = await opening
-        except net.NotSent as error:
+        except NotSent as error:
             raise outcomes.never_sent(error) from error
         except asyncio.CancelledError as error:
             self._check_why_cancelled(error)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from broker.http.answer import Reply
 from broker.model import TopicId
-from broker.net import Reply
 from broker.routing.deciding import Kind, Told
 from broker.routing.peers import Relay
 

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from broker.clock import Clock
+from broker.http.answer import NoAnswer, NotSent, Reply
 from broker.model import TopicId
-from broker.net import NoAnswer, NotSent, Reply
 from broker.routing.calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.routing.deadlines import on_the_wire_ms
 from broker.routing.deciding import Kind

@@ -13,7 +13,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from broker.net import Address, Ask, Connection, NoAnswer, NotSent, Reply, Streamed, open_connection
+from broker.http.address import Address
+from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
+from broker.http.asking import Ask, Connection, open_connection
 
 CONNECTIONS_MAX: Final = 128
 """To one node, for requests that are answered soon."""

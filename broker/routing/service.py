@@ -37,10 +37,10 @@ from tenacity.wait import wait_random_exponential
 from broker.clock import Clock
 from broker.coordination.ports import NodeInfo
 from broker.errors import BrokerError, NoLeader, NotLeader
+from broker.http.answer import NoAnswer, NotSent
 from broker.leading.tenure import HERE, Place, Tenure
 from broker.metrics import OK, Metrics
 from broker.model import TopicId
-from broker.net import NoAnswer, NotSent
 from broker.routing.calls import Call, Relayed
 from broker.routing.deciding import (
     Kind,

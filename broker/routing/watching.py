@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from broker.net import NoAnswer
+from broker.http.answer import NoAnswer
 
 LOOK_S: Final = 0.25
 GRACE_S: Final = 0.5

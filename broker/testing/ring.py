@@ -25,10 +25,11 @@ from broker.config import Config
 from broker.coordination.ports import NodeInfo
 from broker.errors import NoLeader
 from broker.http.server import Server
+from broker.http.answer import NoAnswer, Reply
+from broker.http.asking import Ask
 from broker.leading.tenure import HERE, Place, not_leader
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.net import Ask, NoAnswer, Reply
 from broker.node import topic_settings
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender

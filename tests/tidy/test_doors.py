@@ -16,7 +16,7 @@ TEST_KIT = "broker/testing/*"
 
 # Patterns as of fnmatch, whose * also spans folders.
 DOORS = {
-    "aiohttp": ["broker/api/*", "broker/client/transport.py", "broker/net.py", TEST_KIT],
+    "aiohttp": ["broker/api/*", "broker/client/transport.py", TEST_KIT],
     "click": [
         "broker/cli.py",
         "broker/cli/*",
@@ -25,7 +25,7 @@ DOORS = {
         "chaos/telling.py",
     ],
     "fastavro": ["broker/cli/transfer/avrofile.py"],
-    "httptools": ["broker/net.py"],
+    "httptools": ["broker/http/asking.py"],
     "hypothesis": [TEST_KIT],
     "jsonschema": [TEST_KIT],
     "kazoo": ["broker/coordination/zookeeper.py", "chaos/sessions.py"],

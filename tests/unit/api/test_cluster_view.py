@@ -7,8 +7,8 @@ from broker.api.cluster_view import Get, cluster_view
 from broker.clock import SystemClock
 from broker.coordination.ports import Contact, Members, NodeInfo
 from broker.errors import Unavailable
+from broker.http.answer import NoAnswer, NotSent, Reply
 from broker.model import TopicId
-from broker.net import NoAnswer, NotSent, Reply
 from broker.storage.health import CallHealth
 from broker.testing.memory import MemoryRecords
 from broker.testing.serving import Broker, topic_path

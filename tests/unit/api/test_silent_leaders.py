@@ -14,10 +14,10 @@ from broker.api.routed_polls import RoutedPolls
 from broker.coordination.ports import NodeInfo
 from broker.http.reply import AVRO, Reply
 from broker.http.request import Names, Request
+from broker.http.answer import NoAnswer
 from broker.leading.tenure import Place
 from broker.metrics import Metrics
 from broker.model import Poll, PublishRequest, TopicId
-from broker.net import NoAnswer
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
 from broker.routing.receiving import Receiving

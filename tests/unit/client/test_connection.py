@@ -6,8 +6,8 @@ import pytest
 from broker.client import Settings, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
+from broker.http.address import Address
 from broker.model import Poll, PublishRequest, TopicId
-from broker.net import Address
 
 TOPIC = TopicId("ns1", "t1")
 PUBLISH = protocol.publish(TOPIC, PublishRequest(None, [b"a"]))

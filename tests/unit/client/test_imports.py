@@ -18,7 +18,7 @@ FORBIDDEN = (
     "structlog",
     "uvloop",
 )
-ALLOWED = {f"broker.{part}" for part in ("client", "wire", "model", "errors", "clock", "net")}
+ALLOWED = {f"broker.{part}" for part in ("client", "wire", "model", "errors", "clock", "http")}
 
 
 def test_importing_the_client_imports_no_server_code():

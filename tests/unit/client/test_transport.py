@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from broker import net
 from broker.client import Client, Settings, protocol
 from broker.client.connection import Connection
 from broker.client.leaders import Nodes
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
+from broker.http import asking
+from broker.http.answer import NotSent
 from broker.model import Poll, PublishRequest, TopicId
 
 TOPIC = TopicId("ns1", "t1")
@@ -244,7 +245,7 @@ async def test_a_write_that_cannot_connect_in_time_is_refused_and_leaves_its_slo
         tried.append(True)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(net, "open_connection", unreachable)
+    monkeypatch.setattr(asking, "open_connection", unreachable)
     transport = HttpTransport(Settings(connect_timeout_s=60, connections_max=1))
     for count in (1, 2):
         async with asyncio.timeout(10):
@@ -325,9 +326,9 @@ async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch,
 
     async def unreachable(address, make, timeout_s, tls):
         tried.append(timeout_s)
-        raise net.NotSent("nobody listens")
+        raise NotSent("nobody listens")
 
-    monkeypatch.setattr(net, "open_connection", unreachable)
+    monkeypatch.setattr(asking, "open_connection", unreachable)
     transport = HttpTransport(Settings(url="http://a,http://b,http://c", deadline_s=deadline_s))
     with pytest.raises(Unavailable):
         await transport.connect(None)
@@ -344,7 +345,7 @@ def nobody_accepts(monkeypatch):
         tried.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(net, "open_connection", open_connection)
+    monkeypatch.setattr(asking, "open_connection", open_connection)
     return tried
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.net import Reply
+from broker.http.answer import Reply
 from broker.routing.calls import LeaderSeen, Relayed
 from broker.routing.forwarder import Elsewhere
 

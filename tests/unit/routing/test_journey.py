@@ -11,10 +11,11 @@ import pytest
 
 from broker.coordination.ports import NodeInfo
 from broker.errors import NoLeader, NotLeader, Unavailable
+from broker.http.answer import NoAnswer, Reply
+from broker.http.asking import Ask
 from broker.leading.tenure import HERE, Place
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.net import Ask, NoAnswer, Reply
 from broker.routing.calls import Call
 from broker.routing.deciding import Kind
 from broker.routing.forwarder import READING_S, Forwarder

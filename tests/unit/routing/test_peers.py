@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.net import NoAnswer, NotSent
+from broker.http.answer import NoAnswer, NotSent
 from broker.routing import peers as peers_module
 from broker.routing.peers import HttpPeers, whole
 from broker.testing.clock import VirtualLoop, pass_time, simulate

@@ -6,7 +6,7 @@ import pytest
 from multidict import CIMultiDict
 
 from broker.clock import SystemClock
-from broker.net import NotSent
+from broker.http.answer import NotSent
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, Ticket
 from broker.routing.receiving import Receiving
 from broker.testing.mutants import in_force

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from broker.http.answer import NoAnswer
 from broker.model import PublishRequest
-from broker.net import NoAnswer
 from broker.routing import nodeheaders
 from broker.storage.marks import Marks
 from broker.testing.ring import TOPIC, Ring, answer_lost, passed, request_lost

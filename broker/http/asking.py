@@ -1,22 +1,11 @@
-"""One HTTP/1.1 connection, from the side that asks; what clients and nodes share.
+"""One HTTP/1.1 connection, from the side that asks: a client, or a node that forwards.
 
 Publishing is many small requests on one connection. A general HTTP client spends 400 µs of a core on
 each; this one spends 60, and may send the next request before the last is answered (pipelining), so
 that both sides work at the same time. What it does not do is everything else: proxies, redirects,
 cookies, compression.
 
-Two questions decide what a lost connection means::
-
-    was a byte of the request handed to the socket?     no: NotSent, the request may be repeated
-    did an earlier answer say ``Connection: close``?    yes: NotSent, too; the server has not looked
-                                                        at what came after that request
-                                                        (RFC 9112, 9.6)
-
-Anything else that gets no whole answer is NoAnswer: nobody can say whether it was carried out. What
-that means for whoever asked is judged elsewhere.
-
-An answer is read whole (``send``), or as it comes (``stream``); of a stream that nobody reads, no more
-than a buffer is taken from the socket.
+An answer is read whole (``exchange``) or as it comes (``stream``); ``answer`` says what the lack of one means.
 """
 
 from __future__ import annotations
@@ -25,44 +14,13 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import Protocol, TypeVar, cast
 
 import httptools
 from typing_extensions import override
 
-STREAM_BUFFER_BYTES: Final = 256 * 1024
-"""Of an answer that is read as it comes: what is taken from the socket before it is asked for."""
-
-
-class NotSent(Exception):
-    """The server has certainly seen nothing of the request, or will not look at it."""
-
-
-class NoAnswer(Exception):
-    """The request was sent, wholly or in part, and no whole answer came."""
-
-
-class Address(NamedTuple):
-    """Where a broker listens, taken apart once; ``prefix`` is what stands before every path."""
-
-    host: str
-    port: int
-    tls: bool
-    prefix: str
-    authority: str
-
-    @classmethod
-    def of(cls, url: str) -> Address:
-        """Take a URL apart. Raises ValueError if it isn't an http or https one."""
-        parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError(f"A broker's address looks like http://host:port, not {url!r}.")
-        tls = parts.scheme == "https"
-        port = parts.port or (443 if tls else 80)
-        return cls(
-            parts.hostname, port, tls, parts.path.rstrip("/"), parts.netloc.rpartition("@")[2]
-        )
+from broker.http.address import Address
+from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
 
 
 class Ask(Protocol):
@@ -83,103 +41,6 @@ class Ask(Protocol):
     @property
     def body(self) -> bytes:
         """The whole body."""
-
-
-class Reply(NamedTuple):
-    """One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-class Streamed:
-    """An answer that is read as it comes. ``status`` and ``headers`` are there once it has begun."""
-
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait for the answer's head on ``connection``."""
-        self.status = 0
-        self.headers: Mapping[str, str] = {}
-        self.began: asyncio.Future[None] = loop.create_future()
-        self._connection = connection
-        self._loop = loop
-        self._chunks: deque[bytes] = deque()
-        self._bytes = 0
-        self._ended = False
-        self._failed: NoAnswer | None = None
-        self._wanted: asyncio.Future[None] | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether all of it has arrived, though it may not have been read."""
-        return self._ended
-
-    async def chunk(self, silence_s: float | None = None) -> bytes:
-        """Return what has arrived, as soon as there is something; no bytes are the end.
-
-        Raises:
-            NoAnswer: it was cut off, or nothing came for ``silence_s``.
-        """
-        while not self._chunks:
-            if self._failed is not None:
-                raise self._failed
-            if self._ended:
-                return b""
-            self._wanted = self._loop.create_future()
-            try:
-                async with asyncio.timeout(silence_s):
-                    await self._wanted
-            except TimeoutError:
-                self._connection.close()
-                raise NoAnswer(f"nothing came for {silence_s:g} s") from None
-        return self._take()
-
-    def close(self) -> None:
-        """Read no further; the connection of an answer that has not ended is of no more use."""
-        if self._ended:
-            self._take()
-        else:
-            self._connection.close()
-
-    def _take(self) -> bytes:
-        chunks, self._chunks = self._chunks, deque()
-        if self._bytes >= STREAM_BUFFER_BYTES:
-            self._connection.resume()
-        self._bytes = 0
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-    # What the connection tells.
-
-    def feed(self, body: bytes) -> None:
-        """Take a piece of the body."""
-        self._chunks.append(body)
-        self._bytes += len(body)
-        if self._bytes >= STREAM_BUFFER_BYTES:
-            self._connection.pause()
-        self._wake()
-
-    def begin(self, status: int, headers: Mapping[str, str]) -> None:
-        """Take the head."""
-        self.status, self.headers = status, headers
-        if not self.began.done():
-            self.began.set_result(None)
-
-    def end(self) -> None:
-        """Be told that all of it is there."""
-        self._ended = True
-        self._wake()
-
-    def fail(self, error: NoAnswer | NotSent) -> None:
-        """Be told that nothing more will come."""
-        if not self.began.done():
-            self.began.set_exception(error)
-        elif not self._ended:
-            self._failed = NoAnswer(*error.args)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._wanted is not None and not self._wanted.done():
-            self._wanted.set_result(None)
 
 
 class Connection(asyncio.Protocol):

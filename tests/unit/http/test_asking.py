@@ -6,15 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.net import (
-    STREAM_BUFFER_BYTES,
-    Address,
-    Connection,
-    NoAnswer,
-    NotSent,
-    header_lines,
-    open_connection,
-)
+from broker.http.address import Address
+from broker.http.answer import STREAM_BUFFER_BYTES, NoAnswer, NotSent
+from broker.http.asking import Connection, header_lines, open_connection
 
 
 class Ask(NamedTuple):
