@@ -6,6 +6,15 @@ that both sides work at the same time. What it does not do is everything else: p
 cookies, compression.
 
 An answer is read whole (``exchange``) or as it comes (``stream``); ``answer`` says what the lack of one means.
+
+A server can't make this side hold much, or wait for more than its time. Bounded are::
+
+    the head, with those of interim answers before it            64 KiB, and 16 interim answers
+    what lies between two pieces of a body, or behind it          64 KiB, and what one read brought
+    the body of an answer that is read whole                      ``reply_bytes_max``
+    the body of one that is read as it comes                      a buffer; the rest stays in the socket
+
+What goes beyond, is no HTTP, has a coding that was not asked for, or answers no request ends the connection.
 """
 
 from __future__ import annotations
@@ -14,13 +23,22 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar, cast
+from typing import Final, Protocol, TypeVar, cast
 
 import httptools
 from typing_extensions import override
 
 from broker.http.address import Address
 from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
+
+HEAD_BYTES_MAX: Final = 64 * 1024
+"""Of an answer: what its head may have, with the heads of interim answers, and what may lie between two pieces."""
+INTERIM_MAX: Final = 16
+"""How many interim answers, as 100 is one, may come before an answer."""
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Of an answer that is read whole: its body."""
+SMALL_BYTES_MAX: Final = 64 * 1024
+"""A body up to here is copied behind its head, so that both are one write."""
 
 
 class Ask(Protocol):
@@ -51,8 +69,14 @@ class Connection(asyncio.Protocol):
         answered: whether it has ever given a whole answer.
     """
 
-    def __init__(self, address: Address, headers: Mapping[str, str]) -> None:
-        """Send ``headers`` with every request."""
+    def __init__(
+        self,
+        address: Address,
+        headers: Mapping[str, str],
+        *,
+        reply_bytes_max: int = REPLY_BYTES_MAX,
+    ) -> None:
+        """Send ``headers`` with every request; take no larger answer whole than ``reply_bytes_max``."""
         self.idle_since = 0.0
         self.answered = False
         self._loop = asyncio.get_running_loop()
@@ -61,9 +85,17 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[asyncio.Future[Reply] | Streamed] = deque()
         self._transport: asyncio.Transport | None = None
         self._closing = False
+        self._reply_bytes_max = reply_bytes_max
         self._reader = httptools.HttpResponseParser(self)
         self._reply_headers: dict[str, str] = {}
-        self._reply_body: list[bytes] = []
+        self._reply_body: bytes | bytearray = b""
+        self._interim = 0
+        self._head_bytes = 0
+        self._in_body = False
+        self._ends_at_close = False
+        # Whether the bytes read last ended a head or were of a body; how many in a row were neither.
+        self._advanced = False
+        self._vain_bytes = 0
 
     @property
     def usable(self) -> bool:
@@ -133,10 +165,14 @@ class Connection(asyncio.Protocol):
     def _send(self, request: Ask, waiting: asyncio.Future[Reply] | Streamed) -> None:
         if self._transport is None or self._closing:
             raise NotSent("the connection is closed")
-        # First, since a head that can't be sent must leave nobody waiting for its answer.
-        head = self.head(request)
+        # First, since after a head that can't be sent nothing may wait for its answer.
+        head = self.head(request) + b"%d\r\n\r\n" % len(request.body)
         self._waiting.append(waiting)
-        self._transport.write(head + b"%d\r\n\r\n" % len(request.body) + request.body)
+        if len(request.body) <= SMALL_BYTES_MAX:
+            self._transport.write(head + request.body)
+        else:
+            self._transport.write(head)
+            self._transport.write(request.body)
 
     def _give_up(self, reason: object) -> None:
         """Close the connection and end every request on it as unanswered."""
@@ -162,13 +198,27 @@ class Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        if not self._waiting:
+            # Read on, it could be taken for the answer to a request that has yet to come.
+            self._give_up("the server sent what was not asked for")
+            return
+        self._advanced = False
         try:
             self._reader.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._give_up(error.__context__ or error)
+        except httptools.HttpParserUpgrade:
+            self._give_up("the server speaks another protocol from here on")
         except httptools.HttpParserError as error:
             self._give_up(f"the answer is not HTTP ({error})")
+        self._vain_bytes = 0 if self._advanced else self._vain_bytes + len(data)
+        if self._vain_bytes > HEAD_BYTES_MAX:
+            self._give_up(f"{HEAD_BYTES_MAX} bytes of an answer brought it no further")
 
     @override
     def eof_received(self) -> None:
+        if self._ends_at_close and self._waiting:
+            self.on_message_complete()
         self._give_up("the server closed the connection")
 
     @override
@@ -178,39 +228,74 @@ class Connection(asyncio.Protocol):
 
     # --- What the parser calls --------------------------------------------------------------------
 
+    def on_message_begin(self) -> None:
+        """Refuse an answer that no request waits for."""
+        if not self._waiting:
+            raise NoAnswer("the server sent what was not asked for")
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep one header of the answer."""
+        """Keep one header of the answer; what stands behind a body is passed over."""
+        if self._in_body:
+            return
+        self._head_bytes += len(name) + len(value) + 4
+        if self._head_bytes > HEAD_BYTES_MAX:
+            raise NoAnswer(f"the head of the answer has more than {HEAD_BYTES_MAX} bytes")
         self._reply_headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Tell a reader of a stream that it begins, unless this is an interim answer."""
-        if self._waiting and isinstance(streamed := self._waiting[0], Streamed):
-            status = self._reader.get_status_code()
-            if status >= 200:
-                streamed.begin(status, self._reply_headers)
+        self._advanced = True
+        status, headers = self._reader.get_status_code(), self._reply_headers
+        if status < 200:
+            self._interim += 1
+            if self._interim > INTERIM_MAX:
+                raise NoAnswer(f"more than {INTERIM_MAX} interim answers came instead of one")
+            return
+        self._in_body = True
+        coding, length = headers.get("transfer-encoding"), headers.get("content-length")
+        if coding is not None and coding.lower() != "chunked":
+            raise NoAnswer(f"the answer has a coding that was not asked for ({coding:.80})")
+        self._ends_at_close = coding is None and length is None and status not in {204, 304}
+        if isinstance(streamed := self._waiting[0], Streamed):
+            streamed.begin(status, headers)
+        elif length is not None:
+            self._check_length(int(length))
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the answer's body."""
-        if self._waiting and isinstance(streamed := self._waiting[0], Streamed):
+        self._advanced = True
+        if isinstance(streamed := self._waiting[0], Streamed):
             streamed.feed(body)
+        elif not self._reply_body:
+            self._check_length(len(body))
+            self._reply_body = body
         else:
-            self._reply_body.append(body)
+            self._check_length(len(self._reply_body) + len(body))
+            if isinstance(self._reply_body, bytes):
+                self._reply_body = bytearray(self._reply_body)
+            self._reply_body += body  # In one place: of small pieces each would be an object.
+
+    def _check_length(self, size: int) -> None:
+        if size > self._reply_bytes_max:
+            raise NoAnswer(f"the answer has more than {self._reply_bytes_max} bytes")
 
     def on_message_complete(self) -> None:
         """Hand the answer to the oldest request, unless it is only an interim one."""
+        self._advanced = True
         status, headers = self._reader.get_status_code(), self._reply_headers
-        body = b"".join(self._reply_body)
-        self._reply_headers, self._reply_body = {}, []
+        body = bytes(self._reply_body)
+        self._reply_headers, self._reply_body = {}, b""
         if status < 200:
             return
+        self._in_body = self._ends_at_close = False
+        self._interim = self._head_bytes = 0
         reply = Reply(status, headers, body)
         self.got(reply)
-        if self._waiting:
-            answer = self._waiting.popleft()
-            if isinstance(answer, Streamed):
-                answer.end()
-            elif not answer.done():
-                answer.set_result(reply)
+        answer = self._waiting.popleft()
+        if isinstance(answer, Streamed):
+            answer.end()
+        elif not answer.done():
+            answer.set_result(reply)
         if not self._reader.should_keep_alive():
             # What was sent behind an answer that says so was not looked at.
             self._end(NotSent("the server closes the connection"))

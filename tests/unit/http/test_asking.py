@@ -7,8 +7,9 @@ from typing import NamedTuple
 import pytest
 
 from broker.http.address import Address
-from broker.http.answer import STREAM_BUFFER_BYTES, NoAnswer, NotSent
+from broker.http.answer import STREAM_BUFFER_BYTES, NoAnswer, NotSent, Streamed
 from broker.http.asking import Connection, header_lines, open_connection
+from broker.testing.serving import eventually
 
 
 class Ask(NamedTuple):
@@ -28,7 +29,7 @@ async def one_request(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def connected(script: Script) -> AsyncIterator[Connection]:
+async def connected(script: Script, **options: int) -> AsyncIterator[Connection]:
     """A connection to a server that does what ``script`` says with each connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,13 +43,22 @@ async def connected(script: Script) -> AsyncIterator[Connection]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     address = Address.of(f"http://127.0.0.1:{port}/pre")
-    connection = await open_connection(address, lambda: Connection(address, {"A": "b"}), 5)
+    connection = await open_connection(
+        address, lambda: Connection(address, {"A": "b"}, **options), 5
+    )
     try:
         yield connection
     finally:
         connection.close()
         server.close()
         await server.wait_closed()
+
+
+async def whole(streamed: Streamed, silence_s: float = 5) -> bytes:
+    read = []
+    while chunk := await streamed.chunk(silence_s):
+        read.append(chunk)
+    return b"".join(read)
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nX: y\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -256,3 +266,193 @@ async def test_nothing_is_sent_where_nobody_listens() -> None:
         address = Address.of(f"http://127.0.0.1:{port}")
         with pytest.raises(NotSent):
             await open_connection(address, lambda: Connection(address, {}), 5)
+
+
+# --- Servers that do what they should not ---------------------------------------------------------
+
+
+def answering(*parts: bytes, then_close: bool = False) -> Script:
+    """Answer the first request with these bytes, each written by itself."""
+
+    async def script(reader, writer):
+        await one_request(reader)
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        if not then_close:
+            await reader.read()
+
+    return script
+
+
+def for_ever(first: bytes, again: bytes) -> Script:
+    """Answer the first request with bytes, and then with others until the connection ends."""
+
+    async def script(reader, writer):
+        await one_request(reader)
+        writer.write(first)
+        while True:
+            writer.write(again)
+            await writer.drain()
+
+    return script
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+ENDLESS = {
+    "a head": (for_ever(OK, b"X: y\r\n" * 1_000), "64|65536"),
+    "a value": (for_ever(OK + b"X: ", b"y" * 10_000), "brought it no further"),
+    "a reason": (for_ever(b"HTTP/1.1 200 ", b"y" * 10_000), "brought it no further"),
+    "line ends": (for_ever(b"", b"\r\n" * 10_000), "brought it no further"),
+    "interim answers": (for_ever(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), "interim"),
+    "hints": (
+        for_ever(b"", b"HTTP/1.1 103 Early Hints\r\nLink: " + b"y" * 9_000 + b"\r\n\r\n"),
+        "head",
+    ),
+    "trailers": (
+        for_ever(CHUNKED + b"1\r\na\r\n0\r\n", b"X: y\r\n" * 1_000),
+        "brought it no further",
+    ),
+    "an extension": (for_ever(CHUNKED + b"1;", b"x" * 10_000), "brought it no further"),
+    "a body": (for_ever(OK + b"\r\n", bytes(10_000)), "more than 1000000 bytes"),
+    "a chunk": (
+        for_ever(CHUNKED + b"8000000000000000\r\n", bytes(10_000)),
+        "more than 1000000 bytes",
+    ),
+    "chunks": (for_ever(CHUNKED, b"2\r\nab\r\n" * 1_000), "more than 1000000 bytes"),
+}
+
+
+@pytest.mark.parametrize(("script", "told"), ENDLESS.values(), ids=ENDLESS)
+async def test_what_has_no_end_is_no_answer(script: Script, told: str) -> None:
+    async with connected(script, reply_bytes_max=1_000_000) as connection:
+        async with asyncio.timeout(10):
+            with pytest.raises(NoAnswer, match=told):
+                await connection.exchange(Ask(), 60)
+        assert not connection.usable
+
+
+NO_ANSWERS = {
+    "garbage": b"\x00\xff\x16\x03\x01" * 100,
+    "another protocol": b"SSH-2.0-OpenSSH\r\n\r\n",
+    "an upgrade": b"HTTP/1.1 101 Up\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    "a length that is none": OK + b"Content-Length: -1\r\n\r\n",
+    "a length that is twice": OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+    "a length and chunks": OK + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "a length over 64 bits": OK + b"Content-Length: 18446744073709551616\r\n\r\n",
+    "a large length": OK + b"Content-Length: 18446744073709551615\r\n\r\n",
+    "a chunk over 64 bits": CHUNKED + b"10000000000000000\r\n",
+    "a chunk that is none": CHUNKED + b"-1\r\n",
+    "a coding": OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "a coding alone": OK + b"Transfer-Encoding: gzip\r\n\r\nab",
+    "a head of one piece": OK + b"X: y\r\n" * 20_000 + b"Content-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", NO_ANSWERS.values(), ids=NO_ANSWERS)
+async def test_what_is_no_http_is_no_answer(sent: bytes) -> None:
+    async with connected(answering(sent)) as connection:
+        async with asyncio.timeout(10):
+            with pytest.raises(NoAnswer):
+                await connection.exchange(Ask(), 60)
+        assert not connection.usable
+
+
+@pytest.mark.parametrize("kind", sorted(NO_ANSWERS.keys() - {"a large length"}))
+async def test_what_is_no_http_is_no_stream(kind: str) -> None:
+    async def read() -> bytes:
+        return await whole(await connection.stream(Ask(), 60), 60)
+
+    async with connected(answering(NO_ANSWERS[kind])) as connection:
+        async with asyncio.timeout(10):
+            with pytest.raises(NoAnswer):
+                await read()
+        assert not connection.usable
+
+
+async def test_a_head_that_comes_slowly_ends_when_the_time_is_over() -> None:
+    async with connected(answering(OK, b"X: y\r\n")) as connection:
+        with pytest.raises(NoAnswer, match="no answer in"):
+            await connection.exchange(Ask(), 0.05)
+        assert not connection.usable
+
+
+async def test_an_answer_that_no_request_waits_for_ends_the_connection() -> None:
+    answer = OK + b"Content-Length: 1\r\n\r\n"
+    async with connected(answering(answer + b"a" + answer + b"b")) as connection:
+        assert (await connection.exchange(Ask(), 5)).body == b"a"
+        assert not connection.usable
+
+
+async def test_half_an_answer_that_no_request_waits_for_is_not_taken_for_the_next_one() -> None:
+    go_on = asyncio.Event()
+
+    async def script(reader, writer):
+        await one_request(reader)
+        writer.write(OK + b"Content-Length: 1\r\n\r\na")
+        await go_on.wait()
+        writer.write(OK + b"Content-Length: 1\r\n")
+        await reader.read()
+
+    async with connected(script) as connection:
+        assert (await connection.exchange(Ask(), 5)).body == b"a"
+        assert connection.usable
+        go_on.set()
+        await eventually(lambda: not connection.usable, lambda: "it is still in use")
+
+
+async def test_trailers_are_no_headers() -> None:
+    sent = CHUNKED + b"1\r\na\r\n0\r\nX: other\r\nZ: z\r\n\r\n"
+    async with connected(answering(sent)) as connection:
+        reply = await connection.exchange(Ask(), 5)
+        assert (reply.headers["x"], reply.headers.get("z"), reply.body) == ("y", None, b"a")
+        assert connection.usable
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+async def test_a_body_may_end_with_the_connection(version: bytes) -> None:
+    sent = version + b" 200 OK\r\nX: y\r\n\r\n"
+    async with connected(answering(sent, b"ab", b"c", then_close=True)) as connection:
+        assert (await connection.exchange(Ask(), 5)).body == b"abc"
+        assert not connection.usable
+    async with connected(answering(sent, b"ab", b"c", then_close=True)) as connection:
+        streamed = await connection.stream(Ask(), 5)
+        assert await whole(streamed) == b"abc"
+        assert streamed.ended
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_without_a_body_has_its_end(status: int) -> None:
+    sent = b"HTTP/1.1 %d No\r\nX: y\r\n\r\n" % status
+    async with connected(answering(sent)) as connection:
+        assert (await connection.exchange(Ask(), 5)).status == status
+        assert connection.usable
+
+
+async def test_an_answer_of_many_pieces_is_put_together() -> None:
+    async def script(reader, writer):
+        for _ in range(2):
+            await one_request(reader)
+            writer.write(CHUNKED + b"".join(b"2\r\n%02d\r\n" % i for i in range(100)))
+            writer.write(b"0\r\n\r\n")
+        await reader.read()
+
+    async with connected(script) as connection:
+        for _ in range(2):
+            body = (await connection.exchange(Ask(), 5)).body
+            assert body == b"".join(b"%02d" % i for i in range(100))
+            assert type(body) is bytes
+
+
+async def test_a_large_body_arrives() -> None:
+    seen = []
+
+    async def script(reader, writer):
+        seen.append(await one_request(reader))
+        writer.write(OK + b"Content-Length: 0\r\n\r\n")
+        await reader.read()
+
+    body = bytes(range(256)) * 4_096
+    async with connected(script) as connection:
+        assert (await connection.exchange(Ask(body=body), 10)).status == 200
+    assert seen[0].endswith(b"\r\n\r\n" + body)
