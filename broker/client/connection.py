@@ -1,10 +1,9 @@
-"""The connection that writes are sent on, several at a time if the server is ours.
+"""A connection to a node: for writes, several at a time if the server is ours, or for one read at a time.
 
 What HTTP needs is in ``broker.http.asking``; here is what it means to a client: an outcome by its name
 (``outcomes``), what an answer tells of the cluster (``leaders``), and whether the server may be sent the
 next request before the last is answered. Pipelining starts with the second request, after an answer
 showed that the server is this project's: of the original nobody knows whether it answers in order.
-Reading uses aiohttp (see ``transport``).
 
 A server may close an idle connection at the moment at which a request is sent on it. Nobody could say
 then whether the request was read, so the client sees to it that this does not happen by plan:
@@ -24,7 +23,6 @@ What remains unknown is what a crash leaves unknown.
 from __future__ import annotations
 
 import asyncio
-import select
 from collections.abc import Mapping
 from typing import Final
 
@@ -34,8 +32,7 @@ from broker.client import outcomes
 from broker.client.leaders import HEADER, Nodes
 from broker.client.protocol import Reply, Request
 from broker.http import asking
-from broker.http.address import Address
-from broker.http.answer import NoAnswer, NotSent
+from broker.http.answer import NoAnswer, NotSent, Streamed
 from broker.model import TopicId
 
 OURS: Final = "x-request-id"
@@ -60,13 +57,11 @@ class Connection(asking.Connection):
     def __init__(
         self, url: str, headers: Mapping[str, str], nodes: Nodes, idle_s_max: float
     ) -> None:
-        super().__init__(Address.of(url), headers)
-        self.url = url
+        super().__init__(url, headers)
         self.ours = False
         self._nodes = nodes
         self._idle_s_max = idle_s_max
         self._left = False
-        self._poll: select.poll | None = None
         self._heads: dict[tuple[str, str, tuple[tuple[str, str], ...]], bytes] = {}
 
     def good_for(self, topic: TopicId | None) -> bool:
@@ -74,18 +69,9 @@ class Connection(asking.Connection):
         if not self.usable:
             return False
         now = self._loop.time()
-        if not self.requests_in_flight and (
-            self.idle_since < now - self._idle_s_max or self._something_arrived()
-        ):
+        if not self.requests_in_flight and not self.is_fresh(self._idle_s_max):
             return False
         return self._nodes.place(topic, now) == self.url
-
-    def _something_arrived(self) -> bool:
-        """Whether the socket has an end, or last words, that the loop has not come to yet."""
-        if self._poll is None and self._transport is not None and hasattr(select, "poll"):
-            self._poll = select.poll()
-            self._poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
-        return self._poll is not None and bool(self._poll.poll(0))
 
     async def send(self, request: Request, timeout_s: float) -> Reply:
         """Send one request and return its answer, whatever its status.
@@ -105,18 +91,55 @@ class Connection(asking.Connection):
         except NoAnswer as error:
             self._lost()
             raise outcomes.no_answer(request, error) from error
-        note_reply(self._nodes, self.url, request, reply.status, reply.headers)
+        self._note(request, reply.status, reply.headers)
         return reply
+
+    async def read(self, request: Request, timeout_s: float) -> Streamed:
+        """Send one read and return its answer once it has begun, whatever its status. Raises Unavailable."""
+        try:
+            streamed = await self.stream(request, timeout_s)
+        except NotSent as error:
+            self._lost()
+            raise outcomes.never_sent(error) from error
+        except NoAnswer as error:
+            self._lost()
+            raise outcomes.no_answer(request, error) from error
+        if streamed.headers.get("content-encoding", "identity") != "identity":
+            self.close()
+            raise outcomes.no_answer(request, "it is compressed, which was not asked for")
+        self._note(request, streamed.status, streamed.headers)
+        return streamed
+
+    async def chunk(self, streamed: Streamed, request: Request, silence_s: float) -> bytes:
+        """Return what has arrived of the answer to a read; no bytes are its end.
+
+        Raises:
+            Unavailable: it was cut off, or nothing came for ``silence_s``.
+        """
+        try:
+            return await streamed.chunk(silence_s)
+        except NoAnswer as error:
+            self._lost()
+            raise outcomes.no_answer(request, error) from error
 
     def _lost(self) -> None:
         if not self._left:
             self._nodes.lost(self.url, self._loop.time())
 
+    def _note(self, request: Request, status: int, headers: Mapping[str, str]) -> None:
+        """Note what an answer tells of the cluster."""
+        now = self._loop.time()
+        self._nodes.heard(request.topic, self.url, headers.get(HEADER), now)
+        closes = headers.get("connection", "").lower() == "close"
+        if closes and (status < 400 or status in {408, 503}):
+            self._nodes.leaving(self.url, now)  # With other errors only a body was not read.
+        else:
+            self._nodes.answered(self.url)
+
     @override
-    def close(self) -> None:
-        """Close it; requests under way end as unanswered."""
+    def close(self, reason: str = "the connection was closed on this side") -> None:
         self._left = True
-        super().close()
+        super().close(reason)
 
     @override
     def got(self, reply: Reply) -> None:
@@ -139,15 +162,3 @@ def _comes_once(request: asking.Ask) -> bool:
     headers = request.headers
     is_counted = "Idempotency-Key" in headers or "Producer-Number" in headers
     return is_counted or "/stages/" in request.path
-
-
-def note_reply(
-    nodes: Nodes, url: str, request: Request, status: int, headers: Mapping[str, str]
-) -> None:
-    """Note what an answer of the node at ``url`` tells of the cluster."""
-    now = asyncio.get_running_loop().time()
-    nodes.heard(request.topic, url, headers.get(HEADER), now)
-    if headers.get("connection", "").lower() == "close" and (status < 400 or status in {408, 503}):
-        nodes.leaving(url, now)  # With other errors it means only that a body was not read.
-    else:
-        nodes.answered(url)

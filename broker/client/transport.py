@@ -1,34 +1,32 @@
-"""How requests reach the broker: writes on connections of our own, reading through aiohttp.
+"""How requests reach the broker, over connections that are kept open.
 
-``Transport`` is the port; a simulation passes its own. ``HttpTransport`` is the real one: for each node
-a pool of ``Connection`` for writes (one request at a time on each), and a session of aiohttp for answers
-that are long, slow or endless, which it reads piece by piece. Which node a request goes to is up to
+``Transport`` is the port; a simulation passes its own. ``HttpTransport`` is the real one. It has two pools of
+``Connection``: one for writes, and one for answers that are long, slow or endless, which are read piece by
+piece, so that a poll that waits keeps no write from its connection. Which node a request goes to is up to
 ``Nodes``; one that can't be reached is passed over for the next, within the same attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-import aiohttp
-from yarl import URL
-
 from broker.client import outcomes
-from broker.client.connection import Connection, note_reply
+from broker.client.connection import Connection
 from broker.client.leaders import Nodes
 from broker.client.protocol import Reply, Request
 from broker.client.values import Settings
 from broker.errors import Unavailable
 from broker.http import asking
 from broker.http.address import Address
-from broker.http.answer import NotSent
+from broker.http.answer import NotSent, Streamed
 from broker.http.asking import header_lines
+from broker.http.pool import Pool
 from broker.model import TopicId
 
 T = TypeVar("T")
@@ -38,10 +36,12 @@ OTHERS_CONNECT_SHARE: Final = 0.25
 """How long an attempt to connect may take while there is another node to try: in seconds, and as a part
 of the deadline, so that half of it, which is all that some attempts have, is enough for two nodes."""
 
-
 DEADLINE_S: Final = Settings().deadline_s
 REQUEST_TIMEOUT_S_MAX: Final = 300.0
 """How long a broker lets a request wait at most."""
+
+CLOSED: Final = "the client was closed"
+NO_CONNECTION: Final = "no connection was to be had in time"
 
 
 class StreamedReply(NamedTuple):
@@ -53,7 +53,7 @@ class StreamedReply(NamedTuple):
     """
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     chunks: AsyncIterator[bytes]
     forwarded: bool = False
     moved: Callable[[str], bool] = lambda _: False
@@ -103,35 +103,25 @@ class HttpTransport:
         header_lines(self._headers)
         if tls is None and settings.ca_file:
             tls = ssl.create_default_context(cafile=settings.ca_file)
+        self._reading_headers = {"Accept-Encoding": "identity", **self._headers}
         self._tls = tls
-        self._idle: list[Connection] = []
-        self._busy: dict[Connection, None] = {}
-        self._slots = asyncio.Semaphore(settings.connections_max)
-        self._session: aiohttp.ClientSession | None = None
-        self._answers: set[aiohttp.ClientResponse] = set()
-        """Those that are being read."""
+        self._writes: Pool[Connection] = Pool(settings.connections_max, settings.idle_s_max)
+        self._reads: Pool[Connection] = Pool(settings.connections_max, settings.idle_s_max)
         self._opening: set[asyncio.Future[Connection]] = set()
         self._closed = False
 
     async def connect(self, topic: TopicId | None) -> Connection:
         """Open a connection for somebody's own use, to the node to ask about a topic."""
-        return await self._anywhere(topic, self._open)
-
-    async def _open(self, url: str, timeout_s: float) -> Connection:
-        self._check_open()
         headers = {**self._headers, **self._patience()}
-        nodes, idle_s_max = self._nodes, self._settings.idle_s_max
-        opening = asyncio.ensure_future(
-            asking.open_connection(
-                Address.of(url),
-                lambda: Connection(url, headers, nodes, idle_s_max),
-                timeout_s,
-                self._tls,
-            )
-        )
+        return await self._anywhere(topic, partial(self._open, headers))
+
+    async def _open(self, headers: Mapping[str, str], url: str, timeout_s: float) -> Connection:
+        self._check_open()
+        connection = Connection(url, headers, self._nodes, self._settings.idle_s_max)
+        opening = asyncio.ensure_future(asking.open_connection(connection, timeout_s, self._tls))
         self._opening.add(opening)
         try:
-            connection = await opening
+            await opening
         except NotSent as error:
             raise outcomes.never_sent(error) from error
         except asyncio.CancelledError as error:
@@ -148,7 +138,7 @@ class HttpTransport:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise outcomes.never_sent("the client was closed")
+            raise outcomes.never_sent(CLOSED)
 
     def _patience(self) -> dict[str, str]:
         """Return the header that lets a node refuse what it can't do, before this side gives up.
@@ -192,163 +182,90 @@ class HttpTransport:
     async def send(self, request: Request, timeout_s: float) -> Reply:
         """Send a write on an idle connection, or on a new one."""
         ends = _now() + timeout_s
-        connection = await self._take(request.topic, ends)
-        self._busy[connection] = None
+        if not await self._writes.enter(timeout_s):
+            raise outcomes.never_sent(NO_CONNECTION)
         try:
-            return await connection.send(request, ends - _now())
+            connection = await self._take(request.topic, ends)
+            try:
+                return await connection.send(request, ends - _now())
+            finally:
+                self._writes.put_back(connection)
         finally:
-            self._busy.pop(connection, None)
-            if connection.usable:
-                self._idle.append(connection)
-            self._slots.release()
+            self._writes.leave()
 
     async def _take(self, topic: TopicId | None, ends: float) -> Connection:
-        """Take a slot, and a connection for it, idle or new. Raises Unavailable, also if it is late."""
+        """Return a connection for a write, idle or new. Raises Unavailable, also if it is late."""
+        place = self._nodes.place(topic, _now())
+        assert place is not None, "there is always a first address"
         try:
             async with asyncio.timeout_at(ends):
-                await self._slots.acquire()
-                try:
-                    return self._take_idle(topic) or await self.connect(topic)
-                except BaseException:
-                    self._slots.release()
-                    raise
+                return await self._writes.take(place, partial(self.connect, topic))
         except TimeoutError as error:
-            raise outcomes.never_sent("no connection was to be had in time") from error
-
-    def _take_idle(self, topic: TopicId | None) -> Connection | None:
-        """Return the connection to the right node used last; close those idle for too long."""
-        place = self._nodes.place(topic, _now())
-        for connection in reversed(self._idle):
-            if connection.url == place:
-                self._idle.remove(connection)
-                if connection.good_for(topic):
-                    return connection
-                connection.close()
-        self._close_idle()
-        return None
-
-    def _close_idle(self) -> None:
-        oldest = _now() - self._settings.idle_s_max
-        kept: list[Connection] = []
-        for connection in self._idle:
-            if connection.usable and connection.idle_since >= oldest:
-                kept.append(connection)
-            else:
-                connection.close()
-        self._idle = kept
+            raise outcomes.never_sent(NO_CONNECTION) from error
 
     @asynccontextmanager
     async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
         """Send a read and give its answer piece by piece."""
         ends = _now() + timeout_s  # For all nodes together that are asked until one answers.
-
-        async def begin(url: str, connect_s: float) -> tuple[str, aiohttp.ClientResponse]:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=timeout_s)
-            with _read_errors(request):
-                async with asyncio.timeout_at(ends):
-                    return url, await self._begin(url, request, timeout)
-
-        url, response = await self._anywhere(request.topic, begin, ends)
-        self._answers.add(response)
+        if not await self._reads.enter(timeout_s):
+            raise outcomes.never_sent(NO_CONNECTION)
         try:
-            headers = {name.lower(): value for name, value in response.headers.items()}
-            note_reply(self._nodes, url, request, response.status, headers)
-            chunks = self._chunks(url, response, request)
-            forwarded = self._nodes.place(request.topic, _now()) != url
-
-            def moved(leader: str) -> bool:
-                assert request.topic is not None, "led is a topic"
-                self._nodes.heard(request.topic, url, leader, _now())
-                known = self._nodes.leader(request.topic)
-                place = self._nodes.place(request.topic, _now())
-                return known is not None and known.url == place != url
-
-            yield StreamedReply(response.status, headers, chunks, forwarded, moved)
+            begin = partial(self._begin, request, ends)
+            connection, streamed = await self._anywhere(request.topic, begin, ends)
+            try:
+                yield self._streamed(connection, streamed, request, timeout_s)
+            finally:
+                streamed.close()
+                self._reads.put_back(connection)
         finally:
-            self._answers.discard(response)
-            response.close()  # No effect on the connection of an answer that was read to its end.
+            self._reads.leave()
 
     async def _begin(
-        self, url: str, request: Request, timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
+        self, request: Request, ends: float, url: str, connect_s: float
+    ) -> tuple[Connection, Streamed]:
+        """Send a read to one node and wait until its answer begins. Raises Unavailable."""
+        connect_s = max(0.0, min(connect_s, ends - _now()))
+        open_one = partial(self._open, self._reading_headers, url, connect_s)
+        connection = await self._reads.take(url, open_one)
         try:
-            return await self._reading().request(
-                request.method,
-                URL(f"{url}{request.path}", encoded=True),
-                headers=request.headers,
-                data=request.body or None,
-                timeout=timeout,
-                allow_redirects=False,
-            )
-        except asyncio.CancelledError as error:
-            self._check_why_cancelled(error)
+            return connection, await connection.read(request, max(0.0, ends - _now()))
+        except BaseException:
+            self._reads.put_back(connection)
             raise
+
+    def _streamed(
+        self, connection: Connection, streamed: Streamed, request: Request, silence_s: float
+    ) -> StreamedReply:
+        url, topic = connection.url, request.topic
+
+        async def chunks() -> AsyncIterator[bytes]:
+            while chunk := await connection.chunk(streamed, request, silence_s):
+                yield chunk
+
+        def moved(leader: str) -> bool:
+            assert topic is not None, "led is a topic"
+            self._nodes.heard(topic, url, leader, _now())
+            known = self._nodes.leader(topic)
+            place = self._nodes.place(topic, _now())
+            return known is not None and known.url == place != url
+
+        forwarded = self._nodes.place(topic, _now()) != url
+        return StreamedReply(streamed.status, streamed.headers, chunks(), forwarded, moved)
 
     def _check_why_cancelled(self, error: asyncio.CancelledError) -> None:
         """Raise what a close means to those who wait for a connection, if it was a close."""
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
-            raise outcomes.never_sent("the client was closed") from error
-
-    async def _chunks(
-        self, url: str, response: aiohttp.ClientResponse, request: Request
-    ) -> AsyncIterator[bytes]:
-        with _read_errors(request):
-            try:
-                async for chunk in response.content.iter_any():
-                    yield chunk
-            except (
-                RuntimeError
-            ) as error:  # What aiohttp says when the session was closed meanwhile.
-                raise outcomes.no_answer(request, error) from error
-            except (aiohttp.ClientError, TimeoutError, ConnectionError):
-                self._nodes.lost(url, _now())
-                raise
-
-    def _reading(self) -> aiohttp.ClientSession:
-        self._check_open()
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=self._settings.connections_max,
-                    keepalive_timeout=self._settings.idle_s_max,
-                    ssl=self._tls or True,
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"Accept-Encoding": "identity", **self._headers},
-                skip_auto_headers=("Content-Type",),
-            )
-        return self._session
+            raise outcomes.never_sent(CLOSED) from error
 
     async def close(self) -> None:
         """Close everything; requests under way end as unanswered, and none begins any more."""
         self._closed = True
         for opening in self._opening:
             opening.cancel()
-        for connection in [*self._idle, *self._busy]:
-            connection.close()
-        self._idle.clear()
-        for answer in self._answers:
-            # Closing the session wakes nobody who reads. What has arrived whole is read to its end.
-            if not answer.content.is_eof():
-                answer.content.set_exception(aiohttp.ClientConnectionError("the client was closed"))
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for pool in (self._writes, self._reads):
+            pool.close(CLOSED)
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-@contextlib.contextmanager
-def _read_errors(request: Request) -> Generator[None]:
-    """Translate aiohttp's errors at the border."""
-    try:
-        yield
-    except aiohttp.ClientConnectorError as error:
-        raise outcomes.never_sent(error.os_error) from error
-    except aiohttp.ConnectionTimeoutError as error:
-        raise outcomes.never_sent(error) from error
-    except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
-        raise outcomes.no_answer(request, str(error) or type(error).__name__) from error

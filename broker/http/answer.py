@@ -52,6 +52,9 @@ class Source(Protocol):
     def close(self) -> None:
         """Close it."""
 
+    def give_up(self, reason: object) -> None:
+        """Close it by the server's fault: the answer ends as unanswered, for that reason."""
+
 
 class Streamed:
     """An answer that is read as it comes. ``status`` and ``headers`` are there once it has begun."""
@@ -90,8 +93,7 @@ class Streamed:
                 async with asyncio.timeout(silence_s):
                     await self._wanted
             except TimeoutError:
-                self._connection.close()
-                raise NoAnswer(f"nothing came for {silence_s:g} s") from None
+                self._connection.give_up(f"nothing came for {silence_s:g} s")
         return self._take()
 
     def close(self) -> None:

@@ -20,9 +20,11 @@ What goes beyond, is no HTTP, has a coding that was not asked for, or answers no
 from __future__ import annotations
 
 import asyncio
+import select
 import ssl
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache
 from typing import Final, Protocol, TypeVar, cast
 
 import httptools
@@ -65,18 +67,25 @@ class Connection(asyncio.Protocol):
     """A connection, its requests under way, and what is read of the next answer.
 
     Attributes:
+        url: the server's address.
         idle_since: when the last answer came, by the loop's clock.
         answered: whether it has ever given a whole answer.
     """
 
     def __init__(
         self,
-        address: Address,
+        url: str,
         headers: Mapping[str, str],
         *,
         reply_bytes_max: int = REPLY_BYTES_MAX,
     ) -> None:
-        """Send ``headers`` with every request; take no larger answer whole than ``reply_bytes_max``."""
+        """Send ``headers`` with every request; take no larger answer whole than ``reply_bytes_max``.
+
+        Raises:
+            ValueError: the URL isn't one, or a header is none.
+        """
+        self.url = url
+        self.address = address = Address.of(url)
         self.idle_since = 0.0
         self.answered = False
         self._loop = asyncio.get_running_loop()
@@ -85,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[asyncio.Future[Reply] | Streamed] = deque()
         self._transport: asyncio.Transport | None = None
         self._closing = False
+        self._poll: select.poll | None = None
         self._reply_bytes_max = reply_bytes_max
         self._reader = httptools.HttpResponseParser(self)
         self._reply_headers: dict[str, str] = {}
@@ -102,6 +112,19 @@ class Connection(asyncio.Protocol):
         """Whether a request may be sent on it."""
         return self._transport is not None and not self._closing
 
+    def is_fresh(self, idle_s_max: float) -> bool:
+        """Whether a request may be sent on it now that none is under way.
+
+        It was not idle for longer than that, and in its socket lies nothing that the loop has not come to yet:
+        the server's end, or last words.
+        """
+        if not self.usable or self.idle_since < self._loop.time() - idle_s_max:
+            return False
+        if self._poll is None and self._transport is not None and hasattr(select, "poll"):
+            self._poll = select.poll()
+            self._poll.register(self._transport.get_extra_info("socket"), select.POLLIN)
+        return self._poll is None or not self._poll.poll(0)
+
     @property
     def requests_in_flight(self) -> int:
         """How many requests wait for their answers."""
@@ -115,13 +138,13 @@ class Connection(asyncio.Protocol):
         """
         answer: asyncio.Future[Reply] = self._loop.create_future()
         self._send(request, answer)
-        timer = self._loop.call_later(timeout_s, self._give_up, f"no answer in {timeout_s:g} s")
+        timer = self._loop.call_later(timeout_s, self.give_up, f"no answer in {timeout_s:g} s")
         try:
             return await answer
         finally:
             timer.cancel()
             if answer.cancelled():  # The caller has gone, and answers are told apart by order.
-                self._give_up("a request was cancelled")
+                self.give_up("a request was cancelled")
 
     async def stream(self, request: Ask, timeout_s: float) -> Streamed:
         """Send one request and return its answer once its head is there.
@@ -133,19 +156,19 @@ class Connection(asyncio.Protocol):
         """
         streamed = Streamed(self, self._loop)
         self._send(request, streamed)
-        timer = self._loop.call_later(timeout_s, self._give_up, f"no answer in {timeout_s:g} s")
+        timer = self._loop.call_later(timeout_s, self.give_up, f"no answer in {timeout_s:g} s")
         try:
             await streamed.began
         except asyncio.CancelledError:
-            self._give_up("a request was cancelled")
+            self.give_up("a request was cancelled")
             raise
         finally:
             timer.cancel()
         return streamed
 
-    def close(self) -> None:
-        """Close it; requests under way end as unanswered."""
-        self._give_up("the connection was closed on this side")
+    def close(self, reason: str = "the connection was closed on this side") -> None:
+        """Close it; requests under way end as unanswered, for that reason."""
+        self.give_up(reason)
 
     def pause(self) -> None:
         """Take nothing from the socket for now."""
@@ -174,8 +197,8 @@ class Connection(asyncio.Protocol):
             self._transport.write(head)
             self._transport.write(request.body)
 
-    def _give_up(self, reason: object) -> None:
-        """Close the connection and end every request on it as unanswered."""
+    def give_up(self, reason: object) -> None:
+        """Close it by the server's fault; requests under way end as unanswered, for that reason."""
         self._end(NoAnswer(str(reason)))
 
     def _end(self, error: NoAnswer | NotSent) -> None:
@@ -200,31 +223,31 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._waiting:
             # Read on, it could be taken for the answer to a request that has yet to come.
-            self._give_up("the server sent what was not asked for")
+            self.give_up("the server sent what was not asked for")
             return
         self._advanced = False
         try:
             self._reader.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            self._give_up(error.__context__ or error)
+            self.give_up(error.__context__ or error)
         except httptools.HttpParserUpgrade:
-            self._give_up("the server speaks another protocol from here on")
+            self.give_up("the server speaks another protocol from here on")
         except httptools.HttpParserError as error:
-            self._give_up(f"the answer is not HTTP ({error})")
+            self.give_up(f"the answer is not HTTP ({error})")
         self._vain_bytes = 0 if self._advanced else self._vain_bytes + len(data)
         if self._vain_bytes > HEAD_BYTES_MAX:
-            self._give_up(f"{HEAD_BYTES_MAX} bytes of an answer brought it no further")
+            self.give_up(f"{HEAD_BYTES_MAX} bytes of an answer brought it no further")
 
     @override
     def eof_received(self) -> None:
         if self._ends_at_close and self._waiting:
             self.on_message_complete()
-        self._give_up("the server closed the connection")
+        self.give_up("the server closed the connection")
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._give_up(exc or "the server closed the connection")
+        self.give_up(exc or "the server closed the connection")
 
     # --- What the parser calls --------------------------------------------------------------------
 
@@ -326,19 +349,22 @@ AnyConnection = TypeVar("AnyConnection", bound=Connection)
 
 
 async def open_connection(
-    address: Address,
-    make: Callable[[], AnyConnection],
-    timeout_s: float,
-    tls: ssl.SSLContext | None = None,
+    connection: AnyConnection, timeout_s: float, tls: ssl.SSLContext | None = None
 ) -> AnyConnection:
-    """Connect. Raises NotSent."""
-    loop = asyncio.get_running_loop()
-    context = (tls or ssl.create_default_context()) if address.tls else None
+    """Connect to the server, and return the connection. Raises NotSent."""
+    loop, address = asyncio.get_running_loop(), connection.address
+    context = (tls or _usual_tls()) if address.tls else None
     try:
         async with asyncio.timeout(timeout_s):
-            _, connection = await loop.create_connection(
-                make, address.host, address.port, ssl=context
+            await loop.create_connection(
+                lambda: connection, address.host, address.port, ssl=context
             )
     except (OSError, TimeoutError) as error:
         raise NotSent(str(error) or f"no connection in {timeout_s:g} s") from error
     return connection
+
+
+@cache
+def _usual_tls() -> ssl.SSLContext:
+    """Return what trusts the machine's certificates; to load them takes some 20 ms."""
+    return ssl.create_default_context()

@@ -16,7 +16,7 @@ TEST_KIT = "broker/testing/*"
 
 # Patterns as of fnmatch, whose * also spans folders.
 DOORS = {
-    "aiohttp": ["broker/api/*", "broker/client/transport.py", TEST_KIT],
+    "aiohttp": ["broker/api/*", TEST_KIT],
     "click": [
         "broker/cli.py",
         "broker/cli/*",
@@ -51,7 +51,7 @@ DOORS = {
     "tenacity": ["broker/routing/*"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
     "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*"],
-    "yarl": ["broker/client/transport.py", TEST_KIT],  # Of aiohttp.
+    "yarl": [TEST_KIT],  # Of aiohttp.
 }
 
 # Packages of which a file is used, and no module imported.

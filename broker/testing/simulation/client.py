@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
-import aiohttp
 from typing_extensions import override
 
 from broker.client import Client
@@ -101,16 +100,9 @@ class PlacedTransport(HttpTransport):
         return connection
 
     @override
-    async def _open(self, url: str, timeout_s: float) -> Connection:
+    async def _open(self, headers: Mapping[str, str], url: str, timeout_s: float) -> Connection:
         with self._network.calling_from(self._machine):
-            return await super()._open(url, timeout_s)
-
-    @override
-    async def _begin(
-        self, url: str, request: Request, timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        with self._network.calling_from(self._machine):
-            return await super()._begin(url, request, timeout)
+            return await super()._open(headers, url, timeout_s)
 
 
 def placed_client(network: Network, machine: str, settings: Settings, repeater: Repeater) -> Client:

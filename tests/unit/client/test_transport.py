@@ -324,7 +324,7 @@ async def test_a_read_asks_as_many_silent_nodes_as_its_deadline_has_time_for(raw
 async def test_a_node_that_cannot_be_reached_leaves_time_for_others(monkeypatch, deadline_s, given):
     tried = []
 
-    async def unreachable(address, make, timeout_s, tls):
+    async def unreachable(connection, timeout_s, tls):
         tried.append(timeout_s)
         raise NotSent("nobody listens")
 

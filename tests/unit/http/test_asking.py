@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.http.address import Address
 from broker.http.answer import STREAM_BUFFER_BYTES, NoAnswer, NotSent, Streamed
 from broker.http.asking import Connection, header_lines, open_connection
 from broker.testing.serving import eventually
@@ -42,10 +41,8 @@ async def connected(script: Script, **options: int) -> AsyncIterator[Connection]
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    address = Address.of(f"http://127.0.0.1:{port}/pre")
-    connection = await open_connection(
-        address, lambda: Connection(address, {"A": "b"}, **options), 5
-    )
+    url = f"http://127.0.0.1:{port}/pre"
+    connection = await open_connection(Connection(url, {"A": "b"}, **options), 5)
     try:
         yield connection
     finally:
@@ -263,9 +260,8 @@ async def test_nothing_is_sent_where_nobody_listens() -> None:
         port = server.sockets[0].getsockname()[1]
         server.close()
         await server.wait_closed()
-        address = Address.of(f"http://127.0.0.1:{port}")
         with pytest.raises(NotSent):
-            await open_connection(address, lambda: Connection(address, {}), 5)
+            await open_connection(Connection(f"http://127.0.0.1:{port}", {}), 5)
 
 
 # --- Servers that do what they should not ---------------------------------------------------------

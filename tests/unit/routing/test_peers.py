@@ -133,8 +133,8 @@ def test_the_time_that_it_takes_to_have_a_connection_counts(monkeypatch) -> None
         with pytest.raises(NoAnswer):
             await HttpPeers().stream("http://node", Ask(), 5.0)
 
-    monkeypatch.setattr(peers_module._Pool, "take", take)
-    monkeypatch.setattr(peers_module._Pool, "give_back", lambda *_: None)
+    monkeypatch.setattr(HttpPeers, "_take", take)
+    monkeypatch.setattr(peers_module, "_give_back", lambda *_: None)
     simulate(main)
     assert patience_s == [3.5]
 
