@@ -31,7 +31,7 @@ def made(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("made", [()], indirect=True, ids=["base"])
 def test_the_client_runs_with_no_extra(made: Path) -> None:
-    without_what_is_missing(made, "click", "plyvel", "tenacity")
+    without_what_is_missing(made, "aiohttp", "click", "plyvel", "tenacity")
     done = run(made, "-c", IMPORT_ALL, "broker.client", "broker.wire")
     assert done.returncode == 0, done.stderr
     told = run(made, "-m", "broker.cli", "serve")
@@ -96,7 +96,7 @@ def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
 
 @pytest.mark.parametrize("made", [("spark",)], indirect=True, ids=["spark"])
 def test_spark_finds_the_format_with_the_extra_spark(made: Path) -> None:
-    without_what_is_missing(made, "click", "plyvel", "pandas", "pytest")
+    without_what_is_missing(made, "aiohttp", "click", "plyvel", "pandas", "pytest")
     done = run(
         made,
         "-c",

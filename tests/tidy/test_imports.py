@@ -53,6 +53,7 @@ FORBIDDEN = [
         "The client rests on",
         "broker.client -> broker.storage.keys",
     ),
+    ("http/asking.py", "import aiohttp", "The client rests on", "broker.http.asking -> aiohttp"),
     (
         "client/__init__.py",
         "import broker.http.budget",

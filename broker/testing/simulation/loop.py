@@ -1,7 +1,7 @@
 """The event loop of a simulated cluster: hosts, virtual time, and a network instead of sockets.
 
 It has those of asyncio's doors to the network that servers and clients here use, so that both run as they
-are: listening, connecting (also in the two steps in which aiohttp does it), draining a listener's queue.
+are: listening, connecting, draining a listener's queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing_extensions import override
 from broker.testing.simulation.hosts import HostLoop
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.sockets import Address, ListeningSocket
-from broker.testing.simulation.transport import End
 
 AnyProtocol = TypeVar("AnyProtocol", bound=asyncio.BaseProtocol)
 
@@ -54,7 +53,6 @@ class SimLoop(HostLoop):
         """Begin at 0 s, with an empty network."""
         super().__init__()
         self.network = Network(self, seed)
-        self._dialled: dict[socket.socket, End] = {}
 
     @override
     async def create_connection(
@@ -64,35 +62,21 @@ class SimLoop(HostLoop):
         port: int | None = None,
         *,
         ssl: Any = None,
-        sock: Any = None,
-        server_hostname: str | None = None,
         **_: Any,
     ) -> tuple[asyncio.Transport, AnyProtocol]:
-        """Connect to an address, or go on with a socket that ``sock_connect`` has connected."""
-        del server_hostname
+        """Connect to an address."""
         assert not ssl, "there is no TLS in here"
-        if sock is not None:
-            end = self._dialled.pop(sock)
-            sock.close()
-        else:
-            assert host is not None
-            assert port is not None
-            end = await self.network.connect((host, port))
+        assert host is not None
+        assert port is not None
+        end = await self.network.connect((host, port))
         protocol = protocol_factory()
         end.attach(protocol)
         return end, protocol
 
     @override
-    async def sock_connect(self, sock: socket.socket, address: Any) -> None:
-        """Connect a socket, which stands for the connection until ``create_connection``."""
-        self._dialled[sock] = await self.network.connect((address[0], address[1]))
-
-    @override
     def close(self) -> None:
         """End, and give back what is real."""
         self.network.close()
-        for sock in self._dialled:
-            sock.close()
         super().close()
 
     @override

@@ -6,7 +6,6 @@ import pytest
 from broker.client import Settings, protocol
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.http.address import Address
 from broker.model import Poll, PublishRequest, TopicId
 
 TOPIC = TopicId("ns1", "t1")
@@ -18,13 +17,6 @@ OK = b"HTTP/1.1 200 OK\r\nX-Request-Id: 1\r\nContent-Length: 2\r\n\r\n%d\n"
 async def connect(url, headers=()):
     transport = HttpTransport(Settings(url=url, headers=tuple(headers), connect_timeout_s=5))
     return await transport.connect(None)
-
-
-def test_an_address_is_taken_apart():
-    assert Address.of("http://h:1/pre/") == Address("h", 1, False, "/pre", "h:1")
-    assert Address.of("https://h").port == 443
-    with pytest.raises(ValueError, match="http://host:port"):
-        Address.of("h:8080")
 
 
 async def test_a_request_and_its_answer(raw_broker):

@@ -7,6 +7,7 @@ import sys
 import broker.client
 
 FORBIDDEN = (
+    "aiohttp",
     "click",
     "kazoo",
     "numpy",

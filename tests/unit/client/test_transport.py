@@ -12,6 +12,7 @@ from broker.errors import OutcomeUnknown, Unavailable
 from broker.http import asking
 from broker.http.answer import NotSent
 from broker.model import Poll, PublishRequest, TopicId
+from broker.testing.serving import eventually
 
 TOPIC = TopicId("ns1", "t1")
 TLS = Path(__file__).parents[2] / "data" / "tls"
@@ -101,6 +102,58 @@ async def test_a_read_is_streamed_with_the_settings_headers(transport, raw_broke
     assert b"X-Who: me\r\n" in request
     assert b"Accept-Encoding: identity\r\n" in request
     assert request.endswith(POLL.body)
+
+
+async def test_reads_one_after_the_other_share_a_connection_and_writes_have_another(
+    transport, raw_broker
+):
+    for _ in range(3):
+        raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
+        assert await whole(transport, POLL) == (200, b"abc")
+    assert (await transport.send(PUBLISH, 5)).status == 200
+    assert raw_broker.connections == 2
+
+
+async def test_a_read_that_is_left_early_leaves_no_connection_behind(transport, raw_broker):
+    for _ in range(2):
+        raw_broker.answers.append(CHUNKED)
+        async with transport.stream(POLL, 60) as reply:
+            assert await anext(aiter(reply.chunks)) == b"abc"
+    assert raw_broker.connections == 2
+    assert raw_broker.requests[0].startswith(b"POST ")
+
+
+async def test_an_answer_that_is_compressed_unasked_is_unavailable(transport, raw_broker):
+    raw_broker.answers.append(
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"
+    )
+    with pytest.raises(Unavailable, match="compressed"):
+        await whole(transport, POLL)
+
+
+async def test_a_silence_within_an_answer_is_unavailable(transport, raw_broker):
+    raw_broker.answers.append(CHUNKED)
+    async with transport.stream(POLL, 0.2) as reply:
+        chunks = aiter(reply.chunks)
+        assert await anext(chunks) == b"abc"
+        with pytest.raises(Unavailable, match=r"nothing came for 0\.2 s"):
+            await anext(chunks)
+
+
+async def test_a_reader_that_stands_still_stops_the_broker(transport, raw_broker):
+    size, sent = 64 * 1024 * 1024, []
+
+    async def large():
+        sent.append(size)
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + bytes(size)
+
+    raw_broker.answers.append(large)
+    async with transport.stream(POLL, 60) as reply:
+        (connection,) = transport._reads._busy
+        await eventually(lambda: not connection._transport.is_reading(), lambda: "it reads on")
+        got = [len(chunk) async for chunk in reply.chunks]
+    assert sum(got) == size
+    assert got[0] < 1024 * 1024
 
 
 async def test_a_read_that_ends_early_is_unavailable(transport, raw_broker):
