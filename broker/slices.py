@@ -1,0 +1,75 @@
+"""Long work on the event loop, in slices of time.
+
+One thread serves all requests, so work that takes long would keep every other request waiting. Such work is
+made of small steps. After each step it asks its slice whether its time is over, and if so waits for the next slice.
+All long work of a loop shares one slice in each round of the loop, however much of it there is::
+
+    round    slice of A, requests │ slice of B, requests │ slice of A, requests │ …
+
+So a request waits for one slice at most, and long work goes on as fast as other requests leave time for it. Work that
+waits for something else between its steps may get a new slice somewhat early, which costs a round of the loop.
+
+Time is the loop's. Where that is virtual, no slice is ever over, and a run stays the same every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+from weakref import WeakKeyDictionary
+
+SLICE_S: Final = 0.002
+"""How long work may go on; a step of it should take less than this."""
+
+_Turns = deque[asyncio.Future[None]]
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+class Slice:
+    """The slice of one piece of long work. It begins when it is made."""
+
+    __slots__ = ("_ends_s", "_loop")
+
+    def __init__(self) -> None:
+        """Begin; there must be a running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._ends_s = self._loop.time() + SLICE_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether other work should go on now."""
+        return self._loop.time() >= self._ends_s
+
+    async def go_on(self) -> None:
+        """Return at once within the slice; else let other work go on, and return with the next slice."""
+        if self._loop.time() >= self._ends_s:
+            await self.next()
+
+    async def next(self) -> None:
+        """Let other work go on, and return with the next slice."""
+        await _turn(self._loop)
+        self._ends_s = self._loop.time() + SLICE_S
+
+
+async def _turn(loop: asyncio.AbstractEventLoop) -> None:
+    """Wait until it is this caller's turn: those that wait get one round of the loop each."""
+    turns = _turns.get(loop)
+    if turns is None:
+        turns = _turns[loop] = deque()
+    mine: asyncio.Future[None] = loop.create_future()
+    turns.append(mine)
+    if len(turns) == 1:
+        loop.call_soon(_give, loop, turns)
+    await mine
+
+
+def _give(loop: asyncio.AbstractEventLoop, turns: _Turns) -> None:
+    """Give the round to the first that still waits."""
+    while turns:
+        first = turns.popleft()
+        if not first.done():
+            first.set_result(None)
+            break
+    if turns:
+        loop.call_soon(_give, loop, turns)

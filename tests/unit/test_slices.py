@@ -1,0 +1,82 @@
+"""Long work in slices: other work goes on between them, and all long work shares one slice a round."""
+
+import asyncio
+
+import pytest
+
+from broker.slices import Slice
+from broker.testing.clock import simulate
+
+
+class _Time:
+    """A loop's time that the test sets."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, patch: pytest.MonkeyPatch) -> None:
+        self.now_s = loop.time()
+        patch.setattr(loop, "time", lambda: self.now_s)
+
+
+async def _work(name: str, steps: int, rounds: list[str]) -> None:
+    mine = Slice()
+    for _ in range(steps):
+        rounds.append(name)
+        await mine.next()
+
+
+async def test_work_within_its_slice_is_not_interrupted() -> None:
+    loop = asyncio.get_running_loop()
+    seen: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        time = _Time(loop, patch)
+        mine = Slice()
+        loop.call_soon(seen.append, "other")
+        await mine.go_on()
+        assert not seen
+        time.now_s += 1
+        assert mine.is_over
+        await mine.go_on()
+        assert seen == ["other"]
+        time.now_s += 1
+        assert mine.is_over, "the next slice ends, too"
+
+
+async def test_a_round_of_the_loop_has_one_slice_however_many_work() -> None:
+    loop = asyncio.get_running_loop()
+    done: list[str] = []
+    most = 0
+
+    async def count_rounds() -> None:
+        nonlocal most
+        before = len(done)
+        while len(done) < 40:
+            await asyncio.sleep(0)
+            most, before = max(most, len(done) - before), len(done)
+
+    working = [loop.create_task(_work(name, 10, done)) for name in "abcd"]
+    await asyncio.sleep(0)  # The first slices begin at once.
+    assert done == list("abcd")
+    await asyncio.wait_for(asyncio.gather(count_rounds(), *working), 10)
+    assert most == 1
+    assert done == list("abcd") * 10, "they take turns"
+
+
+async def test_who_was_cancelled_holds_up_nobody() -> None:
+    done: list[str] = []
+    first, second = (asyncio.ensure_future(_work(name, 3, done)) for name in "ab")
+    await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.wait_for(second, 10)
+    assert done == list("abbb")
+    assert (await asyncio.gather(first, return_exceptions=True))[
+        0
+    ].__class__ is asyncio.CancelledError
+
+
+def test_where_time_is_virtual_no_slice_ends() -> None:
+    async def main(_: asyncio.AbstractEventLoop) -> bool:
+        mine = Slice()
+        for _step in range(1000):
+            await mine.go_on()
+        return mine.is_over
+
+    assert simulate(main) is False
