@@ -70,7 +70,6 @@ def topic_settings(config: Config) -> TopicSettings:
         idempotency_keys_max=limits.idempotency_keys_max,
         poll_chunk_bytes=limits.poll_chunk_bytes,
         poll_messages_max=limits.poll_messages_max,
-        waiting_polls_max=limits.waiting_polls_max,
         cache_bytes_max=topics.cache_bytes_max,
         sweep_margin_ms=int(sweep.sweep_margin_s * 1000),
         sweep_rows_max=sweep.sweep_rows_max,

@@ -16,7 +16,8 @@ from broker.errors import BadRequest
 from broker.http.reply import Answer, Piece, Stream
 from broker.http.request import Request
 from broker.model import Snapshot, message_id_from_hex
-from broker.topics.pages import Page
+from broker.slices import Slice
+from broker.topics.pages import Page, cut
 from broker.topics.service import Topics
 from broker.topics.streams import RowStream
 from broker.wire.snapshotjson import decode_snapshot_body
@@ -51,12 +52,13 @@ class BulkReading:
         first = None if after is None else message_id_from_hex(after)
         if self._maker is None:
             self._maker = await asyncio.to_thread(ArrowMaker)  # Importing takes long.
-        rows = await self._topics.rows(request.topic, first, last, snapshot)
+        rows = await self._topics.rows(request.topic, first, last, snapshot, request.hold)
         headers = blocked_by(rows.blocked_by)
         return Stream(_pieces(self._maker.stream(), rows), ARROW, headers, compressible=False)
 
 
 async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece, None]:
+    mine = Slice()
     while (page := await rows.next()) is not None:
         if _takes_long(page):
             pieces = await asyncio.to_thread(stream.batch, page)
@@ -64,7 +66,9 @@ async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece,
             pieces = stream.batch(page)
         del page  # While the reader is slow, only what it has not taken yet is held.
         while pieces:
-            yield pieces.pop(0)
+            for piece in cut(pieces.pop(0)):
+                yield piece
+        await mine.go_on()
     yield stream.end()
 
 

@@ -25,13 +25,14 @@ It ends after a whole event: when the client goes, when the node drains, when th
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol
 
 import orjson
 
 from broker.api.leadership import epoch_of
 from broker.api.payloads import shown, shown_beside
+from broker.api.payloads import PART_BYTES, in_pieces, shown, shown_beside
 from broker.api.routed import BROKER_LEADER
 from broker.api.times import parse_place
 from broker.api.waiting import unless_abandoned
@@ -40,6 +41,7 @@ from broker.http.reply import EVENTS, Answer, Headers, Stream
 from broker.http.request import Request
 from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId, message_id_from_hex
 from broker.routing.calls import LeaderSeen
+from broker.slices import Slice
 from broker.topics.browse import BrowseQuery
 from broker.topics.service import Topics
 
@@ -78,7 +80,7 @@ class Events:
         self._keep_alive_s = keep_alive_s
 
     async def _poll_here(self, request: Request, poll: Poll, wait_s: float) -> Page | None:
-        waiting = self._topics.poll(request.topic, poll, wait_s=wait_s)
+        waiting = self._topics.poll(request.topic, poll, wait_s=wait_s, hold=request.hold)
         return await unless_abandoned(waiting, request.abandoned())
 
     async def stream(self, request: Request) -> Answer:
@@ -120,7 +122,7 @@ class Events:
     async def _chunks(
         self, request: Request, poll: Poll, leader: LeaderSeen | None
     ) -> AsyncGenerator[bytes, None]:
-        abandoned = request.abandoned()
+        abandoned, mine = request.abandoned(), Slice()
         yield _opening(request.topic, poll)
         while not abandoned.done():
             try:
@@ -131,10 +133,12 @@ class Events:
                 return
             before = poll
             async for messages in page.messages():
-                for chunk in _event_chunks(messages):
-                    yield chunk
-                    if abandoned.done():
+                for chunk, is_whole in _event_chunks(messages):
+                    if chunk:
+                        yield chunk
+                    if is_whole and abandoned.done():
                         return
+                    await mine.go_on()
                 if messages:
                     poll = Poll(messages[-1].id, inclusive=False, limit=PAGE_MESSAGES)
             leader, before_leader = self._leader(request.topic) or leader, leader
@@ -156,30 +160,49 @@ def _moved(former: LeaderSeen | None, leader: LeaderSeen | None) -> bytes:
     return f": leader {leader.format()}\n\n".encode()
 
 
-def _event_chunks(messages: list[Message]) -> list[bytes]:
-    """Return whole events, joined up to about CHUNK_BYTES."""
-    chunks: list[bytes] = []
+def _event_chunks(messages: list[Message]) -> Iterator[tuple[bytes, bool]]:
+    """Yield events, joined up to about CHUNK_BYTES; of a large one the parts. With each, whether an event ends there.
+
+    Empty ones are steps at which other work may go on.
+    """
     chunk = bytearray()
     for message in messages:
-        chunk += _event(message)
-        if len(chunk) >= CHUNK_BYTES:
-            chunks.append(bytes(chunk))
+        is_large = len(message.payload) > PART_BYTES
+        if chunk and (is_large or len(chunk) >= CHUNK_BYTES):
+            yield bytes(chunk), True
             chunk.clear()
+        if is_large:
+            yield from _large_event(message)
+        else:
+            chunk += _event(message)
     if chunk:
-        chunks.append(bytes(chunk))
-    return chunks
+        yield bytes(chunk), True
 
 
 def _event(message: Message) -> bytes:
-    identifier = message.id.hex()
     payload = shown(message.payload)
     data = orjson.dumps(
         {
-            "id": identifier,
-            "timestamp_ms": message.timestamp_ms,
+            **_place(message),
             "encoding": payload.encoding,
             "payload": payload.text,
             **shown_beside(message.key, message.headers),
         }
     )
-    return b"id: " + identifier.encode("ascii") + b"\ndata: " + data + b"\n\n"
+    return _lead(message) + data + b"\n\n"
+
+
+def _large_event(message: Message) -> Iterator[tuple[bytes, bool]]:
+    yield _lead(message), False
+    beside = shown_beside(message.key, message.headers)
+    for piece in in_pieces(_place(message), message.payload, beside):
+        yield piece, False
+    yield b"\n\n", True
+
+
+def _lead(message: Message) -> bytes:
+    return b"id: %b\ndata: " % message.id.hex().encode("ascii")
+
+
+def _place(message: Message) -> dict[str, Any]:
+    return {"id": message.id.hex(), "timestamp_ms": message.timestamp_ms}

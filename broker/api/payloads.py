@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+PART_BYTES: Final = 36 * 1024
+"""Larger payloads are shown part by part, each of so many bytes: a multiple of 3, as base64 needs. A part of control
+characters takes six times as much in JSON."""
 
 
 class ShownPayload(NamedTuple):
@@ -31,6 +37,36 @@ def shown(payload: bytes, bytes_max: int | None = None) -> ShownPayload:
     except UnicodeDecodeError:
         return ShownPayload("base64", base64.b64encode(part).decode("ascii"), truncated)
     return ShownPayload("text", text, truncated)
+
+
+def in_pieces(
+    before: Mapping[str, Any], payload: bytes, after: Mapping[str, Any]
+) -> Iterator[bytes]:
+    """Yield an object in JSON: the fields ``before``, ``encoding`` and ``payload`` as ``shown`` has them, ``after``.
+
+    Each step takes a part of the payload. Empty pieces are steps that look whether it is text. ``after`` has a field.
+    """
+    encoding = "text"
+    try:
+        for _ in _decoded(payload):
+            yield b""
+    except UnicodeDecodeError:
+        encoding = "base64"
+    yield orjson.dumps({**before, "encoding": encoding})[:-1] + b',"payload":"'
+    if encoding == "text":
+        for text in _decoded(payload):
+            yield orjson.dumps(text)[1:-1]
+    else:
+        for at in range(0, len(payload), PART_BYTES):
+            yield base64.b64encode(payload[at : at + PART_BYTES])
+    yield b'",' + orjson.dumps(after)[1:]
+
+
+def _decoded(payload: bytes) -> Iterator[str]:
+    """Yield the parts of a payload as text. Raises UnicodeDecodeError at the first part that is none."""
+    decoder = _UTF8()
+    for at in range(0, len(payload), PART_BYTES):
+        yield decoder.decode(payload[at : at + PART_BYTES], final=at + PART_BYTES >= len(payload))
 
 
 def shown_beside(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:

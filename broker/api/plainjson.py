@@ -21,13 +21,13 @@ the place of the error, as ``messages[3].headers.a: …``.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
 import orjson
 
-from broker.api.payloads import shown, shown_beside
+from broker.api.payloads import in_pieces, shown, shown_beside
 from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest, TooManyMessages
 from broker.model import (
@@ -323,16 +323,25 @@ def encode_items(messages: Iterable[Message]) -> bytes:
     return orjson.dumps([_item(message) for message in messages])[1:-1]
 
 
+def item_in_pieces(message: Message) -> Iterator[bytes]:
+    """Yield one message as the same JSON object, part by part; empty pieces are steps."""
+    beside = shown_beside(message.key, message.headers)
+    return in_pieces(_place(message), message.payload, beside)
+
+
 def _item(message: Message) -> dict[str, Any]:
-    payload, time_ms = shown(message.payload), message.timestamp_ms
+    payload = shown(message.payload)
     return {
-        "id": message.id.hex(),
-        "time": rfc3339(time_ms),
-        "timestamp_ms": time_ms,
+        **_place(message),
         "encoding": payload.encoding,
         "payload": payload.text,
         **shown_beside(message.key, message.headers),
     }
+
+
+def _place(message: Message) -> dict[str, Any]:
+    time_ms = message.timestamp_ms
+    return {"id": message.id.hex(), "time": rfc3339(time_ms), "timestamp_ms": time_ms}
 
 
 # --- What all have in common ----------------------------------------------------------------------

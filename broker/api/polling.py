@@ -7,7 +7,7 @@ knows that the answer was cut; that is how a failure after the status line is to
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
 from broker.api import plainjson
@@ -15,20 +15,26 @@ from broker.api.bodies import BodyType, body_type
 from broker.api.waiting import unless_abandoned
 from broker.errors import BadRequest
 from broker.http.reply import (
+from broker.api.jsonlist import ItemForm, JsonList
     AVRO,
     AVRO_JSON,
     JSON,
     MESSAGES,
     Answer,
     Headers,
+    Piece,
     Reply,
     Stream,
 )
 from broker.http.request import Request
 from broker.model import Message, Poll
+from broker.api.waiting import unless_abandoned
+from broker.errors import BadRequest
+from broker.model import Poll
+from broker.slices import Slice
 from broker.topics.pages import Page
 from broker.topics.service import Topics
-from broker.topics.streams import PollStream
+from broker.topics.streams import Form, PollStream
 from broker.wire import avro, avrojson
 from broker.wire.blocks import END
 
@@ -43,6 +49,10 @@ _POLLS: Final = {
     BodyType.AVRO_JSON: avrojson.decode_poll,
     BodyType.JSON: plainjson.decode_poll,
 }
+
+
+_PLAIN_JSON: Final = ItemForm(plainjson.encode_items, plainjson.item_in_pieces)
+_AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 
 
 class Asked(NamedTuple):
@@ -82,10 +92,11 @@ class Polling:
 
         ``anywhere``: it may wait also where the topic is not led.
         """
+        topic, poll, hold = request.topic, asked.poll, request.hold
         if wait_s > 0:
-            waiting = self._topics.poll(request.topic, asked.poll, wait_s=wait_s, anywhere=anywhere)
+            waiting = self._topics.poll(topic, poll, wait_s=wait_s, anywhere=anywhere, hold=hold)
             return await unless_abandoned(waiting, request.abandoned())
-        return await self._topics.poll(request.topic, asked.poll)
+        return await self._topics.poll(topic, poll, hold=hold)
 
     def _wait_s(self, request: Request) -> float:
         if not request.query_string or (text := request.query.get("wait")) is None:
@@ -104,13 +115,13 @@ def answer_of(stream: PollStream | None, asked: Asked) -> Reply | Stream:
     kind, whole = asked.kind, asked.whole
     headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
     if kind is BodyType.JSON:
-        return Stream(_json_chunks(stream, plainjson.encode_items), JSON, headers)
+        return Stream(_json_chunks(stream, _PLAIN_JSON), JSON, headers)
     if kind is BodyType.AVRO_JSON:
-        return Stream(_json_chunks(stream, avrojson.encode_items), AVRO_JSON, headers)
+        return Stream(_json_chunks(stream, _AVRO_JSON), AVRO_JSON, headers)
     form, content_type = (Page.whole, MESSAGES) if whole else (Page.block, AVRO)
     if stream is None or (stream.ended and stream.first.bytes <= WHOLE_BYTES_MAX):
         # Nothing is left to read: one chunk, without the cost of a stream.
-        first = b"" if stream is None else form(stream.first)
+        first = b"" if stream is None else b"".join(form(stream.first))
         return Reply(200, first + END, content_type, headers, chunked=True)
     return Stream(_avro_chunks(stream, form), content_type, headers)
 
@@ -120,21 +131,18 @@ def blocked_by(pointer: int | None) -> Headers:
     return () if pointer is None else ((BLOCKED_BY, str(pointer)),)
 
 
-async def _avro_chunks(
-    stream: PollStream, form: Callable[[Page], bytes]
-) -> AsyncGenerator[bytes, None]:
+async def _avro_chunks(stream: PollStream, form: Form) -> AsyncGenerator[Piece, None]:
     async for block in stream.blocks(form):
         yield block
     yield END
 
 
-async def _json_chunks(
-    stream: PollStream | None, encode_items: Callable[[Sequence[Message]], bytes]
-) -> AsyncGenerator[bytes, None]:
-    opening = b"["
+async def _json_chunks(stream: PollStream | None, form: ItemForm) -> AsyncGenerator[Piece, None]:
+    out, mine = JsonList(form), Slice()
     if stream is not None:
         async for messages in stream.messages():
-            if messages:
-                yield opening + encode_items(messages)
-                opening = b","
-    yield b"[]" if opening == b"[" else b"]"
+            for piece in out.pieces(messages):
+                if piece:
+                    yield piece
+                await mine.go_on()
+    yield out.end()

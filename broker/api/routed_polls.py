@@ -18,6 +18,7 @@ one, and ends early where leadership moves.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 from broker.api.bodies import BodyType
@@ -37,6 +38,7 @@ from broker.routing.deciding import Kind
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.topics.service import Topics
+from broker.topics.waiting import counted
 from broker.wire import avro, messages
 
 AGAIN_S: Final = 0.02
@@ -89,6 +91,7 @@ class RoutedPolls:
             identifier=request.id,
             names=request.names,
             abandoned=request.abandoned,
+            hold=request.hold,
         )
         answer = await self._routed_poll(asking, Asked(BodyType.AVRO, poll, wait_s, whole=True))
         if answer.status != 200:
@@ -121,7 +124,8 @@ class RoutedPolls:
             self._call(request, asked, until),
             lambda repeat: self._local(repeat, request, asked, until),
         )
-        answer = await unless_abandoned(answering, request.abandoned())
+        with counted(request.hold) if waits else nullcontext():
+            answer = await unless_abandoned(answering, request.abandoned())
         if answer is None:
             return _Polled(answer_of(None, asked), is_final=True)
         if isinstance(answer, Relayed):

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
 from broker.http.budget import Hold, Kind
+from broker.http.budget import Hold
 from broker.model import TopicId
 
 QUERY_FIELDS_MAX = 50
@@ -54,7 +55,7 @@ class Request:
     monotonic clock. ``forwarded`` says that a node, not a client, sent it, and ``repeat`` what makes it
     repeatable then. ``source`` is the connection by which it came: the requests of one keep their order.
     ``abandoned`` gives a future that is done once the caller is gone or this node drains; handlers that
-    wait race against it.
+    wait race against it. ``hold`` counts what the node holds for it.
     """
 
     __slots__ = (

@@ -192,6 +192,11 @@ class Entry:
         items, at = self.items, self._id_at
         return [items[start + at : start + at + ROW_ID_BYTES] for start in self.starts]
 
+    def message_id(self, place: int) -> bytes:
+        """Return one message's id as its item has it; in a payload log that is the second half."""
+        start = self.starts[place] + self._id_at
+        return self.items[start : start + (ROW_ID_BYTES if self._id_at == 0 else MESSAGE_ID_BYTES)]
+
     def payload(self, place: int) -> bytes:
         """Return one message's payload."""
         start = self.starts[place] + self._id_at
@@ -199,9 +204,13 @@ class Entry:
         _, start = read_long(self.items, start)
         return self.items[start : self._end(place)]
 
-    def payload_bytes(self) -> int:
-        """Return how many bytes the payloads have together."""
-        return sum(len(self.payload(place)) for place in range(self.count))
+    def payload_bytes(self, first: int = 0) -> int:
+        """Return how many bytes the payloads of the messages from ``first`` on have together. None is copied."""
+        before = self._id_at + (ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES)
+        items, starts = self.items, self.starts
+        begins = [read_long(items, starts[at] + before)[1] for at in range(first, self.count)]
+        stops = sum(starts[first + 1 : self.count], len(items)) if begins else 0
+        return stops - sum(begins)
 
     def attributes(self, first: int, stop: int) -> list[Attributed]:
         """Return the attributes of those messages ``first`` to ``stop`` (exclusive) that have any, with their places.
@@ -273,12 +282,14 @@ class Entry:
         part.rolled = self.rolled
         return part
 
-    def framed(self, reference: RowId, first: int, stop: int) -> bytes:
-        """Return items of a payload log as items of a reply, under the id of their reference."""
+    def framed(self, reference: RowId, first: int, stop: int) -> list[bytes]:
+        """Return items of a payload log as those of a reply, under the id of their reference, in parts."""
         items, lead = self.items, _MESSAGE_LEAD + reference
+        if self.count == 1:
+            return [lead, items]
         starts = self.starts[first:stop]
         ends = [*starts[1:], self._end(stop - 1)]
-        return b"".join([lead + items[start:end] for start, end in zip(starts, ends, strict=True)])
+        return [lead + items[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def is_rolled_back(self, row: RowId) -> bool:
         """Whether a message was rolled back."""

@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.errors import BadRequest, Unavailable
+from broker.http.budget import Hold, Kind
 from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, Poll, RowId, Topic
+from broker.slices import Slice
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
@@ -39,6 +41,8 @@ NO_LIMIT: Final = 1 << 62
 AT_ONCE_BYTES: Final = 512 * 1024
 """The bytes that a reading takes from storage in one call, if its pages are no longer, and holds while its
 consumer is slow."""
+ROWS_AT_ONCE: Final = 256
+"""The entries that a reading looks at in one step; then it counts them and asks whether to go on."""
 _LEAD_BYTES: Final = 1 + ROW_ID_BYTES
 """What an item of a payload log lacks, and a reply has."""
 
@@ -56,16 +60,24 @@ class Reading:
     """The state of one. ``blocked_by`` is the write pointer at which its scan ended, if one did."""
 
     def __init__(
-        self, around: Surroundings, topic: Topic, poll: Poll, through: RowId | None = None
+        self,
+        around: Surroundings,
+        topic: Topic,
+        poll: Poll,
+        through: RowId | None = None,
+        hold: Hold | None = None,
     ) -> None:
         """Begin where ``poll`` asks, or at the oldest message that lives.
 
-        With ``through`` it is bounded: it has all messages up to that id, and no limit counts.
+        With ``through`` it is bounded: it has all messages up to that id, and no limit counts. ``hold`` is the
+        request's: it counts the rows that are looked at without any message being given out.
         """
         self.blocked_by: int | None = None
         self.proven: object | None = None
         """The leader that was shown to lead since this reading began: its cache may be read."""
         self._around = around
+        self._hold = hold or Hold(None)
+        self._slice: Slice | None = None
         self._topic = topic
         self._log = LogId(topic.id, topic.generation)
         self._snapshot = poll.snapshot
@@ -125,6 +137,7 @@ class Reading:
         Raises:
             Unavailable: what storage answers is stale, and stayed so.
             BadRequest: a bounded reading asks for more than there is.
+            Overloaded: too many rows were looked at in vain.
         """
         self._bytes = 0
         self._now_ms = self._around.clock.now_ms()
@@ -140,7 +153,16 @@ class Reading:
                 self.ended = True
         page = Page(self._runs, self._given - self._left, self._bytes)
         self._runs, self._given = [], self._left
+        if page.count and self._slice is not None:
+            self._hold.give(Kind.ROWS)
         return page
+
+    async def _looked(self) -> None:
+        """Count one step's rows, and let other work go on once this took long."""
+        self._hold.take(Kind.ROWS, ROWS_AT_ONCE)
+        if self._slice is None:
+            self._slice = Slice()
+        await self._slice.go_on()
 
     # The message log.
 
@@ -149,14 +171,24 @@ class Reading:
         self._reader = None
         if self._through is None:
             self._through = cache.pointer
-        for entry in cache.entries(self._after, self._through):
-            if not self._take(entry, bytes_max):
-                if self._reference is not None:
-                    # Entries may go while storage is asked: begin again after it.
-                    await self._read_payloads(self._reference, bytes_max)
+        while self._take_cached(cache, self._through, bytes_max):
+            await self._looked()
+            # Entries may have gone meanwhile, and so may the leader.
+            if not cache.covers(self._after, self._through):
                 return
-        self._after = max(self._after, self._through)
+        if self._reference is not None:
+            await self._read_payloads(self._reference, bytes_max)
+
+    def _take_cached(self, cache: TopicCache, through: RowId, bytes_max: int) -> bool:
+        """Take a step's entries; False at the page's end, the cache's, or at a reference to be read first."""
+        for count, entry in enumerate(cache.entries(self._after, through)):
+            if count == ROWS_AT_ONCE:
+                return True
+            if not self._take(entry, bytes_max):
+                return False
+        self._after = max(self._after, through)
         self.ended = True
+        return False
 
     async def _read_storage(self, cache: TopicCache | None, bytes_max: int) -> None:
         settings = self._around.settings
@@ -177,15 +209,25 @@ class Reading:
                     max(min(self._left, settings.page_rows_max), 1),
                 )
             )
-        while self._ahead:
-            if not self._take(self._ahead[0], bytes_max):
+        while len(self._ahead) > ROWS_AT_ONCE:
+            if not self._take_ahead(ROWS_AT_ONCE, bytes_max):
                 return
-            self._ahead.popleft()
+            await self._looked()
+        if not self._take_ahead(len(self._ahead), bytes_max):
+            return
         self._after = max(self._after, reader.after)
         if reader.ended:
             self.ended = self._is_whole(reader)
             if not self.ended:
                 await self._look_again()
+
+    def _take_ahead(self, count: int, bytes_max: int) -> bool:
+        """Take so many of the entries that were read; False if reading stops before the end of one."""
+        for _ in range(count):
+            if not self._take(self._ahead[0], bytes_max):
+                return False
+            self._ahead.popleft()
+        return True
 
     def _is_whole(self, reader: LogReader) -> bool:
         """Whether what storage showed up to its end is all that must be there."""

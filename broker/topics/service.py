@@ -15,6 +15,7 @@ from broker.errors import (
     TopicExists,
     UnavailableError,
 )
+from broker.http.budget import Hold
 from broker.model import (
     ROW_ID_BYTES,
     MessageId,
@@ -301,12 +302,18 @@ class Topics:
     # Consuming.
 
     async def poll(
-        self, topic: TopicId, poll: Poll, *, wait_s: float = 0.0, anywhere: bool = False
+        self,
+        topic: TopicId,
+        poll: Poll,
+        *,
+        wait_s: float = 0.0,
+        anywhere: bool = False,
+        hold: Hold | None = None,
     ) -> PollStream:
         """Read a page; wait for one if there is nothing for this consumer and ``wait_s`` allows.
 
         In a cluster a poll that waits does so where the topic is led, unless it may ``anywhere``: then,
-        for want of a leader, it looks into storage now and then.
+        for want of a leader, it looks into storage now and then. ``hold`` is the request's.
 
         Raises:
             TopicNotFound, Overloaded, Unavailable: see there.
@@ -317,16 +324,16 @@ class Topics:
             self.leaders.must_be_here(topic)
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
-        state = self.leaders.state(topic)
+        state, hold = self.leaders.state(topic), hold or Hold(None)
         with state.used():
-            reading = Reading(self.around, found, poll)
+            reading = Reading(self.around, found, poll, hold=hold)
             reading.proven = leader
             seen = state.changes
             first = await state.next_page(reading)
             if not first.count and wait_s > 0:
-                wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s)
+                wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s, hold)
                 first = await self._polls.page(wait, seen, anywhere=anywhere)
-            return PollStream(reading, first, state)
+            return PollStream(reading, first, state, hold)
 
     async def rows(
         self,
@@ -334,10 +341,11 @@ class Topics:
         after: MessageId | None,
         through: MessageId,
         snapshot: Snapshot | None = None,
+        hold: Hold | None = None,
     ) -> RowStream:
         """Read all messages in ``(after, through]``, by their rows (see ``fetch.behind``); None: from the oldest.
 
-        Any node may do so: what it finds ends at ``through``, at the message that holds a transaction, or by
+        ``hold`` is the request's. Any node may do so: what it finds ends at ``through``, at the message that holds a transaction, or by
         an error. It is the same whenever it is read, but for what has expired or was rolled back.
 
         Raises:
@@ -346,11 +354,12 @@ class Topics:
         """
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
-        state = self.leaders.state(topic)
+        state, hold = self.leaders.state(topic), hold or Hold(None)
         with state.used():
-            reading = Reading(self.around, found, behind(after, snapshot), through[:ROW_ID_BYTES])
+            poll, last = behind(after, snapshot), through[:ROW_ID_BYTES]
+            reading = Reading(self.around, found, poll, last, hold)
             reading.proven = leader
-            return RowStream(reading, await state.next_page(reading, ROWS_BYTES), state)
+            return RowStream(reading, await state.next_page(reading, ROWS_BYTES), state, hold)
 
     @property
     def waiting_polls(self) -> int:

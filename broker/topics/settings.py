@@ -37,7 +37,6 @@ class TopicSettings:
     poll_messages_max: int | None = None
     page_rows_max: int = 5000
     page_bytes_max: int = 4 * 1024 * 1024
-    waiting_polls_max: int = 20_000
     cache_bytes_max: int = 128 * 1024 * 1024
     topics_in_use_max: int = 20_000
     """Topics that are remembered; over that, those that were idle longest are let go."""

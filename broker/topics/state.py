@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from broker.errors import TopicNotFound
 from broker.model import Topic, TopicId
@@ -17,6 +19,9 @@ from broker.topics.stats import Rates
 from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import Write
+
+WOKEN_AT_ONCE: Final = 32
+"""Those that wait are woken so many in a round of the event loop: each then reads and answers in one go."""
 
 
 class TopicState:
@@ -121,11 +126,11 @@ class TopicState:
         return self.topic is not None and self.topic.generation == generation
 
     def wake(self) -> None:
-        """Tell those who wait that the log changed."""
+        """Tell those that wait that the log changed, in the order in which they came."""
         self.changes += 1
-        for future in self.waiting:
-            _tell(future, True)
-        self.waiting.clear()
+        if self.waiting:
+            _wake(deque(self.waiting))
+            self.waiting.clear()
 
     async def changed(self, seen: int, seconds: float) -> bool:
         """Wait for a change after the one numbered ``seen``; False if none came in time."""
@@ -181,6 +186,14 @@ class TopicState:
                 return None
             reading.proven = leader
         return leader.cache if self.leader is leader else None
+
+
+def _wake(waiting: deque[asyncio.Future[bool]]) -> None:
+    """Wake some now, and the others in the next rounds of the loop."""
+    for _ in range(min(len(waiting), WOKEN_AT_ONCE)):
+        _tell(waiting.popleft(), True)
+    if waiting:
+        asyncio.get_running_loop().call_soon(_wake, waiting)
 
 
 def _tell(change: asyncio.Future[bool], came: bool) -> None:

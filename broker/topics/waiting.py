@@ -4,13 +4,19 @@ Whoever waits is woken by the commit, not by a timer, so a poll must wait where 
 cluster that is the topic's leader: a poll that begins to wait makes this node claim the topic, and one whose
 topic moves away ends by NotLeader, which sends it on. Where no leader answers, a poll may wait anywhere: it
 then looks into storage now and then.
+
+A poll counts against its request's budget only while it waits: one that finds messages at once is never refused
+because others wait.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from broker.errors import NoLeader, Overloaded, TopicNotFound
+from broker.errors import NoLeader, TopicNotFound
+from broker.http.budget import Hold, Kind
 from broker.model import Topic
 from broker.topics.leaders import Leaders
 from broker.topics.pages import NO_PAGE, Page
@@ -28,6 +34,7 @@ class Wait(NamedTuple):
     topic: Topic
     reading: Reading
     deadline: float
+    hold: Hold
 
     async def read_on(self) -> Page:
         """Return the next page, of what was not there before."""
@@ -39,6 +46,23 @@ class Wait(NamedTuple):
         """Whether a later generation of the topic is led here."""
         leader = self.state.leader
         return leader is not None and leader.topic.generation != self.topic.generation
+
+
+@contextmanager
+def counted(hold: Hold) -> Iterator[None]:
+    """Count a request among those that wait, once, until this ends.
+
+    Raises:
+        Overloaded: too many wait.
+    """
+    if Kind.WAITING in hold.held:
+        yield
+        return
+    hold.take(Kind.WAITING)
+    try:
+        yield
+    finally:
+        hold.give(Kind.WAITING)
 
 
 class WaitingPolls:
@@ -64,15 +88,18 @@ class WaitingPolls:
             Overloaded: too many wait.
             NotLeader: in a cluster, unless ``anywhere``: another node should lead the topic.
         """
-        if self.count >= self._around.settings.waiting_polls_max:
-            raise Overloaded("Too many polls wait on this node. Try again.", retry_after_s=1)
-        self.count += 1
-        try:
+        with counted(wait.hold), self._one_more():
             if not self._around.is_clustered:
                 return await self._of_commits(wait, seen)
             if anywhere:
                 return await self._of_storage(wait, seen)
             return await self._of_leader(wait, seen)
+
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        self.count += 1
+        try:
+            yield
         finally:
             self.count -= 1
 

@@ -22,7 +22,7 @@ Readers raise BadRequest with the field's name; TooManyMessages as the binary re
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from broker.errors import BadRequest, TooManyMessages
@@ -49,6 +49,8 @@ CONTENT_TYPE: Final = "avro/json"
 
 # What a publish may have beside its messages, with room for errors that deserve a better message.
 _OTHER_VALUES = 16
+PART_BYTES: Final = 36 * 1024
+"""A large payload is encoded in parts of so many bytes; a byte beyond ASCII takes six."""
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 _Value = TypeVar("_Value")
 
@@ -159,6 +161,15 @@ def encode_items(messages: Sequence[Message]) -> bytes:
     return _dump(
         [{"id": _text(message.id), "payload": _text(message.payload)} for message in messages]
     )[1:-1]
+
+
+def item_in_pieces(message: Message) -> Iterator[bytes]:
+    """Yield one message as the same JSON object, part by part."""
+    yield _dump({"id": _text(message.id)})[:-1] + b',"payload":"'
+    payload = message.payload
+    for at in range(0, len(payload), PART_BYTES):
+        yield _dump(_text(payload[at : at + PART_BYTES]))[1:-1]
+    yield b'"}'
 
 
 def encode_messages(messages: Sequence[Message]) -> bytes:

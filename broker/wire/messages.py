@@ -128,8 +128,8 @@ def _read_count(body: bytes, at: int) -> tuple[int, int]:
 # --- The reply of a poll -------------------------------------------------------------------------
 
 
-def page(count: int, items: Sequence[bytes], found: Sequence[tuple[int, bytes]]) -> bytes:
-    """Return one page of a reply.
+def page(count: int, items: Sequence[bytes], found: Sequence[tuple[int, bytes]]) -> list[bytes]:
+    """Return one page of a reply, in parts.
 
     Args:
         count: how many messages it has, at least one.
@@ -139,7 +139,7 @@ def page(count: int, items: Sequence[bytes], found: Sequence[tuple[int, bytes]])
     beside = [encode_long(len(found))] if found else []
     for place, each in found:
         beside += (encode_long(place), each)
-    return b"".join((_ONE_PAGE, encode_long(count), *items, END, *beside, END))
+    return [_ONE_PAGE, encode_long(count), *items, END, *beside, END]
 
 
 def add_attributes(messages: list[Message], found: Sequence[tuple[int, bytes]]) -> None:

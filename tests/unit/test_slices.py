@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from broker.slices import Slice
+from broker.testing.bench import settle
 from broker.testing.clock import simulate
 
 
@@ -49,11 +50,11 @@ async def test_a_round_of_the_loop_has_one_slice_however_many_work() -> None:
         nonlocal most
         before = len(done)
         while len(done) < 40:
-            await asyncio.sleep(0)
+            await settle(1)
             most, before = max(most, len(done) - before), len(done)
 
     working = [loop.create_task(_work(name, 10, done)) for name in "abcd"]
-    await asyncio.sleep(0)  # The first slices begin at once.
+    await settle(1)  # The first slices begin at once.
     assert done == list("abcd")
     await asyncio.wait_for(asyncio.gather(count_rounds(), *working), 10)
     assert most == 1
@@ -63,7 +64,7 @@ async def test_a_round_of_the_loop_has_one_slice_however_many_work() -> None:
 async def test_who_was_cancelled_holds_up_nobody() -> None:
     done: list[str] = []
     first, second = (asyncio.ensure_future(_work(name, 3, done)) for name in "ab")
-    await asyncio.sleep(0)
+    await settle(1)
     first.cancel()
     await asyncio.wait_for(second, 10)
     assert done == list("abbb")

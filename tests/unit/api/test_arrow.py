@@ -31,7 +31,7 @@ def page_of(runs: Sequence[Run]) -> Page:
 
 
 def polled(page: Page) -> list[tuple[bytes, bytes]]:
-    return [message[:2] for message in PollDecoder().feed(page.block() + END)]
+    return [message[:2] for message in PollDecoder().feed(b"".join(page.block()) + END)]
 
 
 def made(stream: ArrowStream, *pages: Page) -> pa.Table:

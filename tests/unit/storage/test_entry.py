@@ -190,7 +190,7 @@ def test_runs_and_limits(given_, data):
 def test_stored_items_are_framed_under_their_reference(given_, reference):
     ids, payloads, found = given_
     whole = entries_of(1, [reference] * len(ids), payloads)
-    tails = b"".join(entry.framed(reference, 0, entry.count) for entry in found)
+    tails = b"".join([part for entry in found for part in entry.framed(reference, 0, entry.count)])
     with_tails = b"".join(entry.items for entry in whole)
     assert len(tails) == len(with_tails)
     assert tails[1 : 1 + 2 * ROW_ID_BYTES] == reference + ids[0]

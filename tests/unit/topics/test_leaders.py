@@ -18,6 +18,7 @@ from broker.errors import (
     TopicNotFound,
     Unavailable,
 )
+from broker.http.budget import Account, Bounds, Budgets, Hold, Kind
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.keys import LogId
 from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
@@ -26,6 +27,8 @@ from broker.topics import leaders
 from broker.topics.browse import BrowseQuery
 from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
+from broker.topics.state import WOKEN_AT_ONCE
+from broker.topics.streams import PollStream
 
 SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, in_progress=[50])
 
@@ -427,17 +430,43 @@ async def test_a_drain_answers_whoever_waits_and_lets_nobody_wait(bench: Bench) 
     await bench.publish(b"still taken")
 
 
-async def test_waiting_polls_are_bounded(bench: Bench) -> None:
-    bench.restart(waiting_polls_max=2)
+async def test_waiting_polls_are_counted_while_they_wait(bench: Bench) -> None:
+    budgets = Budgets({Kind.WAITING: Bounds(1, 2, 2)})
+    accounts = [budgets.account("client", lambda _: None) for _ in range(3)]
+
+    def wait_as(account: Account, wait_s: float) -> asyncio.Future[PollStream]:
+        hold = Hold(account)
+        return asyncio.ensure_future(bench.topics.poll(TOPIC, Poll(), wait_s=wait_s, hold=hold))
+
     await bench.create()
-    polls = [waiting(bench, wait_s=5) for _ in range(2)]
+    polls = [wait_as(account, 5) for account in accounts[:2]]
     await bench.pass_ms(1)
+    assert budgets.held[Kind.WAITING] == bench.topics.waiting_polls == 2
     with pytest.raises(Overloaded):
-        await waiting(bench)
-    assert await bench.payloads() == []
+        await wait_as(accounts[2], 5)
+    assert await bench.payloads() == [], "that does not wait"
     for poll in polls:
         await poll
-    assert (await waiting(bench, wait_s=1)).empty
+    assert not budgets.held[Kind.WAITING]
+    assert (await wait_as(accounts[2], 1)).empty
+    await bench.publish(b"a")
+    assert await bench.payloads() == [b"a"]
+
+
+async def test_a_commit_wakes_many_polls_a_few_in_each_round_of_the_loop(bench: Bench) -> None:
+    await bench.create()
+    count = 5 * WOKEN_AT_ONCE
+    polls = [waiting(bench) for _ in range(count)]
+    await bench.pass_ms(1)
+    publishing = asyncio.ensure_future(bench.publish(b"a"))
+    woken, most = count, 0
+    while not all(poll.done() for poll in polls):
+        await settle(1)
+        left = bench.topics.waiting_polls
+        woken, most = left, max(most, woken - left)
+    await publishing
+    assert most <= 2 * WOKEN_AT_ONCE, "two rounds of the loop, as this test looks at them"
+    assert [await payloads_of(poll.result()) for poll in polls] == [[b"a"]] * count
 
 
 async def test_a_waiting_poll_survives_a_change_of_leaders(bench: Bench) -> None:

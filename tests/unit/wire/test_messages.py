@@ -107,7 +107,7 @@ def page(some: list[Message]) -> bytes:
     _, items_at = read_long(block, 0)
     beside = [attributes.encode(each.key, each.headers) for each in some]
     found = [(place, each) for place, each in enumerate(beside) if each]
-    return messages.page(len(some), [block[items_at:]], found)
+    return b"".join(messages.page(len(some), [block[items_at:]], found))
 
 
 def read(*pieces: bytes) -> list[Message]:

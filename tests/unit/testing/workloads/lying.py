@@ -120,7 +120,7 @@ async def _changed(
         items = encode_items([each.id for each in kept], [each.payload for each in kept]).data
         encoded = [attributes.encode(each.key, each.headers) for each in kept]
         beside = [(place, each) for place, each in enumerate(encoded) if each]
-        yield messages.page(len(kept), [items], beside)
+        yield b"".join(messages.page(len(kept), [items], beside))
     yield END
 
 

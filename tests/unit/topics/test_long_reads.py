@@ -1,0 +1,145 @@
+"""Reads that look at much, or give out much: in slices, counted, and in pieces that are never large."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from broker import slices
+from broker.errors import Overloaded
+from broker.http.budget import Bounds, Budgets, Hold, Kind
+from broker.model import Message, Poll, Snapshot
+from broker.testing.bench import TOPIC, Bench, settle
+from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, Page
+from broker.topics.reading import ROWS_AT_ONCE, Reading
+from broker.wire.blocks import END, PollDecoder
+from broker.wire.messages import PagesDecoder
+
+OPEN_THEN_INVALID = 7
+SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, invalids=[OPEN_THEN_INVALID])
+SKIPPED = 5 * ROWS_AT_ONCE
+PIECE = max(PIECE_BYTES_MAX, WHOLE_BYTES_MAX)
+
+
+@pytest.fixture
+def every_step_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Count the entries that readings look at."""
+    seen, take = [0], Reading._take
+
+    def counting(self: Reading, *arguments: Any) -> bool:
+        seen[0] += 1
+        return take(self, *arguments)
+
+    monkeypatch.setattr(Reading, "_take", counting)
+    return iter([seen])
+
+
+async def _skipped_then_one(bench: Bench) -> None:
+    """Publish messages of an invalid transaction, each by itself, and then one that all see."""
+    await bench.create()
+    for _ in range(SKIPPED):
+        await bench.publish(b"skipped", pointer=OPEN_THEN_INVALID)
+    await bench.publish(b"seen")
+
+
+@pytest.mark.usefixtures("every_step_is_a_slice")
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_a_poll_that_skips_much_lets_others_go_on(
+    bench: Bench, looked: Iterator[list[int]], is_cached: bool
+) -> None:
+    await _skipped_then_one(bench)
+    if not is_cached:
+        bench.forget_cache()
+    (seen,) = looked
+    poll = asyncio.ensure_future(bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT)))
+    most = before = 0
+    while not poll.done():
+        await settle(1)
+        most, before = max(most, seen[0] - before), seen[0]
+    assert [m.payload async for some in poll.result().messages() for m in some] == [b"seen"]
+    assert seen[0] > SKIPPED
+    assert most <= ROWS_AT_ONCE + 1
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_rows_looked_at_in_vain_are_counted_and_bounded(
+    bench: Bench, is_cached: bool
+) -> None:
+    await _skipped_then_one(bench)
+    if not is_cached:
+        bench.forget_cache()
+    budgets = Budgets({Kind.ROWS: Bounds(2 * ROWS_AT_ONCE, SKIPPED * 2, SKIPPED * 2)})
+    hold = Hold(budgets.account("client", lambda _: None))
+    with pytest.raises(Overloaded):
+        await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT), hold=hold)
+    assert hold.held[Kind.ROWS] == 2 * ROWS_AT_ONCE
+    hold.close()
+    limit = 2 * ROWS_AT_ONCE + 1
+    stream = await bench.topics.poll(TOPIC, Poll(limit=limit), hold=hold)
+    assert sum([len(some) async for some in stream.messages()]) == limit
+    assert Kind.ROWS not in hold.held, "what is given out counts no more"
+
+
+@pytest.mark.usefixtures("every_step_is_a_slice")
+async def test_a_reader_that_is_always_ready_lets_others_go_on(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(*[bytes(1000) for _ in range(3000)])
+    stream = await bench.topics.poll(TOPIC, Poll())
+    rounds, pieces = 0, 0
+
+    async def read() -> None:
+        nonlocal pieces
+        async for _ in stream.blocks():
+            pieces += 1
+
+    reading = asyncio.ensure_future(read())
+    while not reading.done():
+        await settle(1)
+        rounds += 1
+    assert pieces > 9
+    assert rounds >= pieces
+
+
+async def _all(stream: Any, decoder: PollDecoder | PagesDecoder, form: Any) -> list[Message]:
+    found: list[Message] = []
+    async for piece in stream.blocks(form):
+        assert 0 < len(piece) <= PIECE
+        found += decoder.feed(bytes(piece))
+    return found + decoder.feed(END)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_pieces_are_never_large_however_large_a_message(
+    bench: Bench, is_stored: bool
+) -> None:
+    await bench.create()
+    payloads = [b"a" * 10, b"b" * 3_000_000, b"c" * 70_000, *[b"d" * 600] * 900, b"e" * 300_000]
+    if is_stored:
+        await bench.stored(50, *payloads)
+        await bench.publish(pointer=50)
+    else:
+        await bench.publish(*payloads)
+    for form, decoder in ((Page.block, PollDecoder()), (Page.whole, PagesDecoder())):
+        stream = await bench.topics.poll(TOPIC, Poll())
+        found = await _all(stream, decoder, form)
+        assert [message.payload for message in found] == payloads
+        assert found == await bench.poll()
+
+
+async def test_a_large_page_is_counted_until_it_is_taken(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"a" * 3_000_000)
+    await bench.publish(b"b" * 3_000_000)
+    hold = Hold(None)
+    stream = await bench.topics.poll(TOPIC, Poll(), hold=hold)
+    most = 0
+    async for _ in stream.blocks():
+        most = max(most, hold.held[Kind.REPLY_BYTES])
+    assert 3_000_000 < most < 3_100_000
+    assert not hold.held
