@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any, Final
 
 from broker.api.payloads import shown, shown_beside
 from broker.api.times import parse_place, rfc3339, rfc3339_or_none
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request, one_of, whole_number
+import orjson
+
+from broker.api.jsonlist import MESSAGES_AT_ONCE, ItemForm, JsonList
+from broker.api.payloads import PART_BYTES, in_pieces, shown, shown_beside
+from broker.http.budget import Hold, Kind
 from broker.model import Snapshot, timestamp_of
-from broker.topics.browse import BrowseEntry, BrowseQuery
+from broker.slices import Slice
+from broker.topics.browse import BrowseEntry, BrowsePage, BrowseQuery
 from broker.topics.service import Topics
 from broker.wire import attributes
 from broker.wire.snapshotjson import decode_snapshot_body
 
 LIMIT_DEFAULT = 100
 PREVIEW_BYTES = 1024
+CHOICES: Final = ("preview", "full")
+_OPENING: Final = b'{"messages":'
 
 
 class Browsing:
@@ -36,6 +45,7 @@ class Browsing:
 
     async def _page(self, request: Request, snapshot: Snapshot | None) -> Answer:
         query = request.query
+        bytes_max = None if one_of(query, "payload", CHOICES) == "full" else PREVIEW_BYTES
         start, end = query.get("from"), query.get("to")
         wanted = BrowseQuery(
             start=None if start is None else parse_place("from", start),
@@ -45,35 +55,87 @@ class Browsing:
             ),
             descending=one_of(query, "order", ("asc", "desc")) == "desc",
             snapshot=snapshot,
+            # One byte more tells that there are more.
+            payload_bytes_max=None if bytes_max is None else bytes_max + 1,
         )
-        full = one_of(query, "payload", ("preview", "full")) == "full"
-        page = await self._topics.browse(request.topic, wanted)
-        bytes_max = None if full else PREVIEW_BYTES
-        return json_reply(
-            {
-                "messages": [_entry(entry, bytes_max) for entry in page.entries],
-                "next": None if page.next is None else page.next.hex(),
-            }
-        )
+        page = await self._topics.browse(request.topic, wanted, request.hold)
+        size = sum([len(entry.payload or b"") for entry in page.entries])
+        out = _list(bytes_max)
+        if size > PART_BYTES or len(page.entries) > MESSAGES_AT_ONCE:
+            return Stream(_chunks(page, out, request.hold), JSON)
+        messages = b"".join([*out.pieces(page.entries), out.end()])
+        return Reply(200, _OPENING + messages + _end(page), JSON)
 
 
-def _entry(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
+async def _chunks(
+    page: BrowsePage, out: JsonList[BrowseEntry], hold: Hold
+) -> AsyncGenerator[Piece, None]:
+    """Yield a page, some of its messages at a time; what was taken of them is let go."""
+    entries, mine = page.entries[::-1], Slice()
+    page.entries.clear()
+    yield _OPENING
+    while entries:
+        some = entries[: -MESSAGES_AT_ONCE - 1 : -1]
+        del entries[-MESSAGES_AT_ONCE:]
+        for piece in out.pieces(some):
+            if piece:
+                yield piece
+            await mine.go_on()
+        hold.give(Kind.REPLY_BYTES, _bytes_of(some))
+    yield out.end() + _end(page)
+
+
+def _bytes_of(entries: Sequence[BrowseEntry]) -> int:
+    return sum([len(entry.payload or b"") + len(entry.attributes) for entry in entries])
+
+
+def _end(page: BrowsePage) -> bytes:
+    return b',"next":%b}' % orjson.dumps(None if page.next is None else page.next.hex())
+
+
+def _list(bytes_max: int | None) -> JsonList[BrowseEntry]:
+    """Return a list of messages, of each at most so many bytes of its payload."""
+
+    def together(entries: Sequence[BrowseEntry]) -> bytes:
+        return orjson.dumps([_shown(entry, bytes_max) for entry in entries])[1:-1]
+
+    return JsonList(ItemForm(together, _in_pieces))
+
+
+def _shown(entry: BrowseEntry, bytes_max: int | None) -> dict[str, Any]:
+    if entry.payload is None:
+        told: dict[str, Any] = {"encoding": "text", "payload": None, "truncated": False}
+    else:
+        payload = shown(entry.payload, bytes_max)
+        told = {
+            "encoding": payload.encoding,
+            "payload": payload.text,
+            "truncated": payload.truncated,
+        }
+    return {**_before(entry), **told, **_after(entry)}
+
+
+def _in_pieces(entry: BrowseEntry) -> Iterator[bytes]:
+    assert entry.payload is not None, "only large payloads are shown in pieces"
+    return in_pieces(_before(entry), entry.payload, {"truncated": False, **_after(entry)})
+
+
+def _before(entry: BrowseEntry) -> dict[str, Any]:
+    """Return what is shown before the payload."""
     time_ms = timestamp_of(entry.id)
-    payload = None if entry.payload is None else shown(entry.payload, bytes_max)
-    told: dict[str, Any] = {
+    return {
         "id": entry.id.hex(),
         "time": rfc3339(time_ms),
         "timestamp_ms": time_ms,
-        "size": 0 if entry.payload is None else len(entry.payload),
+        "size": entry.size,
         "expires_at": rfc3339_or_none(entry.expires_at_ms),
         "kind": entry.kind,
         "tx_state": entry.tx_state,
         "write_pointer": entry.pointer,
-        "encoding": "text" if payload is None else payload.encoding,
-        "payload": None if payload is None else payload.text,
-        "truncated": payload is not None and payload.truncated,
-        **shown_beside(*attributes.decode(entry.attributes)),
     }
-    if entry.consumable is not None:
-        told["consumable"] = entry.consumable
-    return told
+
+
+def _after(entry: BrowseEntry) -> dict[str, Any]:
+    """Return what is shown behind the payload."""
+    beside = shown_beside(*attributes.decode(entry.attributes))
+    return beside if entry.consumable is None else {**beside, "consumable": entry.consumable}

@@ -10,41 +10,51 @@ by part. So each step is short, no more than a piece is held beside the messages
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from broker.api.payloads import PART_BYTES
-from broker.model import Message
 
 MESSAGES_AT_ONCE: Final = 128
 
 
-class ItemForm(NamedTuple):
+class HasPayload(Protocol):
+    """A message, in whatever form; None: it has no payload of its own."""
+
+    @property
+    def payload(self) -> bytes | None:
+        """Its payload."""
+
+
+Item = TypeVar("Item", bound=HasPayload)
+
+
+class ItemForm(NamedTuple, Generic[Item]):
     """How messages look in a list.
 
     ``together`` gives several with commas between them. ``apart`` gives one in pieces; empty ones are steps at
     which other work may go on.
     """
 
-    together: Callable[[Sequence[Message]], bytes]
-    apart: Callable[[Message], Iterator[bytes]]
+    together: Callable[[Sequence[Item]], bytes]
+    apart: Callable[[Item], Iterator[bytes]]
 
 
-class JsonList:
+class JsonList(Generic[Item]):
     """A list that is written piece by piece."""
 
-    def __init__(self, form: ItemForm) -> None:
+    def __init__(self, form: ItemForm[Item]) -> None:
         """Begin; messages look as ``form`` has them."""
         self._form = form
         self._before = b"["
 
-    def pieces(self, messages: Sequence[Message]) -> Iterator[bytes]:
+    def pieces(self, messages: Sequence[Item]) -> Iterator[bytes]:
         """Yield what some more messages add; empty pieces are steps at which other work may go on."""
         first = size = 0
         for place, message in enumerate(messages):
-            size += len(message.payload)
+            size += len(message.payload or b"")
             if size > PART_BYTES or place - first == MESSAGES_AT_ONCE:
                 yield from self._together(messages[first:place])
-                first, size = place, len(message.payload)
+                first, size = place, len(message.payload or b"")
                 if size > PART_BYTES:
                     yield self._separator()
                     yield from self._form.apart(message)
@@ -55,7 +65,7 @@ class JsonList:
         """Return what ends the list."""
         return b"[]" if self._before == b"[" else b"]"
 
-    def _together(self, messages: Sequence[Message]) -> Iterator[bytes]:
+    def _together(self, messages: Sequence[Item]) -> Iterator[bytes]:
         if messages:
             yield self._separator() + self._form.together(messages)
 

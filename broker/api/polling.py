@@ -30,7 +30,7 @@ from broker.http.request import Request
 from broker.model import Message, Poll
 from broker.api.waiting import unless_abandoned
 from broker.errors import BadRequest
-from broker.model import Poll
+from broker.model import Message, Poll
 from broker.slices import Slice
 from broker.topics.pages import Page
 from broker.topics.service import Topics
@@ -137,7 +137,9 @@ async def _avro_chunks(stream: PollStream, form: Form) -> AsyncGenerator[Piece, 
     yield END
 
 
-async def _json_chunks(stream: PollStream | None, form: ItemForm) -> AsyncGenerator[Piece, None]:
+async def _json_chunks(
+    stream: PollStream | None, form: ItemForm[Message]
+) -> AsyncGenerator[Piece, None]:
     out, mine = JsonList(form), Slice()
     if stream is not None:
         async for messages in stream.messages():

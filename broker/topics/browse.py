@@ -10,8 +10,10 @@ from __future__ import annotations
 import enum
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from broker.http import budget
+from broker.http.budget import Hold
 from broker.model import (
     MESSAGE_ID_BYTES,
     POINTERS_PER_MS,
@@ -26,6 +28,7 @@ from broker.model import (
     row_after,
     row_before,
 )
+from broker.slices import Slice
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
@@ -34,6 +37,8 @@ from broker.topics.payload_reading import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
 PAGE_BYTES_MAX = 32 * 1024 * 1024
+COUNTED_AT_ONCE: Final = 1024 * 1024
+"""The bytes of a page are counted by so many."""
 CLOCKS_DIFFER_MS_MAX = 3_600_000
 """How far the clock that numbers transactions may be ahead of the one that numbers messages."""
 _ID_MAX = b"\xff" * MESSAGE_ID_BYTES
@@ -56,19 +61,24 @@ class TransactionState(enum.StrEnum):
 
 
 class BrowseQuery(NamedTuple):
-    """Which messages: ``start`` inclusive, ``end`` exclusive; ids, times in ms, or None for open."""
+    """Which messages: ``start`` inclusive, ``end`` exclusive; ids, times in ms, or None for open.
+
+    Of longer payloads only the first ``payload_bytes_max`` are kept.
+    """
 
     start: MessageId | int | None = None
     end: MessageId | int | None = None
     limit: int = 100
     descending: bool = False
     snapshot: Snapshot | None = None
+    payload_bytes_max: int | None = None
 
 
 class BrowseEntry(NamedTuple):
     """One message as it lies there. ``consumable`` is None without a snapshot.
 
-    ``attributes``: its key and headers, encoded (wire.attributes); no bytes if it has none.
+    ``attributes``: its key and headers, encoded (wire.attributes); no bytes if it has none. ``size``: how many
+    bytes its payload has, of which ``payload`` may be the beginning.
     """
 
     id: MessageId
@@ -79,6 +89,7 @@ class BrowseEntry(NamedTuple):
     expires_at_ms: int
     consumable: bool | None
     attributes: bytes = b""
+    size: int = 0
 
 
 class BrowsePage(NamedTuple):
@@ -92,13 +103,24 @@ class BrowsePage(NamedTuple):
     next: MessageId | None
 
 
-async def browse(around: Surroundings, topic: Topic, query: BrowseQuery) -> BrowsePage:
-    """Return one page. Raises Unavailable if storage answers stale and stays so."""
+async def browse(
+    around: Surroundings, topic: Topic, query: BrowseQuery, hold: Hold | None = None
+) -> BrowsePage:
+    """Return one page.
+
+    ``hold`` is the request's: it counts the rows that were looked at, and the payloads as REPLY_BYTES, which
+    the caller gives back.
+
+    Raises:
+        Unavailable: storage answers stale, and stays so.
+        Overloaded: too much is held.
+    """
+    hold = hold or Hold(None)
     bound = oldest_live(topic, around.clock.now_ms()) + ROW_ID_MIN
     low = max(_message_id(query.start, bytes(MESSAGE_ID_BYTES)), bound)
     high = _message_id(query.end, _ID_MAX)
-    browser = _Browser(around, topic, query, low, high)
-    page = await _collect(browser, query)
+    browser = _Browser(around, topic, query, low, high, hold)
+    page = await _collect(browser, query, hold)
     if query.snapshot is None or not page.entries:
         return page
     last = max(page.entries[0].id, page.entries[-1].id)[:ROW_ID_BYTES]
@@ -106,16 +128,22 @@ async def browse(around: Surroundings, topic: Topic, query: BrowseQuery) -> Brow
     return page._replace(entries=[_held(entry, held_at) for entry in page.entries])
 
 
-async def _collect(browser: _Browser, query: BrowseQuery) -> BrowsePage:
+async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> BrowsePage:
     entries: list[BrowseEntry] = []
-    size = 0
+    size = uncounted = 0
+    mine = Slice()
     async with aclosing(browser.entries()) as found:
         async for entry in found:
+            await mine.go_on()
             if len(entries) >= query.limit or size > PAGE_BYTES_MAX:
                 following = entries[-1].id if query.descending and entries else entry.id
                 return BrowsePage(entries, following)
             entries.append(entry)
-            size += len(entry.payload or b"") + len(entry.attributes)
+            size += entry.size + len(entry.attributes)
+            uncounted += len(entry.payload or b"") + len(entry.attributes)
+            if uncounted >= COUNTED_AT_ONCE:
+                hold.take(budget.Kind.REPLY_BYTES, uncounted)
+                uncounted = 0
     return BrowsePage(entries, None)
 
 
@@ -142,12 +170,15 @@ class _Browser:
         query: BrowseQuery,
         low: MessageId,
         high: MessageId,
+        hold: Hold,
     ) -> None:
         self._around = around
         self._topic = topic
         self._query = query
         self._low = low
         self._high = high
+        self._hold = hold
+        self._payload_bytes_max = query.payload_bytes_max
 
     async def entries(self) -> AsyncGenerator[BrowseEntry, None]:
         """Yield what lies in ``[low, high)``, in the order asked for."""
@@ -176,6 +207,7 @@ class _Browser:
                 if self._query.descending
                 else await reader.next(settings.page_bytes_max, cells_max)
             )
+            self._hold.take(budget.Kind.ROWS, len(found))
             for entry in found:
                 yield entry
 
@@ -251,14 +283,16 @@ class _Browser:
         if not lives(self._topic, row, lifetime_ms, self._around.clock.now_ms()):
             return None
         is_rolled_back = stored.is_rolled_back(row)
+        size = 0 if payload is None else len(payload)
         return BrowseEntry(
             row + payload_row,
-            payload,
+            payload if payload is None else payload[: self._payload_bytes_max],
             _kind(payload_row, payload),
             _transaction_state(stored.pointer, is_rolled_back),
             stored.pointer,
             expires_at_ms(row, lifetime_ms, self._topic.ttl_ms),
             self._consumable(stored.pointer, is_rolled_back),
+            size=size,
         )
 
     def _consumable(self, pointer: int | None, is_rolled_back: bool) -> bool | None:
@@ -277,9 +311,12 @@ class _Browser:
         first = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
         after = max(after, row_before(first))
         log = LogId(self._topic.id, self._topic.generation)
-        reader = self._around.logs.reader(log, after, through)
+        reader, mine = self._around.logs.reader(log, after, through), Slice()
         while not reader.ended:
-            for entry in await reader.next(self._around.settings.page_bytes_max):
+            found = await reader.next(self._around.settings.page_bytes_max)
+            self._hold.take(budget.Kind.ROWS, len(found))
+            await mine.go_on()
+            for entry in found:
                 if judge(entry.pointer, snapshot) is not Verdict.HOLD:
                     continue
                 for row in entry.ids()[entry.place_after(after) :]:

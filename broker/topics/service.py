@@ -366,11 +366,13 @@ class Topics:
         """How many polls wait just now."""
         return self._polls.count
 
-    async def browse(self, topic: TopicId, query: BrowseQuery) -> BrowsePage:
-        """Look at messages without the rules of consuming."""
+    async def browse(
+        self, topic: TopicId, query: BrowseQuery, hold: Hold | None = None
+    ) -> BrowsePage:
+        """Look at messages without the rules of consuming. ``hold`` is the request's."""
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
-        return await browse(self.around, found, query)
+        return await browse(self.around, found, query, hold)
 
     async def stats(self, topic: TopicId) -> TopicStats:
         """Return what is known of a topic, estimates among it."""
