@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Final
+
 
 from broker.api.router import Handler
 from broker.api.times import parse_place, rfc3339
@@ -13,6 +16,8 @@ from broker.topics.service import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
 
 NOW = "now"
+NAMES_AT_ONCE: Final = 1000
+"""A longer list of names is sent while it is read."""
 
 
 class TopicsAdmin:
@@ -66,7 +71,12 @@ class TopicsAdmin:
 
     async def list(self, request: Request) -> Answer:
         """Answer the names of a namespace's topics; an unknown namespace has none."""
-        names = await self._topics.list(request.names.namespace)
+        names: list[str] = []
+        pages = self._topics.names(request.names.namespace)
+        async for page in pages:
+            names += page
+            if len(names) > NAMES_AT_ONCE:
+                return Stream(_listing(names, pages), JSON)
         return Reply(200, encode_names(names), JSON)
 
     async def namespaces(self, request: Request) -> Answer:
@@ -78,6 +88,18 @@ class TopicsAdmin:
         """Delete a topic; its messages are gone at once."""
         await self._topics.delete(request.topic)
         return EMPTY
+
+
+async def _listing(
+    names: list[str], pages: AsyncGenerator[list[str], None]
+) -> AsyncGenerator[Piece, None]:
+    """Yield a list of names, which come in the order of the list; ``names`` are the first of them."""
+    yield encode_names(names)[:-1]
+    async with aclosing(pages):
+        async for page in pages:
+            if page:
+                yield b"," + encode_names(page)[1:-1]
+    yield b"]"
 
 
 def _moment(text: str | None) -> int:

@@ -17,6 +17,9 @@ from broker.storage.table import Cell, Space
 
 NONCE_BYTES: Final = 8
 ROWS_AT_ONCE: Final = 1000
+ROWS_AT_FIRST: Final = 100
+BYTES_AT_ONCE: Final = 4 * 1024 * 1024
+"""A page has about so many bytes, if its records are as long as those of the page before."""
 
 
 class Record(NamedTuple):
@@ -85,18 +88,21 @@ class Records:
         return [found async for page in self.pages(prefix) for found in page]
 
     async def pages(self, prefix: bytes) -> AsyncGenerator[list[tuple[bytes, Record]], None]:
-        """Yield the same records, ROWS_AT_ONCE or fewer at a time."""
+        """Yield the same records, ROWS_AT_ONCE or fewer at a time; of long ones fewer."""
         first, last = prefix, prefix_end(prefix) or b"\xff" * 512
+        limit = min(ROWS_AT_FIRST, ROWS_AT_ONCE)
         while True:
             rows = await self._resolver.read(
-                lambda first=first: self._resolver.table.scan(  # type: ignore[misc]
-                    Space.RECORDS, first, last, limit=ROWS_AT_ONCE
+                lambda first=first, limit=limit: self._resolver.table.scan(  # type: ignore[misc]
+                    Space.RECORDS, first, last, limit=limit
                 )
             )
             yield [(row, _record(cell)) for row, cell in rows if row.startswith(prefix)]
-            if len(rows) < ROWS_AT_ONCE:
+            if len(rows) < limit:
                 return
             first = rows[-1][0] + b"\0"
+            size = sum([len(cell.value) for _, cell in rows])
+            limit = max(min(BYTES_AT_ONCE * len(rows) // size, ROWS_AT_ONCE), 1)
 
 
 def _record(cell: Cell) -> Record:

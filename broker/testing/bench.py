@@ -200,6 +200,10 @@ class Bench:
         """Return the payloads of a whole reply."""
         return [message.payload for message in await self.poll(poll, topic)]
 
+    async def names(self, namespace: str) -> list[str]:
+        """Return the names of a namespace's topics."""
+        return [name async for names in self.topics.names(namespace) for name in names]
+
     def leader(self, topic: TopicId = TOPIC) -> TopicLeader:
         """Return the topic's leader, which there must be."""
         leader = self.topics.leaders.states[topic].leader

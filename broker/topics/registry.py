@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import Final, NamedTuple
 
 from broker.errors import (
     OutcomeUnknown,
@@ -26,10 +26,13 @@ from broker.errors import (
     UnavailableError,
 )
 from broker.model import Topic, TopicId, TransactionUse
+from broker.slices import Slice
 from broker.storage.keys import GENERATION_MAX, topic_prefix
 from broker.storage.records import RecordStore
 
 RECORD_PREFIX = b"topic/"
+_DELETED: Final = b'{"deleted":true,'
+_LIVE: Final = b'{"deleted":false,'
 PUT_TRIES_MAX = 8
 
 
@@ -69,6 +72,13 @@ def _decode(key: bytes, value: bytes) -> TopicRecord:
         return TopicRecord(**json.loads(value))
     except (ValueError, TypeError) as error:
         raise StorageCorrupt(f"the record of topic {key!r} does not decode") from error
+
+
+def _is_deleted(key: bytes, value: bytes) -> bool:
+    """Whether a record is of a deleted topic: names are sorted, so this stands first, and no record is decoded."""
+    if value.startswith(_LIVE):
+        return False
+    return value.startswith(_DELETED) or _decode(key, value).deleted
 
 
 def record_key(topic: TopicId) -> bytes:
@@ -211,31 +221,38 @@ class TopicRegistry:
         self._remember(topic, record)
         return True
 
-    async def names(self, namespace: str) -> list[str]:
-        """Return the live topics of a namespace, in the order of their row keys."""
+    async def names(self, namespace: str) -> AsyncGenerator[list[str], None]:
+        """Yield the live topics of a namespace, in the order of their row keys, some at a time."""
         prefix = RECORD_PREFIX + f"{namespace}:".encode()
-        found = await self.records.scan_prefix(prefix)
-        return [
-            key[len(prefix) : -1].decode()
-            for key, record in found
-            if not _decode(key, record.value).deleted
-        ]
+        async with aclosing(self._live(prefix)) as pages:
+            async for page in pages:
+                yield [key[len(prefix) : -1].decode() for key in page]
 
     async def namespaces(self) -> list[str]:
         """Return the namespaces that have a live topic, sorted."""
         found: set[str] = set()
-        async for page in self.records.pages(RECORD_PREFIX):
-            found |= {
-                _topic_of(key).namespace
-                for key, record in page
-                if not _decode(key, record.value).deleted
-            }
+        async with aclosing(self._live(RECORD_PREFIX)) as pages:
+            async for page in pages:
+                found |= {_topic_of(key).namespace for key in page}
         return sorted(found)
 
-    async def all(self) -> list[tuple[TopicId, TopicRecord]]:
-        """Return all records, of deleted topics too, as stored now."""
-        found = await self.records.scan_prefix(RECORD_PREFIX)
-        return [(_topic_of(key), _decode(key, record.value)) for key, record in found]
+    async def _live(self, prefix: bytes) -> AsyncGenerator[list[bytes], None]:
+        """Yield the keys of the records of live topics."""
+        mine = Slice()
+        async with aclosing(self.records.pages(prefix)) as pages:
+            async for page in pages:
+                yield [key for key, record in page if not _is_deleted(key, record.value)]
+                await mine.go_on()
+
+    async def all(self) -> list[TopicId]:
+        """Return all topics that have a record, deleted ones too."""
+        found: list[TopicId] = []
+        mine = Slice()
+        async with aclosing(self.records.pages(RECORD_PREFIX)) as pages:
+            async for page in pages:
+                found += [_topic_of(key) for key, _ in page]
+                await mine.go_on()
+        return found
 
 
 class _Doubt:

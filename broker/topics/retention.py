@@ -153,7 +153,7 @@ class Sweeper:
         report = SweepReport()
         self._has_compared = False
         steady_ms = self._around.clock.steady_ms()
-        for topic, _ in await self._leaders.registry.all():
+        for topic in await self._leaders.registry.all():
             steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
             if self._must_rest(steady_before_ms, steady_ms):
                 report.ended_early = True

@@ -6,7 +6,7 @@ poll that waits, since only a leader hears of commits. Polls that do not wait ar
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 
 from broker.errors import (
     BadRequest,
@@ -152,9 +152,9 @@ class Topics:
         """Return the names of the namespaces that have topics, sorted."""
         return await self.registry.namespaces()
 
-    async def list(self, namespace: str) -> list[str]:
-        """Return the names of a namespace's topics, in the order of their keys."""
-        return await self.registry.names(namespace)
+    def names(self, namespace: str) -> AsyncGenerator[list[str], None]:
+        """Yield the names of a namespace's topics, in the order of their keys, some at a time."""
+        return self.registry.names(namespace)
 
     async def delete(self, topic: TopicId) -> None:
         """Delete a topic: first its log is fenced, then its record says so.

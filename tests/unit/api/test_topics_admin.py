@@ -1,12 +1,18 @@
-import pytest
+import json
 
+import pytest
+from multidict import CIMultiDict
+
+from broker.api import topics_admin
 from broker.api.times import rfc3339
 from broker.api.topics_admin import TopicsAdmin
 from broker.config import Config, TopicsConfig
 from broker.http.reply import EMPTY, Answer
 from broker.http.request import Request
 from broker.model import timestamp_of
+from broker.storage import records
 from broker.testing.serving import NAMESPACE, Broker, topic_path
+from broker.topics import registry
 
 
 async def test_create_show_update_delete(broker: Broker) -> None:
@@ -82,6 +88,32 @@ async def test_listing_is_in_the_order_of_keys(broker: Broker) -> None:
     assert (await broker.call("GET", f"{NAMESPACE}/topics")).json == ["a-b", "a1", "a", "aa", "t"]
     assert (await broker.call("GET", "/v1/namespaces/unknown/topics")).json == []
     assert (await broker.call("GET", "/v1/namespaces/a-b/topics")).status == 400
+
+
+@pytest.mark.parametrize("at_once", [0, 1, 2, 7, 11, 12, 100])
+async def test_a_long_listing_is_sent_while_it_is_read(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(topics_admin, "NAMES_AT_ONCE", at_once)
+    monkeypatch.setattr(records, "ROWS_AT_ONCE", 3)
+    names = [f"n{number:02d}" for number in range(11)]
+    for name in names:
+        await broker.call("PUT", topic_path(name))
+    await broker.call("PUT", topic_path("deleted"))
+    await broker.call("DELETE", topic_path("deleted"))
+
+    def decode(*_: object) -> None:
+        raise AssertionError("a listing decodes no record")
+
+    monkeypatch.setattr(registry, "_decode", decode)
+    answer = await broker.dispatch.call("GET", f"{NAMESPACE}/topics", CIMultiDict())
+    if isinstance(answer, Stream):
+        body = b"".join([bytes(piece) async for piece in answer.chunks])
+    else:
+        body = answer.body
+    assert isinstance(answer, Stream) == (at_once < len(names) + 1)
+    assert body == json.dumps([*names, "t"], separators=(",", ":")).encode()
+    assert (await broker.call("GET", "/v1/namespaces")).json == ["default"]
 
 
 async def test_namespaces_with_topics_are_listed(broker: Broker) -> None:

@@ -86,3 +86,14 @@ async def test_a_prefix_is_scanned_in_pieces(records, monkeypatch):
     found = await records.scan_prefix(b"a/")
     assert [record.value for _, record in found] == [b"%d" % number for number in range(10)]
     assert len(await records.scan_prefix(b"")) == 12
+
+
+async def test_pages_of_long_records_have_fewer(records, monkeypatch):
+    monkeypatch.setattr(module, "ROWS_AT_FIRST", 4)
+    monkeypatch.setattr(module, "BYTES_AT_ONCE", 2000)
+    for number in range(20):
+        await records.put_if(b"a/%02d" % number, None, b"v" * (900 if number < 10 else 1))
+    pages = [[key for key, _ in page] async for page in records.pages(b"a/")]
+    assert [key for page in pages for key in page] == [b"a/%02d" % number for number in range(20)]
+    assert [len(page) for page in pages[:4]] == [4, 2, 2, 2]
+    assert len(pages) < 8, "of short ones more"

@@ -50,7 +50,7 @@ async def test_a_topic_is_created_shown_changed_listed_and_deleted(bench: Bench)
     await bench.topics.update(TOPIC, {"ttl": "9"})
     found = await bench.topics.get(TOPIC)
     assert (found.properties, found.ttl_s, found.generation) == ({"ttl": "9"}, 9, 1)
-    assert await bench.topics.list("ns") == ["t"]
+    assert await bench.names("ns") == ["t"]
     with pytest.raises(TopicExists):
         await bench.create()
     await bench.topics.delete(TOPIC)
@@ -66,7 +66,7 @@ async def test_a_topic_is_created_shown_changed_listed_and_deleted(bench: Bench)
     ):
         with pytest.raises(TopicNotFound):
             await asked
-    assert await bench.topics.list("ns") == []
+    assert await bench.names("ns") == []
     again = await bench.create(ttl_s=7)
     assert (again.generation, again.properties) == (2, {"ttl": "7"})
 
@@ -74,8 +74,8 @@ async def test_a_topic_is_created_shown_changed_listed_and_deleted(bench: Bench)
 async def test_topics_are_listed_in_the_order_of_their_row_keys(bench: Bench) -> None:
     for name in ("aa", "a", "a1", "a-b", "A"):
         await bench.create(TopicId("ns", name))
-    assert await bench.topics.list("ns") == ["A", "a-b", "a1", "a", "aa"]
-    assert await bench.topics.list("n") == []
+    assert await bench.names("ns") == ["A", "a-b", "a1", "a", "aa"]
+    assert await bench.names("n") == []
 
 
 async def test_names_that_are_no_topics_leave_nothing_behind(bench: Bench) -> None:
@@ -153,7 +153,7 @@ async def test_whoever_meets_a_tombstone_under_a_live_record_finishes_the_delete
     if asked != "create":
         with pytest.raises(TopicNotFound):
             await calls[asked]()
-        assert await bench.topics.list("ns") == []
+        assert await bench.names("ns") == []
     assert (await bench.create()).generation == 2
     assert await bench.payloads() == []
 
@@ -205,7 +205,7 @@ async def test_a_delete_goes_on_without_its_caller(bench: Bench) -> None:
     deleting.cancel()
     gate.open()
     await settle()
-    assert await bench.topics.list("ns") == []
+    assert await bench.names("ns") == []
 
 
 async def test_what_waited_when_its_topic_went_is_refused(bench: Bench) -> None:
