@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from broker.errors import Unavailable
-from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
+from broker.model import POINTER_MAX, ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import sweeping
@@ -33,7 +33,7 @@ from broker.storage.keys import (
 from broker.storage.log import Logs
 from broker.storage.marks import Marks, forget_marks
 from broker.storage.root import Root, RootState
-from broker.storage.table import Space
+from broker.storage.table import Cell, Space
 
 ROOTS_AT_ONCE = 500
 
@@ -183,13 +183,29 @@ class PayloadLogs:
 
         The two numbers have the same sign: stages lie behind all transactions.
         """
+        found = await self._root_cells(topic, generation, through, after)
+        return [(payload_log_of_root(topic, row), roots.decode(cell.value)) for row, cell in found]
+
+    async def _root_cells(
+        self, topic: TopicId, generation: int, through: int, after: int
+    ) -> list[tuple[bytes, Cell]]:
         if after >= through:
             return []
         low, high = payload_root_range(topic, generation, after + 1, through)
-        found = await self._resolver.read(
+        return await self._resolver.read(
             lambda: self._resolver.table.scan(Space.PAYLOADS, low, high, limit=ROOTS_AT_ONCE)
         )
-        return [(payload_log_of_root(topic, row), roots.decode(cell.value)) for row, cell in found]
+
+    async def count_open(self, topic: TopicId, generation: int, logs_max: int) -> int:
+        """Return how many payload logs of transactions are open, of the first ``logs_max``. Raises Unavailable."""
+        count, after = 0, -1
+        for _ in range(0, logs_max, ROOTS_AT_ONCE):
+            found = await self._root_cells(topic, generation, POINTER_MAX, after)
+            count += sum([roots.state_of(cell.value) is RootState.OPEN for _, cell in found])
+            if len(found) < ROOTS_AT_ONCE:
+                break
+            after = payload_log_of_root(topic, found[-1][0]).number or 0
+        return count
 
     # Removing.
 

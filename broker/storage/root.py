@@ -85,6 +85,14 @@ def encode(root: Root) -> bytes:
     return body + _CRC.pack(zlib.crc32(body))
 
 
+def state_of(value: bytes) -> RootState:
+    """Return the state of a root, whose checksum is not looked at: to count many. Raises StorageCorrupt."""
+    try:
+        return RootState(value[1])
+    except (IndexError, ValueError):
+        raise StorageCorrupt("the root of a log has no state") from None
+
+
 @lru_cache(maxsize=4096)
 def decode(value: bytes) -> Root:
     """Decode a root. Raises StorageCorrupt."""

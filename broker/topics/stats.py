@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from broker.clock import Clock
 from broker.model import (
-    POINTER_MAX,
     ROW_ID_MIN,
     MessageId,
     RowId,
@@ -14,14 +13,19 @@ from broker.model import (
     TopicId,
     row_before,
 )
+from broker.slices import Slice
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
-from broker.storage.root import RootState
 from broker.topics.fetch import lives, oldest_live
 from broker.topics.surroundings import Surroundings
 
 RATE_WINDOW_S = 60.0
-PAYLOAD_PAGES_MAX = 20
+ENTRIES_MAX = 10_000
+"""So many entries are counted, or a page of bytes; what is more is estimated."""
+BYTES_AT_ONCE = 256 * 1024
+"""The bytes that are counted are read by so many."""
+PAYLOAD_LOGS_MAX = 10_000
+"""So many payload logs are looked at; of more, the others are not counted."""
 
 
 class Rate:
@@ -113,7 +117,7 @@ async def topic_stats(
 ) -> TopicStats:
     """Collect a topic's numbers.
 
-    What one page of storage shows is counted. More than that is estimated from the totals that pages keep,
+    What one page of storage shows is counted, if its entries are not too many. More than that is estimated from the totals that pages keep,
     as if all payloads were like those that were counted.
     """
     log = LogId(topic.id, topic.generation)
@@ -123,9 +127,16 @@ async def topic_stats(
     published = tail.total if tail is not None else 0
     bound = row_before(oldest_live(topic, now_ms))
     reader = around.logs.reader(log, bound)
-    counts = _Counts(topic, now_ms)
-    while not reader.ended and counts.bytes < around.settings.page_bytes_max:
-        counts.add(await reader.next(around.settings.page_bytes_max))
+    counts, mine = _Counts(topic, now_ms), Slice()
+    at_once = min(BYTES_AT_ONCE, around.settings.page_bytes_max)
+    while (
+        not reader.ended
+        and counts.bytes < around.settings.page_bytes_max
+        and counts.entries < ENTRIES_MAX
+    ):
+        for entry in await reader.next(at_once):
+            counts.add(entry)
+            await mine.go_on()
     whole = reader.ended
     messages, size, last = counts.messages, counts.bytes, counts.last
     if not whole and tail is not None:
@@ -146,7 +157,7 @@ async def topic_stats(
         None if last is None else last + ROW_ID_MIN,
         rates.published_per_s,
         rates.polled_per_s,
-        await _open_payload_logs(around, topic),
+        await around.payload_logs.count_open(topic.id, topic.generation, PAYLOAD_LOGS_MAX),
         ahead_ms,
     )
 
@@ -157,23 +168,23 @@ class _Counts:
     def __init__(self, topic: Topic, now_ms: int) -> None:
         self._topic = topic
         self._now_ms = now_ms
-        self.messages = self.bytes = self.references = 0
+        self.messages = self.bytes = self.references = self.entries = 0
         self.first: RowId | None = None
         self.last: RowId | None = None
 
-    def add(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            first = entry.place_at(oldest_live(self._topic, self._now_ms, entry.lifetime_ms))
-            if first >= entry.count:
-                continue
-            self.first = self.first or entry.id(first)
-            self.last = entry.last
-            if entry.is_reference:
-                self.references += 1
-                self.messages += messages_of(entry)
-            else:
-                self.messages += entry.count - first
-                self.bytes += sum(len(entry.payload(place)) for place in range(first, entry.count))
+    def add(self, entry: Entry) -> None:
+        first = entry.place_at(oldest_live(self._topic, self._now_ms, entry.lifetime_ms))
+        if first >= entry.count:
+            return
+        self.entries += 1
+        self.first = self.first or entry.id(first)
+        self.last = entry.last
+        if entry.is_reference:
+            self.references += 1
+            self.messages += messages_of(entry)
+        else:
+            self.messages += entry.count - first
+            self.bytes += entry.payload_bytes(first)
 
 
 async def _last(around: Surroundings, topic: Topic, after: RowId, now_ms: int) -> RowId | None:
@@ -184,15 +195,3 @@ async def _last(around: Surroundings, topic: Topic, after: RowId, now_ms: int) -
             if not entry.is_stub and lives(topic, entry.last, entry.lifetime_ms, now_ms):
                 return entry.last
     return None
-
-
-async def _open_payload_logs(around: Surroundings, topic: Topic) -> int:
-    """Return how many payload logs are open, of the first thousands of them."""
-    count, after = 0, -1
-    for _ in range(PAYLOAD_PAGES_MAX):
-        found = await around.payload_logs.roots(topic.id, topic.generation, POINTER_MAX, after)
-        count += sum(root.state is RootState.OPEN for _, root in found)
-        if not found:
-            break
-        after = found[-1][0].number or 0
-    return count

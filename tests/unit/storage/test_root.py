@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from broker.errors import StorageCorrupt
 from broker.model import row_id
 from broker.storage.entry import checked
-from broker.storage.root import Root, RootState, decode, encode, linked
+from broker.storage.root import Root, RootState, decode, encode, linked, state_of
 
 FIXTURES = Path(__file__).parents[2] / "data" / "storage" / "roots-format-1.txt"
 ROWS = st.builds(row_id, st.integers(0, (1 << 63) - 1), st.integers(0, 0xFFFF))
@@ -29,6 +29,7 @@ ROOTS = st.builds(
 @given(ROOTS)
 def test_a_root_comes_back_as_it_was(root):
     assert decode(encode(root)) == root
+    assert state_of(encode(root)) is root.state
 
 
 @given(ROOTS, st.data())
@@ -46,6 +47,12 @@ def test_a_value_of_another_length_is_noticed(root, data):
         decode(value[: data.draw(st.integers(0, len(value) - 1))])
     with pytest.raises(StorageCorrupt):
         decode(checked(value[:-4] + b"\0"))
+
+
+@pytest.mark.parametrize("value", [b"", b"\x01", b"\x01\x09more"])
+def test_a_value_without_a_state_is_noticed(value):
+    with pytest.raises(StorageCorrupt):
+        state_of(value)
 
 
 def test_another_format_is_refused():

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from broker import slices
 from broker.model import ROW_ID_MIN
+from broker.storage import payloads
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
 from broker.testing.bench import TOPIC, Bench
+from broker.topics import stats
 from broker.topics.settings import PublishOptions
 
 
@@ -26,12 +29,12 @@ async def test_stats_tell_what_is_there(bench: Bench) -> None:
     await bench.stored(5, b"x")
     await bench.stored(6, b"p", b"q")
     last = await bench.publish(pointer=6)
-    stats = await bench.topics.stats(TOPIC)
-    assert (stats.messages, stats.messages_exact, stats.bytes_exact) == (4, True, False)
-    assert stats.published == 5, "what has expired was published, too"
-    assert (stats.first, stats.last) == (first.first + bytes(10), last.first + bytes(10))
-    assert stats.open_payload_logs == 1
-    assert stats.publish_per_s > 0
+    found = await bench.topics.stats(TOPIC)
+    assert (found.messages, found.messages_exact, found.bytes_exact) == (4, True, False)
+    assert found.published == 5, "what has expired was published, too"
+    assert (found.first, found.last) == (first.first + bytes(10), last.first + bytes(10))
+    assert found.open_payload_logs == 1
+    assert found.publish_per_s > 0
     root = await bench.around.payload_logs.root(LogId(TOPIC, 1, 5))
     assert root is not None
     assert root.state is RootState.OPEN
@@ -48,11 +51,11 @@ async def test_the_ends_of_a_topic_are_those_of_what_lives(bench: Bench, cells_m
     last = await bench.publish(b"b")
     await bench.publish(*[b"brief"] * 5, options=brief)
     await bench.pass_ms(1500)
-    stats = await bench.topics.stats(TOPIC)
-    assert (stats.first, stats.last) == (first.first + bytes(10), last.last + bytes(10))
+    found = await bench.topics.stats(TOPIC)
+    assert (found.first, found.last) == (first.first + bytes(10), last.last + bytes(10))
     await bench.pass_ms(10**6)
-    stats = await bench.topics.stats(TOPIC)
-    assert (stats.first, stats.last) == (None, None)
+    found = await bench.topics.stats(TOPIC)
+    assert (found.first, found.last) == (None, None)
 
 
 async def test_more_than_a_page_is_estimated_by_the_payloads_of_the_page(bench: Bench) -> None:
@@ -61,9 +64,38 @@ async def test_more_than_a_page_is_estimated_by_the_payloads_of_the_page(bench: 
     await bench.create()
     for _ in range(10):
         await bench.publish(b"four")
-    stats = await bench.topics.stats(TOPIC)
-    assert (stats.messages, stats.bytes) == (10, 40)
-    assert (stats.messages_exact, stats.bytes_exact) == (False, False)
+    found = await bench.topics.stats(TOPIC)
+    assert (found.messages, found.bytes) == (10, 40)
+    assert (found.messages_exact, found.bytes_exact) == (False, False)
+
+
+async def test_open_payload_logs_are_counted_some_at_a_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payloads, "ROOTS_AT_ONCE", 3)
+    await bench.create()
+    for number in range(1, 9):
+        await bench.stored(number, b"x")
+    await bench.publish(pointer=2)
+    assert (await bench.topics.stats(TOPIC)).open_payload_logs == 7
+    monkeypatch.setattr(stats, "PAYLOAD_LOGS_MAX", 6)
+    assert (await bench.topics.stats(TOPIC)).open_payload_logs == 5, "of the first six"
+
+
+@pytest.mark.parametrize("entries_max", [3, 100])
+async def test_of_many_entries_some_are_counted(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, entries_max: int
+) -> None:
+    monkeypatch.setattr(stats, "ENTRIES_MAX", entries_max)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    bench.bounds = PageBounds(cells_max=2)
+    bench.restart(page_bytes_max=1000)
+    await bench.create()
+    for _ in range(9):
+        await bench.publish(b"ab", options=PublishOptions(ttl_s=500))
+    found = await bench.topics.stats(TOPIC)
+    assert (found.messages, found.bytes) == (9, 18)
+    assert found.messages_exact == (entries_max > 9)
 
 
 @pytest.mark.parametrize("cells_max", [1, 2, 100])
