@@ -255,7 +255,10 @@ class HBaseConfig:
         16, "Regions of each new table, which never split; at most 256.", least=1
     )
     hbase_connections_max: int = key(
-        16, "Calls to the gateways that are under way at once.", least=1
+        16,
+        "Calls to the gateways that are under way at once. Those without an answer for a second don't count, "
+        "up to three times as many: they keep their connections, and leave the others their turns.",
+        least=1,
     )
     hbase_call_s: float = key(
         25.0, "After this a change that storage does not answer is given up.", least=0.1

@@ -5,21 +5,25 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 import thriftpy2
 import thriftpy2.rpc
 
+from broker.clock import SystemClock
+from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.health import Ended
 from broker.storage.keys import LogId, page_key
+from broker.storage.log import Logs
 from broker.storage.table import HEAD, Cell, Space
+from broker.testing.bare import append, rows_of
 from broker.testing.servers import HBaseGateway, HBaseServer, thrift2_idl
 from broker.testing.serving import eventually
 
@@ -33,7 +37,7 @@ DEADLINE_S = 60
 
 @asynccontextmanager
 async def tables(port: int, **options: Any) -> AsyncIterator[tuple[HBaseTable, Gateways, Schema]]:
-    names = Schema("default", f"gw_{secrets.token_hex(4)}_")
+    names = Schema("default", f"gw_{secrets.token_hex(4)}_", regions=2)
     patient = Gateways([Address(HOST, port)], call_s=DEADLINE_S)
     try:
         await HBaseAdmin(patient, names).init(regions=2)
@@ -121,3 +125,79 @@ async def test_a_connection_that_the_gateway_cuts_when_idle_fails_no_call(
                 )
                 await asyncio.gather(*(table.get(Space.MESSAGES, FIRST, [HEAD]) for _ in range(4)))
             assert [each.kind for each in told] == [None] * len(told), told
+
+
+@asynccontextmanager
+async def stalling(port: int, is_stalled: Callable[[bytes], bool]) -> AsyncIterator[int]:
+    """Serve a way to a gateway that loses requests of one kind, and what comes behind them."""
+    ends: list[asyncio.StreamWriter] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(HOST, port)
+        ends.extend((forth, writer))
+        with suppress(OSError):
+            await asyncio.gather(
+                copy(reader, forth, is_stalled), copy(back, writer, lambda _: False)
+            )
+        for end in (forth, writer):
+            end.close()
+
+    async def copy(
+        source: asyncio.StreamReader, target: asyncio.StreamWriter, stops: Callable[[bytes], bool]
+    ) -> None:
+        while (data := await source.read(1 << 16)) and not stops(data):
+            target.write(data)
+        await source.read()
+        target.close()
+
+    server = await asyncio.start_server(talk, HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for end in ends:
+            end.close()
+        await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
+
+
+async def test_a_region_that_hangs_leaves_other_topics_their_writes(
+    hbase_server: HBaseServer,
+) -> None:
+    """Many topics of the region that hangs ask again and again; the other one does all that it is asked."""
+    topics = [TopicId("default", f"hangs-{number}") for number in range(200)]
+    region_of = Schema(regions=2).place_of
+    first, others = LogId(topics[0], 1), [LogId(topic, 1) for topic in topics[1:]]
+    hung = region_of(Space.MESSAGES, page_key(first, ROW_ID_MIN)).region
+    in_it = [
+        log for log in others if region_of(Space.MESSAGES, page_key(log, ROW_ID_MIN)).region == hung
+    ]
+    well = next(log for log in others if log not in in_it)
+    names = [str(log.topic.topic).encode() + b":" for log in in_it]
+
+    async def claim(logs: Logs, log: LogId) -> None:
+        while True:
+            with suppress(BrokerError):
+                await logs.claim(log, "one")
+
+    async with (
+        stalling(
+            hbase_server.thrift2_port, lambda data: any(name in data for name in names)
+        ) as port,
+        tables(hbase_server.thrift2_port) as (_, _, schema),
+    ):
+        gateways = Gateways([Address(HOST, port)], call_s=2)
+        logs = Logs(HBaseTable(gateways, schema), SystemClock(), call_s=2)
+        asking = [asyncio.create_task(claim(logs, log)) for log in in_it[:64]]
+        await eventually(
+            lambda: gateways._turns.under_way >= 12,
+            lambda: f"{gateways._turns.under_way} calls are under way",
+        )
+        hold = await logs.claim(well, "one")
+        ids = [row_id(number, 0) for number in range(1, 101)]
+        for row in ids:
+            await append(hold, [row], [b"payload"])
+        assert [row.id for row in await rows_of(logs, well)] == ids
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await gateways.close()

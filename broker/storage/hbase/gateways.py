@@ -30,6 +30,7 @@ A connection that was idle for half of the gateway's minute is not used again.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,6 +39,7 @@ from typing import Any, NamedTuple
 
 from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
+from broker.storage.hbase.turns import Place, Turn, Turns
 from broker.storage.health import CANCELLED, Ended
 from broker.storage.table import NoAnswer, NotSent, TableError
 
@@ -52,6 +54,10 @@ PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 2.0
 DOUBTED_S = 0.5
 """How long others are preferred to a gateway that answers with an exception."""
+ADMIN = Place("")
+"""Of calls that are about no region."""
+
+Tell = Callable[[BaseException | None], None]
 
 
 class Address(NamedTuple):
@@ -96,14 +102,14 @@ class Gateways:
     ) -> None:
         """Connect to ``addresses`` when there is something to call.
 
-        ``call_s`` bounds each wait of one call: for its turn, and for the answer; ``connect_s`` the wait
+        ``connections_max`` bounds the calls under way, but for late ones (turns.py). ``call_s`` bounds each wait of one call: for its turn, and for the answer; ``connect_s`` the wait
         for a connection. ``observe`` is told of each call as it ends.
         """
         assert addresses, "at least one gateway"
         self._gateways = [Gateway(address) for address in addresses]
         self._call_s, self._connect_s, self._idle_s = call_s, connect_s, idle_s
         self._observe = observe
-        self._turns = asyncio.Semaphore(connections_max)
+        self._turns = Turns(connections_max)
         self._turn = itertools.count()
         self._lines: set[Line] = set()
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -114,39 +120,38 @@ class Gateways:
         """The failure of the gateway that became suspect last."""
         self._is_closed = False
 
-    async def ask(self, name: str, request: bytes) -> Any:
+    async def ask(self, name: str, request: bytes, place: Place = ADMIN) -> Any:
         """Make one call, called ``name`` where it is told of, and return its answer (thrift.answer).
 
-        A caller that goes away before the answer has sent the call all the same.
+        ``place`` is what it is about: it shares its turns with other calls about that. A caller that goes
+        away before the answer has sent the call all the same.
 
         Raises:
             NotSent, NoAnswer: see the table above.
         """
-        begun = asyncio.get_running_loop().time()
+        tell = functools.partial(self._tell, name, asyncio.get_running_loop().time())
         try:
-            await self._take_turn()
+            turn = await self._take_turn(place)
             try:
                 gateway, line = await self._line()
             except BaseException:
-                self._turns.release()
+                self._turns.give_back(turn)
                 raise
         except BaseException as error:
-            self._tell(name, begun, error)
+            tell(error)
             raise
-        return await self._sent(gateway, line, name, begun, request)
+        return await self._sent(gateway, line, turn, request, tell)
 
-    async def _take_turn(self) -> None:
-        if not self._turns.locked():
-            await self._turns.acquire()  # At once.
-            return
+    async def _take_turn(self, place: Place) -> Turn:
         try:
-            async with asyncio.timeout(self._call_s):
-                await self._turns.acquire()
+            return await self._turns.take(place, self._call_s)
         except TimeoutError as error:
-            raise NotSent("all connections to HBase's gateways are busy") from error
+            raise NotSent(
+                "all connections to HBase's gateways are busy, or all that its region may have"
+            ) from error
 
     def _sent(
-        self, gateway: Gateway, line: Line, name: str, begun: float, request: bytes
+        self, gateway: Gateway, line: Line, turn: Turn, request: bytes, tell: Tell
     ) -> asyncio.Future[Any]:
         """Send a call; the turn and the line are given back once it is answered."""
         loop = asyncio.get_running_loop()
@@ -157,7 +162,7 @@ class Gateways:
         def settle(told: Any, error: Exception | None) -> None:
             # Also when the caller was cancelled: the line is free now, not before.
             gateway.under_way -= 1
-            self._turns.release()
+            self._turns.give_back(turn, answered=error is None)
             self._under_way.discard(answered)
             failed = None if error is None else self._failed(gateway, line, error)
             if failed is None:
@@ -169,7 +174,7 @@ class Gateways:
                 else:
                     answered.set_exception(failed)
             # After the caller has gone on: what this does costs time.
-            loop.call_soon(self._tell, name, begun, failed)
+            loop.call_soon(tell, failed)
 
         line.ask(request, self._call_s, settle)
         return answered
@@ -312,6 +317,7 @@ class Gateways:
         self._some_good.set()
         for asking in self._restoring:
             asking.cancel()
+        self._turns.close()
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=CLOSE_S)
         ends = [line.closed for line in self._lines]

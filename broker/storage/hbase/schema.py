@@ -16,6 +16,7 @@ Each table says in an attribute which FORMAT its data have. A broker reads its o
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -24,6 +25,7 @@ from broker.config import REGIONS_MAX, Durability
 from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Gateways
+from broker.storage.hbase.turns import Place
 from broker.storage.table import Space
 
 FORMAT: Final = b"4"
@@ -51,21 +53,40 @@ class Schema(NamedTuple):
     namespace: str = DEFAULT_NAMESPACE
     prefix: str = "broker_"
     durability: Durability = Durability.FSYNC
+    regions: int = 16
+    """Of the tables of topics. Calls are shared out by them; it does no harm if a table has others."""
 
     def name_of(self, space: Space) -> str:
         """Return a table's full name."""
         name = self.prefix + space
         return name if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}:{name}"
 
+    def place_of(self, space: Space, row: bytes) -> Place:
+        """Return the region and the topic of a row."""
+        if space is Space.RECORDS:
+            return Place(space)
+        topic = _topic_prefix(row)
+        return Place(f"{space}/{bisect_right(splits_of(self.regions), _salt(topic))}", topic)
+
 
 def salt_of(key: bytes) -> bytes:
     """Return the salt of a key that begins with ``ns:topic:``. Raises ValueError for any other."""
-    return _salt(key[: key.index(b":", key.index(b":") + 1) + 1])
+    return _salt(_topic_prefix(key))
+
+
+def _topic_prefix(key: bytes) -> bytes:
+    return key[: key.index(b":", key.index(b":") + 1) + 1]
 
 
 @lru_cache(maxsize=4096)
 def _salt(topic_prefix: bytes) -> bytes:
     return hashlib.blake2b(topic_prefix, digest_size=1).digest()
+
+
+@lru_cache(maxsize=16)
+def splits_of(regions: int) -> list[bytes]:
+    """Return with which salts a table's regions begin, but for the first."""
+    return [bytes([REGIONS_MAX * i // regions]) for i in range(1, regions)]
 
 
 class Made(NamedTuple):
@@ -135,11 +156,12 @@ class HBaseAdmin:
     async def _make_table(self, space: Space, regions: int) -> Made:
         exists = await self._exists(space)
         if not exists:
-            splits = [bytes([REGIONS_MAX * i // regions]) for i in range(1, regions)]
             durability = DURABILITIES[self._schema.durability]
             attributes = {**_NEVER_SPLIT, _FORMAT_KEY: FORMAT}
             names = self._names(space)
-            await self._ask(requests.create_table(*names, attributes, durability, splits))
+            await self._ask(
+                requests.create_table(*names, attributes, durability, splits_of(regions))
+            )
         told = await self._ask_of(space, "getTableDescriptor")
         name = self._schema.name_of(space)
         locations = await self._ask(requests.region_locations(name.encode()))

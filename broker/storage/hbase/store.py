@@ -61,7 +61,9 @@ async def init_hbase(config: HBaseConfig) -> list[Made]:
 
 def schema_of(config: HBaseConfig) -> Schema:
     """Return which tables a configuration means."""
-    return Schema(config.hbase_namespace, config.hbase_table_prefix, config.durability)
+    return Schema(
+        config.hbase_namespace, config.hbase_table_prefix, config.durability, config.hbase_regions
+    )
 
 
 def _gateways(config: HBaseConfig, observe: Observe | None) -> Gateways:

@@ -63,6 +63,7 @@ class HBaseTable(Table):
     def __init__(self, gateways: Gateways, schema: Schema) -> None:
         """Use the tables that ``schema`` names. ``close`` closes the gateways."""
         self._gateways = gateways
+        self._place_of = schema.place_of
         self._names = {space: schema.name_of(space).encode() for space in Space}
         self._synced = DURABILITIES[schema.durability]
         self._sizes: dict[tuple[Space, bytes], int] = {}
@@ -92,14 +93,14 @@ class HBaseTable(Table):
         else:
             gone = None if clear else deletes
             request = requests.check_and_mutate(name, key, expected, puts, gone, self._synced)
-        return bool(await self._gateways.ask("change", request))
+        return bool(await self._gateways.ask("change", request, self._place_of(space, row)))
 
     @override
     async def get(self, space: Space, row: bytes, columns: Sequence[bytes]) -> dict[bytes, Cell]:
         if not columns:
             return {}
         request = requests.get(self._names[space], _key(space, row), columns)
-        found = await self._gateways.ask("get", request)
+        found = await self._gateways.ask("get", request, self._place_of(space, row))
         return {cell[_COLUMN]: Cell(cell[_VALUE], cell[_TIME]) for cell in found[_CELLS]}
 
     @override
@@ -161,7 +162,7 @@ class HBaseTable(Table):
         request = requests.get_range(
             self._names[space], _key(space, row), first, last, limit, lengths=lengths
         )
-        found = await self._gateways.ask("cells", request)
+        found = await self._gateways.ask("cells", request, self._place_of(space, row))
         return [(cell[_COLUMN], cell[_VALUE]) for cell in found[_CELLS]]
 
     @override
@@ -185,34 +186,34 @@ class HBaseTable(Table):
             else (salt + first, salt + last + b"\0")
         )
         request = requests.scan_heads(self._names[space], start, stop, limit, reverse=reverse)
-        heads = [
-            (row[_ROW][len(salt) :], _head(row))
-            for row in await self._gateways.ask("scan", request)
-        ]
+        rows = await self._gateways.ask("scan", request, self._place_of(space, first))
+        heads = [(row[_ROW][len(salt) :], _head(row)) for row in rows]
         return [(key, head) for key, head in heads if key >= first]
 
     @override
     async def put(self, space: Space, heads: Mapping[bytes, bytes]) -> None:
         _check_cells(heads)
         salted = {_key(space, row): head for row, head in heads.items()}
-        await self._ask_all("put", requests.put_heads(self._names[space], salted, self._synced))
+        calls = requests.put_heads(self._names[space], salted, self._synced)
+        await self._ask_all("put", calls, space, heads)
 
     @override
     async def delete(self, space: Space, rows: Sequence[bytes]) -> None:
         keys = [_key(space, row) for row in rows]
-        await self._ask_all(
-            "delete",
-            [
-                requests.delete_rows(self._names[space], keys[at : at + DELETES_MAX])
-                for at in range(0, len(keys), DELETES_MAX)
-            ],
-        )
+        calls = [
+            requests.delete_rows(self._names[space], keys[at : at + DELETES_MAX])
+            for at in range(0, len(keys), DELETES_MAX)
+        ]
+        await self._ask_all("delete", calls, space, rows)
 
-    async def _ask_all(self, name: str, calls: Any) -> None:
+    async def _ask_all(
+        self, name: str, calls: Iterable[bytes], space: Space, rows: Iterable[bytes]
+    ) -> None:
         """Make the calls of one write, one after the other: not sent is only the whole of it."""
         for number, request in enumerate(calls):
+            place = self._place_of(space, next(iter(rows)))
             try:
-                failed = await self._gateways.ask(name, request)
+                failed = await self._gateways.ask(name, request, place)
             except NotSent as error:
                 if number:
                     raise NoAnswer(f"the rest of it was not sent: {error}") from error

@@ -215,7 +215,7 @@ async def test_only_the_whole_of_a_write_is_certainly_not_sent(
     monkeypatch.setattr(module, "DELETES_MAX", 1)
     asked = []
 
-    async def refuse(name, request):
+    async def refuse(name, request, place):
         asked.append(request)
         if len(asked) in refused:
             raise NotSent("no gateway")

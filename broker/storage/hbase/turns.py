@@ -1,0 +1,227 @@
+"""Turns: how many calls may be under way at once, and whose turn is next.
+
+A region whose server hangs answers nothing for as long as a call may take. So no region and no topic may
+take every turn, and a call that is *late* keeps its connection but gives its turn back::
+
+    turns       calls that are not late           turns_max
+    of these    of one topic                      half of them
+                of one region                     three quarters
+                of a slow region                  one call, also if that is late
+    late        calls without an answer for       three times turns_max; a call that becomes late beyond that
+                LATE_S                            keeps its turn
+
+A region is slow from its first late call until it answers again. So a region that hangs takes turns from
+the others for LATE_S at most, and is then asked by one call at a time. Topics and regions that wait get their
+turns in rotation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from typing import Final, NamedTuple
+
+LATE_S: Final = 1.0
+LATE_SHARES: Final = 3
+"""How many late calls there may be for each turn."""
+
+
+class Place(NamedTuple):
+    """What a call is about: a region, and a topic in it, if it is about one."""
+
+    region: str
+    topic: bytes = b""
+
+
+class Turn:
+    """One call's turn. ``begun_s`` is a moment of the loop's clock."""
+
+    __slots__ = ("begun_s", "is_late", "place")
+
+    def __init__(self, place: Place, begun_s: float) -> None:
+        """Begin."""
+        self.place = place
+        self.begun_s = begun_s
+        self.is_late = False
+
+
+class _Region:
+    """The calls under way to one region, the late ones among them."""
+
+    __slots__ = ("calls", "is_slow", "topics")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.is_slow = False
+        self.topics: Counter[bytes] = Counter()
+
+
+Waiting = OrderedDict[bytes, deque[asyncio.Future[Turn]]]
+
+
+class Turns:
+    """The turns of one node. Made and used in one event loop."""
+
+    def __init__(self, turns_max: int, *, late_s: float = LATE_S) -> None:
+        """Give ``turns_max`` turns at once."""
+        self._turns_max = turns_max
+        self._late_s = late_s
+        self._late_max = turns_max * LATE_SHARES
+        self._of_region_max = turns_max - turns_max // 4
+        self._of_topic_max = turns_max - turns_max // 2
+        self._in_time: OrderedDict[Turn, None] = OrderedDict()
+        """In the order in which they began."""
+        self._late = 0
+        self._regions: dict[str, _Region] = {}
+        self._waiting: OrderedDict[str, Waiting] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def under_way(self) -> int:
+        """How many calls are under way, the late ones among them."""
+        return len(self._in_time) + self._late
+
+    async def take(self, place: Place, wait_s: float) -> Turn:
+        """Return a turn for a call. Raises TimeoutError: none came within ``wait_s``."""
+        loop = asyncio.get_running_loop()
+        self._note_late(loop.time())
+        if place.topic not in self._waiting.get(place.region, ()) and self._may(place):
+            return self._begin(place, loop.time())
+        waiter: asyncio.Future[Turn] = loop.create_future()
+        topics = self._waiting.setdefault(place.region, OrderedDict())
+        topics.setdefault(place.topic, deque()).append(waiter)
+        self._look_later()
+        try:
+            async with asyncio.timeout(wait_s):
+                return await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled():
+                self.give_back(waiter.result())  # It came as its caller went away.
+            else:
+                self._leave(place, waiter)
+            raise
+
+    def give_back(self, turn: Turn, *, answered: bool = False) -> None:
+        """End a turn. ``answered``: the region did what it was asked, so it is not slow, or no longer."""
+        if turn.is_late:
+            self._late -= 1
+        else:
+            del self._in_time[turn]
+        name, topic = turn.place
+        region = self._regions[name]
+        region.calls -= 1
+        region.topics[topic] -= 1
+        if not region.topics[topic]:
+            del region.topics[topic]
+        if answered:
+            region.is_slow = False
+        if not region.calls and not region.is_slow:
+            del self._regions[name]
+        self._pass_on()
+
+    def _may(self, place: Place) -> bool:
+        """Whether a call may begin now."""
+        if len(self._in_time) >= self._turns_max:
+            return False
+        region = self._regions.get(place.region)
+        return region is None or (
+            self._takes_more(region) and self._takes_more_of(region, place.topic)
+        )
+
+    def _takes_more(self, region: _Region) -> bool:
+        return region.calls < (1 if region.is_slow else self._of_region_max)
+
+    def _takes_more_of(self, region: _Region, topic: bytes) -> bool:
+        return not topic or region.topics[topic] < self._of_topic_max
+
+    def _begin(self, place: Place, now_s: float) -> Turn:
+        turn = Turn(place, now_s)
+        self._in_time[turn] = None
+        region = self._regions.get(place.region)
+        if region is None:
+            region = self._regions[place.region] = _Region()
+        region.calls += 1
+        region.topics[place.topic] += 1
+        return turn
+
+    def _note_late(self, now_s: float) -> None:
+        """Take their turns from calls that have had no answer for too long."""
+        while self._in_time and self._late < self._late_max:
+            oldest = next(iter(self._in_time))
+            if now_s < oldest.begun_s + self._late_s:
+                return
+            del self._in_time[oldest]
+            oldest.is_late = True
+            self._late += 1
+            self._regions[oldest.place.region].is_slow = True
+
+    # Who waits.
+
+    def _pass_on(self) -> None:
+        """Give turns to those that wait, as far as there are any."""
+        if not self._waiting:
+            return
+        now_s = asyncio.get_running_loop().time()
+        self._note_late(now_s)
+        while (place := self._next()) is not None:
+            waiter = self._waiting[place.region][place.topic].popleft()
+            self._rotate(place)
+            if not waiter.done():
+                waiter.set_result(self._begin(place, now_s))
+        self._look_later()
+
+    def _next(self) -> Place | None:
+        """Return the first that waits and may begin."""
+        if len(self._in_time) >= self._turns_max:
+            return None
+        for name, topics in self._waiting.items():
+            region = self._regions.get(name)
+            if region is not None and not self._takes_more(region):
+                continue
+            # Few topics can be at their bound while the region is below its own.
+            for topic in topics:
+                if region is None or self._takes_more_of(region, topic):
+                    return Place(name, topic)
+        return None
+
+    def _rotate(self, place: Place) -> None:
+        """Let the topic and its region be the last in line; forget them if no call of theirs waits."""
+        topics = self._waiting[place.region]
+        if topics[place.topic]:
+            topics.move_to_end(place.topic)
+        else:
+            del topics[place.topic]
+        if topics:
+            self._waiting.move_to_end(place.region)
+        else:
+            del self._waiting[place.region]
+
+    def _leave(self, place: Place, waiter: asyncio.Future[Turn]) -> None:
+        topics = self._waiting.get(place.region)
+        waiters = None if topics is None else topics.get(place.topic)
+        if topics is None or waiters is None or waiter not in waiters:
+            return
+        waiters.remove(waiter)
+        if not waiters:
+            del topics[place.topic]
+        if not topics:
+            del self._waiting[place.region]
+
+    def _look_later(self) -> None:
+        """Look again when the oldest call is late, if a call waits for a turn then."""
+        if self._timer is not None or not self._waiting or not self._in_time:
+            return
+        if self._late >= self._late_max:
+            return  # Nothing more becomes late before a call ends.
+        oldest = next(iter(self._in_time))
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(oldest.begun_s + self._late_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._pass_on()
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
