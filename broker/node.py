@@ -21,7 +21,7 @@ import contextlib
 import ipaddress
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from broker import __version__, logs
@@ -35,6 +35,7 @@ from broker.clock import Clock, SystemClock
 from broker.config import Config
 from broker.errors import Unavailable, install_command
 from broker.http.server import BACKLOG, Server
+from broker.leading.claims import Written
 from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
@@ -118,6 +119,9 @@ class Ground(Protocol):
     def skewed(self, skew_ms: int) -> None:
         """Take note that this node's clock can't be trusted."""
 
+    async def other_clocks(self) -> Sequence[Written]:
+        """Return what time the other nodes say that it is, as far as they answer."""
+
     async def leave(self, seconds: float, *, waits_s: float) -> None:
         """Hand over what is led, within ``seconds``; requests for it are forwarded from now on.
 
@@ -189,6 +193,7 @@ class Node:
             instance=ground.instance,
             tenure=ground.tenure,
             skewed=ground.skewed,
+            other_clocks=ground.other_clocks,
             metrics=self.metrics,
         )
         self._topics = topics = Topics(around, ground.records)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from broker import logs
 from broker.clock import Clock
 from broker.config import Compression, Config
+from broker.leading.claims import Written
 from broker.leading.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
 from broker.storage.leveldb import files
@@ -71,6 +72,10 @@ class Alone:
 
     def skewed(self, skew_ms: int) -> None:
         """Do nothing: there is no other clock to compare with."""
+
+    async def other_clocks(self) -> Sequence[Written]:
+        """Return none: there are no other nodes."""
+        return ()
 
     async def leave(self, seconds: float, *, waits_s: float) -> None:
         """Do nothing: there is nobody to hand over to."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from broker import __version__, logs
-from broker.api.cluster import ClusterView
+from broker.api.cluster import OWN_PATH, ClusterView
 from broker.api.cluster_view import cluster_view
 from broker.api.routed import Routed
 from broker.api.routed_polls import ClusterHandlers
@@ -25,6 +25,7 @@ from broker.clock import Clock
 from broker.config import Config
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.ports import Contact, Membership, NodeInfo
+from broker.leading.claims import Written
 from broker.leading.cluster_tenure import ClusterTenure
 from broker.leading.instances import claim_instance, until_superseded
 from broker.metrics import Metrics
@@ -35,6 +36,7 @@ from broker.routing.peers import HttpPeers
 from broker.routing.receiving import Receiving
 from broker.routing.secret import cluster_secret
 from broker.routing.service import Routing
+from broker.routing.witnesses import clocks_of
 from broker.storage.health import CallHealth, Ended
 from broker.storage.log import Logs
 from broker.storage.records import RecordStore
@@ -103,6 +105,7 @@ class InCluster:
         self._coordinator: TreeCoordinator | None = None
         self._opened: Opened | None = None
         self._routing: Routing | None = None
+        self._view: ClusterView | None = None
 
     async def open(self, url: str) -> None:
         """Become the node at ``url``, on which this process listens already.
@@ -181,7 +184,7 @@ class InCluster:
         """Let the tenure move these topics; return what the node can say of its cluster."""
         opened = self._all
         opened.tenure.serve(topics.leaders)
-        return cluster_view(
+        self._view = cluster_view(
             coordinator=opened.coordinator,
             membership=lambda: opened.membership,
             slots_led=lambda: opened.tenure.slots_led,
@@ -191,6 +194,7 @@ class InCluster:
             health=self._health,
             clock=self._clock,
         )
+        return self._view
 
     def failure(self) -> str | None:
         """Return why this node should get no requests, if there is a reason."""
@@ -222,6 +226,19 @@ class InCluster:
             self._is_skewed = True
             log.error("clock differs from the storage's: this node leads nothing", skew_ms=skew_ms)
             self._leaving = asyncio.ensure_future(self._leave(LEAVE_S))
+
+    async def other_clocks(self) -> Sequence[Written]:
+        """Return what time the other nodes say that it is, as far as they answer."""
+        view = self._view
+        if view is None:
+            return ()
+        me, nodes = view.me().instance, sorted(view.members().nodes.items())
+        others = [node for instance, node in nodes if instance != me]
+
+        async def ask(url: str, seconds: float) -> bytes:
+            return await view.ask(url, OWN_PATH, seconds)
+
+        return await clocks_of(others, ask, self._clock)
 
     # Ends.
 

@@ -44,7 +44,7 @@ class ClusterView:
         slots_led: how many slots this node has the lease of.
         topics_led: the topics whose logs this node holds, and in which epoch.
         storage: how the storage has been answering.
-        clock_skew_ms: by how much this node's clock is ahead of the storage's, at the last claim.
+        clock_skew_ms: by how much this node's clock was ahead of the storage's when they were compared last.
         ask: GET a path (the second argument) from the node at a URL (the first) within so many
             seconds; returns the body of a 200. Raises BrokerError, OSError or TimeoutError.
         hint: tells all nodes to read something again; never raises for want of contact.
@@ -140,6 +140,7 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
         },
         "uptime_s": round(view.clock.monotonic() - view.started_at, 3),
         "clock_skew_ms": view.clock_skew_ms(),
+        "now_ms": view.clock.now_ms(),
     }
 
 

@@ -141,6 +141,7 @@ _NODE_VIEW = record(
     ),
     uptime_s=NUMBER,
     clock_skew_ms=nullable(INTEGER),
+    now_ms=INTEGER,
 )
 
 SCHEMAS: Final[dict[str, Spec]] = {

@@ -18,6 +18,7 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import NodeInfo
 from broker.errors import NotLeader, OutcomeUnknown
+from broker.leading.claims import Written, read_clock
 from broker.leading.cluster_tenure import ClusterTenure
 from broker.leading.placement import HINT
 from broker.model import Message, Poll, PublishRequest, TopicId
@@ -43,7 +44,20 @@ Result = TypeVar("Result")
 
 
 class SlowTable(MemoryTable):
-    """A table in memory that answers after a while."""
+    """A table in memory that answers after a while.
+
+    ``off_ms`` says how far the clock of the server of a row is off.
+    """
+
+    off_ms: Callable[[Space, bytes], int] | None = None
+    _writing: tuple[Space, bytes] | None = None
+
+    @override
+    def _now_ms(self) -> int | None:
+        now_ms = super()._now_ms()
+        if now_ms is None or self.off_ms is None or self._writing is None:
+            return now_ms
+        return now_ms + self.off_ms(*self._writing)
 
     @override
     async def change(
@@ -58,6 +72,7 @@ class SlowTable(MemoryTable):
     ) -> bool:
         """Change cells of a row."""
         await asyncio.sleep(WRITE_S / 2)
+        self._writing = space, row  # The call below waits for nothing before it has written.
         done = await super().change(space, row, expected, puts, deletes, clear=clear)
         await asyncio.sleep(WRITE_S / 2)
         return done
@@ -104,10 +119,22 @@ class Member:
             instance=self.me.instance,
             tenure=self.tenure,
             skewed=self.skews.append,
+            other_clocks=self._other_clocks,
         )
         self.topics = Topics(self.around, self.records, seed=self.me.instance)
         self.sweeper = Sweeper(self.topics.leaders)
         self.tenure.serve(self.topics.leaders)
+
+    async def _other_clocks(self) -> Sequence[Written]:
+        if not self.cluster.tells_time:
+            return ()
+        told = []
+        for other in self.cluster.members.values():
+            if other is not self and not other.is_over:
+                sent = read_clock(self.clock)
+                await asyncio.sleep(ASK_S)
+                told.append(Written(sent, other.clock.now_ms(), self.clock.now_ms()))
+        return told
 
     async def stop(self) -> bool:
         """Hand over and leave, as on SIGTERM; whether all was handed over in time."""
@@ -144,7 +171,9 @@ class Cluster:
         self.coordination = MemoryCoordination(self.clock)
         self.coordination.delay_s = ASK_S
         self.coordination.notification_delay_s = ASK_S
-        self.memory: MemoryTable = SlowTable(is_alone=False)
+        self.memory = SlowTable(is_alone=False)
+        self.tells_time = False
+        """Whether nodes tell each other what time it is."""
         self.records = Records(Logs(self.memory, self.clock).resolver)
         self.settings: dict[str, Any] = {"transaction_life_max_s": LIFE_S, **settings}
         self.members: dict[int, Member] = {}

@@ -9,6 +9,8 @@ one sees the other.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
+from typing import Final
 
 from broker.errors import BrokerError, ClockSkew, NoLeader
 from broker.leading.claims import Claimed, claim
@@ -22,6 +24,10 @@ from broker.topics.registry import TopicRecord, TopicRegistry, not_found
 from broker.topics.surroundings import Surroundings
 
 STALE_RECORD_PAUSE_S = 0.02
+SKEWED_S: Final = 5.0
+"""How long a topic is refused without a claim after one that found the clocks apart."""
+SKEWED_MAX: Final = 4096
+"""Of how many topics that is remembered."""
 
 
 class TopicClaims:
@@ -36,6 +42,8 @@ class TopicClaims:
         self._around = around
         self._registry = registry
         self._jitter = jitter
+        self._skewed: OrderedDict[TopicId, tuple[float, str]] = OrderedDict()
+        """Topics whose claims found the clocks apart: until when they are refused, and with which words."""
 
     async def claimed(self, topic: TopicId, deadline: float) -> tuple[Topic, Hold]:
         """Return a topic and the hold on its log.
@@ -44,10 +52,11 @@ class TopicClaims:
             TopicNotFound: there is no such topic.
             NotLeader: another node should lead it.
             NoLeader: the deadline (monotonic seconds) passed, or the node stops.
-            ClockSkew: this node's clock is too far off to lead anything.
+            ClockSkew: this node's clock, or that of the server where the topic lies, is too far off.
             StorageFull, StorageCorrupt, Unavailable: see Logs.claim; nothing was done.
         """
         clock = self._around.clock
+        self._refuse_skewed(topic)
         while True:
             if self.closing:
                 raise NoLeader("This node is stopping.")
@@ -106,13 +115,25 @@ class TopicClaims:
         await self._registry.delete(topic, record.generation)
         return True
 
+    def _refuse_skewed(self, topic: TopicId) -> None:
+        """Refuse a topic whose last claim found the clocks apart: each claim changes its log, and fences."""
+        until_s, why = self._skewed.get(topic, (0.0, ""))
+        left_s = until_s - self._around.clock.monotonic()
+        if left_s > 0:
+            raise ClockSkew(why, retry_after_s=left_s)
+        self._skewed.pop(topic, None)
+
     async def _compare_clocks(self, made: Claimed) -> None:
         """Let go of what was claimed if this clock is too far off. Raises ClockSkew."""
         if made.written is None:
             return
         try:
-            self.clocks.judge(made.written)
-        except ClockSkew:
+            await self.clocks.judge(made.written)
+        except ClockSkew as error:
+            until_s = self._around.clock.monotonic() + SKEWED_S
+            self._skewed[made.hold.log.topic] = until_s, error.message
+            if len(self._skewed) > SKEWED_MAX:
+                self._skewed.popitem(last=False)
             try:
                 await made.hold.hand_off()
             except BrokerError:

@@ -169,8 +169,8 @@ class Sweeper:
                 # Reported; whatever it was, the next sweep begins from what is stored.
                 report.skipped += 1
                 report.problem = report.problem or f"{topic}: {error.message}"
-                if isinstance(error, ClockSkew):
-                    break
+                if isinstance(error, ClockSkew) and self._leaders.claims.clocks.is_wrong:
+                    break  # Else it is the clock of the server where that topic lies.
         return report
 
     @staticmethod
@@ -269,7 +269,7 @@ class Sweeper:
         if server_ms is None:
             return
         written = Written(sent, server_ms, clock.now_ms())
-        self._has_compared = self._leaders.claims.clocks.judge(written)
+        self._has_compared = await self._leaders.claims.clocks.judge(written)
         if not self._has_compared:
             raise Unavailable("Comparing the clocks took too long.")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from broker.clock import Clock
+from broker.leading.claims import Written
 from broker.leading.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
 from broker.storage.log import Logs
@@ -13,6 +14,8 @@ from broker.topics.cache import CacheBudget
 from broker.topics.dedupe import AnsweredKeys
 from broker.topics.ids import RowIds, first_timestamp_ms
 from broker.topics.settings import TopicSettings
+
+OtherClocks = Callable[[], Awaitable[Sequence[Written]]]
 
 
 class QueueBudget:
@@ -36,6 +39,7 @@ class Surroundings:
         "is_clustered",
         "logs",
         "metrics",
+        "other_clocks",
         "owner",
         "payload_logs",
         "queue",
@@ -55,11 +59,13 @@ class Surroundings:
         tenure: Tenure = EVERYTHING,
         metrics: Metrics | None = None,
         skewed: Callable[[int], None] | None = None,
+        other_clocks: OtherClocks | None = None,
     ) -> None:
         """``owner`` names this incarnation of this node; ``instance`` is None when standalone.
 
-        ``tenure`` says which topics it may claim. ``skewed`` is told, at each claim that finds this
-        clock too far off, by how many ms it is ahead of the storage's (negative: behind).
+        ``tenure`` says which topics it may claim. ``skewed`` is told, when two witnesses find this clock
+        too far off, by how many ms it is ahead of the storage's (negative: behind). ``other_clocks`` asks
+        the other nodes what time it is.
         """
         self.logs = logs
         self.payload_logs = PayloadLogs(logs, owner)
@@ -72,6 +78,7 @@ class Surroundings:
         """Whether other nodes may lead the same topics."""
         self.metrics = metrics or Metrics(owner)
         self.skewed = skewed or _ignored
+        self.other_clocks = other_clocks or _none_known
         self.cache = CacheBudget(settings.cache_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
 
@@ -92,6 +99,11 @@ class Surroundings:
             window_ms=self.settings.idempotency_window_ms,
             keys_max=self.settings.idempotency_keys_max,
         )
+
+
+async def _none_known() -> Sequence[Written]:
+    """There are no other nodes."""
+    return ()
 
 
 def _ignored(_: int) -> None:

@@ -283,6 +283,10 @@ class Faraway:
     def skewed(self, skew_ms: int) -> None:
         """Have the right time."""
 
+    async def other_clocks(self) -> tuple[()]:
+        """Be the only one."""
+        return ()
+
     async def leave(self, seconds: float, *, waits_s: float) -> None:
         """Have nobody to hand over to."""
 

@@ -23,7 +23,7 @@ from broker.leading import placement
 from broker.leading.tenure import Place
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.hold import Hold
-from broker.storage.keys import LogId, is_root
+from broker.storage.keys import LogId, is_root, topic_prefix
 from broker.storage.table import Space
 from broker.testing.bare import append
 from broker.testing.bench import Gate, Hook, failing, settle
@@ -31,6 +31,7 @@ from broker.testing.clock import pass_time
 from broker.testing.many import Cluster, Load, Member, head, led_by
 from broker.testing.mutants import in_force
 from broker.topics.browse import BrowseQuery
+from broker.topics.claiming import SKEWED_S
 from broker.topics.comparing import SHARP_MS
 from broker.topics.retention import SweepReport
 from broker.topics.settings import PublishOptions
@@ -629,6 +630,88 @@ async def test_a_node_whose_clock_is_off_leads_nothing_and_says_so(
     assert node.topics.leaders.claims.clocks.skew_ms == skew
     assert not node.leads(TOPIC)
     assert (await head(node, TOPIC)).owner == ""
+
+
+def lies(space: Space, row: bytes, topic: TopicId) -> bool:
+    """Whether a row is one of a topic."""
+    return space is not Space.RECORDS and row.startswith(topic_prefix(topic))
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+async def test_a_server_whose_clock_is_off_costs_its_topics_alone(
+    cluster: Cluster, nodes: int
+) -> None:
+    cluster.tells_time = True
+    cluster.memory.server_ms = cluster.clock.now_ms
+    members = await cluster.start(*range(nodes))
+    for topic in TOPICS[:4]:
+        await cluster.create(topic)
+    cluster.memory.off_ms = lambda space, row: 3000 * lies(space, row, TOPIC)
+    for _ in range(3):
+        with pytest.raises(ClockSkew, match="does not lead this topic"):
+            await cluster.publish(members[0], TOPIC, b"refused")
+        await pass_time(SKEWED_S)
+    for topic in TOPICS[1:4]:
+        await cluster.publish(members[0], topic, b"stored")
+    assert [member.skews for member in members] == [[]] * nodes, "no node takes its clock for wrong"
+    assert all([(await member.sweeper.sweep()).problem is None for member in members])
+    assert not any(member.leads(TOPIC) for member in members)
+    cluster.memory.off_ms = None
+    await cluster.publish(members[0], TOPIC, b"stored")
+
+
+async def test_a_topic_is_not_claimed_again_and_again_while_its_server_is_off(
+    cluster: Cluster,
+) -> None:
+    cluster.memory.server_ms = cluster.clock.now_ms
+    (node,) = await cluster.start(0)
+    await cluster.create(TOPIC)
+    cluster.memory.off_ms = lambda space, row: 3000 * lies(space, row, TOPIC)
+    with pytest.raises(ClockSkew):
+        await publish_at(node, b"m")
+    changes = node.table.calls.count("head")
+    for _ in range(100):
+        with pytest.raises(ClockSkew) as refused:
+            await publish_at(node, b"m")
+        assert 0 < (refused.value.retry_after_s or 0) <= SKEWED_S
+    assert node.table.calls.count("head") == changes
+
+
+@pytest.mark.parametrize("offset_ms", [-5000, 5000])
+async def test_a_node_whose_clock_is_off_by_two_witnesses_leaves(
+    cluster: Cluster, offset_ms: int
+) -> None:
+    """One is the topic's server, the other the nodes, though the records' server is off as well as it is."""
+    cluster.tells_time = True
+    cluster.memory.server_ms = cluster.clock.now_ms
+    await cluster.start(0, 1, 2)
+    home = await led_by(cluster, TOPIC)
+    await home.topics.leaders.close()
+    home.topics.leaders.claims.closing = False
+    home.clock.step(offset_ms)
+    cluster.memory.off_ms = lambda space, _: offset_ms * (space is Space.RECORDS)
+    with pytest.raises(ClockSkew, match="leads nothing"):
+        await publish_at(home, b"m")
+    (skew,) = home.skews
+    assert abs(skew - offset_ms) < 100
+    others = [member for member in cluster.members.values() if member is not home]
+    assert [member.skews for member in others] == [[], []]
+
+
+async def test_nodes_whose_clocks_agree_read_though_the_servers_clock_is_off(
+    cluster: Cluster,
+) -> None:
+    cluster.tells_time = True
+    cluster.memory.server_ms = cluster.clock.now_ms
+    await cluster.start(0, 1)
+    home = await led_by(cluster, TOPIC)
+    reader = other_of(cluster, home)
+    cluster.memory.off_ms = lambda space, _: 3000 * (space is Space.RECORDS)
+    assert await read_by(reader) == 1
+    reader.clock.step(3_600_000)
+    with pytest.raises(ClockSkew):
+        await read_by(reader)
+    assert reader.skews, "the other node says so, too"
 
 
 async def test_a_small_difference_of_clocks_is_fine(cluster: Cluster) -> None:

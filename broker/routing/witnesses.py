@@ -1,0 +1,43 @@
+"""What time it is on the other nodes: the second witness where a storage server's clock differs from this one's.
+
+Each node is asked for its view of itself, which has its time. Between the moment of asking and that of the
+answer it read its clock, so both clocks differ by what lies outside of that at least, as with a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from broker.clock import Clock
+from broker.coordination.ports import NodeInfo
+from broker.errors import BrokerError
+from broker.leading.claims import Written, read_clock
+
+ASKED_MAX: Final = 8
+ANSWER_S_MAX: Final = 1.0
+
+Ask = Callable[[str, float], Awaitable[bytes]]
+"""Returns the view of the node at a URL within so many seconds. Raises BrokerError, OSError, TimeoutError."""
+
+
+async def clocks_of(others: Iterable[NodeInfo], ask: Ask, clock: Clock) -> Sequence[Written]:
+    """Return what nodes that answer say of their clocks; at most ASKED_MAX are asked, all at once."""
+    asked = [_clock_of(node, ask, clock) for node in islice(others, ASKED_MAX)]
+    return [told for told in await asyncio.gather(*asked) if told is not None]
+
+
+async def _clock_of(node: NodeInfo, ask: Ask, clock: Clock) -> Written | None:
+    sent = read_clock(clock)
+    try:
+        async with asyncio.timeout(ANSWER_S_MAX):
+            view = json.loads(await ask(node.url, ANSWER_S_MAX))
+    except (BrokerError, OSError, TimeoutError, ValueError):
+        return None
+    if not isinstance(view, dict) or view.get("node") != node.instance:
+        return None
+    now_ms = view.get("now_ms")
+    return Written(sent, now_ms, clock.now_ms()) if isinstance(now_ms, int) else None
