@@ -86,6 +86,7 @@ class AdversaryTable:
 
     Attributes:
         bias: how; it may be replaced at any time.
+        clocks_ms: how far off the servers' clocks are; they may be set at any time.
         happened: counts what really happened, by name.
         slow_s: how much longer a write takes, by space, beyond what the bias says.
     """
@@ -111,7 +112,7 @@ class AdversaryTable:
         self.slow_s = dict.fromkeys(Space, 0.0)
         self._loop = loop
         self._chance = chance
-        self._clocks_ms = clocks_ms
+        self.clocks_ms = clocks_ms
         self._current_gets = current_gets
         self._current_indexes = current_indexes
         self._past = Past()
@@ -242,7 +243,7 @@ class AdversaryTable:
         if self.table.server_ms is None:
             return None
         region = crc32(row if space is Space.RECORDS else topic_of(row))
-        off_ms = self._clocks_ms[region % len(self._clocks_ms)]
+        off_ms = self.clocks_ms[region % len(self.clocks_ms)]
         self.happened["wrong_clocks"] += off_ms != 0
         return self.table.server_ms() + off_ms
 
