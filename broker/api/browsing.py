@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Final
 
-from broker.api.payloads import shown, shown_beside
-from broker.api.times import parse_place, rfc3339, rfc3339_or_none
-from broker.http.reply import Answer, json_reply
-from broker.http.request import Request, one_of, whole_number
 import orjson
 
 from broker.api.jsonlist import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payloads import PART_BYTES, in_pieces, shown, shown_beside
+from broker.api.times import parse_place, rfc3339, rfc3339_or_none
 from broker.http.budget import Hold, Kind
+from broker.http.reply import JSON, Answer, Piece, Reply, Stream
+from broker.http.request import Request, one_of, whole_number
 from broker.model import Snapshot, timestamp_of
 from broker.slices import Slice
 from broker.topics.browse import BrowseEntry, BrowsePage, BrowseQuery

@@ -22,9 +22,9 @@ from broker.api.cluster import ClusterView
 from broker.clock import Clock
 from broker.coordination.ports import Coordinator, Membership
 from broker.errors import Unavailable
-from broker.http.reply import JSON
 from broker.http.answer import NoAnswer, NotSent, Reply
 from broker.http.asking import Ask
+from broker.http.reply import JSON
 from broker.storage.health import CallHealth
 from broker.storage.records import RecordStore
 from broker.topics.leaders import Leaders

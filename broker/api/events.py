@@ -31,7 +31,6 @@ from typing import Any, Protocol
 import orjson
 
 from broker.api.leadership import epoch_of
-from broker.api.payloads import shown, shown_beside
 from broker.api.payloads import PART_BYTES, in_pieces, shown, shown_beside
 from broker.api.routed import BROKER_LEADER
 from broker.api.times import parse_place

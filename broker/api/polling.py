@@ -12,10 +12,10 @@ from typing import Final, NamedTuple
 
 from broker.api import plainjson
 from broker.api.bodies import BodyType, body_type
+from broker.api.jsonlist import ItemForm, JsonList
 from broker.api.waiting import unless_abandoned
 from broker.errors import BadRequest
 from broker.http.reply import (
-from broker.api.jsonlist import ItemForm, JsonList
     AVRO,
     AVRO_JSON,
     JSON,
@@ -27,9 +27,6 @@ from broker.api.jsonlist import ItemForm, JsonList
     Stream,
 )
 from broker.http.request import Request
-from broker.model import Message, Poll
-from broker.api.waiting import unless_abandoned
-from broker.errors import BadRequest
 from broker.model import Message, Poll
 from broker.slices import Slice
 from broker.topics.pages import Page

@@ -28,9 +28,9 @@ from broker.api.leadership import epoch_of
 from broker.api.publishing import COUNT, FIRST_ID, LAST_ID
 from broker.api.router import Handler
 from broker.errors import BrokerError, NotLeader, Unavailable, UnavailableError
+from broker.http.answer import NoAnswer
 from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply, Stream
 from broker.http.request import Request
-from broker.http.answer import NoAnswer
 from broker.model import TopicId
 from broker.routing import nodeheaders
 from broker.routing.calls import OUTCOME, Call, LeaderSeen, Relayed

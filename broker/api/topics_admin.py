@@ -6,11 +6,10 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Final
 
-
 from broker.api.router import Handler
 from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest
-from broker.http.reply import EMPTY, JSON, Answer, Reply, json_reply
+from broker.http.reply import EMPTY, JSON, Answer, Piece, Reply, Stream, json_reply
 from broker.http.request import Request
 from broker.topics.service import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties

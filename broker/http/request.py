@@ -13,7 +13,6 @@ from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
 from broker.http.budget import Hold, Kind
-from broker.http.budget import Hold
 from broker.model import TopicId
 
 QUERY_FIELDS_MAX = 50

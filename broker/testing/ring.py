@@ -24,9 +24,9 @@ from broker.clock import Clock, SystemClock
 from broker.config import Config
 from broker.coordination.ports import NodeInfo
 from broker.errors import NoLeader
-from broker.http.server import Server
 from broker.http.answer import NoAnswer, Reply
 from broker.http.asking import Ask
+from broker.http.server import Server
 from broker.leading.tenure import HERE, Place, not_leader
 from broker.metrics import Metrics
 from broker.model import TopicId

@@ -1,6 +1,5 @@
 """The harness finds what it looks for."""
 
-
 import pytest
 
 from broker.testing.attacked import Attacked

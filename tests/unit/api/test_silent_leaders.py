@@ -12,9 +12,9 @@ from broker.api.polling import Polling
 from broker.api.routed import Routed
 from broker.api.routed_polls import RoutedPolls
 from broker.coordination.ports import NodeInfo
+from broker.http.answer import NoAnswer
 from broker.http.reply import AVRO, Reply
 from broker.http.request import Names, Request
-from broker.http.answer import NoAnswer
 from broker.leading.tenure import Place
 from broker.metrics import Metrics
 from broker.model import Poll, PublishRequest, TopicId

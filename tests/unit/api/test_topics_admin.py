@@ -7,7 +7,7 @@ from broker.api import topics_admin
 from broker.api.times import rfc3339
 from broker.api.topics_admin import TopicsAdmin
 from broker.config import Config, TopicsConfig
-from broker.http.reply import EMPTY, Answer
+from broker.http.reply import EMPTY, Answer, Stream
 from broker.http.request import Request
 from broker.model import timestamp_of
 from broker.storage import records
