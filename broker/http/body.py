@@ -111,18 +111,29 @@ class BodyReader:
             ConnectionError: the client is gone, or was cut to make room.
         """
         self.check_told(content.told, headers, bytes_max)
-        sent_max = _least(self._bytes_max, bytes_max)
         inflater = None
         if _is_gzip(headers):
             inflater = Inflater(_least(self._inflated_bytes_max, bytes_max))
-        loop = asyncio.get_running_loop()
+        pieces = Pieces()
+        try:
+            sent_max = _least(self._bytes_max, bytes_max)
+            await self._read_all(content, sent_max, inflater, pieces, hold)
+        except BaseException:
+            # The error stays with the content and has this frame: without this, what came would stay, too.
+            pieces.clear()
+            hold.give(Kind.BODY_BYTES)
+            raise
+        return pieces.whole()
+
+    async def _read_all(
+        self, content: Content, sent_max: int, inflater: Inflater | None, pieces: Pieces, hold: Hold
+    ) -> None:
         patience = Patience(
             self._config.body_stall_s,
             self._config.body_bytes_per_s_min,
             self._config.body_deadline_s,
-            loop.time,
+            asyncio.get_running_loop().time,
         )
-        pieces = Pieces()
         sent = 0
         while piece := await patience.next(content):
             sent += len(piece)
@@ -137,7 +148,6 @@ class BodyReader:
             inflater.finish()
         if pieces.in_slabs:
             await self._join(pieces, hold)
-        return pieces.whole()
 
     async def _inflate(self, piece: bytes, inflater: Inflater, pieces: Pieces, hold: Hold) -> None:
         inflater.feed(piece)

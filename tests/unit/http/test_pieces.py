@@ -41,3 +41,12 @@ def test_slabs_are_not_forgotten() -> None:
     pieces.add(bytes(SLAB_BYTES))
     with pytest.raises(AssertionError):
         pieces.whole()
+
+
+def test_what_is_cleared_is_gone() -> None:
+    pieces = Pieces()
+    pieces.add(bytes(SLAB_BYTES + 1))
+    pieces.add(b"x")
+    pieces.clear()
+    assert not pieces.in_slabs
+    assert pieces.whole() == b""
