@@ -50,6 +50,7 @@ class BodyReader:
     def __init__(self, config: Config) -> None:
         """Take the bounds from the configuration."""
         self._bytes_max = config.limits.body_bytes_max
+        self._counted_bytes_min = min(COUNTED_BYTES_MIN, self._bytes_max)
         self._inflated_bytes_max = config.limits.body_inflated_bytes_max
         self._config = config.server
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="body")
@@ -74,7 +75,7 @@ class BodyReader:
         """
         if not isinstance(body, bytes) or _ENCODING in headers:
             return None
-        if len(body) >= COUNTED_BYTES_MIN:
+        if len(body) >= self._counted_bytes_min:
             _check_size(len(body), _least(self._bytes_max, bytes_max))
             hold.take(Kind.BODY_BYTES, len(body))
         return body

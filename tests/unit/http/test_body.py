@@ -206,3 +206,10 @@ async def test_bodies_that_lack_their_last_byte_keep_no_publish_out(broker: Brok
         assert reply.status == 200
         assert held(broker) == 200_000
     assert await published(broker) == [50_000]
+
+
+async def test_a_small_bound_holds_for_a_body_that_is_there_in_whole() -> None:
+    tight = Broker(Config(limits=LimitsConfig(body_bytes_max=3, body_inflated_bytes_max=3)))
+    async with listening(tight) as http:
+        assert (await http("POST", PUBLISH, b"abcd", TEXT)).status == 413
+    await tight.close()
