@@ -256,8 +256,7 @@ class HBaseConfig:
     )
     hbase_connections_max: int = key(
         16,
-        "Calls to the gateways that are under way at once. Those without an answer for a second don't count, "
-        "up to three times as many: they keep their connections, and leave the others their turns.",
+        "Calls to the gateways under way at once; of those that hang, three times as many beside them.",
         least=1,
     )
     hbase_call_s: float = key(

@@ -22,8 +22,7 @@ A connection is *idle*, has a begun *head*, or is *busy* with a request until it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from typing_extensions import override
 
@@ -32,6 +31,7 @@ from broker.http.budget import Account, Cut, Hold, Kind
 from broker.http.content import Content
 from broker.http.drain import half_close, has_arrived
 from broker.http.framing import Chunks, Head, blank_bytes, head_of
+from broker.http.side import Side
 
 if TYPE_CHECKING:
     from broker.http.reply import Piece
@@ -454,40 +454,3 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
         else:
             self.transport.resume_reading()
-
-
-class Side(asyncio.Transport):
-    """What aiohttp takes for the socket."""
-
-    __slots__ = ("_real", "connection")
-
-    def __init__(self, connection: Connection) -> None:
-        """Stand before the transport of a connection."""
-        super().__init__()
-        assert connection.transport is not None, "connected"
-        self._real = connection.transport
-        self.connection = connection
-
-    @override
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._real.get_extra_info(name, default)
-
-    @override
-    def is_closing(self) -> bool:
-        return self._real.is_closing()
-
-    @override
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.connection.inner_said(bytes(data))
-
-    @override
-    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
-        self.connection.inner_said(b"".join(list_of_data))
-
-    @override
-    def close(self) -> None:
-        self.connection.inner_closed()
-
-    @override
-    def abort(self) -> None:
-        self.connection.inner_closed()

@@ -27,8 +27,9 @@ from broker.http.reply import Answer, Reply
 from broker.http.request import Names, Request
 
 if TYPE_CHECKING:
-    from broker.http.connection import Connection, Side
+    from broker.http.connection import Connection
     from broker.http.server import Server
+    from broker.http.side import Side
 
 REQUEST_ID: Final = "X-Request-Id"
 OUR_CLIENT: Final = "broker-client"

@@ -14,6 +14,7 @@ LONG = {
     "broker/client/aio.py": "all that a client writes, in one class, half of it contracts",
     "broker/api/openapi.py": "one entry for each operation of the interface",
     "broker/client/protocol.py": "one function for each request and each answer of the interface",
+    "broker/http/connection.py": "the states of one connection and every way from one to another",
     "broker/config.py": "every key with its bounds, and which of them contradict each other",
     "broker/storage/entry.py": "the value of one cell, from messages and back",
     "broker/storage/reading.py": "one reader, forwards and backwards, by the same rules",

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from broker.api.replies import Stream
+from broker.http.reply import Stream
 from multidict import CIMultiDict
 
 from broker.api import plainjson

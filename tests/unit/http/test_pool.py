@@ -2,6 +2,8 @@ import asyncio
 
 import pytest
 
+from broker.testing.bench import settle
+
 from broker.http.pool import Pool
 
 
@@ -92,7 +94,7 @@ async def test_a_request_waits_for_a_place(bench: Bench) -> None:
     assert await bench.pool.enter(0)
     assert not await bench.pool.enter(0.01)
     waiting = asyncio.ensure_future(bench.pool.enter(60))
-    await asyncio.sleep(0)
+    await settle(1)
     bench.pool.leave()
     async with asyncio.timeout(10):
         assert await waiting
