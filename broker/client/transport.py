@@ -197,9 +197,12 @@ class HttpTransport:
         """Return a connection for a write, idle or new. Raises Unavailable, also if it is late."""
         place = self._nodes.place(topic, _now())
         assert place is not None, "there is always a first address"
+        connection = self._writes.take(place)
+        if connection is not None:
+            return connection
         try:
             async with asyncio.timeout_at(ends):
-                return await self._writes.take(place, partial(self.connect, topic))
+                return self._writes.add(await self.connect(topic))
         except TimeoutError as error:
             raise outcomes.never_sent(NO_CONNECTION) from error
 
@@ -224,9 +227,11 @@ class HttpTransport:
         self, request: Request, ends: float, url: str, connect_s: float
     ) -> tuple[Connection, Streamed]:
         """Send a read to one node and wait until its answer begins. Raises Unavailable."""
-        connect_s = max(0.0, min(connect_s, ends - _now()))
-        open_one = partial(self._open, self._reading_headers, url, connect_s)
-        connection = await self._reads.take(url, open_one)
+        connection = self._reads.take(url)
+        if connection is None:
+            connect_s = max(0.0, min(connect_s, ends - _now()))
+            opened = await self._open(self._reading_headers, url, connect_s)
+            connection = self._reads.add(opened)
         try:
             return connection, await connection.read(request, max(0.0, ends - _now()))
         except BaseException:

@@ -9,8 +9,9 @@ An answer is read whole (``exchange``) or as it comes (``stream``); ``answer`` s
 
 A server can't make this side hold much, or wait for more than its time. Bounded are::
 
-    the head, with those of interim answers before it            64 KiB, and 16 interim answers
-    what lies between two pieces of a body, or behind it          64 KiB, and what one read brought
+    the head                                                      64 KiB
+    interim answers before it                                     16
+    what is neither head nor body: trailers, chunk extensions     64 KiB at a time, and what one read brought
     the body of an answer that is read whole                      ``reply_bytes_max``
     the body of one that is read as it comes                      a buffer; the rest stays in the socket
 
@@ -34,7 +35,7 @@ from broker.http.address import Address
 from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
 
 HEAD_BYTES_MAX: Final = 64 * 1024
-"""Of an answer: what its head may have, with the heads of interim answers, and what may lie between two pieces."""
+"""Of an answer: its head; and what comes between the head and a piece of the body, two pieces, or behind it."""
 INTERIM_MAX: Final = 16
 """How many interim answers, as 100 is one, may come before an answer."""
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -99,13 +100,15 @@ class Connection(asyncio.Protocol):
         self._reader = httptools.HttpResponseParser(self)
         self._reply_headers: dict[str, str] = {}
         self._reply_body: bytes | bytearray = b""
+        self._status = 0
         self._interim = 0
-        self._head_bytes = 0
         self._in_body = False
         self._ends_at_close = False
         # Whether the bytes read last ended a head or were of a body; how many in a row were neither.
         self._advanced = False
         self._vain_bytes = 0
+        self._head_bytes = 0
+        """At most those of the head under way."""
 
     @property
     def usable(self) -> bool:
@@ -226,6 +229,7 @@ class Connection(asyncio.Protocol):
             self.give_up("the server sent what was not asked for")
             return
         self._advanced = False
+        self._head_bytes = self._vain_bytes + len(data)
         try:
             self._reader.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -234,7 +238,7 @@ class Connection(asyncio.Protocol):
             self.give_up("the server speaks another protocol from here on")
         except httptools.HttpParserError as error:
             self.give_up(f"the answer is not HTTP ({error})")
-        self._vain_bytes = 0 if self._advanced else self._vain_bytes + len(data)
+        self._vain_bytes = 0 if self._advanced else self._head_bytes
         if self._vain_bytes > HEAD_BYTES_MAX:
             self.give_up(f"{HEAD_BYTES_MAX} bytes of an answer brought it no further")
 
@@ -260,15 +264,15 @@ class Connection(asyncio.Protocol):
         """Keep one header of the answer; what stands behind a body is passed over."""
         if self._in_body:
             return
-        self._head_bytes += len(name) + len(value) + 4
-        if self._head_bytes > HEAD_BYTES_MAX:
-            raise NoAnswer(f"the head of the answer has more than {HEAD_BYTES_MAX} bytes")
         self._reply_headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Tell a reader of a stream that it begins, unless this is an interim answer."""
         self._advanced = True
-        status, headers = self._reader.get_status_code(), self._reply_headers
+        self._status = status = self._reader.get_status_code()
+        headers = self._reply_headers
+        if self._head_bytes > HEAD_BYTES_MAX and _held(headers) > HEAD_BYTES_MAX:
+            raise NoAnswer(f"the head of the answer has more than {HEAD_BYTES_MAX} bytes")
         if status < 200:
             self._interim += 1
             if self._interim > INTERIM_MAX:
@@ -305,14 +309,13 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """Hand the answer to the oldest request, unless it is only an interim one."""
         self._advanced = True
-        status, headers = self._reader.get_status_code(), self._reply_headers
-        body = bytes(self._reply_body)
-        self._reply_headers, self._reply_body = {}, b""
-        if status < 200:
+        headers, self._reply_headers = self._reply_headers, {}
+        if self._status < 200:
             return
+        body, self._reply_body = self._reply_body, b""
         self._in_body = self._ends_at_close = False
-        self._interim = self._head_bytes = 0
-        reply = Reply(status, headers, body)
+        self._interim = 0
+        reply = Reply(self._status, headers, body if isinstance(body, bytes) else bytes(body))
         self.got(reply)
         answer = self._waiting.popleft()
         if isinstance(answer, Streamed):
@@ -335,6 +338,11 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
     if not lines.count("\n") == lines.count("\r") == len(headers):
         raise ValueError(f"a line break in a header: {lines!r}")
     return _encoded(lines)
+
+
+def _held(headers: Mapping[str, str]) -> int:
+    """Return how much headers are, as bytes."""
+    return sum(len(name) + len(value) + 4 for name, value in headers.items())
 
 
 def _encoded(text: str) -> bytes:

@@ -7,7 +7,6 @@ its server or has a new one opened. Of those that are idle no more are kept than
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
 from broker.http.asking import Connection
@@ -40,19 +39,25 @@ class Pool(Generic[AnyConnection]):
         """Give a place back."""
         self._places.release()
 
-    async def take(
-        self, url: str, connect: Callable[[], Awaitable[AnyConnection]]
-    ) -> AnyConnection:
-        """Return the idle connection to ``url`` that was used last, or what ``connect`` returns.
+    def take(self, url: str) -> AnyConnection | None:
+        """Return the idle connection to ``url`` that was used last; None: ``add`` one. To be called with a place."""
+        for at in reversed(range(len(self._idle))):
+            if self._idle[at].url == url:
+                connection = self._idle.pop(at)
+                if connection.is_fresh(self._idle_s_max):
+                    self._busy[connection] = None
+                    return connection
+                connection.close()
+        self._close_old()
+        return None
 
-        To be called with a place, and to be followed by ``put_back``. Raises what ``connect`` raises.
-        """
-        connection = self._take_idle(url) or await connect()
+    def add(self, connection: AnyConnection) -> AnyConnection:
+        """Take a connection that was opened for a place, and return it."""
         self._busy[connection] = None
         return connection
 
     def put_back(self, connection: AnyConnection) -> None:
-        """Keep a connection for the next request; one that still waits for an answer is closed."""
+        """End the use of a connection, and keep it; one that still waits for an answer is closed."""
         self._busy.pop(connection, None)
         if connection.requests_in_flight:
             connection.close()
@@ -60,16 +65,6 @@ class Pool(Generic[AnyConnection]):
             self._idle.append(connection)
             if len(self._idle) > self._connections_max:
                 self._idle.pop(0).close()
-
-    def _take_idle(self, url: str) -> AnyConnection | None:
-        for at in reversed(range(len(self._idle))):
-            if self._idle[at].url == url:
-                connection = self._idle.pop(at)
-                if connection.is_fresh(self._idle_s_max):
-                    return connection
-                connection.close()
-        self._close_old()
-        return None
 
     def _close_old(self) -> None:
         """Close those idle for too long, the first ones; each new connection is an occasion."""

@@ -10,8 +10,7 @@ as they wait, and must not keep publishes from theirs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
@@ -137,20 +136,20 @@ class HttpPeers:
             raise NotSent(f"too many requests to {url} are under way")
         reached = self._reached_at.get(url, url)
         try:
-            return await pool.take(reached, partial(_connect, reached, min(timeout_s, CONNECT_S)))
+            connection = pool.take(reached)
+            if connection is None:
+                opening = open_connection(Connection(reached, {}), min(timeout_s, CONNECT_S))
+                connection = pool.add(await opening)
         except BaseException:
             pool.leave()
             raise
+        return connection
 
     async def close(self) -> None:
         """Close everything; requests under way end as unanswered."""
         for pools in (self._soon, self._streams):
             while pools:
                 pools.popitem()[1].close("this node closed the connection")
-
-
-def _connect(url: str, timeout_s: float) -> Awaitable[Connection]:
-    return open_connection(Connection(url, {}), timeout_s)
 
 
 def _give_back(pool: Pool[Connection], connection: Connection) -> None:

@@ -2,8 +2,6 @@ import asyncio
 
 import pytest
 
-from broker.testing.bench import settle
-
 from broker.http.pool import Pool
 
 
@@ -32,12 +30,12 @@ class Bench:
         self.pool: Pool[Kept] = Pool(2, 60)  # type: ignore[type-var]
         self.made: list[Kept] = []
 
-    async def take(self, url: str = "http://a") -> Kept:
-        async def connect() -> Kept:
-            self.made.append(Kept(url))
-            return self.made[-1]
-
-        return await self.pool.take(url, connect)
+    def take(self, url: str = "http://a") -> Kept:
+        connection = self.pool.take(url)
+        if connection is None:
+            connection = self.pool.add(Kept(url))
+            self.made.append(connection)
+        return connection
 
 
 @pytest.fixture
@@ -46,46 +44,46 @@ async def bench() -> Bench:
 
 
 async def test_the_connection_used_last_is_used_again(bench: Bench) -> None:
-    first, second = await bench.take(), await bench.take()
+    first, second = bench.take(), bench.take()
     bench.pool.put_back(first)
     bench.pool.put_back(second)
-    assert await bench.take() is second
-    assert await bench.take() is first
+    assert bench.take() is second
+    assert bench.take() is first
     assert bench.made == [first, second]
 
 
 async def test_a_connection_to_another_server_is_no_use(bench: Bench) -> None:
-    bench.pool.put_back(first := await bench.take("http://a"))
-    assert await bench.take("http://b") is not first
-    assert await bench.take("http://a") is first
+    bench.pool.put_back(first := bench.take("http://a"))
+    assert bench.take("http://b") is not first
+    assert bench.take("http://a") is first
 
 
 @pytest.mark.parametrize("change", [{"fresh": False}, {"usable": False}])
 async def test_what_is_stale_is_closed_and_not_used(bench: Bench, change: dict[str, bool]) -> None:
-    bench.pool.put_back(first := await bench.take())
+    bench.pool.put_back(first := bench.take())
     vars(first).update(change)
-    assert await bench.take() is not first
+    assert bench.take() is not first
     assert first.closed is not None
 
 
 async def test_a_connection_that_waits_for_an_answer_is_not_kept(bench: Bench) -> None:
-    first = await bench.take()
+    first = bench.take()
     first.requests_in_flight = 1
     bench.pool.put_back(first)
     assert first.closed is not None
-    assert await bench.take() is not first
+    assert bench.take() is not first
 
 
 async def test_a_new_connection_closes_those_that_were_idle_for_too_long(bench: Bench) -> None:
-    bench.pool.put_back(old := await bench.take("http://a"))
+    bench.pool.put_back(old := bench.take("http://a"))
     old.idle_since -= 61
-    await bench.take("http://b")
+    bench.take("http://b")
     assert old.closed is not None
 
 
 async def test_no_more_are_kept_than_there_are_places(bench: Bench) -> None:
     for url in ("http://a", "http://b", "http://c"):
-        bench.pool.put_back(await bench.take(url))
+        bench.pool.put_back(bench.take(url))
     assert [one.closed is None for one in bench.made] == [False, True, True]
 
 
@@ -93,11 +91,9 @@ async def test_a_request_waits_for_a_place(bench: Bench) -> None:
     assert await bench.pool.enter(0)
     assert await bench.pool.enter(0)
     assert not await bench.pool.enter(0.01)
-    waiting = asyncio.ensure_future(bench.pool.enter(60))
-    await settle(1)
-    bench.pool.leave()
+    asyncio.get_running_loop().call_soon(bench.pool.leave)  # While the next one waits.
     async with asyncio.timeout(10):
-        assert await waiting
+        assert await bench.pool.enter(60)
 
 
 async def test_a_place_that_came_too_late_is_not_lost(bench: Bench) -> None:
@@ -109,9 +105,9 @@ async def test_a_place_that_came_too_late_is_not_lost(bench: Bench) -> None:
 
 
 async def test_a_close_ends_all(bench: Bench) -> None:
-    bench.pool.put_back(await bench.take("http://a"))
-    await bench.take("http://b")
+    bench.pool.put_back(bench.take("http://a"))
+    bench.take("http://b")
     bench.pool.close("it is over")
     assert [one.closed for one in bench.made] == ["it is over"] * 2
     bench.pool.put_back(bench.made[1])
-    assert await bench.take("http://b") not in bench.made[:2]
+    assert bench.take("http://b") not in bench.made[:2]
