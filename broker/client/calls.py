@@ -10,6 +10,8 @@ from broker.client.protocol import Reply, Request
 from broker.client.retrying import Retrier
 from broker.client.transport import StreamedReply, Transport
 from broker.client.values import Published
+from broker.errors import BodyTooLarge
+from broker.http.asking import REPLY_BYTES_MAX
 from broker.model import Message
 from broker.wire import messages
 
@@ -82,4 +84,12 @@ async def pages(reply: StreamedReply) -> AsyncGenerator[list[Message]]:
 
 
 async def _whole(chunks: AsyncIterator[bytes]) -> bytes:
-    return b"".join([chunk async for chunk in chunks])
+    """Return an answer's body. Raises BodyTooLarge."""
+    body = bytearray()
+    async for chunk in chunks:
+        body += chunk
+        if len(body) > REPLY_BYTES_MAX:
+            raise BodyTooLarge(
+                f"The answer has more than {REPLY_BYTES_MAX:,} bytes. Ask for less at once."
+            )
+    return bytes(body)

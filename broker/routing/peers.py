@@ -14,13 +14,18 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
-from broker.http.asking import Ask, Connection, open_connection
+from broker.http.asking import REPLY_BYTES_MAX, Ask, Connection, open_connection
 from broker.http.pool import Pool
 
 CONNECTIONS_MAX: Final = 128
 """To one node, for requests that are answered soon."""
 STREAMS_MAX: Final = 4096
 """To one node, for polls."""
+JOIN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of an answer that is put together by the loop itself, which takes a millisecond; a larger one is by a thread."""
+BLOCK_PIECES: Final = 64
+BLOCK_BYTES: Final = 64 * 1024
+"""So many pieces of an answer become one if they have less than so many bytes."""
 CONNECT_S: Final = 1.0
 IDLE_S_MAX: Final = 15.0
 """Below the time after which a node closes idle connections."""
@@ -157,13 +162,29 @@ def _give_back(pool: Pool[Connection], connection: Connection) -> None:
     pool.leave()
 
 
+async def _joined(blocks: list[bytes]) -> bytes:
+    """Join what would hold the loop for long; a large join lets go of the interpreter's lock."""
+    return await asyncio.to_thread(b"".join, blocks)
+
+
 async def whole(relay: Relay, silence_s: float) -> Reply:
-    """Read an answer to its end. Raises NoAnswer."""
+    """Read an answer to its end. Raises NoAnswer, also if it has more than ``REPLY_BYTES_MAX``."""
     try:
-        chunks: list[bytes] = []
+        blocks: list[bytes] = []
+        pieces: list[bytes] = []
+        size = 0
         while chunk := await relay.chunk(silence_s):
-            chunks.append(chunk)
-        return Reply(relay.status, relay.headers, b"".join(chunks))
+            size += len(chunk)
+            if size > REPLY_BYTES_MAX:
+                raise NoAnswer(f"the answer has more than {REPLY_BYTES_MAX} bytes")
+            pieces.append(chunk)
+            if len(pieces) == BLOCK_PIECES:  # Each of them costs some 40 bytes beside its own.
+                is_small = sum(map(len, pieces)) < BLOCK_BYTES
+                blocks += [b"".join(pieces)] if is_small else pieces
+                pieces.clear()
+        blocks += pieces
+        body = await _joined(blocks) if size > JOIN_BYTES_MAX else b"".join(blocks)
+        return Reply(relay.status, relay.headers, body)
     finally:
         relay.close()
 

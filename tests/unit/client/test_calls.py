@@ -1,10 +1,11 @@
 import pytest
 
 from broker.client import Settings, protocol
+from broker.client import calls as calls_module
 from broker.client.calls import Calls
 from broker.client.protocol import Reply
 from broker.client.retrying import Retrier
-from broker.errors import Overloaded, TopicNotFound, Unavailable
+from broker.errors import BodyTooLarge, Overloaded, TopicNotFound, Unavailable
 from broker.model import Message, Poll, PublishRequest, TopicId, row_id
 from broker.wire import blocks
 
@@ -44,6 +45,17 @@ async def test_a_single_attempt_is_one(calls, transport):
 async def test_a_read_is_read_to_its_end_and_tried_again_from_the_start(calls, transport):
     answers(transport, [b"ab", Unavailable("lost")], BUSY, [b"ab", b"cd"])
     assert (await calls.read(protocol.stats(TOPIC))).body == b"abcd"
+
+
+async def test_an_answer_that_is_too_large_to_be_read_whole_is_an_error(
+    calls, transport, monkeypatch
+):
+    monkeypatch.setattr(calls_module, "REPLY_BYTES_MAX", 3)
+    answers(transport, [b"ab", b"c"], [b"ab", b"cd"])
+    assert (await calls.read(protocol.stats(TOPIC))).body == b"abc"
+    with pytest.raises(BodyTooLarge, match="Ask for less"):
+        await calls.read(protocol.stats(TOPIC))
+    assert len(transport.requests) == 2
 
 
 async def test_a_poll_never_gives_the_messages_of_an_attempt_that_was_cut_off(calls, transport):

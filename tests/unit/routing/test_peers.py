@@ -78,6 +78,41 @@ async def test_a_connection_is_used_again(peers: HttpPeers) -> None:
         await peers.close()
 
 
+async def test_an_answer_that_is_too_large_to_be_read_whole_is_none(
+    peers: HttpPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers_module, "REPLY_BYTES_MAX", 1)
+    async with served() as server:
+        with pytest.raises(NoAnswer, match="more than 1 bytes"):
+            await whole(await peers.stream(server.url, Ask(), 5), 5)
+        await peers.close()
+
+
+@pytest.mark.parametrize("size", [1, 64, 65, 1_000])
+@pytest.mark.parametrize("joined_max", [0, 10_000])
+async def test_an_answer_of_many_pieces_is_put_together(
+    size: int, joined_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pieces:
+        status, headers, ended = 200, MappingProxyType({}), False
+
+        def __init__(self) -> None:
+            self.left = [b"%d." % i for i in range(size)]
+            self.is_closed = False
+
+        async def chunk(self, silence_s: float | None = None) -> bytes:
+            return self.left.pop(0) if self.left else b""
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    monkeypatch.setattr(peers_module, "JOIN_BYTES_MAX", joined_max)
+    monkeypatch.setattr(peers_module, "BLOCK_BYTES", 150)
+    relay = Pieces()
+    assert (await whole(relay, 5)).body == b"".join(b"%d." % i for i in range(size))
+    assert relay.is_closed
+
+
 async def test_requests_at_the_same_time_have_connections_of_their_own(peers: HttpPeers) -> None:
     async with served() as server:
         await asyncio.gather(*(peers.exchange(server.url, Ask(), 5) for _ in range(8)))
