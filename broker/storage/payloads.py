@@ -154,6 +154,24 @@ class PayloadLogs:
         """Return a payload log's root as stored now. Raises Unavailable."""
         return (await self._root(log))[0]
 
+    async def is_void(self, log: LogId) -> bool:
+        """Whether what was stored to a payload log was certainly never shown, and never will be.
+
+        So it is if its topic is deleted and its root, read after that is known, says *open*: that changes
+        before a reference is appended, and none can be any more.
+
+        Raises:
+            Unavailable: storage does not answer.
+        """
+        topic, _, tail = await self._logs.look(log.topic)
+        if topic is None or topic.generation < log.generation:
+            return False  # From before.
+        is_deleted = topic.generation > log.generation or topic.state is RootState.DELETED
+        if not (is_deleted or (tail is not None and tail.is_closed)):
+            return False
+        root = await self.root(log)
+        return root is not None and root.state is RootState.OPEN
+
     async def tail(self, log: LogId, root: Root) -> Head | None:
         """Return the head of a payload log's last page; None: it has none, or it has gone."""
         found = await self._logs.find_tail(log, root)

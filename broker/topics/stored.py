@@ -225,7 +225,7 @@ class StoredPayloads:
             hold,
             committed=_nothing,
             lost=lambda lost, error: self._lost(number, lost, error),
-            confirm=self._confirm,
+            confirm=lambda: self._confirm(number),
         )
         opened = self._logs[number] = KeyedLog(self._around, writer)
         self._forget_idle()
@@ -248,10 +248,18 @@ class StoredPayloads:
             if number not in self._users and not self._logs[number].busy:
                 del self._logs[number]
 
-    async def _confirm(self) -> None:
-        """Make sure, by a reading begun after the call, that this leader leads yet."""
-        if not await self._hold.proof():
-            raise OutcomeUnknown("Another node took the topic over while the payloads were stored.")
+    async def _confirm(self, number: int) -> None:
+        """Make sure, by a reading begun after the call, that this leader leads yet.
+
+        Raises:
+            Fenced: the topic was deleted meanwhile, and no reader can ever be shown what was stored.
+            OutcomeUnknown: another node took the topic over.
+        """
+        if await self._hold.proof():
+            return
+        if await self._around.payload_logs.is_void(self._hold.log._replace(number=number)):
+            raise Fenced(f"Topic '{self._hold.log.topic}' was deleted.")
+        raise OutcomeUnknown("Another node took the topic over while the payloads were stored.")
 
     # Dropping, and ends.
 

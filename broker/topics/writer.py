@@ -303,6 +303,8 @@ class LogWriter:
     async def _confirmed(confirm: Callable[[], Awaitable[None]]) -> None:
         try:
             await confirm()
+        except Fenced:
+            raise  # They are stored where no reader can ever look, so they may be stored elsewhere.
         except BrokerError as error:
             # The messages are stored. What could not be found out is whether any consumer will see them.
             raise OutcomeUnknown(error.message) from error

@@ -8,7 +8,8 @@ generation is the chain of its pages from its first one, deleted pages included.
 * nothing above the floor is deleted; no append in a dead generation;
 * readers see a prefix without holes and, if no answer was stale, all that was acknowledged before they
   began; polls the same, and nothing that was rolled back;
-* acknowledged stores are in a published log, and none comes after the publication.
+* acknowledged stores are in a published log, and none comes after the publication; what was answered "void" is
+  in none.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Ghost(NamedTuple):
     graves: frozenset[tuple[Key, Row]] = NONE
     done: frozenset[Any] = NONE
     stores: frozenset[Any] = NONE
+    voids: frozenset[Any] = NONE
     firsts: frozenset[tuple[int, int]] = frozenset({(1, 0)})
 
 
@@ -164,6 +166,9 @@ def judge_reference(rows: Rows, ghost: Ghost, gen: int, reference: Entry) -> Non
     for label, number, its_gen in ghost.stores:
         if number == reference.ref and its_gen == gen and label not in have:
             bad("acknowledged store not in the published log", label, reference)
+    for label, number, its_gen in ghost.voids:
+        if number == reference.ref and its_gen == gen and label in have:
+            bad("answered void, and published", label, reference)
 
 
 def judge(rows: Rows, ghost: Ghost, log: Log | None = None) -> None:
@@ -263,6 +268,15 @@ def _stored(rows: Rows, ghost: Ghost, pid: int, event: Call) -> Ghost:
     return ghost._replace(stores=ghost.stores | {(label, number, gen)})
 
 
+def _void(rows: Rows, ghost: Ghost, _pid: int, event: Call) -> Ghost:
+    _, label, number, gen = event
+    ghost = ghost._replace(voids=ghost.voids | {(label, number, gen)})
+    for link in chain(rows, ghost, topic(gen)):
+        if link.entry.ref is not None:
+            judge_reference(rows, ghost, gen, link.entry)
+    return ghost
+
+
 def _payloads_read(_rows: Rows, ghost: Ghost, _pid: int, event: Call) -> Ghost:
     _, gen, number, labels = event
     for label, its_number, its_gen in ghost.stores:
@@ -308,6 +322,7 @@ _JUDGES: dict[str, Callable[[Rows, Ghost, int, Call], Ghost]] = {
     "done": _done,
     "rolled back": _rolled_back,
     "stored": _stored,
+    "void": _void,
     "payloads read": _payloads_read,
     "polled": _shown,
     "read": _shown,

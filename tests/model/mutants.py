@@ -72,6 +72,11 @@ MUTANTS: dict[str, Mutant] = {
         "a tail that is absent is taken for closed", ["topic", "payloads", "payloads-topic"]
     ),
     "store-proof": Mutant("a store is acknowledged without a proof", ["payloads-topic"]),
+    "void-while-open": Mutant(
+        "a store in a deleted topic is void whatever its log's root says",
+        ["payloads-topic"],
+        RUNS_MANY,
+    ),
     "close-at-publish": Mutant("a reference is published, the tail not closed", ["payloads"]),
     "look-for-the-reference": Mutant("a sealed log's reference is appended again", ["payloads"]),
     "closed-reference": Mutant("a reader ends in a page that is not closed", ["payloads"]),

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from tests.model.chain import TRIES, Lead, Node, get_head, leaders_reading, swap
+from tests.model.chain import (
+    TRIES,
+    Lead,
+    Node,
+    find_tail,
+    get_head,
+    leaders_reading,
+    swap,
+)
 from tests.model.claiming import claim, new_id
 from tests.model.deleting import FENCED, close_tail
 from tests.model.leading import LOST, OK, append, change_page, proof, roll
 from tests.model.rules import keep
 from tests.model.store import (
     GONE,
+    ROOT,
     Entry,
     Head,
     Log,
@@ -19,6 +28,7 @@ from tests.model.store import (
     payload,
     root_key,
     too_old,
+    topic,
 )
 
 
@@ -55,9 +65,24 @@ def store_payload(node: Node, lead: Lead, number: int, label: str) -> Program[Le
     if not (yield from store_in(node, lead, part, number, label)):
         return lead
     if keep("store-proof") and not (yield from proof(lead)):
+        if (yield from is_void(lead, number)):
+            yield ("ev", "void", label, number, lead.gen)
         return None
     yield ("ev", "stored", label, number, lead.gen)
     return lead
+
+
+def is_void(lead: Lead, number: int) -> Program[bool]:
+    """Tell whether a store can't ever be shown: its topic is deleted, its log was open after that."""
+    root = yield from get_head(ROOT)
+    if root.gen < lead.gen:
+        return False  # From before.
+    if root.gen == lead.gen and root.state == "live":
+        tail = yield from find_tail(topic(lead.gen), root)
+        if tail is None or tail.head is None or tail.head.state != "closed":
+            return False
+    stored = yield from get_head(root_key(payload(lead.gen, number)), "!")
+    return stored is not None and (stored.state == "open" or not keep("void-while-open"))
 
 
 def seal_once(node: Node, lead: Lead, log: Log, root: Root | None) -> Program[Root | str | None]:

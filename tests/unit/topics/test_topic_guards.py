@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.errors import BrokerError, ClockSkew, OutcomeUnknown
+from broker.errors import BrokerError, ClockSkew, OutcomeUnknown, TopicNotFound
+from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
+from broker.storage.payloads import PayloadLogs
 from broker.storage.table import NotSent
 from broker.testing.bench import TOPIC, Bench, failing
 from broker.testing.mutants import in_force
+from broker.topics.settings import PublishOptions
 
 
 async def store_at_a_leader_that_was_fenced(bench: Bench) -> None:
@@ -23,9 +27,74 @@ async def store_at_a_leader_that_was_fenced(bench: Bench) -> None:
     await bench.stored(42, b"after")
 
 
-async def test_a_store_is_acknowledged_by_who_leads_the_topic(bench: Bench) -> None:
-    with pytest.raises(OutcomeUnknown):
+async def test_a_store_that_a_deletion_came_before_is_refused_for_good(bench: Bench) -> None:
+    with pytest.raises(TopicNotFound):
         await store_at_a_leader_that_was_fenced(bench)
+
+
+async def another_leads(bench: Bench) -> tuple[Logs, Hold]:
+    logs = Logs(bench.memory, bench.clock)
+    return logs, await logs.claim(LogId(TOPIC, 1), "another")
+
+
+async def store_before(
+    bench: Bench, meanwhile: Callable[[], Awaitable[None]], key: str | None = None
+) -> None:
+    """Store, and let something happen between the store and its proof."""
+
+    async def stored(real, *arguments, **named):
+        done = await real(*arguments, **named)
+        await meanwhile()
+        return done
+
+    bench.memory.is_alone = False
+    await bench.create()
+    await bench.stored(42, b"before")
+    bench.table.on("append", stored)
+    await bench.stored(42, b"after", options=PublishOptions(key=key))
+
+
+@pytest.mark.parametrize("key", [None, "key"])
+async def test_a_store_that_races_a_deletion_is_refused_for_good(
+    bench: Bench, key: str | None
+) -> None:
+    async def delete() -> None:
+        await Logs(bench.memory, bench.clock).delete(LogId(TOPIC, 1), "another")
+
+    with pytest.raises(TopicNotFound):
+        await store_before(bench, delete, key)
+
+
+async def test_a_store_that_races_a_deletion_begun_and_no_more_is_refused_for_good(
+    bench: Bench,
+) -> None:
+    async def close() -> None:
+        logs = Logs(bench.memory, bench.clock)
+        log = LogId(TOPIC, 1)
+        assert await logs.close_tail(log, await logs.root(log), "another")
+
+    with pytest.raises(TopicNotFound):
+        await store_before(bench, close)
+
+
+async def test_a_store_is_acknowledged_by_who_leads_the_topic(bench: Bench) -> None:
+    async def take_over() -> None:
+        await another_leads(bench)
+
+    with pytest.raises(OutcomeUnknown):
+        await store_before(bench, take_over)
+
+
+async def test_a_store_that_was_published_before_the_deletion_is_not_refused(bench: Bench) -> None:
+    """Readers may have been shown it."""
+
+    async def publish_and_delete() -> None:
+        logs, hold = await another_leads(bench)
+        assert (await PayloadLogs(logs, "another").seal(hold, 42)).was_open
+        await logs.delete(LogId(TOPIC, 1), "another")
+
+    with pytest.raises(OutcomeUnknown):
+        await store_before(bench, publish_and_delete)
 
 
 async def test_without_the_proof_a_deleted_topic_takes_stores(bench: Bench) -> None:
