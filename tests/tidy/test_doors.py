@@ -32,7 +32,7 @@ DOORS = {
     "matplotlib": ["chaos/plots.py"],
     "multidict": [TEST_KIT],  # Of aiohttp.
     "numpy": ["broker/api/arrow.py"],
-    "orjson": ["broker/api/*"],
+    "orjson": ["broker/api/*", "broker/http/reply.py"],
     "plyvel": ["broker/storage/leveldb/*"],
     "prometheus_client": ["broker/metrics.py"],
     "pandas": ["broker/client/tables.py"],

@@ -161,7 +161,7 @@ async def test_a_client_that_only_follows_events_comes_to_the_leader() -> None:
             await leader.http("POST", topic_path("t", "publish"), b"1", TEXT)
             async with asyncio.timeout(30):
                 assert (await waiting).payload == b"1"
-            assert [answer.url.port for answer in transport._answers] == [leader.http.port]
+            assert [one.url for one in transport._reads._busy] == [leader.http.url]
 
 
 async def test_a_client_that_follows_events_moves_along_with_the_leader() -> None:
@@ -180,7 +180,7 @@ async def test_a_client_that_follows_events_moves_along_with_the_leader() -> Non
                     assert (await got[-1]).payload == b"%d" % number
                 got.append(asyncio.ensure_future(anext(stream)))
             await eventually(lambda: leader.topics.waiting_polls, lambda: "nobody waits there")
-            assert [answer.url.port for answer in transport._answers] == [leader.http.port]
+            assert [one.url for one in transport._reads._busy] == [leader.http.url]
             got[-1].cancel()
             await asyncio.wait(got[-1:])
         # The poll that was under way, and one that ended with the stream there.

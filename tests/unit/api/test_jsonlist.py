@@ -5,13 +5,13 @@ import json
 from typing import Any
 
 import pytest
-from broker.http.reply import Stream
 from multidict import CIMultiDict
 
 from broker.api import plainjson
 from broker.api.events import _event, _event_chunks
 from broker.api.jsonlist import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payloads import PART_BYTES
+from broker.http.reply import Stream
 from broker.model import Message, PublishRequest
 from broker.testing.serving import Broker, topic_path
 from broker.topics.pages import PIECE_BYTES_MAX
