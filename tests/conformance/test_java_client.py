@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from broker.http.body import COUNTED_BYTES_MIN
 from broker.http.budget import Bounds, Kind
 from broker.model import PublishRequest, Snapshot, timestamp_of
 from broker.testing.served import ServedNode
@@ -218,12 +219,12 @@ def test_an_overloaded_broker_is_unavailable_to_the_client(java_client: JavaClie
         assert server is not None
         budgets = server.budgets
         bounds = budgets.bounds
-        budgets.bounds = {**bounds, Kind.BODY_BYTES: Bounds(1000, 1000, 0)}
-        assert_throws("ServiceUnavailableException", lambda: java.publish("t", b"x"))
-        assert_throws("ServiceUnavailableException", lambda: java.fetch("t"))
+        budgets.bounds = {**bounds, Kind.BODY_BYTES: Bounds(10_000, 10_000, 0)}
+        payload = b"x" * COUNTED_BYTES_MIN
+        assert_throws("ServiceUnavailableException", lambda: java.publish("t", payload))
         budgets.bounds = bounds
-        java.publish("t", b"x")
-        assert payloads(java.fetch("t")) == [b"x"]
+        java.publish("t", payload)
+        assert payloads(java.fetch("t")) == [payload]
 
 
 def test_no_broker_at_all_is_unavailable_to_the_client(java_client: JavaClient) -> None:
