@@ -13,13 +13,13 @@ sender can't tell whether it was read. Connections on which requests come end wi
 The listener is closed as soon as nobody needs this node to forward, and not only when nothing is under
 way: clients that know no other node connect again after each last answer, and there would always be one
 of them. A client that is refused knows that nothing was sent. But the kernel cuts connections that wait to be
-accepted when a listener closes. So those are accepted first, until a look finds none, and the close follows that
-look at once: what connects between the two, within some microseconds, is cut (docs/concepts/guarantees.md has the
-measurement)::
+accepted when a listener closes. So at the end the listener's queue gets room for one connection, those that
+wait are accepted, and a connection of this process takes the place, all at one go::
 
-                                    ┌─ refused, or taken by the process that comes next
-                                    ▼
-    ──accepts──┴─accepts what waits─┴──closed── what was accepted is answered ──▶
+    the first packets of new connections are dropped; their senders try again after a second
+                               │              ┌─ refused, or taken by the process that comes next
+                               ▼              ▼
+    ──accepts──┴─accepts what waits─┴─full─┴──closed── what was accepted is answered ──▶
 
 After its last words, or its last answer, a connection stays half open until the client ends it, at most
 ``LINGER_S``: closed with something unread in its socket, it would be reset, and the words might be lost.
@@ -46,6 +46,9 @@ LAST_WORDS: Final = (
     b"Content-Length: 0\r\n"
     b"Connection: close\r\n\r\n"
 )
+FILLINGS_MAX: Final = 100
+"""How often at most a listener's queue is emptied and filled; clients that connect meanwhile come first."""
+
 TURNS_TO_ACCEPT: Final = 8
 """From a connection that the loop has accepted to one that is known here, and some."""
 
@@ -157,23 +160,56 @@ def half_close(transport: asyncio.Transport, words: bytes = b"") -> bool:
 
 
 async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Protocol]) -> None:
-    """Close a listener so that nobody who has connected is cut; those who have are accepted."""
-    while await _accept_waiting(server, serve):
-        pass
-    server.close()
-    for _ in range(TURNS_TO_ACCEPT):
-        await asyncio.sleep(0)
-
-
-async def _accept_waiting(server: asyncio.Server, serve: Callable[[], asyncio.Protocol]) -> bool:
-    """Accept who waits in the listener's queue; False: there was nobody at the end of the call."""
+    """Close a listener so that no client that has connected is cut; those that have are accepted."""
+    loop = asyncio.get_running_loop()
     accepted: list[socket.socket] = []
+    own: list[socket.socket] = []
     for listening in server.sockets:
-        with socket.socket(fileno=os.dup(listening.fileno())) as queue, suppress(OSError):
+        with socket.socket(fileno=os.dup(listening.fileno())) as queue:
             queue.setblocking(False)
-            while True:
-                accepted.append(queue.accept()[0])
+            accepted += _accept_last(queue, own)
+    server.close()
     for connection in accepted:
         connection.setblocking(False)
-        await asyncio.get_running_loop().connect_accepted_socket(serve, connection)
-    return bool(accepted)
+        await loop.connect_accepted_socket(serve, connection)
+    for _ in range(TURNS_TO_ACCEPT):
+        await asyncio.sleep(0)
+    for filler in own:
+        filler.close()
+
+
+def _accept_last(queue: socket.socket, own: list[socket.socket]) -> list[socket.socket]:
+    """Accept what waits in a listener's queue, and leave that full; ``own`` gets what fills it.
+
+    With a backlog of 0 the queue has room for one connection (listen(2) of Linux). If the one that this
+    function makes is complete at once, it has the place, and no other is behind or before it.
+    """
+    accepted: list[socket.socket] = []
+    with suppress(OSError):
+        queue.listen(0)
+    for _ in range(FILLINGS_MAX):
+        with suppress(OSError):
+            while True:
+                accepted.append(queue.accept()[0])
+        filler = socket.socket(queue.family, socket.SOCK_STREAM)
+        filler.setblocking(False)
+        with suppress(OSError):
+            filler.connect(_reachable(queue))
+        own.append(filler)
+        if _is_connected(filler):
+            break
+    return accepted
+
+
+def _reachable(listening: socket.socket) -> tuple[str, int]:
+    """Return where this process reaches its own listener."""
+    host, port = listening.getsockname()[:2]
+    every = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - Compared only.
+    return every.get(host, host), port
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    """Whether a connection of this process is complete."""
+    look = select.poll()
+    look.register(sock, select.POLLOUT)
+    return look.poll(0) == [(sock.fileno(), select.POLLOUT)]
