@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -252,7 +253,7 @@ class RollbackRange(NamedTuple):
 class Snapshot:
     """What a transaction may see (Tephra's Transaction).
 
-    Lists are sorted. A pointer is *visible*, *skipped* (invalid), or *held*: the scan of a consumer
+    Lists are ascending; those that come as arrays are so already. A pointer is *visible*, *skipped* (invalid), or *held*: the scan of a consumer
     ends at a pointer whose fate is open, since order comes before latency.
     """
 
@@ -288,15 +289,18 @@ class Snapshot:
         checkpoint_pointers: Sequence[int] = (),
         visibility: Snapshot.Visibility = Visibility.SNAPSHOT,
     ) -> None:
-        """Sort and keep the parts; ``write_pointer`` is the transaction's id if not given."""
+        """Sort and keep the parts; ``write_pointer`` is the transaction's id if not given.
+
+        An array is kept as it is: who gives one has put it in order (wire/pointers.py).
+        """
         self.transaction_id = transaction_id
         self.read_pointer = read_pointer
         self.write_pointer = transaction_id if write_pointer is None else write_pointer
-        self.invalids = sorted(invalids)
-        self.in_progress = sorted(in_progress)
+        self.invalids = _ascending(invalids)
+        self.in_progress = _ascending(in_progress)
         self.first_short_in_progress = first_short_in_progress
         self.long = long
-        self.checkpoint_pointers = sorted(checkpoint_pointers)
+        self.checkpoint_pointers = _ascending(checkpoint_pointers)
         self.visibility = visibility
 
     @override
@@ -304,14 +308,14 @@ class Snapshot:
         """Compare all parts."""
         if not isinstance(other, Snapshot):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return all(_part(self, name) == _part(other, name) for name in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]  # Mutable lists inside: not a key.
 
     @override
     def __repr__(self) -> str:
         """Show all parts."""
-        parts = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        parts = ", ".join(f"{name}={_part(self, name)!r}" for name in self.__slots__)
         return f"Snapshot({parts})"
 
     def is_invalid(self, pointer: int) -> bool:
@@ -336,6 +340,16 @@ class Snapshot:
             return False
         excluded = self.visibility is Snapshot.Visibility.SNAPSHOT_EXCLUDE_CURRENT
         return not (excluded and pointer == self.write_pointer)
+
+
+def _ascending(pointers: Sequence[int]) -> Sequence[int]:
+    return pointers if isinstance(pointers, array) else sorted(pointers)
+
+
+def _part(snapshot: Snapshot, name: str) -> object:
+    """Return a part, a list always as a list."""
+    part = getattr(snapshot, name)
+    return list(part) if isinstance(part, array) else part
 
 
 def _holds(pointers: Sequence[int], pointer: int) -> bool:

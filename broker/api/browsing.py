@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import orjson
 
+from broker.api.decoding import read_snapshot
 from broker.api.jsonlist import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payloads import PART_BYTES, in_pieces, shown, shown_beside
 from broker.api.times import parse_place, rfc3339, rfc3339_or_none
@@ -18,7 +19,6 @@ from broker.slices import Slice
 from broker.topics.browse import BrowseEntry, BrowsePage, BrowseQuery
 from broker.topics.service import Topics
 from broker.wire import attributes
-from broker.wire.snapshotjson import decode_snapshot_body
 
 LIMIT_DEFAULT = 100
 PREVIEW_BYTES = 1024
@@ -40,7 +40,7 @@ class Browsing:
 
     async def browse_with_snapshot(self, request: Request) -> Answer:
         """Answer a page that also says what a transaction could consume."""
-        return await self._page(request, decode_snapshot_body(request.body))
+        return await self._page(request, await read_snapshot(request))
 
     async def _page(self, request: Request, snapshot: Snapshot | None) -> Answer:
         query = request.query

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
+from broker.api.decoding import read_snapshot
 from broker.api.polling import blocked_by
 from broker.errors import BadRequest
 from broker.http.reply import Answer, Piece, Stream
@@ -20,7 +21,6 @@ from broker.slices import Slice
 from broker.topics.pages import Page, cut
 from broker.topics.service import Topics
 from broker.topics.streams import RowStream
-from broker.wire.snapshotjson import decode_snapshot_body
 
 THREAD_BYTES_MIN: Final = 4 * 1024 * 1024
 THREAD_ATTRIBUTES_BYTES_MIN: Final = 16 * 1024
@@ -42,7 +42,7 @@ class BulkReading:
 
     async def arrow_with_snapshot(self, request: Request) -> Answer:
         """Answer the messages of a range up to the first that holds a transaction."""
-        return await self._read(request, decode_snapshot_body(request.body))
+        return await self._read(request, await read_snapshot(request))
 
     async def _read(self, request: Request, snapshot: Snapshot | None) -> Answer:
         after, through = request.query.get("after"), request.query.get("through")

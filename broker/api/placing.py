@@ -8,19 +8,21 @@ Every change may be repeated, and says whether there was anything left to change
 from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from broker.api.cluster import ClusterView, member
 from broker.coordination.ports import INSTANCES_MAX, NodeInfo
-from broker.errors import BadRequest, NotFound
+from broker.errors import BadRequest, BodyTooLarge, NotFound
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.leading import placement
 from broker.leading.placement import Placement, read_placement
 from broker.model import TopicId
 from broker.topics.registry import TopicRegistry, not_found
+
+NODE_BYTES_MAX: Final = 4 * 1024
 
 
 class Placing:
@@ -137,6 +139,8 @@ async def _told(view: ClusterView, change: Awaitable[bool]) -> bool:
 
 
 def _wanted_node(body: bytes) -> str:
+    if len(body) > NODE_BYTES_MAX:
+        raise BodyTooLarge(f"A body that names a node may have {NODE_BYTES_MAX} bytes.")
     try:
         sent = orjson.loads(body)
     except ValueError as error:

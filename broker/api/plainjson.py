@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final
 
 import orjson
 
+from broker.api import fields
 from broker.api.payloads import in_pieces, shown, shown_beside
 from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest, TooManyMessages
@@ -47,101 +47,120 @@ from broker.model import (
 )
 from broker.topics.settings import Published
 from broker.wire import attributes
-from broker.wire.jsontext import parse
-from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.jsonlist import read_list
+from broker.wire.jsontext import parse, parse_steps
+from broker.wire.snapshotjson import snapshot_steps
+from broker.wire.steps import Steps, Take, finish, free
 from broker.wire.topics import TTL_MAX_S
 from broker.wire.varint import INT_MAX, LONG_MAX
 
-VALUES_PER_MESSAGE: Final = 8
-"""How many JSON values a body may have for each message that a request may have: an object with all
-that it may say, and two headers."""
-_OTHER_VALUES: Final = 16
-"""What a publish may have beside its messages, with room for errors that deserve a better message."""
+ROLLBACK_BYTES_MAX: Final = 64 * 1024
+"""The longest answer of a publish that is read."""
 
 _PUBLISH = ("messages", "write_pointer")
 _MESSAGE = ("value", "key", "headers", "ttl")
 _POLL = ("start", "inclusive", "limit", "snapshot")
 _ROLLBACK = ("write_pointer", "first_id", "last_id")
 _ANSWER = (*_ROLLBACK, "count", "replayed")
-_AVRO_NAMES: Final = {
-    "transactionWritePointer": "write_pointer",
-    "startFrom": "start",
-    "transaction": "snapshot",
-    "rollbackRange": "first_id and last_id",
-}
-"""Avro's names, and how the same is called here."""
-_MEANT: Final = {
-    "payload": "value",
-    "data": "value",
-    "body": "value",
-    "text": "value",
-    "from": "start",
-}
-"""Names that say the same, but are spelled too differently to be found as near."""
 _A_VALUE = 'text, or {"base64": "…"}'
 
 # --- Publishing -----------------------------------------------------------------------------------
 
 
 def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
-    """Read the body of a publish or a store. Raises BadRequest, TooManyMessages."""
-    values_max = messages_max * VALUES_PER_MESSAGE + _OTHER_VALUES
-    value = parse(body, values_max=values_max, too_many=TooManyMessages)
+    """Read the body of a publish or a store. Raises BadRequest, BodyTooLarge, TooManyMessages."""
+    return finish(publish_request_steps(body, messages_max=messages_max))
+
+
+def publish_request_steps(
+    body: bytes, *, messages_max: int, take: Take = free
+) -> Steps[PublishRequest]:
+    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
+    read = _Messages(messages_max, take)
+    value = yield from read_list(body, "messages", read.add)
     pointer = None
     if isinstance(value, list):
-        messages: object = value
-    elif isinstance(value, dict) and _is_one_message(value):
-        return _request(None, [value], messages_max, alone=True)
+        pass
+    elif isinstance(value, str) or (isinstance(value, dict) and _is_one_message(value)):
+        read.alone(value)
     elif isinstance(value, dict):
-        _refuse_unknown(value, _PUBLISH)
+        fields.refuse_unknown(value, _PUBLISH)
         pointer = _pointer(value.get("write_pointer"))
-        messages = value.get("messages")
-    elif isinstance(value, str):
-        return _request(None, [value], messages_max, alone=True)
+        if not isinstance(value.get("messages"), list):
+            raise BadRequest("messages: a list of messages is needed.")
     else:
         raise BadRequest(
             'The body is an object {"messages": […]}, a list of messages, or one message.'
         )
-    if not isinstance(messages, list):
-        raise BadRequest("messages: a list of messages is needed.")
-    return _request(pointer, messages, messages_max)
+    return read.request(pointer)
 
 
 def _is_one_message(value: Mapping[str, Any]) -> bool:
     return "messages" not in value and ("value" in value or "base64" in value)
 
 
-def _request(
-    pointer: int | None, messages: Sequence[Any], messages_max: int, *, alone: bool = False
-) -> PublishRequest:
-    if len(messages) > messages_max:
-        raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
-    if {*map(type, messages)} == {str}:
-        return PublishRequest(
-            pointer, [_bytes("messages", place, text) for place, text in enumerate(messages)]
-        )
-    payloads: list[bytes] = []
-    others: list[bytes] = []
-    ttls_s: list[int | None] = []
-    for place, message in enumerate(messages):
-        encoded, ttl_s = b"", None
-        if isinstance(message, dict):
-            try:
-                payload, encoded, ttl_s = _message(message)
-            except BadRequest as error:
-                where = "the message" if alone else f"messages[{place}]"
-                raise BadRequest(f"{where}{error.message}") from error
+class _Messages:
+    """The messages of a publish or a store, as they are read."""
+
+    def __init__(self, messages_max: int, take: Take) -> None:
+        self._messages_max = messages_max
+        self._take = take
+        self._payloads: list[bytes] = []
+        self._attributes: list[bytes] = []
+        self._ttls_s: list[int | None] = []
+
+    def add(self, messages: Sequence[Any]) -> None:
+        """Read messages of the list. Raises BadRequest, TooManyMessages, and what counting them raises."""
+        before = len(self._payloads)
+        if before + len(messages) > self._messages_max:
+            raise TooManyMessages(
+                f"messages: a request may have {self._messages_max} messages, not more."
+            )
+        self._take(len(messages))
+        if {*map(type, messages)} == {str}:
+            self._add_texts(messages)
+            return
+        for place, message in enumerate(messages, before):
+            if isinstance(message, dict):
+                self._add_object(f"messages[{place}]", message)
+            else:
+                self._add(_bytes("messages", place, message), b"", None)
+
+    def alone(self, message: str | Mapping[str, Any]) -> None:
+        """Read the only message."""
+        if isinstance(message, str):
+            self.add([message])
         else:
-            payload = _bytes("messages", place, message)
-        payloads.append(payload)
-        others.append(encoded)
-        ttls_s.append(ttl_s)
-    return PublishRequest(
-        pointer,
-        payloads,
-        attributes=others if any(others) else (),
-        ttls_s=ttls_s if any(ttls_s) else (),
-    )
+            self._take(1)
+            self._add_object("the message", message)
+
+    def request(self, pointer: int | None) -> PublishRequest:
+        """Return what was read."""
+        return PublishRequest(
+            pointer,
+            self._payloads,
+            attributes=self._attributes if any(self._attributes) else (),
+            ttls_s=self._ttls_s if any(self._ttls_s) else (),
+        )
+
+    def _add_texts(self, texts: Sequence[str]) -> None:
+        before, count = len(self._payloads), len(texts)
+        self._payloads += [
+            _bytes("messages", place, text) for place, text in enumerate(texts, before)
+        ]
+        self._attributes += [b""] * count
+        self._ttls_s += [None] * count
+
+    def _add_object(self, where: str, message: Mapping[str, Any]) -> None:
+        try:
+            self._add(*_message(message))
+        except BadRequest as error:
+            raise BadRequest(f"{where}{error.message}") from error
+
+    def _add(self, payload: bytes, attributes_: bytes, ttl_s: int | None) -> None:
+        self._payloads.append(payload)
+        self._attributes.append(attributes_)
+        self._ttls_s.append(ttl_s)
 
 
 def _message(message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
@@ -152,7 +171,7 @@ def _message(message: Mapping[str, Any]) -> tuple[bytes, bytes, int | None]:
     """
     if "base64" in message:
         return _bytes_of("", message), b"", None
-    _refuse_unknown(message, _MESSAGE, ": ")
+    fields.refuse_unknown(message, _MESSAGE, ": ")
     if "value" not in message:
         raise BadRequest(f".value: is missing; it is {_A_VALUE}.")
     payload = _bytes_of(".value", message["value"])
@@ -225,7 +244,7 @@ def _ttl_s(where: str, value: object) -> int | None:
 
 
 def _pointer(value: object) -> int | None:
-    return None if value is None else _integer("write_pointer", value, LONG_MAX)
+    return None if value is None else fields.integer("write_pointer", value, LONG_MAX)
 
 
 def encode_published(published: Published) -> bytes:
@@ -252,7 +271,7 @@ def message_id(row: RowId) -> MessageId:
 
 def decode_rollback(body: bytes) -> RollbackRange:
     """Read the answer of a transactional publish. Raises BadRequest."""
-    record = _record(parse(body), _ANSWER, _ROLLBACK)
+    record = fields.record(parse(body, bytes_max=ROLLBACK_BYTES_MAX), _ANSWER, _ROLLBACK)
     pointer = _pointer(record.get("write_pointer"))
     if pointer is None:
         raise BadRequest(
@@ -275,26 +294,30 @@ def _row(record: Mapping[str, Any], name: str) -> RowId:
 
 
 def decode_poll(body: bytes) -> Poll:
-    """Read the body of a poll. Raises BadRequest."""
-    record = _record(parse(body), _POLL, _POLL)
+    """Read the body of a poll. Raises BadRequest, BodyTooLarge."""
+    return finish(poll_steps(body))
+
+
+def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
+    """Read the body of a poll in steps, as ``decode_poll``. ``take`` is told of the snapshot's pointers."""
+    value = yield from parse_steps(body)
+    yield
+    record = fields.record(value, _POLL, _POLL)
     inclusive = record.get("inclusive", True)
     if not isinstance(inclusive, bool):
         raise BadRequest("inclusive: true or false is needed.")
     limit = record.get("limit")
-    if limit is not None and _integer("limit", limit, INT_MAX) < 1:
+    if limit is not None and fields.integer("limit", limit, INT_MAX) < 1:
         raise BadRequest(f"limit: must be at least 1, not {limit}.")
-    snapshot = record.get("snapshot")
-    return Poll(
-        start=_start(record.get("start")),
-        inclusive=inclusive,
-        limit=limit,
-        snapshot=None if snapshot is None else _snapshot(snapshot),
-    )
+    start, snapshot = _start(record.get("start")), None
+    if record.get("snapshot") is not None:
+        snapshot = yield from _snapshot(record["snapshot"], take)
+    return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
 
 
-def _snapshot(value: object) -> Snapshot:
+def _snapshot(value: object, take: Take) -> Steps[Snapshot]:
     try:
-        return decode_snapshot(value)
+        return (yield from snapshot_steps(value, take=take))
     except BadRequest as error:
         raise BadRequest(f"snapshot: {error.message.removeprefix('snapshot: ')}") from error
 
@@ -342,46 +365,3 @@ def _item(message: Message) -> dict[str, Any]:
 def _place(message: Message) -> dict[str, Any]:
     time_ms = message.timestamp_ms
     return {"id": message.id.hex(), "time": rfc3339(time_ms), "timestamp_ms": time_ms}
-
-
-# --- What all have in common ----------------------------------------------------------------------
-
-
-def _record(value: object, known: Sequence[str], told: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadRequest(f"The body must be a JSON object with {', '.join(told)}.")
-    _refuse_unknown(value, known)
-    return value
-
-
-def _refuse_unknown(record: Mapping[str, Any], names: Sequence[str], before: str = "") -> None:
-    for name in record:
-        if name not in names:
-            raise BadRequest(f"{before}{_advice(name, names)}")
-
-
-def _advice(name: str, names: Sequence[str]) -> str:
-    """Say of an unknown name which one was meant."""
-    shown_name = f"{name!a:.80}"
-    if name in _AVRO_NAMES:
-        return (
-            f"{shown_name} is called {_AVRO_NAMES[name]} in application/json. "
-            "The names of Avro belong to Content-Type avro/json."
-        )
-    meant = _MEANT.get(name)
-    near = [meant] if meant in names else get_close_matches(name[:80], names, n=1)
-    hint = f"did you mean {near[0]}? There are" if near else "there are"
-    told = f"{shown_name}: there is no such field; {hint} {', '.join(names)}."
-    if names is _PUBLISH:
-        told += " To publish a JSON value as one message, send it as text/plain, or its text as a string in messages."
-    return told
-
-
-def _integer(field: str, value: object, value_max: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRequest(f"{field}: a whole number is needed.")
-    if not -value_max - 1 <= value <= value_max:
-        raise BadRequest(
-            f"{field}: the number does not fit into {value_max.bit_length() + 1} bits."
-        )
-    return value

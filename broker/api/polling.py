@@ -10,7 +10,7 @@ import math
 from collections.abc import AsyncGenerator
 from typing import Final, NamedTuple
 
-from broker.api import plainjson
+from broker.api import decoding, plainjson
 from broker.api.bodies import BodyType, body_type
 from broker.api.jsonlist import ItemForm, JsonList
 from broker.api.waiting import unless_abandoned
@@ -42,9 +42,9 @@ than a stream does: each copy is memory that the process fetches from the system
 """
 
 _POLLS: Final = {
-    BodyType.AVRO: avro.decode_poll,
-    BodyType.AVRO_JSON: avrojson.decode_poll,
-    BodyType.JSON: plainjson.decode_poll,
+    BodyType.AVRO: avro.poll_steps,
+    BodyType.AVRO_JSON: avrojson.poll_steps,
+    BodyType.JSON: plainjson.poll_steps,
 }
 
 
@@ -72,15 +72,17 @@ class Polling:
 
     async def poll(self, request: Request) -> Answer:
         """Answer messages, at once or as soon as there are some that this consumer may see."""
-        asked = self.asked(request)
+        asked = await self.asked(request)
         request.let_go_of_body()
         return answer_of(await self.read(request, asked, asked.wait_s), asked)
 
-    def asked(self, request: Request) -> Asked:
-        """Read what a request asks for. Raises BadRequest."""
+    async def asked(self, request: Request) -> Asked:
+        """Read what a request asks for. Raises BadRequest, BodyTooLarge."""
         kind = body_type(request.headers)
         whole = request.headers.get("Accept") == MESSAGES
-        return Asked(kind, _POLLS[kind](request.body), self._wait_s(request), whole)
+        wait_s = self._wait_s(request)
+        steps = _POLLS[kind](request.body, take=decoding.counting(request))
+        return Asked(kind, await decoding.read(request, steps), wait_s, whole)
 
     async def read(
         self, request: Request, asked: Asked, wait_s: float, *, anywhere: bool = False

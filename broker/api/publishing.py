@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.api import plainjson
+from broker.api import decoding, plainjson
 from broker.api.bodies import BodyType, body_type
 from broker.errors import BadRequest
 from broker.http.reply import (
@@ -47,18 +47,13 @@ class Publishing:
 
     async def publish(self, request: Request) -> Answer:
         """Append messages, or the reference to what a transaction stored."""
-        headers = request.headers
-        if headers.get("Content-Type") == AVRO:
-            wanted = avro.decode_publish_request(request.body, messages_max=self._messages_max)
-            kind = BodyType.AVRO
-        else:
-            wanted, kind = decoded(request, raw=True, messages_max=self._messages_max)
+        wanted, kind = await decoded(request, raw=True, messages_max=self._messages_max)
         options = options_of(request, numbered=True)
         return publish_reply(await self._topics.publish(request.topic, wanted, options), kind)
 
     async def store(self, request: Request) -> Answer:
         """Put messages of a transaction aside; a later publish of a reference shows them."""
-        wanted, _ = decoded(request, raw=False, messages_max=self._messages_max)
+        wanted, _ = await decoded(request, raw=False, messages_max=self._messages_max)
         stored = await self._topics.store(request.topic, wanted, options_of(request))
         return EMPTY_REPLAYED if stored.replayed else EMPTY
 
@@ -73,19 +68,31 @@ _ROLLBACKS = {JSON: plainjson.decode_rollback, AVRO_JSON: avrojson.decode_publis
 """How to read a rollback by its body's type. Any other is Avro, as in the original."""
 _AVROS = (BodyType.AVRO, BodyType.MESSAGES)
 _PUBLISHES = {
-    BodyType.AVRO: avro.decode_publish_request,
-    BodyType.MESSAGES: messages.decode_publish_request,
-    BodyType.AVRO_JSON: avrojson.decode_publish_request,
-    BodyType.JSON: plainjson.decode_publish_request,
+    BodyType.AVRO: avro.publish_request_steps,
+    BodyType.MESSAGES: messages.publish_request_steps,
+    BodyType.AVRO_JSON: avrojson.publish_request_steps,
+    BodyType.JSON: plainjson.publish_request_steps,
 }
 
 
-def decoded(request: Request, *, raw: bool, messages_max: int) -> tuple[PublishRequest, BodyType]:
-    """Return what a request's body asks for, and of which type it is. Raises BadRequest."""
+async def decoded(
+    request: Request, *, raw: bool, messages_max: int
+) -> tuple[PublishRequest, BodyType]:
+    """Return what a request's body asks for, and of which type it is; ``raw``: it may be one message as it is.
+
+    Raises:
+        BadRequest, BodyTooLarge, TooManyMessages: it can't be read.
+        BrokerError: there is no room for so many messages.
+    """
+    body = request.body
+    if request.headers.get("Content-Type") == AVRO and len(body) <= decoding.AT_ONCE_BYTES_MAX:
+        return avro.decode_publish_request(body, messages_max=messages_max), BodyType.AVRO
     kind = body_type(request.headers, raw=raw, writes=True)
     if kind is BodyType.RAW:
-        return PublishRequest(None, [request.body]), kind
-    return _PUBLISHES[kind](request.body, messages_max=messages_max), kind
+        return PublishRequest(None, [body]), kind
+    take = decoding.counting(request)
+    steps = _PUBLISHES[kind](body, messages_max=messages_max, take=take)
+    return await decoding.read(request, steps), kind
 
 
 def options_of(request: Request, *, numbered: bool = False) -> PublishOptions:

@@ -67,7 +67,7 @@ class RoutedPolls:
 
     async def poll(self, request: Request) -> Answer:
         """Answer messages, at once or as soon as there are some that this consumer may see."""
-        asked = self._polling.asked(request)
+        asked = await self._polling.asked(request)
         if nodeheaders.are_there(request.headers):
             return await self._received(request, asked)
         return await self._routed_poll(request, asked)

@@ -24,8 +24,8 @@ from broker.wire.topics import TTL
 
 SMALL_BYTES_MAX: Final = 1024 * 1024
 """The largest body where neither messages nor a snapshot are sent."""
-SNAPSHOT_BYTES_MAX: Final = 32 * 1024 * 1024
-"""The largest body with a snapshot: a list of a million pointers in JSON has 21 MB, three in Avro have 24 MB."""
+SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The largest body with a snapshot: a million pointers have 8 MB. What is JSON has a smaller bound (wire/jsontext.py)."""
 
 
 class Shape(NamedTuple):

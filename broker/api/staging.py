@@ -10,7 +10,7 @@ import orjson
 from broker.api.bodies import BodyType
 from broker.api.publishing import decoded, options_of, publish_reply
 from broker.api.times import rfc3339
-from broker.errors import BadRequest
+from broker.errors import BadRequest, BodyTooLarge
 from broker.http.reply import AVRO, EMPTY, EMPTY_REPLAYED, Answer, json_reply
 from broker.http.request import Request
 from broker.model import POINTER_MAX, PublishRequest
@@ -19,6 +19,8 @@ from broker.topics.stages import began_ms
 
 STAGES_MAX: Final = 5_000
 """Stages that are published together."""
+LIST_BYTES_MAX: Final = 256 * 1024
+"""The longest body with a list of them."""
 
 
 class Staging:
@@ -37,7 +39,7 @@ class Staging:
 
     async def store(self, request: Request) -> Answer:
         """Put messages into a stage; they keep the order of their stores."""
-        wanted, _ = decoded(request, raw=True, messages_max=self._messages_max)
+        wanted, _ = await decoded(request, raw=True, messages_max=self._messages_max)
         if wanted.pointer is not None:
             raise BadRequest("A stage has no write pointer. Give it when the stages are published.")
         if not wanted.payloads:
@@ -64,6 +66,8 @@ def _stage(text: object) -> int:
 
 
 def _list_of_stages(body: bytes) -> PublishRequest:
+    if len(body) > LIST_BYTES_MAX:
+        raise BodyTooLarge(f"A list of stages may have {LIST_BYTES_MAX} bytes, not {len(body)}.")
     try:
         given: Any = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -114,7 +114,7 @@ def judge(pointer: int | None, snapshot: Snapshot | None) -> Verdict:
 
 def oldest_held(snapshot: Snapshot) -> int:
     """Return a pointer below which none can hold a consumer with ``snapshot`` up."""
-    return min((snapshot.read_pointer + 1, *snapshot.in_progress))
+    return min((snapshot.read_pointer + 1, *snapshot.in_progress[:1]))  # They ascend.
 
 
 def lives(topic: Topic, row: RowId, lifetime_ms: int | None, now_ms: int) -> bool:

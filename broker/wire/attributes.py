@@ -16,7 +16,15 @@ from typing import Final
 
 from broker.errors import BadRequest
 from broker.model import NO_HEADERS
-from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_int, read_long
+from broker.wire.varint import (
+    Malformed,
+    encode_bytes,
+    encode_long,
+    read_bytes,
+    read_int,
+    read_long,
+    read_size,
+)
 
 BYTES_MAX: Final = 16 * 1024
 """The most bytes that the attributes of one message may take."""
@@ -42,10 +50,14 @@ def encode(key: bytes | None, headers: Mapping[str, bytes]) -> bytes:
     parts.append(b"\0")
     encoded = b"".join(parts)
     if len(headers) > HEADERS_MAX or len(encoded) > BYTES_MAX:
-        raise BadRequest(
-            f"headers: a message may have {HEADERS_MAX} headers, and {BYTES_MAX} bytes of key and headers."
-        )
+        raise _too_many()
     return encoded
+
+
+def _too_many() -> BadRequest:
+    return BadRequest(
+        f"headers: a message may have {HEADERS_MAX} headers, and {BYTES_MAX} bytes of key and headers."
+    )
 
 
 def _encode_name(name: str) -> bytes:
@@ -111,7 +123,7 @@ def read(body: bytes, at: int) -> tuple[Attributes, int]:
     key: bytes | None = None
     branch, at = read_int(body, at)
     if branch == 1:
-        key, at = read_bytes(body, at)
+        key, at = _read_part(body, at)
     elif branch != 0:
         raise Malformed(f"the union has no branch {branch}")
     headers: dict[str, bytes] = {}
@@ -125,9 +137,17 @@ def read(body: bytes, at: int) -> tuple[Attributes, int]:
         if count > HEADERS_MAX - len(headers):
             raise BadRequest(f"headers: a message may have {HEADERS_MAX} headers, not more.")
         for _ in range(count):
-            name, at = read_bytes(body, at)
-            value, at = read_bytes(body, at)
+            name, at = _read_part(body, at)
+            value, at = _read_part(body, at)
             _add(headers, name, value)
+
+
+def _read_part(body: bytes, at: int) -> tuple[bytes, int]:
+    """Return a key, a name or a value, unless it alone is longer than all may be: then it is not even copied."""
+    size, at = read_size(body, at)
+    if size > BYTES_MAX:
+        raise _too_many()
+    return body[at : at + size], at + size
 
 
 def _add(headers: dict[str, bytes], name: bytes, value: bytes) -> None:

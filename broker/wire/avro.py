@@ -31,12 +31,12 @@ from broker.model import (
     PublishRequest,
     RollbackRange,
     RowId,
-    Snapshot,
     row_id,
     unpack_row_id,
 )
 from broker.wire.blocks import END
-from broker.wire.transaction import decode_transaction, encode_transaction
+from broker.wire.steps import STEP_BYTES, Steps, Take, copied, finish, free
+from broker.wire.transaction import encode_transaction, transaction_steps
 from broker.wire.varint import (
     Malformed,
     encode_bytes,
@@ -44,11 +44,13 @@ from broker.wire.varint import (
     read_bytes,
     read_int,
     read_long,
+    read_size,
 )
 
 CONTENT_TYPE: Final = "avro/binary"
 
 _NULL_POINTER = b"\x02"
+_STEP_MESSAGES: Final = 4_096
 _Value = TypeVar("_Value")
 _Read = Callable[[bytes, int], tuple[_Value, int]]
 
@@ -71,38 +73,90 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
         BadRequest: the body is malformed.
         TooManyMessages: it has more than ``messages_max`` messages; none beyond them was read.
     """
-    pointer: int | None = None
-    at = 1
-    if body[:1] != _NULL_POINTER:
-        pointer, at = field("transactionWritePointer", read_pointer, body, 0)
+    pointer, at = _pointer(body)
     payloads: list[bytes] = []
     try:
         while True:
-            count, at = read_long(body, at)
+            count, at = read_count(body, at, len(payloads), messages_max)
             if count == 0:
                 return PublishRequest(pointer, payloads)
-            if count < 0:
-                # The other legal form: -count, the block's size in bytes, which nobody needs.
-                count = -count
-                _, at = read_long(body, at)
-            if count > len(body) - at:
-                raise BadRequest("messages: the body is too short for its count of messages.")
-            if count > messages_max - len(payloads):
-                raise TooManyMessages(
-                    f"messages: a request may have {messages_max} messages, not more."
-                )
-            at = _read_payloads(body, at, count, payloads)
+            wanted = len(payloads) + count
+            at = _read_payloads(body, at, count, len(body), payloads)
+            if len(payloads) < wanted:
+                raise ends_in("messages")
     except IndexError:
         raise ends_in("messages") from None
     except Malformed as error:
         raise malformed("messages", error) from None
 
 
-def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> int:
-    """Append ``count`` byte strings and return the place after them.
+def publish_request_steps(
+    body: bytes, *, messages_max: int, take: Take = free
+) -> Steps[PublishRequest]:
+    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
+    pointer, at = _pointer(body)
+    payloads: list[bytes] = []
+    pause, stop = _STEP_MESSAGES, min(at + STEP_BYTES, len(body))
+    try:
+        while True:
+            count, at = read_count(body, at, len(payloads), messages_max)
+            if count == 0:
+                return PublishRequest(pointer, payloads)
+            take(count)
+            wanted = len(payloads) + count
+            while len(payloads) < wanted:
+                if len(payloads) >= pause or at >= stop:
+                    yield
+                    pause, stop = len(payloads) + _STEP_MESSAGES, min(at + STEP_BYTES, len(body))
+                before = at
+                some = min(wanted, pause) - len(payloads)
+                at = _read_payloads(body, at, some, stop, payloads)
+                if at == before:  # It does not end within the step.
+                    yield
+                    payload, at = yield from payload_steps(body, at)
+                    payloads.append(payload)
+    except IndexError:
+        raise ends_in("messages") from None
+    except Malformed as error:
+        raise malformed("messages", error) from None
 
-    The hottest loop of publishing: lengths of one and two bytes are read in place. A slice may end
-    beyond the body; then the next step, or the end of the loop, raises IndexError.
+
+def payload_steps(body: bytes, at: int) -> Steps[tuple[bytes, int]]:
+    """Return a byte string of any length, copied in steps, and the place after it. Raises Malformed, IndexError."""
+    size, at = read_size(body, at)
+    return (yield from copied(body, at, at + size)), at + size
+
+
+def _pointer(body: bytes) -> tuple[int | None, int]:
+    if body[:1] == _NULL_POINTER:
+        return None, 1
+    return field("transactionWritePointer", read_pointer, body, 0)
+
+
+def read_count(body: bytes, at: int, read: int, messages_max: int) -> tuple[int, int]:
+    """Return how many messages a block of the array has, and the place of the first; ``read`` were read before.
+
+    Raises:
+        Malformed, IndexError: there is no count.
+        BadRequest: the body is too short for it.
+        TooManyMessages: they are more than ``messages_max`` together.
+    """
+    count, at = read_long(body, at)
+    if count < 0:
+        # The other legal form: -count, the block's size in bytes, which no reader needs.
+        count = -count
+        _, at = read_long(body, at)
+    if count > len(body) - at:
+        raise BadRequest("messages: the body is too short for its count of messages.")
+    if count > messages_max - read:
+        raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
+    return count, at
+
+
+def _read_payloads(body: bytes, at: int, count: int, stop: int, payloads: list[bytes]) -> int:
+    """Append ``count`` byte strings, or those that end at ``stop`` or before; return the place after them.
+
+    The hottest loop of publishing: lengths of one and two bytes are read in place.
     """
     append = payloads.append
     for _ in range(count):
@@ -110,20 +164,18 @@ def _read_payloads(body: bytes, at: int, count: int, payloads: list[bytes]) -> i
         if low & 1:
             raise Malformed("a length is negative")
         if low < 0x80:
-            at += 1
-            end = at + (low >> 1)
+            start = at + 1
+            end = start + (low >> 1)
         elif (high := body[at + 1]) < 0x80:
-            at += 2
-            end = at + (high << 6) + (low >> 1) - 0x40
+            start = at + 2
+            end = start + (high << 6) + (low >> 1) - 0x40
         else:
-            size, at = read_long(body, at)
-            end = at + size
-            if end > len(body):
-                raise IndexError
-        append(body[at:end])
+            size, start = read_long(body, at)
+            end = start + size
+        if end > stop:
+            break
+        append(body[start:end])
         at = end
-    if at > len(body):
-        raise IndexError
     return at
 
 
@@ -185,10 +237,18 @@ def encode_poll(poll: Poll) -> bytes:
 
 def decode_poll(body: bytes) -> Poll:
     """Read the body of a poll. Raises BadRequest."""
+    return finish(poll_steps(body))
+
+
+def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
+    """Read the body of a poll in steps, as ``decode_poll``. ``take`` is told of the snapshot's pointers."""
     start, at = field("startFrom", _read_start, body, 0)
     inclusive, at = field("inclusive", _read_boolean, body, at)
     limit, at = field("limit", _read_limit, body, at)
-    snapshot, _ = field("transaction", _read_snapshot, body, at)
+    transaction, _ = field("transaction", _read_transaction, body, at)
+    snapshot = None
+    if transaction is not None:
+        snapshot = yield from transaction_steps(transaction, take=take)
     return Poll(start=start, inclusive=inclusive, limit=limit, snapshot=snapshot)
 
 
@@ -219,11 +279,10 @@ def _read_limit(body: bytes, at: int) -> tuple[int | None, int]:
     return None, at
 
 
-def _read_snapshot(body: bytes, at: int) -> tuple[Snapshot | None, int]:
+def _read_transaction(body: bytes, at: int) -> tuple[bytes | None, int]:
     branch, at = read_int(body, at)
     if branch == 0:
-        transaction, at = read_bytes(body, at)
-        return decode_transaction(transaction), at
+        return read_bytes(body, at)
     _check_null(branch, 1)
     return None, at
 

@@ -32,7 +32,6 @@ from broker.model import (
     Poll,
     PublishRequest,
     RollbackRange,
-    Snapshot,
     unpack_row_id,
 )
 from broker.wire.avro import (
@@ -41,14 +40,16 @@ from broker.wire.avro import (
     checked_row_id,
     checked_time,
 )
-from broker.wire.jsontext import parse
-from broker.wire.transaction import decode_transaction, encode_transaction
+from broker.wire.jsonlist import read_list
+from broker.wire.jsontext import parse, parse_steps
+from broker.wire.steps import Steps, Take, finish, free
+from broker.wire.transaction import encode_transaction, transaction_steps
 from broker.wire.varint import INT_MAX, LONG_MAX
 
 CONTENT_TYPE: Final = "avro/json"
 
-# What a publish may have beside its messages, with room for errors that deserve a better message.
-_OTHER_VALUES = 16
+ROLLBACK_BYTES_MAX: Final = 64 * 1024
+"""The longest answer of a publish that is read."""
 PART_BYTES: Final = 36 * 1024
 """A large payload is encoded in parts of so many bytes; a byte beyond ASCII takes six."""
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
@@ -66,19 +67,30 @@ def encode_publish_request(request: PublishRequest) -> bytes:
 
 
 def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
-    """Read the body of a publish or a store. Raises BadRequest, TooManyMessages."""
-    value = parse(body, values_max=messages_max + _OTHER_VALUES, too_many=TooManyMessages)
+    """Read the body of a publish or a store. Raises BadRequest, BodyTooLarge, TooManyMessages."""
+    return finish(publish_request_steps(body, messages_max=messages_max))
+
+
+def publish_request_steps(
+    body: bytes, *, messages_max: int, take: Take = free
+) -> Steps[PublishRequest]:
+    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
+    payloads: list[bytes] = []
+
+    def add(messages: list[Any]) -> None:
+        if len(payloads) + len(messages) > messages_max:
+            raise TooManyMessages(
+                f"messages: a request may have {messages_max} messages, not more."
+            )
+        take(len(messages))
+        payloads.extend([_bytes("messages", message) for message in messages])
+
+    value = yield from read_list(body, "messages", add)
     record = _check_record(value, ("transactionWritePointer", "messages"))
     pointer = _optional(record, "transactionWritePointer", {"long": _long})
-    messages = record.get("messages")
-    if not isinstance(messages, list):
+    if not isinstance(record.get("messages"), list):
         raise BadRequest("messages: a list of strings is needed.")
-    if len(messages) > messages_max:
-        raise TooManyMessages(f"messages: a request may have {messages_max} messages, not more.")
-    return PublishRequest(
-        pointer,
-        [_bytes("messages", message) for message in messages],
-    )
+    return PublishRequest(pointer, payloads)
 
 
 def encode_publish_response(rows: RollbackRange) -> bytes:
@@ -100,7 +112,8 @@ def encode_publish_response(rows: RollbackRange) -> bytes:
 
 def decode_publish_response(body: bytes) -> RollbackRange:
     """Read the answer of a transactional publish. Raises BadRequest, also without a pointer."""
-    record = _record(body, ("transactionWritePointer", "rollbackRange"))
+    value = parse(body, bytes_max=ROLLBACK_BYTES_MAX)
+    record = _check_record(value, ("transactionWritePointer", "rollbackRange"))
     pointer = _optional(record, "transactionWritePointer", {"long": _long})
     if pointer is None:
         raise BadRequest("transactionWritePointer: a rollback needs a write pointer, not null.")
@@ -138,18 +151,30 @@ def encode_poll(poll: Poll) -> bytes:
 
 
 def decode_poll(body: bytes) -> Poll:
-    """Read the body of a poll. Raises BadRequest."""
-    record = _record(body, ("startFrom", "inclusive", "limit", "transaction"))
+    """Read the body of a poll. Raises BadRequest, BodyTooLarge."""
+    return finish(poll_steps(body))
+
+
+def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
+    """Read the body of a poll in steps, as ``decode_poll``. ``take`` is told of the snapshot's pointers."""
+    value = yield from parse_steps(body)
+    yield
+    record = _check_record(value, ("startFrom", "inclusive", "limit", "transaction"))
     start = _optional(record, "startFrom", {"bytes": _start_id, "long": _start_time})
     inclusive = record.get("inclusive", True)
     if not isinstance(inclusive, bool):
         raise BadRequest("inclusive: true or false is needed.")
     limit = _optional(record, "limit", {"int": _int})
+    transaction = _optional(record, "transaction", {"bytes": _bytes})
+    yield
+    snapshot = None
+    if transaction is not None:
+        snapshot = yield from transaction_steps(transaction, take=take)
     return Poll(
         start=start,
         inclusive=inclusive,
         limit=None if limit is None else checked_limit(limit),
-        snapshot=_optional(record, "transaction", {"bytes": _snapshot}),
+        snapshot=snapshot,
     )
 
 
@@ -187,10 +212,6 @@ def _text(value: bytes) -> str:
 
 def _union(branch: str, value: object) -> object:
     return None if value is None else {branch: value}
-
-
-def _record(body: bytes, names: Sequence[str]) -> dict[str, Any]:
-    return _check_record(parse(body), names)
 
 
 def _check_record(record: object, names: Sequence[str]) -> dict[str, Any]:
@@ -264,7 +285,3 @@ def _start_id(field: str, value: object) -> MessageId | int:
 
 def _start_time(field: str, value: object) -> MessageId | int:
     return checked_time(_long(field, value))
-
-
-def _snapshot(field: str, value: object) -> Snapshot:
-    return decode_transaction(_bytes(field, value))

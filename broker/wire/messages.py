@@ -18,11 +18,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from broker.errors import BadRequest, OutcomeUnknown, TooManyMessages, Unavailable
+from broker.errors import BadRequest, OutcomeUnknown, Unavailable
 from broker.model import Message, PublishRequest
 from broker.wire import attributes, avro
 from broker.wire.blocks import END, PollDecoder
-from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_int, read_long
+from broker.wire.steps import STEP_BYTES, Steps, Take, copied, finish, free
+from broker.wire.varint import Malformed, encode_bytes, encode_long, read_int, read_long, read_size
 
 CONTENT_TYPE: Final = "avro/message"
 
@@ -30,6 +31,8 @@ _ONE_PAGE: Final = encode_long(1)
 _NO_ATTRIBUTES: Final = b"\0\0"
 _NO_TTL: Final = b"\0"
 _TTL: Final = b"\x02"
+_STEP_PARTS: Final = 256
+"""How many messages and headers one step reads, about."""
 
 
 # --- Publish and store ---------------------------------------------------------------------------
@@ -57,10 +60,22 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
         BadRequest: the body is malformed, or a message has too many headers.
         TooManyMessages: it has more than ``messages_max`` messages; none beyond them was read.
     """
+    return finish(publish_request_steps(body, messages_max=messages_max))
+
+
+def publish_request_steps(
+    body: bytes, *, messages_max: int, take: Take = free
+) -> Steps[PublishRequest]:
+    """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
     pointer, at = avro.field("transactionWritePointer", avro.read_pointer, body, 0)
-    reader = _Publish(body, messages_max)
+    reader = _Publish(body)
     try:
-        reader.read_all(at)
+        while True:
+            count, at = avro.read_count(body, at, len(reader.payloads), messages_max)
+            if count == 0:
+                break
+            take(count)
+            at = yield from reader.read(at, count)
     except IndexError:
         raise avro.ends_in("messages") from None
     except Malformed as error:
@@ -76,35 +91,35 @@ def decode_publish_request(body: bytes, *, messages_max: int) -> PublishRequest:
 class _Publish:
     """The messages of a publish or a store, as they are read."""
 
-    def __init__(self, body: bytes, messages_max: int) -> None:
+    def __init__(self, body: bytes) -> None:
         self.payloads: list[bytes] = []
         self.attributes: list[bytes] = []
         self.ttls_s: list[int | None] = []
         self._body = body
-        self._messages_max = messages_max
+        self._parts = 0
+        """Messages and headers that this step has read."""
+        self._stop = STEP_BYTES
+        """The place in the body at which this step ends."""
 
-    def read_all(self, at: int) -> None:
-        """Read the array of messages. Raises Malformed, IndexError, BadRequest, TooManyMessages."""
-        while True:
-            count, at = _read_count(self._body, at)
-            if count == 0:
-                return
-            if count > len(self._body) - at:
-                raise BadRequest("messages: the body is too short for its count of messages.")
-            if count > self._messages_max - len(self.payloads):
-                raise TooManyMessages(
-                    f"messages: a request may have {self._messages_max} messages, not more."
-                )
-            for _ in range(count):
-                at = self._read_message(at)
-
-    def _read_message(self, at: int) -> int:
-        payload, at = read_bytes(self._body, at)
-        (key, headers), at = attributes.read(self._body, at)
-        ttl_s, at = _read_ttl(self._body, at)
-        self.payloads.append(payload)
-        self.attributes.append(attributes.encode(key, headers))
-        self.ttls_s.append(ttl_s)
+    def read(self, at: int, count: int) -> Steps[int]:
+        """Read messages, and return the place after them. Raises Malformed, IndexError, BadRequest."""
+        body, payloads = self._body, self.payloads
+        count += len(payloads)
+        while len(payloads) < count:
+            size, start = read_size(body, at)
+            at = start + size
+            if size <= STEP_BYTES:
+                payloads.append(body[start:at])
+            else:
+                payloads.append((yield from copied(body, start, at)))
+            (key, headers), at = attributes.read(body, at)
+            ttl_s, at = _read_ttl(body, at)
+            self.attributes.append(attributes.encode(key, headers))
+            self.ttls_s.append(ttl_s)
+            self._parts += 1 + len(headers)
+            if self._parts >= _STEP_PARTS or at >= self._stop:
+                yield
+                self._parts, self._stop = 0, at + STEP_BYTES
         return at
 
 

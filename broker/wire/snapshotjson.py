@@ -17,8 +17,10 @@ from typing import Any
 
 from broker.errors import BadRequest
 from broker.model import Snapshot
-from broker.wire.jsontext import parse
-from broker.wire.transaction import POINTERS_MAX, decode_transaction
+from broker.wire import pointers
+from broker.wire.jsontext import parse_steps
+from broker.wire.steps import Steps, Take, finish, free
+from broker.wire.transaction import transaction_steps
 from broker.wire.varint import LONG_MAX
 
 _NUMBERS = ("transaction_id", "read_pointer", "write_pointer", "first_short_in_progress")
@@ -26,27 +28,36 @@ _LISTS = ("invalids", "in_progress", "checkpoint_pointers")
 _NAMES = (*_NUMBERS, *_LISTS, "long", "visibility")
 
 
-def decode_snapshot_body(body: bytes) -> Snapshot:
-    """Return the snapshot that a request's body names as its only part. Raises BadRequest."""
-    value = parse(body)
+def body_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
+    """Return in steps the snapshot that a request's body names as its only part. Raises BadRequest, BodyTooLarge."""
+    value = yield from parse_steps(body)
+    yield
     if not isinstance(value, dict) or set(value) != {"snapshot"}:
         raise BadRequest('The body must be a JSON object with "snapshot" and nothing else.')
-    return decode_snapshot(value["snapshot"])
+    return (yield from snapshot_steps(value["snapshot"], take=take))
 
 
 def decode_snapshot(value: object) -> Snapshot:
     """Return the snapshot that a parsed JSON value says. Raises BadRequest."""
+    return finish(snapshot_steps(value))
+
+
+def snapshot_steps(value: object, *, take: Take = free) -> Steps[Snapshot]:
+    """Return in steps the snapshot that a parsed JSON value says. ``take`` is told of its pointers."""
     if isinstance(value, str):
-        return decode_transaction(_bytes(value))
+        transaction = _bytes(value)
+        yield
+        return (yield from transaction_steps(transaction, take=take))
     if isinstance(value, dict):
-        return _from_parts(value)
+        return (yield from _from_parts(value, take))
     raise BadRequest("snapshot: hex, base64 or an object is needed.")
 
 
 def encode_snapshot(snapshot: Snapshot) -> dict[str, object]:
     """Return a snapshot's parts by name."""
-    parts: dict[str, object] = {name: getattr(snapshot, name) for name in (*_NUMBERS, *_LISTS)}
-    return {**parts, "long": snapshot.long, "visibility": snapshot.visibility.name}
+    numbers: dict[str, object] = {name: getattr(snapshot, name) for name in _NUMBERS}
+    lists = {name: list(getattr(snapshot, name)) for name in _LISTS}
+    return {**numbers, **lists, "long": snapshot.long, "visibility": snapshot.visibility.name}
 
 
 def _bytes(text: str) -> bytes:
@@ -62,7 +73,7 @@ def _base64(text: str) -> bytes:
     return base64.b64decode(text, validate=True)
 
 
-def _from_parts(parts: dict[str, Any]) -> Snapshot:
+def _from_parts(parts: dict[str, Any], take: Take) -> Steps[Snapshot]:
     for name in parts:
         if name not in _NAMES:
             raise BadRequest(f"snapshot: {name!a:.80} is none of {', '.join(_NAMES)}.")
@@ -70,7 +81,12 @@ def _from_parts(parts: dict[str, Any]) -> Snapshot:
         if name not in parts:
             raise BadRequest(f"snapshot: {name} is missing.")
     known: dict[str, Any] = {name: _number(name, parts[name]) for name in _NUMBERS if name in parts}
-    known |= {name: _pointers(name, parts[name]) for name in _LISTS if name in parts}
+    for name in _LISTS:
+        if name in parts:
+            numbers = _pointers(name, parts[name])
+            take(pointers.items(len(numbers)))
+            yield
+            known[name] = yield from pointers.of_numbers(numbers)
     return Snapshot(**known, long=_flag(parts), visibility=_level(parts))
 
 
@@ -81,8 +97,8 @@ def _number(name: str, value: object) -> int:
 
 
 def _pointers(name: str, value: object) -> list[int]:
-    if not isinstance(value, list) or len(value) > POINTERS_MAX:
-        raise BadRequest(f"snapshot: {name} must be a list of at most {POINTERS_MAX} numbers.")
+    if not isinstance(value, list):
+        raise BadRequest(f"snapshot: {name} must be a list of numbers.")
     return [_number(name, pointer) for pointer in value]
 
 

@@ -11,21 +11,27 @@
     3 list  invalids               6 i32   type (1 short)      9 i32   visibilityLevel
 
 What is missing is read as the original reads it: a list is empty, a number 0, the level SNAPSHOT, and
-any type but *short* is long. Unknown fields, and known ones of another type, are skipped. Bytes after
-the struct are ignored. There is no library here because the two that know the format load a Thrift
+any type but *short* is long. Unknown fields, and known ones of another type, are skipped, up to a count of
+parts: a list of empty structs is one byte for each, and takes longer to skip than any other body to read. Bytes
+after the struct are ignored. There is no library here because the two that know the format load a Thrift
 stack into every client and trust the counts that they read.
 """
 
 from __future__ import annotations
 
 import struct
+from array import array
+from collections.abc import Sequence
 from typing import Final
 
 from broker.errors import BadRequest
 from broker.model import Snapshot
+from broker.wire import pointers
+from broker.wire.steps import Steps, Take, finish, free
 
-POINTERS_MAX: Final = 1_000_000
-"""The longest list of pointers that is read; 8 MB, far more than a transaction service keeps."""
+PARTS_MAX: Final = 10_000
+"""The most fields and parts of fields that are read or skipped. Numbers and booleans in a list are passed over at once,
+and count as one."""
 
 _STOP, _BOOL, _BYTE, _DOUBLE, _I16, _I32, _I64 = 0, 2, 3, 4, 6, 8, 10
 _STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15
@@ -52,7 +58,8 @@ _COUNT = struct.Struct(">i")
 _LIST_HEAD = struct.Struct(">bi")
 _MAP_HEAD = struct.Struct(">bbi")
 
-_Value = int | tuple[int, ...]
+_EMPTY: Final = array("q")
+_Value = int | Sequence[int]
 
 
 def encode_transaction(snapshot: Snapshot) -> bytes:
@@ -73,15 +80,20 @@ def encode_transaction(snapshot: Snapshot) -> bytes:
     )
 
 
-def _encode_list(number: int, pointers: list[int]) -> bytes:
-    head = _FIELD_LIST.pack(_LIST, number, _I64, len(pointers))
-    return head + struct.pack(f">{len(pointers)}q", *pointers)
+def _encode_list(number: int, listed: Sequence[int]) -> bytes:
+    head = _FIELD_LIST.pack(_LIST, number, _I64, len(listed))
+    return head + struct.pack(f">{len(listed)}q", *listed)
 
 
 def decode_transaction(body: bytes) -> Snapshot:
-    """Read a snapshot. Raises BadRequest, also for a list longer than POINTERS_MAX."""
+    """Read a snapshot. Raises BadRequest, also for more than POINTERS_MAX pointers or PARTS_MAX parts."""
+    return finish(transaction_steps(body))
+
+
+def transaction_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
+    """Read a snapshot in steps, as ``decode_transaction``. ``take`` is told of its pointers."""
     try:
-        fields = _read_fields(body)
+        fields = yield from _Reader(body, take).fields()
     except (IndexError, struct.error):
         raise BadRequest("transaction: its bytes end in the middle of a field.") from None
     return _snapshot(fields)
@@ -92,88 +104,100 @@ def _snapshot(fields: dict[int, _Value]) -> Snapshot:
         value = fields.get(field, 0)
         return value if isinstance(value, int) else 0
 
-    def pointers(field: int) -> tuple[int, ...]:
-        value = fields.get(field, ())
-        return value if isinstance(value, tuple) else ()
+    def listed(field: int) -> Sequence[int]:
+        value = fields.get(field, _EMPTY)
+        return _EMPTY if isinstance(value, int) else value
 
     levels = {level.value: level for level in Snapshot.Visibility}
     return Snapshot(
         transaction_id=number(1),
         read_pointer=number(2),
-        invalids=pointers(3),
-        in_progress=pointers(4),
+        invalids=listed(3),
+        in_progress=listed(4),
         first_short_in_progress=number(5),
         long=number(6) != _SHORT,
         write_pointer=number(7),
-        checkpoint_pointers=pointers(8),
+        checkpoint_pointers=listed(8),
         visibility=levels.get(number(9), Snapshot.Visibility.SNAPSHOT),
     )
 
 
-def _read_fields(body: bytes) -> dict[int, _Value]:
-    fields: dict[int, _Value] = {}
-    at = 0
-    while body[at] != _STOP:
-        kind, number = _FIELD.unpack_from(body, at)
-        at += _FIELD.size
-        end = _skip(body, at, kind, _NESTING_MAX)
-        if end > len(body):
+class _Reader:
+    """Reads the fields of a struct. Its parts, and the pointers in it, are counted and bounded."""
+
+    def __init__(self, body: bytes, take: Take) -> None:
+        self._body = body
+        self._take = take
+        self._parts = 0
+        self._pointers = 0
+
+    def fields(self) -> Steps[dict[int, _Value]]:
+        """Return the fields that are known. Raises BadRequest, and IndexError, struct.error at the end of the body."""
+        body, at = self._body, 0
+        found: dict[int, _Value] = {}
+        while body[at] != _STOP:
+            kind, number = _FIELD.unpack_from(body, at)
+            at += _FIELD.size
+            end = self._skip(at, kind, _NESTING_MAX)
+            if end > len(body):
+                raise IndexError
+            if _FIELD_TYPES.get(number) == kind:
+                if kind == _LIST:
+                    found[number] = yield from self._list(at)
+                else:
+                    found[number] = int.from_bytes(body[at:end], "big", signed=True)
+            at = end
+        return found
+
+    def _list(self, at: int) -> Steps[array[int]]:
+        kind, count = _LIST_HEAD.unpack_from(self._body, at)
+        if count and kind != _I64:
+            raise BadRequest("transaction: a list of pointers holds something else.")
+        self._pointers += count
+        if self._pointers > pointers.POINTERS_MAX:
+            raise BadRequest(
+                f"transaction: it has {self._pointers} pointers; {pointers.POINTERS_MAX} are allowed in all lists "
+                "together."
+            )
+        self._take(pointers.items(count))
+        return (yield from pointers.of_bytes(self._body, at + _LIST_HEAD.size, count))
+
+    def _skip(self, at: int, kind: int, depth: int) -> int:
+        """Return the place after a value, which may lie beyond the body if the value does."""
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise BadRequest(f"transaction: it has more than {PARTS_MAX} fields and parts of them.")
+        if kind in _FIXED_BYTES:
+            return at + _FIXED_BYTES[kind]
+        if depth == 0:
+            raise BadRequest(f"transaction: nested deeper than {_NESTING_MAX} levels.")
+        if kind == _STRING:
+            return at + _COUNT.size + _count(*_COUNT.unpack_from(self._body, at))
+        if kind == _STRUCT:
+            return self._skip_struct(at, depth - 1)
+        if kind == _MAP:
+            key_kind, value_kind, count = _MAP_HEAD.unpack_from(self._body, at)
+            return self._skip_items(at + _MAP_HEAD.size, (key_kind, value_kind), count, depth - 1)
+        if kind in {_SET, _LIST}:
+            item_kind, count = _LIST_HEAD.unpack_from(self._body, at)
+            return self._skip_items(at + _LIST_HEAD.size, (item_kind,), count, depth - 1)
+        raise BadRequest(f"transaction: there is no type {kind}.")
+
+    def _skip_struct(self, at: int, depth: int) -> int:
+        while self._body[at] != _STOP:
+            kind, _ = _FIELD.unpack_from(self._body, at)
+            at = self._skip(at + _FIELD.size, kind, depth)
+        return at + 1
+
+    def _skip_items(self, at: int, kinds: tuple[int, ...], count: int, depth: int) -> int:
+        if all(kind in _FIXED_BYTES for kind in kinds):
+            return at + _count(count) * sum(_FIXED_BYTES[kind] for kind in kinds)
+        if count > len(self._body) - at:  # Each takes a byte at least.
             raise IndexError
-        if _FIELD_TYPES.get(number) == kind:
-            fields[number] = _read_list(body, at) if kind == _LIST else _integer(body, at, end)
-        at = end
-    return fields
-
-
-def _integer(body: bytes, at: int, end: int) -> int:
-    return int.from_bytes(body[at:end], "big", signed=True)
-
-
-def _read_list(body: bytes, at: int) -> tuple[int, ...]:
-    kind, count = _LIST_HEAD.unpack_from(body, at)
-    if count and kind != _I64:
-        raise BadRequest("transaction: a list of pointers holds something else.")
-    if count > POINTERS_MAX:
-        raise BadRequest(f"transaction: a list has {count} pointers; {POINTERS_MAX} are allowed.")
-    return struct.unpack_from(f">{count}q", body, at + _LIST_HEAD.size)
-
-
-def _skip(body: bytes, at: int, kind: int, depth: int) -> int:
-    """Return the place after a value, which may lie beyond the body if the value does.
-
-    Every step either jumps or consumes at least one byte, so that no count can make it long.
-    """
-    if kind in _FIXED_BYTES:
-        return at + _FIXED_BYTES[kind]
-    if depth == 0:
-        raise BadRequest(f"transaction: nested deeper than {_NESTING_MAX} levels.")
-    if kind == _STRING:
-        return at + _COUNT.size + _count(*_COUNT.unpack_from(body, at))
-    if kind == _STRUCT:
-        return _skip_struct(body, at, depth - 1)
-    if kind == _MAP:
-        key_kind, value_kind, count = _MAP_HEAD.unpack_from(body, at)
-        return _skip_items(body, at + _MAP_HEAD.size, (key_kind, value_kind), count, depth - 1)
-    if kind in {_SET, _LIST}:
-        item_kind, count = _LIST_HEAD.unpack_from(body, at)
-        return _skip_items(body, at + _LIST_HEAD.size, (item_kind,), count, depth - 1)
-    raise BadRequest(f"transaction: there is no type {kind}.")
-
-
-def _skip_struct(body: bytes, at: int, depth: int) -> int:
-    while body[at] != _STOP:
-        kind, _ = _FIELD.unpack_from(body, at)
-        at = _skip(body, at + _FIELD.size, kind, depth)
-    return at + 1
-
-
-def _skip_items(body: bytes, at: int, kinds: tuple[int, ...], count: int, depth: int) -> int:
-    if all(kind in _FIXED_BYTES for kind in kinds):
-        return at + _count(count) * sum(_FIXED_BYTES[kind] for kind in kinds)
-    for _ in range(_count(count)):
-        for kind in kinds:
-            at = _skip(body, at, kind, depth)
-    return at
+        for _ in range(_count(count)):
+            for kind in kinds:
+                at = self._skip(at, kind, depth)
+        return at
 
 
 def _count(count: int) -> int:

@@ -86,9 +86,15 @@ def _continue(body: bytes, at: int, rest: int, bytes_max: int) -> tuple[int, int
 
 def read_bytes(body: bytes, at: int) -> tuple[bytes, int]:
     """Return a byte string and the place after it. Raises Malformed, IndexError."""
+    size, at = read_size(body, at)
+    return body[at : at + size], at + size
+
+
+def read_size(body: bytes, at: int) -> tuple[int, int]:
+    """Return the length of a byte string that is whole, and the place of its first byte. Raises Malformed, IndexError."""
     size, at = read_long(body, at)
     if size < 0:
         raise Malformed(f"a length is negative ({size})")
     if size > len(body) - at:
         raise IndexError
-    return body[at : at + size], at + size
+    return size, at

@@ -5,6 +5,7 @@ import json
 import pytest
 from multidict import CIMultiDict
 
+from broker.api import decoding
 from broker.api.routes import SNAPSHOT_BYTES_MAX
 from broker.http.budget import Budgets, Hold, Kind
 from broker.http.reply import Reply, Stream
@@ -13,7 +14,8 @@ from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import avro
 from broker.wire.blocks import END, PollDecoder
-from broker.wire.transaction import POINTERS_MAX, encode_transaction
+from broker.wire.pointers import POINTERS_MAX
+from broker.wire.transaction import encode_transaction
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}
@@ -71,21 +73,28 @@ async def test_a_poll_that_waits_holds_no_body(broker: Broker) -> None:
     assert [message.payload for message in PollDecoder().feed(answer.body)] == [b"a", b"b"]
 
 
-def test_the_largest_snapshots_fit_into_a_poll() -> None:
-    pointers = [1_795_467_053_000_000_000 + number for number in range(POINTERS_MAX)]
-    every = Snapshot(
-        transaction_id=9,
-        read_pointer=8,
-        invalids=pointers,
-        in_progress=pointers,
-        checkpoint_pointers=pointers,
-    )
-    in_avro = encode_transaction(every)
-    in_json = json.dumps({"snapshot": {"transaction_id": 9, "invalids": pointers}})
-    one = Snapshot(transaction_id=9, read_pointer=8, invalids=pointers)
-    in_hex = encode_transaction(one).hex()
-    for size in (len(in_avro), len(in_json), len(in_hex)):
-        assert size < SNAPSHOT_BYTES_MAX - 1000
+async def test_the_largest_snapshot_fits_into_a_poll(broker: Broker) -> None:
+    await broker.call("POST", PUBLISH, TWO, AVRO)
+    many = range(1, POINTERS_MAX + 1)
+    largest = Snapshot(transaction_id=9, read_pointer=8, invalids=many)
+    body = avro.encode_poll(Poll(snapshot=largest))
+    assert len(body) < SNAPSHOT_BYTES_MAX
+    got = messages(await broker.call("POST", POLL, body, AVRO))
+    assert [message.payload for message in got] == [b"a", b"b"]
+    in_json = json.dumps({"snapshot": encode_transaction(largest).hex()}).encode()
+    refused = await broker.call("POST", POLL, in_json, JSON)
+    assert (refused.status, refused.json["code"]) == (413, "body_too_large")
+    assert "avro/binary" in refused.json["message"]
+
+
+async def test_pointers_of_a_snapshot_are_counted_while_a_poll_waits(broker: Broker) -> None:
+    budgets = Budgets()
+    hold = Hold(budgets.account("::1", lambda _: None))
+    snapshot = Snapshot(transaction_id=9, read_pointer=8, invalids=range(10_000))
+    body = avro.encode_poll(Poll(snapshot=snapshot))
+    waits = Request("POST", POLL, "", CIMultiDict(AVRO), body, hold=hold)
+    await decoding.read(waits, avro.poll_steps(body, take=decoding.counting(waits)))
+    assert budgets.held[Kind.ITEMS] == 10_000 // 8
 
 
 async def test_polls_in_the_json_of_people(broker: Broker) -> None:

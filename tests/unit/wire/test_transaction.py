@@ -5,26 +5,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import BadRequest
+from broker.errors import BadRequest, Overloaded
 from broker.model import Snapshot
-from broker.wire import transaction
-from broker.wire.transaction import decode_transaction, encode_transaction
+from broker.wire import pointers
+from broker.wire.steps import finish
+from broker.wire.transaction import decode_transaction, encode_transaction, transaction_steps
 
 STOP = b"\x00"
 I64_MAX = (1 << 63) - 1
 
 longs = st.integers(-I64_MAX - 1, I64_MAX)
-pointers = st.lists(longs, max_size=10)
+pointer_lists = st.lists(longs, max_size=10)
 snapshots = st.builds(
     Snapshot,
     transaction_id=longs,
     read_pointer=longs,
     write_pointer=longs,
-    invalids=pointers,
-    in_progress=pointers,
+    invalids=pointer_lists,
+    in_progress=pointer_lists,
     first_short_in_progress=longs,
     long=st.booleans(),
-    checkpoint_pointers=pointers,
+    checkpoint_pointers=pointer_lists,
     visibility=st.sampled_from(Snapshot.Visibility),
 )
 
@@ -79,7 +80,7 @@ def test_fields_come_in_any_order_and_the_last_one_counts():
     body = a_list(4, [9]) + i64(2, 5) + i64(1, 7) + i64(2, 6) + a_list(4, [3, 2]) + STOP
     snapshot = decode_transaction(body)
     assert (snapshot.transaction_id, snapshot.read_pointer) == (7, 6)
-    assert snapshot.in_progress == [2, 3]
+    assert list(snapshot.in_progress) == [2, 3]
 
 
 UNKNOWN = {
@@ -143,9 +144,66 @@ def test_structs_may_be_nested_a_little():
     assert decode_transaction(nested(10)).long
 
 
+SKIPPED = {
+    "empty structs": b"\x0f\x00\x14\x0c" + (30_000_000).to_bytes(4, "big") + bytes(30_000_000),
+    "empty strings": b"\x0f\x00\x14\x0b" + (300_000).to_bytes(4, "big") + bytes(1_200_000),
+    "empty lists": b"\x0e\x00\x14\x0f" + (20_000).to_bytes(4, "big") + b"\x0a\0\0\0\0" * 20_000,
+    "maps of strings": b"\x0d\x00\x14\x0b\x0b" + (10_000).to_bytes(4, "big") + bytes(80_000),
+    "fields": b"\x02\x00\x14\x01" * 20_000,
+    "fields of a struct": b"\x0c\x00\x14" + b"\x02\x00\x14\x01" * 20_000 + STOP,
+    "known fields": i64(1, 7) * 20_000,
+}
+
+
+@pytest.mark.parametrize("name", SKIPPED)
+def test_no_more_is_skipped_than_so_many_parts(name):
+    with pytest.raises(BadRequest, match="more than 10000 fields and parts"):
+        decode_transaction(SKIPPED[name] + STOP)
+
+
+def test_as_much_is_skipped_as_an_honest_snapshot_may_have():
+    numbers = b"\x0f\x00\x14\x0a" + (100_000).to_bytes(4, "big") + bytes(800_000)
+    strings = b"\x0f\x00\x15\x0b" + (9_000).to_bytes(4, "big") + b"\0\0\0\1k" * 9_000
+    assert decode_transaction(i64(1, 7) + numbers + strings + STOP).transaction_id == 7
+
+
+def test_pointers_are_bounded_over_all_lists(monkeypatch):
+    monkeypatch.setattr(pointers, "POINTERS_MAX", 3)
+    with pytest.raises(BadRequest, match="4 pointers"):
+        decode_transaction(a_list(3, [1, 2]) + a_list(4, [3, 4]) + STOP)
+    with pytest.raises(BadRequest, match="4 pointers"):
+        decode_transaction(a_list(3, [1, 2]) * 2 + STOP)
+
+
+def test_pointers_are_counted_before_they_are_read():
+    counted: list[int] = []
+    body = a_list(3, list(range(100))) + a_list(4, [5]) + STOP
+    finish(transaction_steps(body, take=counted.append))
+    assert counted == [13, 1]
+
+    def refuse(_: int) -> None:
+        raise Overloaded("There is no room.")
+
+    with pytest.raises(Overloaded):
+        next(transaction_steps(body, take=refuse))
+
+
+def test_a_million_pointers_take_eight_bytes_each():
+    many = list(range(0, 3_000_000, 3))
+    body = a_list(3, many) + STOP
+    tracemalloc.start()
+    snapshot = decode_transaction(body)
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 9_500_000
+    assert peak < 25_000_000
+    assert snapshot.is_invalid(2_999_997)
+    assert not snapshot.is_invalid(2_999_998)
+
+
 def test_a_list_of_pointers_has_a_bound(monkeypatch):
-    monkeypatch.setattr(transaction, "POINTERS_MAX", 3)
-    assert decode_transaction(a_list(3, [1, 2, 3]) + STOP).invalids == [1, 2, 3]
+    monkeypatch.setattr(pointers, "POINTERS_MAX", 3)
+    assert list(decode_transaction(a_list(3, [1, 2, 3]) + STOP).invalids) == [1, 2, 3]
     with pytest.raises(BadRequest, match="4 pointers"):
         decode_transaction(a_list(3, [1, 2, 3, 4]) + STOP)
 

@@ -105,4 +105,4 @@ def test_a_transaction():
     assert len(body) == 91
     assert transaction.encode_transaction(snapshot) == body
     assert snapshotjson.encode_snapshot(snapshot) == json_value("transaction.in-progress")
-    assert (snapshot.transaction_id, snapshot.in_progress) == (3, [2])
+    assert (snapshot.transaction_id, list(snapshot.in_progress)) == (3, [2])

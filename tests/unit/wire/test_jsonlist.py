@@ -1,0 +1,185 @@
+"""What is read run by run is what Python's parser reads at once."""
+
+import itertools
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.errors import BadRequest, BodyTooLarge, BrokerError, TooManyMessages
+from broker.wire import jsonlist
+from broker.wire.jsonlist import read_list
+from broker.wire.steps import finish
+
+NAME = "messages"
+STEPS_MAX = 100
+
+texts = st.text(alphabet='ab"\\,[]{}:é😀 \n\t\x00', max_size=30)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=6,
+)
+items = st.lists(values, max_size=20)
+bodies = st.one_of(
+    items,
+    values,
+    st.builds(
+        lambda before, listed, after: {**before, NAME: listed, **after},
+        st.dictionaries(texts, scalars, max_size=2),
+        items,
+        st.dictionaries(texts, scalars, max_size=2),
+    ),
+)
+
+
+def read(body: bytes) -> tuple[list[Any], object]:
+    found: list[Any] = []
+    rest = finish(read_list(body, NAME, found.extend))
+    return found, rest
+
+
+def expected(value: object) -> tuple[list[Any], object]:
+    if isinstance(value, list):
+        return value, []
+    if isinstance(value, dict) and isinstance(value.get(NAME), list):
+        return value[NAME], {**value, NAME: []}
+    return [], value
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window of a few bytes, so that everything is larger."""
+    monkeypatch.setattr(jsonlist, "WINDOW_BYTES", 20)
+
+
+@settings(max_examples=400)
+@given(bodies, st.booleans(), st.sampled_from([None, 1, "\t"]), st.integers(8, 60))
+def test_what_is_read_in_runs_is_what_is_read_at_once(value, ascii_only, indent, window):
+    try:
+        body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    except UnicodeEncodeError:
+        return
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jsonlist, "WINDOW_BYTES", window)
+        assert read(body) == expected(json.loads(body))
+
+
+@settings(max_examples=400)
+@given(bodies, st.data(), st.integers(8, 60))
+def test_what_is_no_json_at_once_is_none_in_runs(value, data, window):
+    body = bytearray(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body)))
+        body[at : at + data.draw(st.integers(0, 2))] = data.draw(
+            st.sampled_from([b"", b",", b'"', b"]", b"}", b":", b"\\", b"1", b"\xff", b" "])
+        )
+    with pytest.MonkeyPatch.context() as patched:
+        at_once = outcome(bytes(body))
+        patched.setattr(jsonlist, "WINDOW_BYTES", window)
+        assert outcome(bytes(body)) == at_once
+
+
+def outcome(body: bytes) -> object:
+    try:
+        return read(body)
+    except BadRequest:
+        return BadRequest
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" " * 50,
+        b"[" * 3000,
+        b'["a"' + b" " * 50,
+        b'["a",' + b" " * 50 + b"]",
+        b'["a"]' + b" " * 50 + b"1",
+        b'{"messages":["a"],"messages":["b"],"c":"long enough for the window"}',
+        b'{"c":1,"c":"long enough for the window"}',
+        b'[{"value":"a","value":"b"},"long enough for the window"]',
+        b'["\xff","long enough for the window"]',
+        b'["long enough for the window\xf0\x9f"]',
+        b"[NaN,1,2,3,4,5,6,7,8,9,0,1]",
+        b"[" + b"1" * 5000 + b"]",
+        b'{"messages" ["long enough for the window"]}',
+        b'{messages: ["long enough for the window"]}',
+        b'\xef\xbb\xbf["long enough for the window"]',
+    ],
+)
+@pytest.mark.usefixtures("narrow")
+def test_what_is_no_json_is_refused(body):
+    with pytest.raises(BadRequest, match=r"^The body "):
+        read(body)
+
+
+def test_an_error_tells_where_it_is():
+    body = b'["\xc3\xa9",' + b'"a",' * 10_000 + b"x]"
+    with pytest.raises(BadRequest, match=r"near byte 40,0\d\d\.$"):
+        read(body)
+
+
+TOO_LARGE = {
+    "text": (b'["' + b"a" * 3_000_000 + b'"]', BodyTooLarge),
+    "text with an emoji": (b'["' + b"a" * 30_000_000 + "😀".encode() + b'"]', BodyTooLarge),
+    "field": (b'{"messages":[],"other":"' + b"a" * 3_000_000 + b'"}', BodyTooLarge),
+    "values in a message": (b'[{"value":[' + b'"",' * 1_000_000 + b'""]}]', BodyTooLarge),
+    "lists in a field": (b'{"messages":{"a":[' + b"[]," * 1_000_000 + b"[]]}}", BodyTooLarge),
+    "messages": (b"[" + b'"",' * 10_000_000 + b'""]', TooManyMessages),
+    "nested": (b"[" + b"[" * 10_000_000, BadRequest),
+}
+
+
+@pytest.mark.parametrize(("body", "error"), TOO_LARGE.values(), ids=TOO_LARGE)
+def test_what_is_too_large_is_refused_in_few_steps_and_little_memory(body, error):
+    found = 0
+
+    def add(run: list[Any]) -> None:
+        nonlocal found
+        found += len(run)
+        if found > 1_000:
+            raise TooManyMessages("There are too many.")
+
+    tracemalloc.start()
+    with pytest.raises(error):
+        list(itertools.islice(read_list(body, NAME, add), STEPS_MAX))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 30_000_000
+
+
+def test_a_long_message_is_read(monkeypatch):
+    messages = ["a" * 1_500_000 + "😀", "b", "\n" * 500_000, {"value": 'x",' * 300_000}]
+    body = json.dumps(messages, ensure_ascii=False).encode()
+    assert read(body) == (messages, [])
+
+
+def test_one_step_reads_no_more_than_a_few_windows():
+    runs: list[int] = []
+    steps = read_list(
+        json.dumps(["ab"] * 100_000).encode(), NAME, lambda run: runs.append(len(run))
+    )
+    counts = [0, *(sum(runs) for _ in steps)]
+    assert sum(runs) == 100_000
+    assert max(b - a for a, b in itertools.pairwise(counts)) <= 2 * jsonlist.WINDOW_BYTES / len(
+        '"ab",'
+    )
+
+
+def test_what_takes_the_values_may_refuse_more():
+    def refuse(_: list[Any]) -> None:
+        raise TooManyMessages("There are too many.")
+
+    with pytest.raises(BrokerError, match="too many"):
+        finish(read_list(b'["a"]', NAME, refuse))
