@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 TTL_S_MAX = 2_147_483_647
 INSTANCE_ID_MAX = 255
+PROPERTIES_BYTES_MAX = 65_536
 TRANSACTIONS = ("optional", "required", "refused")
 """The values of the property ``transactions``."""
 REGIONS_MAX = 256
@@ -395,6 +396,9 @@ def _of_properties(defaults: Mapping[str, str]) -> Iterator[str]:
         yield f"{where}: ttl has a key of its own, topics.topic_ttl_default_s"
     if "generation" in defaults:
         yield f"{where}: generation is given by the broker"
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in defaults.items())
+    if size > PROPERTIES_BYTES_MAX:
+        yield f"{where}: names and values have {size} bytes; {PROPERTIES_BYTES_MAX} are allowed"
     transactions = defaults.get("transactions", TRANSACTIONS[0])
     if transactions not in TRANSACTIONS:
         yield f"{where}: transactions = {transactions} is none of {', '.join(TRANSACTIONS)}"

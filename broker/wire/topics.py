@@ -7,7 +7,7 @@
     listing   ["a-b","a1","a","aa"]                              in the order of "name:"
 
 A request replaces all properties: what it leaves out gets its default. Numbers and booleans become
-the strings that they were written as. Keys that mean nothing to the broker are kept and given back.
+the strings that they were written as. All together may have 64 KiB: nodes keep them in memory for every topic. Keys that mean nothing to the broker are kept and given back.
 ``generation`` belongs to the broker: one that is sent must be a number, and is then forgotten. So is
 ``purged_ms``, which is shown once a topic was purged: nothing that was published before is left.
 """
@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from broker.errors import BadRequest
+from broker.errors import BadRequest, BodyTooLarge
 from broker.model import Topic, TopicId, TransactionUse
 from broker.wire.jsontext import parse
 
@@ -28,6 +28,13 @@ GENERATION = "generation"
 PURGED = "purged_ms"
 TRANSACTIONS = "transactions"
 TTL_MAX_S: Final = (1 << 31) - 1
+PROPERTIES_BYTES_MAX: Final = 64 * 1024
+"""Bytes that the names and values of a topic's properties may have together, in UTF-8."""
+BODY_BYTES_MAX: Final = 4 * PROPERTIES_BYTES_MAX
+"""The longest body with them: JSON may write a character with up to six."""
+
+VALUES_MAX: Final = 10_000
+"""How many JSON values a body may have."""
 
 _INVALID = "Invalid topic properties. It must be JSON object with string values."
 _INTEGER = re.compile(r"[+-]?[0-9]{1,11}")
@@ -43,8 +50,15 @@ def decode_properties(body: bytes, defaults: Mapping[str, str], topic: TopicId) 
     Raises:
         BadRequest: it is neither empty nor an object of plain values, or a property that the broker
             knows has a wrong value, or there is no ttl even by default.
+        BodyTooLarge: the properties, those by default among them, have more than ``PROPERTIES_BYTES_MAX`` bytes.
     """
     properties = {**defaults, **(_sent(body) if body else {})}
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in properties.items())
+    if size > PROPERTIES_BYTES_MAX:
+        raise BodyTooLarge(
+            f"The properties of a topic may have {PROPERTIES_BYTES_MAX} bytes, names and values together; these have "
+            f"{size}. Keep what is long elsewhere, and its address here."
+        )
     _check_generation(properties.pop(GENERATION, "1"), topic)
     _check_purged(properties.pop(PURGED, "0"), topic)
     ttl_of(properties, topic)
@@ -122,7 +136,7 @@ def int32(text: str) -> int | None:
 
 def _sent(body: bytes) -> dict[str, str]:
     try:
-        return _strings(parse(body, number=str))
+        return _strings(parse(body, bytes_max=BODY_BYTES_MAX, values_max=VALUES_MAX, number=str))
     except BadRequest as error:
         raise BadRequest(f"{_INVALID} {error.message}") from error
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from broker.config import (
+    PROPERTIES_BYTES_MAX,
     TRANSACTIONS,
     ClusterConfig,
     Config,
@@ -19,6 +20,7 @@ from broker.config import (
 )
 from broker.model import TransactionUse
 from broker.settings import load
+from broker.wire import topics
 
 
 def test_the_defaults_are_valid() -> None:
@@ -84,6 +86,10 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
         ({"topics": TopicsConfig(topic_properties_default={"ttl": "9"})}, "ttl has a key"),
         ({"topics": TopicsConfig(topic_properties_default={"generation": "9"})}, "generation"),
         (
+            {"topics": TopicsConfig(topic_properties_default={"team": "x" * 65_533})},
+            "topic_properties_default: names and values have 65537 bytes; 65536 are allowed",
+        ),
+        (
             {"topics": TopicsConfig(topic_properties_default={"transactions": "never"})},
             "transactions = never is none of optional, required, refused",
         ),
@@ -122,6 +128,7 @@ def test_a_contradiction_names_its_key(changes, named) -> None:
 
 def test_default_properties_are_those_that_a_topic_may_have() -> None:
     assert set(TRANSACTIONS) == set(TransactionUse)
+    assert PROPERTIES_BYTES_MAX == topics.PROPERTIES_BYTES_MAX
     for use in TransactionUse:
         Config(topics=TopicsConfig(topic_properties_default={"transactions": use, "team": "x"}))
 

@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import BadRequest
+from broker.errors import BadRequest, BodyTooLarge
 from broker.model import Topic, TopicId, TransactionUse
 from broker.wire.topics import (
+    BODY_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
     decode_properties,
     encode_names,
     encode_properties,
@@ -24,6 +26,32 @@ def decode(value: object) -> dict[str, str]:
 def test_nothing_sent_is_all_defaults():
     assert decode_properties(b"", DEFAULTS, NAME) == DEFAULTS
     assert decode_properties(b"{}", DEFAULTS, NAME) == DEFAULTS
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "😀", "\n"])
+def test_properties_have_a_bound_of_bytes_together(letter):
+    names = sum(len(name) + len(value) for name, value in DEFAULTS.items()) + len("own")
+    count, rest = divmod(PROPERTIES_BYTES_MAX - names, len(letter.encode()))
+    text = letter * count + "a" * rest
+    assert decode({"own": text})["own"] == text
+    with pytest.raises(BodyTooLarge, match=r"65536 bytes.*65537"):
+        decode({"own": text + "a"})
+    with pytest.raises(BodyTooLarge):
+        decode({"own": text, "n": ""})
+    with pytest.raises(BodyTooLarge):
+        decode_properties(b"", {**DEFAULTS, "own": text + "a"}, NAME)
+
+
+def test_a_long_body_with_properties_is_not_even_read():
+    with pytest.raises(BodyTooLarge, match="262144 bytes"):
+        decode_properties(b"[" * (BODY_BYTES_MAX + 1), DEFAULTS, NAME)
+    many = {str(number): "" for number in range(11_000)}
+    with pytest.raises(BadRequest, match="10000 JSON values"):
+        decode(many)
+
+
+def test_what_was_stored_with_more_is_still_read():
+    assert make_topic(NAME, 1, {**DEFAULTS, "own": "a" * 1_000_000}).properties["own"]
 
 
 def test_plain_values_become_the_strings_that_they_were_written_as():
