@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from broker.errors import BrokerError, OutcomeUnknown, Unavailable
+from broker.errors import BrokerError, OutcomeUnknown
 from broker.model import RowId, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
@@ -26,20 +26,28 @@ from broker.storage.columns import (
     rolled_column,
 )
 from broker.storage.head import Head, PageState
-from broker.storage.keys import page_key, page_of
-from broker.storage.ownpage import OwnPage, PageBounds
-from broker.storage.resolve import Pauses
+from broker.storage.keys import page_key
+from broker.storage.ownchain import OwnChain, again
+from broker.storage.ownpage import PageBounds
 from broker.storage.root import Root
 
-HEADS_AT_ONCE: Final = 256
 CELLS_AT_ONCE: Final = 64
+ROLLED_AT_ONCE: Final = 256
+"""The x cells that one change puts: publishing goes on between two changes."""
 
-Pages = list[tuple[RowId, Head]]
 Edit = Callable[[Head], Awaitable[tuple[dict[bytes, bytes], int]]]
 """From a page's head: the cells to put, and when the first lifetime in it ends then."""
 
 
-class Hold(OwnPage):
+class _Slice(NamedTuple):
+    """Entries to be rolled back by one change: what of them lies in ``[first, last]``."""
+
+    first: RowId
+    last: RowId
+    columns: list[bytes]
+
+
+class Hold(OwnChain):
     """The hold on one log."""
 
     before_server_ms: int | None = None
@@ -52,6 +60,8 @@ class Hold(OwnPage):
     async def rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         """Roll back a transaction's messages in ``[first, last]`` (rule 7). May be repeated.
 
+        It goes slice by slice. If this process dies between two, part of it is done, and it was not answered.
+
         Raises:
             Unavailable, Fenced: nothing was done.
             OutcomeUnknown: some of it may have been done; so after a fencing by another in the last step.
@@ -59,42 +69,55 @@ class Hold(OwnPage):
         self._must_go_on()
         last = min(last, self.pointer)
         pages = await self.chain(first, last)
-        own = None
         try:
             for page, _ in pages:
-                if page == self.page:
-                    own = page
-                else:
-                    await self._roll_back_sealed(page, pointer, first, last)
-            await self._last_step(own, pointer, first, last)
+                for part in await self._slices(page, pointer, first, last):
+                    await self._roll_back(page, part)
+            await self._last_change()
         except BrokerError as error:
             raise OutcomeUnknown(f"Part of the rollback may be missing: {error}") from error
 
-    async def _last_step(self, own: RowId | None, pointer: int, first: RowId, last: RowId) -> None:
-        """Change the own head, always: this shows that the leader led until all else was done.
+    async def _slices(self, page: RowId, pointer: int, first: RowId, last: RowId) -> list[_Slice]:
+        """Return what there is to roll back in a page, in slices; nothing in a page that is gone."""
+        head = self.head
+        if page != self.page:
+            found = await self._sealed_head(page, self._resolver.pauses())
+            if found is None:
+                return []
+            _, head = found
+        if not head.cells:
+            return []
+        row = page_key(self.log, page)
+        through = min(last, head.pointer)
+        columns = await self._columns(row, column_from(first), ENTRIES_END, through)
+        targets = rolled_targets(columns, pointer, last)
+        return [
+            _Slice(first, last, targets[at : at + ROLLED_AT_ONCE])
+            for at in range(0, len(targets), ROLLED_AT_ONCE)
+        ]
 
-        ``own`` was the own page before the turn came; it may be sealed by now.
-        """
-        async with self._page_to_itself():
-            self._must_go_on()
-            puts: dict[bytes, bytes] = {}
-            if own == self.page:
-                puts = await self._rolled_cells(own, self.head, pointer, first, last)
-            elif own is not None:
-                await self._roll_back_sealed(own, pointer, first, last)
-            await self._last_change(puts)
-
-    async def _last_change(self, puts: dict[bytes, bytes]) -> None:
-        await self._change_own_head(puts, edits=self.head.edits + 1)
-
-    async def _roll_back_sealed(self, page: RowId, pointer: int, first: RowId, last: RowId) -> None:
-        """Set the x cells of a page that is not the own one."""
+    async def _roll_back(self, page: RowId, part: _Slice) -> None:
+        """Set the x cells of one slice, in one change of its page."""
+        if page == self.page:
+            async with self._page_to_itself():
+                self._must_go_on()
+                if page == self.page:
+                    await self._change_own_head(
+                        await self._rolled_cells(page, part), edits=self.head.edits + 1
+                    )
+                    return
+        # It was sealed before this turn came, if not before the rollback.
 
         async def edit(head: Head) -> tuple[dict[bytes, bytes], int]:
-            cells = await self._rolled_cells(page, head, pointer, first, last)
-            return cells, head.first_end_ms
+            return await self._rolled_cells(page, part), head.first_end_ms
 
         await self._change_sealed(page, edit)
+
+    async def _last_change(self) -> None:
+        """Change the own head, always: this shows that the leader led until all else was done."""
+        async with self._page_to_itself():
+            self._must_go_on()
+            await self._change_own_head({}, edits=self.head.edits + 1)
 
     async def _change_sealed(self, page: RowId, edit: Edit) -> None:
         """Change cells of a sealed page from its head as read; a page that is gone stays as it is.
@@ -104,34 +127,23 @@ class Hold(OwnPage):
             Unavailable: its head changed again and again.
         """
         row, pauses = page_key(self.log, page), self._resolver.pauses()
-        while True:
-            cell = await self._resolver.head(self._space, row)
-            if cell is not None:
-                head = heads.decode(cell.value)
-                if head.state is PageState.GONE:
-                    return
-                if head.is_open:
-                    self._fenced()
-                puts, end_ms = await edit(head)
-                if not puts and end_ms == head.first_end_ms:
-                    return
-                new = head._replace(
-                    token=self._tokens.fresh(), edits=head.edits + 1, first_end_ms=end_ms
-                )
-                if await self._resolver.swap(self._space, row, cell.value, heads.encode(new), puts):
-                    return
-            await _again(pauses)
+        while (found := await self._sealed_head(page, pauses)) is not None:
+            before, head = found
+            puts, end_ms = await edit(head)
+            if not puts and end_ms == head.first_end_ms:
+                return
+            new = head._replace(
+                token=self._tokens.fresh(), edits=head.edits + 1, first_end_ms=end_ms
+            )
+            if await self._resolver.swap(self._space, row, before, heads.encode(new), puts):
+                return
+            await again(pauses)
 
-    async def _rolled_cells(
-        self, page: RowId, head: Head, pointer: int, first: RowId, last: RowId
-    ) -> dict[bytes, bytes]:
-        """Return the x cells that a rollback puts into a page: entries are found by their columns."""
-        if not head.cells:
-            return {}
-        row = page_key(self.log, page)
-        through = min(last, head.pointer)
-        columns = await self._columns(row, column_from(first), through)
-        found = rolled_targets(columns, pointer, last)
+    async def _rolled_cells(self, page: RowId, part: _Slice) -> dict[bytes, bytes]:
+        """Return the x cells that a slice of a rollback puts, as its page is before the change."""
+        row, found = page_key(self.log, page), part.columns
+        # Other rollbacks may have put some since the page was divided.
+        columns = await self._columns(row, found[0], rolled_column(found[-1]), last_of(found[-1]))
         there = set(columns)
         known = [x for x in map(rolled_column, found) if x in there]
         before = await self._values(row, known)
@@ -139,98 +151,8 @@ class Hold(OwnPage):
         for column in found:
             x = rolled_column(column)
             ranges = entries.decode_rolled(before[x]) if x in before else ()
-            puts[x] = entries.encode_rolled(entries.merged((*ranges, (first, last))))
+            puts[x] = entries.encode_rolled(entries.merged((*ranges, (part.first, part.last))))
         return puts
-
-    async def _columns(self, row: bytes, start: bytes, through: RowId) -> list[bytes]:
-        """Return a page's columns from ``start`` on, which reach ``through``. Raises Unavailable."""
-        pauses = self._resolver.pauses()
-        while True:
-            columns = await self._resolver.read(
-                lambda: self._resolver.table.columns(self._space, row, start, ENTRIES_END)
-            )
-            if columns and last_of(columns[-1]) >= through:
-                return columns
-            if start > column_from(through):
-                return columns
-            await _again(pauses)
-
-    async def _values(self, row: bytes, columns: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the values of cells that are known to be there. Raises Unavailable."""
-        pauses = self._resolver.pauses()
-        while columns:
-            found = await self._resolver.read(
-                lambda: self._resolver.table.get(self._space, row, columns)
-            )
-            if len(found) == len(columns):
-                return {column: cell.value for column, cell in found.items()}
-            await _again(pauses)
-        return {}
-
-    # What a leader reads for its own decisions.
-
-    async def chain(self, first: RowId, last: RowId) -> Pages:
-        """Return the pages that can hold ids in ``[first, last]``, in order, as they are now (rule 5).
-
-        It counts because it goes by ``next`` from a page of the chain to the own one, or to a sealed page
-        that reaches ``last``. Nothing below the floor is returned.
-
-        Raises:
-            Unavailable: storage does not answer, or only answers from before.
-        """
-        pauses = self._resolver.pauses()
-        while True:
-            await self._rolled()
-            low = max(first, self.root.floor)
-            if low > last:
-                return []
-            if low >= self.page:
-                return [(self.page, self.head)]
-            found = await self._walk(low, last)
-            if found is not None:
-                return found
-            await _again(pauses)
-
-    async def _walk(self, low: RowId, last: RowId) -> Pages | None:
-        """Walk from the page at or before ``low``; None: the answers don't fit together."""
-        start = await self._resolver.read(
-            lambda: self._resolver.table.scan(
-                self._space,
-                page_key(self.log, self.root.floor),
-                page_key(self.log, low),
-                limit=1,
-                reverse=True,
-            )
-        )
-        out: Pages = []
-        wanted = page_of(start[0][0]) if start else None
-        while wanted is not None and wanted <= self.page:
-            rows = await self._heads(wanted, self.page)
-            if not rows:
-                break
-            for page, head in rows:
-                if page != wanted:
-                    return _cut_short(out)
-                if page == self.page:
-                    return [*out, (page, self.head)]
-                if not head.is_sealed:
-                    return _cut_short(out)
-                out.append((page, head))
-                if head.pointer >= last:
-                    return out
-                wanted = head.next
-        return _cut_short(out)
-
-    async def _heads(self, first: RowId, last: RowId) -> Pages:
-        rows = await self._resolver.read(
-            lambda: self._resolver.table.scan(
-                self._space,
-                page_key(self.log, first),
-                page_key(self.log, last),
-                limit=HEADS_AT_ONCE,
-            )
-        )
-        return [(page_of(row), heads.decode(cell.value)) for row, cell in rows]
 
     # Retention.
 
@@ -318,7 +240,7 @@ class Hold(OwnPage):
         if not head.cells:
             return stubs, end_ms
         row = page_key(self.log, page)
-        columns = await self._columns(row, column_from(page), head.pointer)
+        columns = await self._columns(row, column_from(page), ENTRIES_END, head.pointer)
         alive = [column for column in columns if has_life(column)]
         for first in range(0, len(alive), CELLS_AT_ONCE):
             values = await self._values(row, alive[first : first + CELLS_AT_ONCE])
@@ -383,16 +305,6 @@ def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[
         if last_of(column) >= last:
             break
     return found
-
-
-def _cut_short(_: Pages) -> Pages | None:
-    """Return what a reading is worth that does not reach its end: nothing."""
-    return None
-
-
-async def _again(pauses: Pauses) -> None:
-    if not await pauses.next():
-        raise Unavailable("Storage gave an outdated answer. Try again.")
 
 
 __all__ = ["Hold", "PageBounds", "rolled_targets"]

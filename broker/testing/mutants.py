@@ -17,9 +17,8 @@ from typing import Any, Final, NamedTuple
 
 from broker.errors import BrokerError, StorageCorrupt
 from broker.model import ROW_ID_MAX, RowId, row_after
-from broker.storage import gathering, reading, resolve, sweeping
+from broker.storage import gathering, ownchain, reading, resolve, sweeping
 from broker.storage import head as heads
-from broker.storage import hold as hold_module
 from broker.storage import log as log_module
 from broker.storage import root as roots
 from broker.storage.entry import Entry, encode
@@ -212,7 +211,7 @@ def _look_at_the_root(_: Any) -> Any:
 
 
 def _leader_ends_in_its_page(_: Any) -> Any:
-    def mutant(pages: hold_module.Pages) -> hold_module.Pages:
+    def mutant(pages: ownchain.Pages) -> ownchain.Pages:
         return pages
 
     return mutant
@@ -225,10 +224,9 @@ def _proof(_: Any) -> Any:
     return mutant
 
 
-def _last_step(last_change: Any) -> Any:
-    async def mutant(self: Hold, puts: dict[bytes, bytes]) -> None:
-        if puts:
-            await last_change(self, puts)
+def _last_step(_: Any) -> Any:
+    async def mutant(self: Hold) -> None:
+        del self
 
     return mutant
 
@@ -415,7 +413,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "leader-ends-in-its-page": Mutant(
         "a leader's reading may end anywhere",
-        hold_module,
+        ownchain,
         "_cut_short",
         _leader_ends_in_its_page,
         "edits",

@@ -21,6 +21,7 @@ from broker.storage.gathering import joined
 
 SLOT_BYTES_MAX: Final = 64 * 1024
 SLOT_ENTRIES_MAX: Final = 1024
+SLOTS_AT_ONCE: Final = 256
 APART_MAX: Final = 16
 """So many small entries a reader takes one by one; more are joined first."""
 
@@ -186,8 +187,24 @@ class TopicCache:
                 yield entry
             place += 1
 
-    def negate(self, first: RowId, last: RowId, pointer: int) -> None:
-        """Mark messages as rolled back, after the storage did."""
-        for slot in self._slots[self._gone :]:
-            if slot.first <= last and slot.last >= first:
+    def negate(self, first: RowId, last: RowId, pointer: int) -> Iterator[None]:
+        """Mark messages as rolled back, after the storage did; each step some slots.
+
+        Slots may come and go between the steps.
+        """
+        following: RowId | None = first
+        while following is not None:
+            following = self._negate_some(following, (first, last), pointer)
+            yield
+
+    def _negate_some(self, start: RowId, rolled: tuple[RowId, RowId], pointer: int) -> RowId | None:
+        """Mark messages from ``start`` on; return where this stopped, None if nothing is left."""
+        first, last = rolled
+        place = max(bisect_right(self._firsts, start, self._gone) - 1, self._gone)
+        for slot in self._slots[place : place + SLOTS_AT_ONCE]:
+            if slot.first > last:
+                return None
+            if slot.last >= first:
                 slot.negate(first, last, pointer)
+        place += SLOTS_AT_ONCE
+        return self._firsts[place] if place < len(self._firsts) else None

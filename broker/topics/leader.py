@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
+from broker.slices import Slice
 from broker.storage import sweeping
 from broker.storage.hold import Hold
 from broker.topics.batches import Batch
@@ -187,7 +188,9 @@ class TopicLeader:
 
     async def _rollback(self, pointer: int, first: RowId, last: RowId) -> None:
         await self.guarded(self.hold.rollback(pointer, first, last))
-        self.cache.negate(first, last, pointer)
+        mine = Slice()
+        for _ in self.cache.negate(first, last, pointer):
+            await mine.go_on()
         self._notify()
 
     # What is answered from memory.

@@ -248,6 +248,22 @@ SMALL: dict[str, Small] = {
         [0, 0],
         2,
     ),
+    "rollback-slices": Small(
+        [
+            [TX, ("append", "a2", None, "tx"), ("rollback", "tx")],
+            [("wait", ("a2",)), ("take",), ("poll",)],
+        ],
+        [0, 0],
+        3,
+    ),
+    "rollback-sealed": Small(
+        [
+            [TX, ("append", "a2", None, "tx"), ("rollback", "tx")],
+            [("wait", ("a2",)), ("poll",)],
+        ],
+        [0, 0],
+        2,
+    ),
     "rollback-floor": Small(
         [
             [TX, ("floor", 0), ("rollback", "tx")],

@@ -255,16 +255,23 @@ def edit_own_head(node: Node, lead: Lead, x: frozenset[int] = frozenset()) -> Pr
 
 
 def hide_in_page(node: Node, lead: Lead, page: int, row: Row, tx: str) -> Program[bool]:
-    """Set the x cells of one page. False: this node does not lead any more."""
-    found: Row | str | None = row
+    """Set the x cells of one page, a slice in a change: here one cell. False: this node does not lead any more."""
+    for hidden in [entry.id for entry in row.entries if entry.tx == tx]:
+        if not (yield from hide_slice(node, lead, page, row, frozenset({hidden}))):
+            return False
+    return True
+
+
+def hide_slice(node: Node, lead: Lead, page: int, row: Row, x: frozenset[int]) -> Program[bool]:
+    """Set some x cells of a page in one change. False: this node does not lead any more."""
+    if page == lead.page:
+        return x <= row.x or (yield from edit_own_head(node, lead, x))
+    found: Row | str | None = yield from read_page(lead.log, page, "!")
     for _ in range(TRIES):
         if not isinstance(found, Row):
             return found is None
-        x = frozenset(e.id for e in found.entries if e.tx == tx and e.id not in found.x)
-        if not x:
+        if x <= found.x:
             return True
-        if page == lead.page:
-            return (yield from edit_own_head(node, lead, x))
         old = found.head
         if not old.is_sealed:
             return False

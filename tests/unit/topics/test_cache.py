@@ -119,8 +119,10 @@ def test_what_was_rolled_back_is_told_by_its_entry() -> None:
     log = Log()
     cache.add(log.batch(("tx", 5), ("plain", 2), ("reference", 1)))
     ids = [row for row, _ in log.all]
-    cache.negate(ids[1], ids[3], 7)
-    cache.negate(ids[0], ids[-1], 8)
+    for _ in cache.negate(ids[1], ids[3], 7):
+        pass
+    for _ in cache.negate(ids[0], ids[-1], 8):
+        pass
     told = [
         entry.is_rolled_back(row) for entry in cache.entries(START, ids[-1]) for row in entry.ids()
     ]

@@ -1,0 +1,146 @@
+"""What a writer reads of its log for its own decisions: the pages of the chain, and cells that must be there.
+
+A hold decides by what it reads, so an answer from before must not mislead it. It finds pages by the chain, from one
+at or above the floor by ``next`` to its own; and it reads again until an answer reaches what is known to be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from broker.errors import Unavailable
+from broker.model import RowId
+from broker.storage import head as heads
+from broker.storage.columns import column_from, last_of
+from broker.storage.head import Head, PageState
+from broker.storage.keys import page_key, page_of
+from broker.storage.ownpage import OwnPage
+from broker.storage.resolve import Pauses
+
+HEADS_AT_ONCE: Final = 256
+
+Pages = list[tuple[RowId, Head]]
+
+
+class OwnChain(OwnPage):
+    """The chain that ends in the own page."""
+
+    async def chain(self, first: RowId, last: RowId) -> Pages:
+        """Return the pages that can hold ids in ``[first, last]``, in order, as they are now (rule 5).
+
+        It counts because it goes by ``next`` from a page of the chain to the own one, or to a sealed page
+        that reaches ``last``. Nothing below the floor is returned.
+
+        Raises:
+            Unavailable: storage does not answer, or only answers from before.
+        """
+        pauses = self._resolver.pauses()
+        while True:
+            await self._rolled()
+            low = max(first, self.root.floor)
+            if low > last:
+                return []
+            if low >= self.page:
+                return [(self.page, self.head)]
+            found = await self._walk(low, last)
+            if found is not None:
+                return found
+            await again(pauses)
+
+    async def _walk(self, low: RowId, last: RowId) -> Pages | None:
+        """Walk from the page at or before ``low``; None: the answers don't fit together."""
+        start = await self._resolver.read(
+            lambda: self._resolver.table.scan(
+                self._space,
+                page_key(self.log, self.root.floor),
+                page_key(self.log, low),
+                limit=1,
+                reverse=True,
+            )
+        )
+        out: Pages = []
+        wanted = page_of(start[0][0]) if start else None
+        while wanted is not None and wanted <= self.page:
+            rows = await self._heads(wanted, self.page)
+            if not rows:
+                break
+            for page, head in rows:
+                if page != wanted:
+                    return _cut_short(out)
+                if page == self.page:
+                    return [*out, (page, self.head)]
+                if not head.is_sealed:
+                    return _cut_short(out)
+                out.append((page, head))
+                if head.pointer >= last:
+                    return out
+                wanted = head.next
+        return _cut_short(out)
+
+    async def _heads(self, first: RowId, last: RowId) -> Pages:
+        rows = await self._resolver.read(
+            lambda: self._resolver.table.scan(
+                self._space,
+                page_key(self.log, first),
+                page_key(self.log, last),
+                limit=HEADS_AT_ONCE,
+            )
+        )
+        return [(page_of(row), heads.decode(cell.value)) for row, cell in rows]
+
+    async def _sealed_head(self, page: RowId, pauses: Pauses) -> tuple[bytes, Head] | None:
+        """Return the head of a page of the chain before the own one, as it is stored too; None: it is gone.
+
+        Raises:
+            Fenced: the page is open, so another writes to it.
+            Unavailable: storage does not answer, or only answers from before.
+        """
+        while True:
+            cell = await self._resolver.head(self._space, page_key(self.log, page))
+            if cell is not None:
+                head = heads.decode(cell.value)
+                if head.state is PageState.GONE:
+                    return None
+                if head.is_open:
+                    self._fenced()
+                return cell.value, head
+            await again(pauses)
+
+    # Cells.
+
+    async def _columns(self, row: bytes, start: bytes, end: bytes, through: RowId) -> list[bytes]:
+        """Return a page's columns in ``[start, end]``, which reach ``through``. Raises Unavailable."""
+        pauses = self._resolver.pauses()
+        while True:
+            columns = await self._resolver.read(
+                lambda: self._resolver.table.columns(self._space, row, start, end)
+            )
+            if columns and last_of(columns[-1]) >= through:
+                return columns
+            if start > column_from(through):
+                return columns
+            await again(pauses)
+
+    async def _values(self, row: bytes, columns: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Return the values of cells that are known to be there. Raises Unavailable."""
+        pauses = self._resolver.pauses()
+        while columns:
+            found = await self._resolver.read(
+                lambda: self._resolver.table.get(self._space, row, columns)
+            )
+            if len(found) == len(columns):
+                return {column: cell.value for column, cell in found.items()}
+            await again(pauses)
+        return {}
+
+
+def _cut_short(_: Pages) -> Pages | None:
+    """Return what a reading is worth that does not reach its end: nothing."""
+    return None
+
+
+async def again(pauses: Pauses) -> None:
+    """Wait before an answer from before is asked for again. Raises Unavailable past the deadline."""
+    if not await pauses.next():
+        raise Unavailable("Storage gave an outdated answer. Try again.")
