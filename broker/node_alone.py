@@ -115,4 +115,10 @@ async def open_store(
     while not (await asyncio.wait((opening,), timeout=OPENING_TOLD_EVERY_S))[0]:
         seconds = round(asyncio.get_running_loop().time() - began)
         log.warning("store is still being opened", **told, seconds=seconds)
-    return opening.result()
+    table = opening.result()
+    if not files.is_private(directory):
+        log.warning(
+            "other users may read the store: make its directory the broker's own, with mode 0700",
+            data_dir=str(directory),
+        )
+    return table

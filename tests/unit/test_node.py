@@ -71,6 +71,19 @@ async def test_each_step_of_its_life_is_a_line(tmp_path: Path) -> None:
     assert lines[0]["log_bytes"] == 0
 
 
+async def test_a_store_that_others_may_read_is_a_warning(tmp_path: Path) -> None:
+    directory = tmp_path / "shared"
+    directory.mkdir()
+    directory.chmod(0o755)
+    (directory / "notes.txt").touch()
+    with capture_logs() as lines:
+        async with started(config(directory)):
+            pass
+    (warning,) = [line for line in lines if line["log_level"] == "warning"]
+    assert "other users may read the store" in warning["event"]
+    assert warning["data_dir"] == str(directory)
+
+
 async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
     with capture_logs() as lines:
         async with started(config(tmp_path, host="0.0.0.0")) as one:

@@ -250,7 +250,7 @@ def open_directory(directory: Path, options: Options) -> tuple[files.DirectoryLo
         Unavailable: another process has the store open, or the disk is not a local one.
         StorageCorrupt: it is damaged, or another release wrote it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    files.make_private(directory)
     files.refuse_network_file_system(directory)
     lock = files.DirectoryLock(directory)
     try:

@@ -7,11 +7,15 @@
     DIR/CLEAN       JSON: the sizes of all files in db/ after the last clean close; gone while open
     DIR/probe       being written and synced now, to see whether the disk takes writes again
     DIR/db/         LevelDB's own files
+    DIR/check-…     a snapshot that is being verified
 
 LevelDB makes a new, empty database where CURRENT is missing, and takes a log whose end is gone for the
 log of a process that died. So IDENTITY tells beside the database whether one *should* be here, and a clean
 close leaves the sizes of its files. CLEAN goes, durably, before LevelDB is let at the files: whenever the
 process dies, the note is either true or gone.
+
+All of it is for the user alone that the process runs as: it is every message. The directory's mode, 0700, guards
+LevelDB's own files, which the umask makes.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +35,13 @@ FORMAT = 4
 """The version of the whole layout of a store. No other is read."""
 
 DATABASE = "db"
+SNAPSHOT = "check-"
+"""What the name of a folder with a snapshot begins with."""
 _IDENTITY, _CLEAN, _LOCK, _PROBE = "IDENTITY", "CLEAN", "LOCK", "probe"
+_OWN_NAMES = frozenset({_IDENTITY, _CLEAN, _LOCK, _PROBE, DATABASE})
+PRIVATE = 0o700
+"""The mode of a directory with a store."""
+_PRIVATE_FILE = 0o600
 _PROBE_CHUNK = bytes(1 << 20)
 _NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"})
 
@@ -61,12 +72,37 @@ def is_store(directory: Path) -> bool:
     return any((directory / name).exists() for name in (_IDENTITY, DATABASE))
 
 
+def make_private(directory: Path) -> None:
+    """Make a directory that no other user may enter; one with wider rights that is the store's alone loses them."""
+    directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+    if not is_private(directory) and _is_ours(directory):
+        directory.chmod(stat.S_IMODE(directory.stat().st_mode) & PRIVATE)
+
+
+def is_private(directory: Path) -> bool:
+    """Whether no other user may enter a directory."""
+    return not directory.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether a directory belongs to this user, and holds nothing but a store."""
+    if directory.stat().st_uid != os.geteuid():
+        return False
+    names = (path.name.removesuffix(".new") for path in directory.iterdir())
+    return all(name in _OWN_NAMES or name.startswith(SNAPSHOT) for name in names)
+
+
+def _private_file(path: str, flags: int) -> int:
+    """Open a file, which is for this user alone if it is made now."""
+    return os.open(path, flags, _PRIVATE_FILE)
+
+
 class DirectoryLock:
     """The right to open a store, held until closed."""
 
     def __init__(self, directory: Path) -> None:
         """Take the lock. Raises Unavailable if another process has it."""
-        self._fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -232,7 +268,7 @@ def mark_open(directory: Path) -> bool:
 
 def _replace(directory: Path, name: str, text: str) -> None:
     temporary = directory / f"{name}.new"
-    with temporary.open("w") as file:
+    with open(temporary, "w", opener=_private_file) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -257,9 +293,10 @@ def probe(directory: Path, size: int) -> None:
     """Write and sync ``size`` bytes beside the database, then remove them. Raises OSError."""
     path = directory / _PROBE
     try:
-        with path.open("wb") as file:
-            for start in range(0, size, len(_PROBE_CHUNK)):
-                file.write(_PROBE_CHUNK[: size - start])
+        with open(path, "wb", opener=_private_file) as file:
+            file.writelines(
+                _PROBE_CHUNK[: size - start] for start in range(0, size, len(_PROBE_CHUNK))
+            )
             file.flush()
             os.fsync(file.fileno())
     finally:

@@ -113,7 +113,7 @@ class _Snapshot(NamedTuple):
 @contextmanager
 def _snapshot(directory: Path) -> Iterator[_Snapshot]:
     """Give a snapshot beside a store. Once it is made, the store may be opened or closed."""
-    with tempfile.TemporaryDirectory(prefix="check-", dir=directory) as beside:
+    with tempfile.TemporaryDirectory(prefix=files.SNAPSHOT, dir=directory) as beside:
         yield _taken(directory, Path(beside))
 
 
@@ -183,7 +183,7 @@ async def repair(
 
 
 def _mend(directory: Path, copy: Path) -> None:
-    copy.mkdir(parents=True)
+    copy.mkdir(mode=files.PRIVATE, parents=True)
     snapshot.copy_all(directory, copy)
     repair_database(copy / files.DATABASE)
     database = Database(copy / files.DATABASE, Options(), create=False, was_clean=False)

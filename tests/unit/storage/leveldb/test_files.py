@@ -1,5 +1,7 @@
 import json
 import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,56 @@ def test_a_new_directory_gets_an_identity_that_stays(tmp_path: Path) -> None:
     identity = files.prepare(tmp_path)
     assert (identity.format, identity.complete) == (files.FORMAT, False)
     assert files.prepare(tmp_path) == identity
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """The usual one, by which anyone may read what is made."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_new_directory_and_its_files_are_for_one_user_alone(tmp_path: Path) -> None:
+    directory = tmp_path / "deep" / "data"
+    files.make_private(directory)
+    lock = files.DirectoryLock(directory)
+    files.prepare(directory)
+    assert (mode(directory.parent), mode(directory)) == (0o755, 0o700)
+    assert {mode(path) for path in directory.iterdir()} == {0o600}
+    lock.close()
+
+
+@pytest.mark.usefixtures("umask")
+def test_an_earlier_directory_is_tightened_if_it_is_the_stores_alone(store: Path) -> None:
+    store.chmod(0o775)
+    (store / "IDENTITY.new").touch()
+    (store / "check-left-behind").mkdir()
+    files.make_private(store)
+    assert mode(store) == 0o700
+    store.chmod(0o500)
+    files.make_private(store)
+    assert mode(store) == 0o500, "its own user's rights stay"
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_directory_that_is_shared_stays_as_it_is(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.chmod(0o755)
+    (store / "other.txt").touch()
+    files.make_private(store)
+    assert mode(store) == 0o755
+    assert not files.is_private(store)
+    (store / "other.txt").unlink()
+    monkeypatch.setattr(os, "geteuid", lambda: store.stat().st_uid + 1)
+    files.make_private(store)
+    assert mode(store) == 0o755
 
 
 def test_what_a_clean_close_left_is_accepted(store: Path) -> None:
