@@ -16,13 +16,17 @@ from broker.routing.deadlines import on_the_wire_ms
 from broker.routing.deciding import Kind
 from broker.routing.lanes import SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
-from broker.routing.peers import Peers, whole
+from broker.routing.peers import CONNECTIONS_MAX, Peers, whole
+from broker.turns import Place, Turns
 
 GRACE_S: Final = 0.5
 """How long after the deadline the leader's own word on it may still come."""
 READING_S: Final = 3.0
 """Silence after which a read is answered from storage instead."""
 EPOCHS_MAX: Final = 100_000
+TURNS_MAX: Final = 128
+"""Requests to one node that are answered soon. Late ones may have the rest of its connections: thousands of topics
+may hang with one region of storage, and each request that waits is held here anyway."""
 LANES_OF_ONE_MAX: Final = 1000
 """Lanes of one connection, unless more have requests that are not resolved."""
 
@@ -112,7 +116,10 @@ class Epochs:
 
 
 class Forwarder:
-    """Sends requests to other nodes in this node's name."""
+    """Sends requests to other nodes in this node's name.
+
+    A topic whose leader does not answer gets few turns (broker/turns.py), so that the others of that node go on.
+    """
 
     def __init__(self, peers: Peers, clock: Clock, me: Sender, secret: str) -> None:
         """Keep the way to the others, and who this is."""
@@ -122,6 +129,8 @@ class Forwarder:
         self._clock = clock
         self._me = me
         self._secret = secret
+        self._turns: dict[str, Turns] = {}
+        """By the node's URL."""
 
     async def send(
         self, url: str, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
@@ -135,8 +144,7 @@ class Forwarder:
         if call.kind.is_reading:
             relayed = await self._read(url, call, ask)
         else:
-            left_s = call.deadline - self._clock.monotonic() + GRACE_S
-            relayed = Relayed(await self._peers.exchange(url, ask, left_s))
+            relayed = Relayed(await self._exchange(url, call, ask))
         seen = relayed.reply.headers.get(LEADER)
         if seen is not None:
             self.epochs.learn(call.topic, LeaderSeen.parse(seen).epoch)
@@ -156,6 +164,24 @@ class Forwarder:
             # Never longer than its client asked for, however late this attempt is.
             target += f"?wait={wait_s:.3f}"
         return _Ask(call.method, target, headers, call.body)
+
+    async def _exchange(self, url: str, call: Call, ask: _Ask) -> Reply:
+        """Send a request in its topic's turn, and return the whole answer. Raises NotSent, NoAnswer."""
+        turns = self._turns.get(url)
+        if turns is None:
+            turns = self._turns[url] = Turns(TURNS_MAX, CONNECTIONS_MAX - TURNS_MAX)
+        ends = call.deadline + GRACE_S
+        try:
+            turn = await turns.take(Place(str(call.topic)), ends - self._clock.monotonic())
+        except TimeoutError:
+            raise NotSent(f"too many requests for topic '{call.topic}' are under way") from None
+        is_answered = False
+        try:
+            reply = await self._peers.exchange(url, ask, ends - self._clock.monotonic())
+            is_answered = reply.status < 500
+            return reply
+        finally:
+            turns.give_back(turn, answered=is_answered)
 
     async def _read(self, url: str, call: Call, ask: _Ask) -> Relayed:
         """Send a read; a long answer is passed on as it comes, all others are read to their end."""

@@ -17,8 +17,8 @@ from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
 from broker.http.asking import REPLY_BYTES_MAX, Ask, Connection, open_connection
 from broker.http.pool import Pool
 
-CONNECTIONS_MAX: Final = 128
-"""To one node, for requests that are answered soon."""
+CONNECTIONS_MAX: Final = 4096
+"""To one node, for requests that should be answered soon; how many of them are, the forwarder bounds."""
 STREAMS_MAX: Final = 4096
 """To one node, for polls."""
 JOIN_BYTES_MAX: Final = 4 * 1024 * 1024

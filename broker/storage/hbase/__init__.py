@@ -15,8 +15,7 @@ region of each table, in the order of its keys. Values are as the broker gives t
 ``requests.py``      what is said to a gateway, as bytes
 ``thrift.py``        Thrift's binary protocol
 ``line.py``          a connection: a request, its answer
-``gateways.py``      which gateway is asked; deadlines, what an error means
-``turns.py``         how many calls are under way, of a region and of a topic
+``gateways.py``      which gateway is asked, in whose turn (broker/turns.py); deadlines, what an error means
 ``schema.py``        the tables: names, salt, making and checking them
 ``store.py``         all of it by the configuration
 ==================  ==================================================================================

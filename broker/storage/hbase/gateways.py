@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 
 from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
-from broker.storage.hbase.turns import Place, Turn, Turns
 from broker.storage.health import CANCELLED, Ended
 from broker.storage.table import NoAnswer, NotSent, TableError
+from broker.turns import Place, Turn, Turns
 
 CALL_S = 10.0
 """Longer than the gateway's own bound, so that most late answers still come."""
@@ -54,6 +54,8 @@ PAUSE_S_FIRST = 0.05
 PAUSE_S_MAX = 2.0
 DOUBTED_S = 0.5
 """How long others are preferred to a gateway that answers with an exception."""
+LATE_SHARES = 3
+"""How many late calls there may be for each connection."""
 ADMIN = Place("")
 """Of calls that are about no region."""
 
@@ -109,7 +111,7 @@ class Gateways:
         self._gateways = [Gateway(address) for address in addresses]
         self._call_s, self._connect_s, self._idle_s = call_s, connect_s, idle_s
         self._observe = observe
-        self._turns = Turns(connections_max)
+        self._turns = Turns(connections_max, LATE_SHARES * connections_max)
         self._turn = itertools.count()
         self._lines: set[Line] = set()
         self._under_way: set[asyncio.Future[Any]] = set()

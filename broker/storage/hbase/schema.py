@@ -25,8 +25,8 @@ from broker.config import REGIONS_MAX, Durability
 from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Gateways
-from broker.storage.hbase.turns import Place
 from broker.storage.table import Space
+from broker.turns import Place
 
 FORMAT: Final = b"4"
 """1: a row for each message, in a family d. 2: pages."""

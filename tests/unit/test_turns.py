@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from broker.storage.hbase.turns import LATE_S, LATE_SHARES, Place, Turn, Turns
 from broker.testing.clock import VirtualLoop, pass_time, simulate
+from broker.turns import LATE_S, Place, Turn, Turns
 
 WAIT_S = 10.0
+LATE_SHARES = 3
 HUNG, WELL = Place("messages/1", b"ns:hung:"), Place("messages/2", b"ns:well:")
 
 
@@ -21,7 +22,7 @@ def of_hung(number: int) -> Place:
 
 def run(main: Callable[[Turns], Awaitable[None]], turns_max: int = 16) -> None:
     async def begin(_: VirtualLoop) -> None:
-        turns = Turns(turns_max)
+        turns = Turns(turns_max, LATE_SHARES * turns_max)
         await main(turns)
         turns.close()
 

@@ -1,17 +1,18 @@
-"""Turns: how many calls may be under way at once, and whose turn is next.
+"""Turns: how many calls to others may be under way at once, and whose turn is next.
 
-A region whose server hangs answers nothing for as long as a call may take. So no region and no topic may
-take every turn, and a call that is *late* keeps its connection but gives its turn back::
+What is called may hang by itself, and then answers nothing for as long as a call may take: a *region* of storage, or
+a topic at its leader. So no region and no topic may take every turn, and a call that is *late* keeps its connection
+but gives its turn back::
 
-    turns       calls that are not late           turns_max
-    of these    of one topic                      half of them
-                of one region                     three quarters
-                of a slow region                  one call, also if that is late
-    late        calls without an answer for       three times turns_max; a call that becomes late beyond that
-                LATE_S                            keeps its turn
+    turns       calls that are not late          turns_max
+    of these    of one topic of a region         half of them
+                of one region                    three quarters
+                of a slow region                 one, if fewer than SLOW_LATE_MAX of its calls are late
+    late        calls without an answer for      late_max; a call that becomes late beyond that keeps its turn
+                LATE_S
 
 A region is slow from its first late call until it answers again. So a region that hangs takes turns from
-the others for LATE_S at most, and is then asked by one call at a time. Topics and regions that wait get their
+the others for LATE_S at most, and is then asked by single calls. Topics and regions that wait get their
 turns in rotation.
 """
 
@@ -22,12 +23,12 @@ from collections import Counter, OrderedDict, deque
 from typing import Final, NamedTuple
 
 LATE_S: Final = 1.0
-LATE_SHARES: Final = 3
-"""How many late calls there may be for each turn."""
+SLOW_LATE_MAX: Final = 2
+"""With so many late calls a slow region is not asked again, until one of them has ended."""
 
 
 class Place(NamedTuple):
-    """What a call is about: a region, and a topic in it, if it is about one."""
+    """What a call is about: what may hang by itself, and a topic in it, if it is about one of several."""
 
     region: str
     topic: bytes = b""
@@ -48,10 +49,11 @@ class Turn:
 class _Region:
     """The calls under way to one region, the late ones among them."""
 
-    __slots__ = ("calls", "is_slow", "topics")
+    __slots__ = ("calls", "is_slow", "late", "topics")
 
     def __init__(self) -> None:
         self.calls = 0
+        self.late = 0
         self.is_slow = False
         self.topics: Counter[bytes] = Counter()
 
@@ -62,11 +64,10 @@ Waiting = OrderedDict[bytes, deque[asyncio.Future[Turn]]]
 class Turns:
     """The turns of one node. Made and used in one event loop."""
 
-    def __init__(self, turns_max: int, *, late_s: float = LATE_S) -> None:
-        """Give ``turns_max`` turns at once."""
+    def __init__(self, turns_max: int, late_max: int) -> None:
+        """Give ``turns_max`` turns at once; so many more calls may be late."""
         self._turns_max = turns_max
-        self._late_s = late_s
-        self._late_max = turns_max * LATE_SHARES
+        self._late_max = late_max
         self._of_region_max = turns_max - turns_max // 4
         self._of_topic_max = turns_max - turns_max // 2
         self._in_time: OrderedDict[Turn, None] = OrderedDict()
@@ -103,12 +104,13 @@ class Turns:
 
     def give_back(self, turn: Turn, *, answered: bool = False) -> None:
         """End a turn. ``answered``: the region did what it was asked, so it is not slow, or no longer."""
-        if turn.is_late:
-            self._late -= 1
-        else:
-            del self._in_time[turn]
         name, topic = turn.place
         region = self._regions[name]
+        if turn.is_late:
+            self._late -= 1
+            region.late -= 1
+        else:
+            del self._in_time[turn]
         region.calls -= 1
         region.topics[topic] -= 1
         if not region.topics[topic]:
@@ -129,7 +131,13 @@ class Turns:
         )
 
     def _takes_more(self, region: _Region) -> bool:
-        return region.calls < (1 if region.is_slow else self._of_region_max)
+        if not region.is_slow:
+            return region.calls < self._of_region_max
+        if not region.calls:
+            return True
+        # Half of the places of late calls are left to regions that begin to hang.
+        is_bounded = region.late < SLOW_LATE_MAX and 2 * self._late < self._late_max
+        return region.calls == region.late and is_bounded
 
     def _takes_more_of(self, region: _Region, topic: bytes) -> bool:
         return not topic or region.topics[topic] < self._of_topic_max
@@ -148,12 +156,14 @@ class Turns:
         """Take their turns from calls that have had no answer for too long."""
         while self._in_time and self._late < self._late_max:
             oldest = next(iter(self._in_time))
-            if now_s < oldest.begun_s + self._late_s:
+            if now_s < oldest.begun_s + LATE_S:
                 return
             del self._in_time[oldest]
             oldest.is_late = True
             self._late += 1
-            self._regions[oldest.place.region].is_slow = True
+            region = self._regions[oldest.place.region]
+            region.late += 1
+            region.is_slow = True
 
     # Who waits.
 
@@ -215,7 +225,7 @@ class Turns:
             return  # Nothing more becomes late before a call ends.
         oldest = next(iter(self._in_time))
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(oldest.begun_s + self._late_s, self._look)
+        self._timer = loop.call_at(oldest.begun_s + LATE_S, self._look)
 
     def _look(self) -> None:
         self._timer = None

@@ -1,0 +1,76 @@
+"""Requests to one node: a topic whose leader does not answer leaves turns to the others."""
+
+from __future__ import annotations
+
+import asyncio
+
+from broker.http.answer import NoAnswer, NotSent, Reply
+from broker.http.asking import Ask
+from broker.model import TopicId
+from broker.routing.calls import Call
+from broker.routing.deciding import Kind
+from broker.routing.forwarder import TURNS_MAX, Forwarder
+from broker.routing.nodeheaders import Repeat, Sender
+from broker.routing.peers import CONNECTIONS_MAX, Relay
+from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+from broker.turns import LATE_S
+
+URL = "http://node-1"
+HUNG, WELL = TopicId("ns", "hung"), TopicId("ns", "well")
+
+
+class OneNode:
+    """Answers for one topic at once, and for all others never."""
+
+    def __init__(self) -> None:
+        self.under_way = 0
+
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> Reply:
+        assert (url, timeout_s > 0) == (URL, True)
+        self.under_way += 1
+        try:
+            if f"/{WELL.topic}/" not in ask.path:
+                await pass_time(timeout_s)
+                raise NoAnswer("silence")
+            return Reply(200, {}, b"")
+        finally:
+            self.under_way -= 1
+
+    async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def call(topic: TopicId, deadline: float) -> Call:
+    return Call(
+        Kind.KEYED, "publish", topic, "POST", f"/v1/{topic.topic}/publish", {}, b"", deadline
+    )
+
+
+def test_a_topic_that_hangs_leaves_turns_to_the_others() -> None:
+    async def main(loop: VirtualLoop) -> None:
+        node = OneNode()
+        forwarder = Forwarder(node, VirtualClock(loop), Sender(0, "life"), "secret")
+
+        async def send(topic: TopicId) -> int:
+            sent = await forwarder.send(URL, call(topic, loop.time() + 30), Repeat(), None)
+            return sent.reply.status
+
+        hung = [asyncio.ensure_future(send(HUNG)) for _ in range(1000)]
+        await pass_time(0.01)
+        assert node.under_way < TURNS_MAX
+        began = loop.time()
+        for _ in range(100):
+            assert await send(WELL) == 200
+        assert loop.time() == began, "none waited"
+        hung += [asyncio.ensure_future(send(TopicId("ns", f"h{n}"))) for n in range(1000)]
+        await pass_time(10 * LATE_S)
+        assert await send(WELL) == 200
+        assert TURNS_MAX < node.under_way < CONNECTIONS_MAX
+        await pass_time(25)
+        ended = await asyncio.gather(*hung, return_exceptions=True)
+        assert {type(error) for error in ended} == {NotSent, NoAnswer}
+
+    simulate(main)
