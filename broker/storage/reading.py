@@ -18,6 +18,7 @@ from typing import Final
 
 from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, RowId, row_after, row_before
+from broker.slices import Slice
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.columns import (
@@ -403,15 +404,15 @@ class LogReader:
         found: list[Entry] = []
         if not head.cells:
             return found
-        pauses = self._resolver.pauses()
+        pauses, piece = self._resolver.pauses(), Slice()
         while after < end:
             cells = await self._cells(page, (after, end), CELLS_AT_ONCE, 1 << 20)
-            some = [
-                entry.within(after, ROW_ID_MAX)
-                for entry in entries_in(cells.cells, is_checked=self._is_checked)
-            ]
-            found += some
-            after = max(after, some[-1].last) if some else after
+            await piece.go_on()
+            before = after
+            for entry in entries_in(cells.cells, is_checked=self._is_checked):
+                found.append(entry.within(before, ROW_ID_MAX))
+                after = max(after, entry.last)
+                await piece.go_on()
             if not cells.more and after < end and not await pauses.next():
                 raise Unavailable("Storage gave an outdated answer. Try again.")
         return found

@@ -40,6 +40,7 @@ from broker.model import (
     first_row_at,
     timestamp_of,
 )
+from broker.slices import Slice
 from broker.storage import sweeping
 from broker.storage.head import NO_END, Head
 from broker.storage.keys import LogId
@@ -51,6 +52,7 @@ from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 
 CLAIM_DEADLINE_S = 10.0
+MARKS_AT_ONCE = 500  # More would hold the event loop for too long.
 
 
 @dataclass(slots=True)
@@ -134,8 +136,8 @@ class Sweeper:
         """Of topics: the generation below which everything was found removed, in this process."""
         self._marks_until_ms: dict[TopicId, int] = {}
         """When the marks of a topic are looked at again."""
-        self._stages_looked_at: dict[LogId, int] = {}
-        """Of topics: from which number on stages were looked at when their life had passed."""
+        self._stages_looked_at: dict[TopicId, tuple[int, int]] = {}
+        """Of topics: the generation, and from which number on its stages were looked at when their life had passed."""
 
     @property
     def _margin_ms(self) -> int:
@@ -152,8 +154,9 @@ class Sweeper:
         """Sweep every topic that this node should lead; stop at one's end if the clock jumps."""
         report = SweepReport()
         self._has_compared = False
-        steady_ms = self._around.clock.steady_ms()
+        steady_ms, piece = self._around.clock.steady_ms(), Slice()
         for topic in await self._leaders.registry.all():
+            await piece.go_on()
             steady_before_ms, steady_ms = steady_ms, self._around.clock.steady_ms()
             if self._must_rest(steady_before_ms, steady_ms):
                 report.ended_early = True
@@ -194,9 +197,7 @@ class Sweeper:
     def _forget(self, topic: TopicId) -> None:
         self._ends.pop(topic, None)
         self._marks_until_ms.pop(topic, None)
-        self._stages_looked_at = {
-            log: at for log, at in self._stages_looked_at.items() if log.topic != topic
-        }
+        self._stages_looked_at.pop(topic, None)
 
     # A live topic. Its leader is told of changes; the record that was read may be old.
 
@@ -302,7 +303,7 @@ class Sweeper:
                 leader.hold.marks.marked,
                 before,
                 after,
-                self._rows_max,
+                min(self._rows_max, MARKS_AT_ONCE),
             )
             report.rows += went
         self._marks_until_ms[topic] = now_ms + window_ms // 2
@@ -321,13 +322,12 @@ class Sweeper:
         ended_ms = now_ms - lives.stage_ms - lives.margin_ms
         ended = stages.newest_begun_by(ended_ms)
         expired = stages.newest_begun_by(ended_ms - topic.ttl_ms)
-        log = LogId(topic.id, topic.generation)
-        looked_at = min(self._stages_looked_at.get(log, expired), expired)
+        generation, looked_at = self._stages_looked_at.get(topic.id, (topic.generation, expired))
+        looked_at = min(looked_at, expired) if generation == topic.generation else expired
         due = await self._due_between(topic, ended - 1, looked_at - 1, now_ms)
         # What may go now is looked at again until it has gone.
-        self._stages_looked_at[log] = (
-            max((one.number or 0 for one, _ in due), default=ended - 1) + 1
-        )
+        newest = max((one.number or 0 for one, _ in due), default=ended - 1)
+        self._stages_looked_at[topic.id] = topic.generation, newest + 1
         return due + await self._due_between(topic, expired - 1, -1, now_ms)
 
     async def _due_between(
