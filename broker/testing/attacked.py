@@ -17,32 +17,37 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import re
+import socket
+import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from typing_extensions import override
 
-from broker.model import Poll
-from broker.testing.neighbour import TOPIC, Published
+from broker.model import Poll, PublishRequest
+from broker.testing.neighbour import CUT, TOPIC, Published, status_of
 from broker.testing.openapi import Answered
 from broker.testing.process import BrokerProcess
-from broker.testing.servers.process import tied_to_us
-from broker.testing.serving import RawHttp, topic_path
+from broker.testing.servers.process import start_child, tied_to_us
+from broker.testing.serving import RawHttp, eventually, topic_path
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
 
 ROUNDS_MAX: Final = 3
 PUBLISHES_MIN: Final = 300
 """What a percentile is taken of, at least."""
+WARM_UP: Final = 50
 SLOWER_MAX: Final = 3.0
 ALONE_S_MIN: Final = 0.002
 LOOP_HELD_S_MAX: Final = 0.02
+HOPELESS_S: Final = 0.2
+"""No machine is so busy that the loop seems held for longer."""
 WAIT_S: Final = 60.0
 AVRO: Final = "Content-Type: avro/binary"
 JSON: Final = "Content-Type: application/json"
@@ -57,6 +62,23 @@ def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes
     """Return the bytes of a request."""
     lines = (f"{method} {target} HTTP/1.1", "Host: localhost", *headers)
     return "\r\n".join(lines).encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def push(raw: RawHttp, data: bytes) -> bool:
+    """Send bytes as long as the broker takes them; return whether it took all."""
+    try:
+        await raw.send(data)
+    except ConnectionError:
+        return False
+    return True
+
+
+async def answer(raw: RawHttp) -> Answered | None:
+    """Return the next reply; None if the broker cut the connection instead."""
+    try:
+        return await raw.reply()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
 
 
 class Round(NamedTuple):
@@ -105,36 +127,44 @@ def p99(times: Sequence[float]) -> float:
 class Neighbour:
     """The program of ``broker.testing.neighbour``, and what it told so far."""
 
-    def __init__(self, lines: asyncio.StreamReader) -> None:
-        """Read what it tells with ``read_on``."""
+    def __init__(self, port: int, log_path: Path) -> None:
+        """Start it; what goes wrong in it is in its log."""
         self.published: list[Published] = []
-        self._lines = lines
-        self._progress = asyncio.Event()
+        self._log_path = log_path
+        command = tied_to_us((sys.executable, "-m", "broker.testing.neighbour", str(port)))
+        with log_path.open("wb") as log:
+            self._process = start_child(command, stdout=subprocess.PIPE, stderr=log)
+        self._thread = threading.Thread(target=self._read, name="neighbour", daemon=True)
+        self._thread.start()
 
-    async def read_on(self) -> None:
-        """Take note of each publish, for as long as the program runs."""
-        while line := await self._lines.readline():
-            self.published.append(Published.of(line))
-            self._progress.set()
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join(WAIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     async def until(self, moment_s: float) -> None:
         """Return when a publish has ended that began after ``moment_s``, so that all before are known."""
-        while not self.published or self.published[-1].began_s < moment_s:
-            await self._step()
+        await eventually(
+            lambda: self.published and self.published[-1].began_s >= moment_s, self._state, WAIT_S
+        )
 
     async def more(self, publishes: int) -> None:
         """Return when so many further publishes have ended."""
         wanted = len(self.published) + publishes
-        while len(self.published) < wanted:
-            await self._step()
+        await eventually(lambda: len(self.published) >= wanted, self._state, WAIT_S)
 
-    async def _step(self) -> None:
-        self._progress.clear()
-        try:
-            async with asyncio.timeout(WAIT_S):
-                await self._progress.wait()
-        except TimeoutError:
-            raise AssertionError(f"the neighbour got no answer for {WAIT_S:g} s") from None
+    def _state(self) -> str:
+        return (
+            f"the neighbour's last publishes: {self.published[-3:]}\n{self._log_path.read_text()}"
+        )
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.published.append(Published.of(line))
 
     def between(self, began_s: float, ended_s: float) -> list[Published]:
         """Return the publishes that were under way at some moment of a span of time."""
@@ -156,9 +186,30 @@ class Attacked:
             await raw.send(request(method, target, body, *headers))
             return await raw.reply()
 
+    async def status(self, method: str, target: str, body: bytes = b"", *headers: str) -> int:
+        """Send a request that the broker may cut; return the reply's status, CUT without one."""
+        async with RawHttp(self.port) as raw:
+            await push(raw, request(method, target, body, *headers))
+            reply = await answer(raw)
+        return CUT if reply is None else reply.status
+
     async def create(self, topic: str) -> None:
         """Create a topic."""
         assert (await self.ask("PUT", topic_path(topic))).status == 200
+
+    async def fill(self, topic: str, payloads: Sequence[bytes], requests: int = 1) -> None:
+        """Publish the same messages to a topic as often as told."""
+        body = avro.encode_publish_request(PublishRequest(None, payloads))
+        for _ in range(requests):
+            reply = await self.ask("POST", topic_path(topic, "publish"), body, AVRO)
+            assert reply.status == 200
+
+    async def publish(self, topic: str, pointer: int, count: int) -> bytes:
+        """Publish messages of a transaction; return the answer, which a rollback sends back."""
+        body = avro.encode_publish_request(PublishRequest(pointer, [b"x"] * count))
+        reply = await self.ask("POST", topic_path(topic, "publish"), body, AVRO)
+        assert reply.status == 200
+        return reply.body
 
     async def withstands(
         self,
@@ -173,10 +224,11 @@ class Attacked:
         Raises:
             AssertionError: the broker did not withstand it; says all figures.
         """
+        await self.neighbour.more(WARM_UP)
         lines_before = self.process.log().count("\n")
         rounds: list[Round] = []
         peak = 0
-        while len(rounds) < ROUNDS_MAX and not any(_passes(each, slower_max) for each in rounds):
+        while _goes_on(rounds, slower_max):
             alone = await self._measured(self._wait)
             self._forget_peak()
             attacked = await self._measured(attack)
@@ -236,27 +288,15 @@ class Attacked:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
 
-@asynccontextmanager
-async def attacked(data_dir: Path, flags: Sequence[str] = ()) -> AsyncIterator[Attacked]:
+@contextmanager
+def attacked(data_dir: Path, flags: Sequence[str] = ()) -> Iterator[Attacked]:
     """Start a broker and its neighbour, and end both."""
     with BrokerProcess(data_dir, flags) as process:
-        program = (sys.executable, "-m", "broker.testing.neighbour", str(process.port))
-        async with RawHttp(process.port) as raw:
-            await raw.send(request("PUT", topic_path(TOPIC)))
-            assert (await raw.reply()).status == 200
-        child = await asyncio.create_subprocess_exec(
-            *tied_to_us(program), stdout=asyncio.subprocess.PIPE, env=os.environ
-        )
-        assert child.stdout is not None
-        neighbour = Neighbour(child.stdout)
-        reading = asyncio.create_task(neighbour.read_on())
-        try:
-            await neighbour.more(PUBLISHES_MIN)  # What is done for the first time takes longer.
+        with socket.create_connection(("127.0.0.1", process.port), WAIT_S) as sock:
+            sock.sendall(request("PUT", topic_path(TOPIC)))
+            assert status_of(sock) == 200
+        with closing(Neighbour(process.port, data_dir.with_name("neighbour.log"))) as neighbour:
             yield Attacked(process, neighbour)
-        finally:
-            child.kill()
-            await child.wait()
-            await reading
 
 
 def _longest(before: dict[float, int], after: dict[float, int]) -> float:
@@ -264,6 +304,13 @@ def _longest(before: dict[float, int], after: dict[float, int]) -> float:
     bounds = sorted(after)
     more = [after[bound] - before[bound] for bound in bounds]
     return bounds[more.index(more[-1])]
+
+
+def _goes_on(rounds: Sequence[Round], slower_max: float) -> bool:
+    """Whether another round may show more than those before."""
+    if len(rounds) >= ROUNDS_MAX or any(_passes(each, slower_max) for each in rounds):
+        return False
+    return not any(each.held_s > HOPELESS_S for each in rounds)
 
 
 def _passes(measured: Round, slower_max: float) -> bool:

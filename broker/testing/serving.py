@@ -219,6 +219,10 @@ class RawHttp:
         self._writer.write(data)
         await self._writer.drain()
 
+    def write(self, data: bytes) -> None:
+        """Write bytes, whether the other side takes them or not."""
+        self._writer.write(data)
+
     def half_close(self) -> None:
         """Send the end; replies may still come."""
         self._writer.write_eof()

@@ -1,14 +1,22 @@
-"""A broker and its neighbour for each test, so that what one attack leaves behind meets no other."""
+"""A broker and its neighbour for each file of tests; each test has topics of its own."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+import re
+from collections.abc import Iterator
 
 import pytest
 
 from broker.testing.attacked import Attacked, attacked
 
 
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Attacked]:
-    async with attacked(tmp_path / "data") as running:
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    with attacked(tmp_path_factory.mktemp("attacked") / "data") as running:
         yield running
+
+
+@pytest.fixture
+async def topic(broker: Attacked, request: pytest.FixtureRequest) -> str:
+    """A new topic."""
+    name = re.sub("[^a-z0-9]+", "-", request.node.name.lower())[:80]
+    await broker.create(name)
+    return name
