@@ -1,0 +1,65 @@
+"""Bodies that inflate to much, never end, or are held for long."""
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from broker.testing.attacked import AVRO, GZIP, PUBLISHES_MIN, Attacked, push, request
+from broker.testing.neighbour import CUT
+from broker.testing.serving import RawHttp, topic_path
+from tests.integration.attacks import sent
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+async def test_polls_that_wait_hold_no_bodies(broker: Attacked, topic: str) -> None:
+    poll = request(
+        "POST", topic_path(topic, "poll?wait=60"), sent.poll_of_a_long_string(), AVRO, GZIP
+    )
+
+    async def attack() -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(3):
+                raw = await stack.enter_async_context(RawHttp(broker.port))
+                await push(raw, poll)
+            await broker.neighbour.more(PUBLISHES_MIN)
+
+    await broker.withstands(attack, peak_bytes_max=512 * sent.MIB)
+
+
+async def test_bodies_that_lack_their_last_byte(broker: Attacked, topic: str) -> None:
+    publish = request("POST", topic_path(topic, "publish"), sent.zeros(sent.LARGE), AVRO, GZIP)
+
+    async def attack() -> None:
+        async with AsyncExitStack() as stack:
+            for _ in range(3):
+                raw = await stack.enter_async_context(RawHttp(broker.port))
+                await push(raw, publish[:-1])
+            await broker.neighbour.more(PUBLISHES_MIN)
+
+    await broker.withstands(attack, peak_bytes_max=512 * sent.MIB)
+
+
+async def test_a_body_that_inflates_to_more_than_may_be(broker: Attacked, topic: str) -> None:
+    body = sent.zeros(512 * sent.MIB)
+
+    async def attack() -> None:
+        assert await broker.status("POST", topic_path(topic, "publish"), body, AVRO, GZIP) in {
+            413,
+            CUT,
+        }
+
+    await broker.withstands(attack, peak_bytes_max=320 * sent.MIB)
+
+
+async def test_a_body_of_empty_gzip_members(broker: Attacked, topic: str) -> None:
+    body = sent.empty_members(8 * sent.MIB)
+
+    async def attack() -> None:
+        assert await broker.status("POST", topic_path(topic, "publish"), body, AVRO, GZIP) in {
+            400,
+            413,
+            CUT,
+        }
+
+    await broker.withstands(attack, peak_bytes_max=256 * sent.MIB)
