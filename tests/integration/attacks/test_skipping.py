@@ -1,0 +1,41 @@
+"""Polls that are small, and skip very many messages."""
+
+import pytest
+
+from broker.model import Poll, Snapshot
+from broker.testing.attacked import AVRO, Attacked
+from broker.testing.serving import topic_path
+from broker.wire import avro
+from tests.integration.attacks import sent
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+async def test_a_poll_that_skips_very_many_messages(broker: Attacked, topic: str) -> None:
+    *invalids, own = sent.pointers(5)
+    for pointer in invalids:
+        await broker.publish(topic, pointer, 100_000)
+    snapshot = Snapshot(transaction_id=own, read_pointer=own - 1, invalids=invalids)
+    poll = avro.encode_poll(Poll(snapshot=snapshot))
+
+    async def attack() -> None:
+        reply = await broker.ask("POST", topic_path(topic, "poll"), poll, AVRO)
+        assert (reply.status, reply.body) == (200, b"\0")
+
+    await broker.withstands(attack, peak_bytes_max=384 * sent.MIB)
+
+
+@pytest.mark.parametrize("each", [1, 10])
+async def test_a_poll_that_skips_small_entries(broker: Attacked, topic: str, each: int) -> None:
+    """Messages of many small publishes lie in as many entries."""
+    *invalids, own = sent.pointers(3_001)
+    for pointer in invalids:
+        await broker.publish(topic, pointer, each)
+    snapshot = Snapshot(transaction_id=own, read_pointer=own - 1, invalids=invalids)
+    poll = avro.encode_poll(Poll(snapshot=snapshot))
+
+    async def attack() -> None:
+        reply = await broker.ask("POST", topic_path(topic, "poll"), poll, AVRO)
+        assert (reply.status, reply.body) == (200, b"\0")
+
+    await broker.withstands(attack, peak_bytes_max=384 * sent.MIB)
