@@ -1,0 +1,23 @@
+"""Rollbacks of very many messages."""
+
+import pytest
+
+from broker.testing.attacked import AVRO, PUBLISHES_MIN, Attacked
+from broker.testing.neighbour import TOPIC
+from broker.testing.serving import topic_path
+from tests.integration.attacks import sent
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+async def test_a_rollback_of_very_many_messages(broker: Attacked) -> None:
+    """It is of the neighbour's own topic, whose publishes go on meanwhile."""
+    told = [await broker.publish(TOPIC, pointer, 100_000) for pointer in sent.pointers(2)]
+
+    async def attack() -> None:
+        while told:
+            path = topic_path(TOPIC, "rollback")
+            assert (await broker.ask("POST", path, told.pop(), AVRO)).status == 200
+        await broker.neighbour.more(PUBLISHES_MIN)
+
+    await broker.withstands(attack, peak_bytes_max=512 * sent.MIB)
