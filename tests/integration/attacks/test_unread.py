@@ -1,0 +1,53 @@
+"""Replies that are large, and readers that take nothing of them."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from broker.model import Poll
+from broker.testing.attacked import AVRO, PUBLISHES_MIN, Attacked, push, request
+from broker.testing.serving import RawHttp, topic_path
+from broker.wire import avro
+from tests.integration.attacks import sent
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+POLL = avro.encode_poll(Poll())
+READERS = 12
+
+
+@asynccontextmanager
+async def readers(broker: Attacked, asked: bytes) -> AsyncIterator[list[RawHttp]]:
+    """Readers that ask and have read one line of the reply."""
+    async with AsyncExitStack() as stack:
+        opened = [
+            await stack.enter_async_context(RawHttp(broker.port, receive_buffer=4096))
+            for _ in range(READERS)
+        ]
+        for raw in opened:
+            await push(raw, asked)
+        yield opened
+
+
+async def test_pages_of_large_messages_that_are_not_read(broker: Attacked, topic: str) -> None:
+    for number in range(12):
+        await broker.fill(topic, [b"%d" % number * (4 * sent.MIB)])
+    browse = request("GET", topic_path(topic, "messages?limit=50&payload=full"))
+
+    async def attack() -> None:
+        async with readers(broker, browse):
+            await broker.neighbour.more(PUBLISHES_MIN)
+
+    await broker.withstands(attack, peak_bytes_max=512 * sent.MIB)
+
+
+async def test_a_large_message_that_is_not_read(broker: Attacked, topic: str) -> None:
+    await broker.fill(topic, [b"x" * (60 * sent.MIB)])
+    poll = request("POST", topic_path(topic, "poll"), POLL, AVRO)
+
+    async def attack() -> None:
+        async with readers(broker, poll):
+            await broker.neighbour.more(PUBLISHES_MIN)
+
+    await broker.withstands(attack, peak_bytes_max=768 * sent.MIB)
