@@ -1,0 +1,27 @@
+"""Replies that are long, and readers that take all of them at once."""
+
+import asyncio
+
+import pytest
+
+from broker.testing.attacked import JSON, Attacked
+from broker.testing.serving import topic_path
+from tests.integration.attacks import sent
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize(
+    ("count", "requests"), [(50_000, 2), pytest.param(100_000, 10, marks=pytest.mark.nightly)]
+)
+async def test_very_many_messages_as_json(
+    broker: Attacked, topic: str, count: int, requests: int
+) -> None:
+    await broker.fill(topic, [b"x"] * count, requests)
+
+    async def attack() -> None:
+        async with asyncio.timeout(60):
+            reply = await broker.ask("POST", topic_path(topic, "poll"), b"{}", JSON)
+        assert reply.body.count(b'"id"') == count * requests
+
+    await broker.withstands(attack, peak_bytes_max=512 * sent.MIB)
