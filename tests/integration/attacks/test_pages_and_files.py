@@ -1,0 +1,29 @@
+"""What pages in browsers and other users of the machine may not do."""
+
+import stat
+
+import pytest
+
+from broker.testing.attacked import Attacked
+from broker.testing.serving import topic_path
+
+pytestmark = [pytest.mark.integration]
+
+
+async def test_others_on_the_machine_may_not_look_into_the_data(broker: Attacked) -> None:
+    mode = broker.process.data_dir.stat().st_mode
+    assert stat.S_IMODE(mode) == 0o700
+
+
+@pytest.mark.parametrize("target", ["/ping", "/metrics", "/nothing", topic_path("none")])
+async def test_no_browser_guesses_what_a_reply_is(broker: Attacked, target: str) -> None:
+    reply = await broker.ask("GET", target)
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost.evil.example"])
+async def test_a_page_of_another_site_is_refused(broker: Attacked, origin: str) -> None:
+    for method, target in (("GET", "/ping"), ("PUT", topic_path("from-a-page"))):
+        reply = await broker.ask(method, target, b"", f"Origin: {origin}")
+        assert reply.status == 403
+    assert (await broker.ask("GET", topic_path("from-a-page"))).status == 404
