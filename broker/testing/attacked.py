@@ -216,10 +216,13 @@ class Attacked:
         attack: Attack,
         *,
         peak_bytes_max: int,
+        prepare: Attack | None = None,
         log_lines_max: int = 30,
         slower_max: float = SLOWER_MAX,
     ) -> Withstood:
         """Run an attack beside the neighbour, over and over until there are PUBLISHES_MIN publishes.
+
+        ``prepare`` runs before each round and is not measured.
 
         Raises:
             AssertionError: the broker did not withstand it; says all figures.
@@ -229,17 +232,42 @@ class Attacked:
         rounds: list[Round] = []
         peak = 0
         while _goes_on(rounds, slower_max):
+            if prepare is not None:
+                await prepare()
             alone = await self._measured(self._wait)
             self._forget_peak()
             attacked = await self._measured(attack)
-            peak = max(peak, self._memory("VmHWM"))
+            peak = max(peak, self.peak_bytes())
             rounds.append(attacked._replace(alone_p99_s=alone.p99_s))
         told = Withstood(rounds, peak, self.process.log().count("\n") - lines_before)
         assert any(_passes(each, slower_max) for each in rounds), told
         assert told.peak_bytes <= peak_bytes_max, told
         assert told.log_lines <= log_lines_max, f"{told}\n{self.process.log()}"
-        await self._all_is_well(told)
+        await self.is_well()
         return told
+
+    async def is_well(self) -> None:
+        """Look whether the broker lives, and whether all that the neighbour published was taken and is there.
+
+        Raises:
+            AssertionError: it does not, or it is not.
+        """
+        assert self.process.running, f"the broker has ended\n{self.process.log()}"
+        assert "Traceback" not in self.process.log(), self.process.log()
+        published = list(self.neighbour.published)
+        refused = [each.status for each in published if each.status != 200]
+        assert not refused, f"publishes of the neighbour were refused or cut: {refused[:10]}"
+        reply = await self.ask("POST", topic_path(TOPIC, "poll"), avro.encode_poll(Poll()), AVRO)
+        decoder = PollDecoder()
+        payloads = [message.payload for message in decoder.feed(reply.body)]
+        decoder.finish()
+        read = [int(payload) for payload in payloads if payload.isdigit()]
+        assert read == sorted(set(read))
+        assert not set(range(len(published))) - set(read)
+
+    def peak_bytes(self) -> int:
+        """Return the most memory that the process had since ``forget_peak``, or its start."""
+        return self._memory("VmHWM")
 
     async def held_s(self) -> dict[float, int]:
         """Return how often the event loop was held for at most so many seconds, since the start."""
@@ -261,21 +289,8 @@ class Attacked:
         await self.neighbour.until(ended)
         held = _longest(before, await self.held_s())
         publishes = self.neighbour.between(began, ended)
-        refused = [each.status for each in publishes if each.status != 200]
-        assert not refused, f"publishes of the neighbour were refused or cut: {refused[:10]}"
         times = [each.took_s for each in publishes]
         return Round(0.0, p99(times), max(times), len(times), held)
-
-    async def _all_is_well(self, told: Withstood) -> None:
-        assert self.process.running, f"the broker has ended\n{self.process.log()}"
-        assert "Traceback" not in self.process.log(), self.process.log()
-        acknowledged = [n for n, each in enumerate(self.neighbour.published) if each.status == 200]
-        reply = await self.ask("POST", topic_path(TOPIC, "poll"), avro.encode_poll(Poll()), AVRO)
-        decoder = PollDecoder()
-        read = [int(message.payload) for message in decoder.feed(reply.body)]
-        decoder.finish()
-        assert read == sorted(set(read)), told
-        assert not set(acknowledged) - set(read), told
 
     def _memory(self, name: str) -> int:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
