@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -51,6 +52,8 @@ async def _run(config: Config) -> str | None:
     signalled = asyncio.ensure_future(stop.wait())
     if not await _started(node, signalled):
         return None
+    gc.collect()
+    gc.freeze()  # Modules and what was made once: a later collection need not look at them again.
     _say(f"broker ready at {node.url}")
     with contextlib.closing(Clocks()) as clocks, Monitor(node.metrics.loop_held, clocks):
         await asyncio.wait((signalled, node.stopped), return_when=asyncio.FIRST_COMPLETED)
