@@ -25,7 +25,7 @@ DOORS = {
         "chaos/telling.py",
     ],
     "fastavro": ["broker/cli/transfer/avrofile.py"],
-    "httptools": ["broker/http/asking.py"],
+    "httptools": ["broker/http/asking.py", TEST_KIT],
     "hypothesis": [TEST_KIT],
     "jsonschema": [TEST_KIT],
     "kazoo": ["broker/coordination/zookeeper.py", "chaos/sessions.py"],
@@ -50,7 +50,7 @@ DOORS = {
     "structlog": ["broker/logs.py"],
     "tenacity": ["broker/routing/*"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
-    "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*"],
+    "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*", TEST_KIT],
     "yarl": [TEST_KIT],  # Of aiohttp.
 }
 

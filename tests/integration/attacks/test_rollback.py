@@ -12,7 +12,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300
 
 async def test_a_rollback_of_very_many_messages(broker: Attacked) -> None:
     """It is of the neighbour's own topic, whose publishes go on meanwhile."""
-    told = [await broker.publish(TOPIC, pointer, 100_000) for pointer in sent.pointers(2)]
+    told: list[bytes] = []
+
+    async def prepare() -> None:
+        told.extend([await broker.publish(TOPIC, pointer, 100_000) for pointer in sent.pointers(2)])
 
     async def attack() -> None:
         while told:
@@ -20,4 +23,4 @@ async def test_a_rollback_of_very_many_messages(broker: Attacked) -> None:
             assert (await broker.ask("POST", path, told.pop(), AVRO)).status == 200
         await broker.neighbour.more(PUBLISHES_MIN)
 
-    await broker.withstands(attack, peak_bytes_max=512 * sent.MIB)
+    await broker.withstands(attack, prepare=prepare, peak_bytes_max=512 * sent.MIB)

@@ -1,0 +1,57 @@
+"""Very many requests that are almost right, beside a neighbour's that are; see broker.testing.fuzzing."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker.testing.attacked import Attacked
+from broker.testing.servers.process import tied_to_us
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+CORPUS = Path(__file__).parents[2] / "data" / "corpus" / "requests.jsonl"
+PEAK_BYTES_MAX = 256 * 1024 * 1024
+LOG_LINES_MAX = 200
+HELD_S_MAX = 0.02
+ODD_HOLDS_MAX = 0.001
+"""The share of the monitor's ticks that may find the loop held for longer: another program's doing."""
+
+
+async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object]:
+    """Let the program run to its end; it answers what it found."""
+    command = (sys.executable, "-m", "broker.testing.fuzzing", str(broker.port))
+    arguments = ("--requests", str(requests), "--seed", str(seed), "--corpus", str(CORPUS))
+    process = await asyncio.create_subprocess_exec(
+        *tied_to_us((*command, *arguments)), stdout=asyncio.subprocess.PIPE, env=dict(os.environ)
+    )
+    told, _ = await process.communicate()
+    found = json.loads(told)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        15_000,
+        pytest.param(1_000_000, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)]),
+    ],
+)
+async def test_requests_that_are_almost_right(
+    broker: Attacked, drawn_seed: int, requests: int
+) -> None:
+    lines_before = broker.process.log().count("\n")
+    before = await broker.held_s()
+    found = await fuzzed(broker, requests, drawn_seed)
+    after = await broker.held_s()
+    assert found["problems"] == []
+    await broker.is_well()
+    assert broker.process.log().count("\n") - lines_before <= LOG_LINES_MAX
+    assert broker.peak_bytes() <= PEAK_BYTES_MAX
+    ticks = after[float("inf")] - before[float("inf")]
+    held = ticks - (after[HELD_S_MAX] - before[HELD_S_MAX])
+    assert held <= ticks * ODD_HOLDS_MAX, f"held {held} times of {ticks}: {after}"
