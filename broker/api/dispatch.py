@@ -17,7 +17,8 @@ from broker.api.access import Authorize, allow_all
 from broker.api.origins import Origins, preflight_reply
 from broker.api.router import Found, Router
 from broker.config import Config
-from broker.errors import BadName, BrokerError, MethodNotAllowed, StorageCorrupt
+from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, StorageCorrupt
+from broker.http.budget import Cut
 from broker.http.exchange import Admitted
 from broker.http.reply import Answer, Headers, Reply, error_reply, unexpected_reply
 from broker.http.request import Request, never
@@ -91,6 +92,10 @@ class Dispatch:
             if error.outcome == "unknown":
                 self._metrics.unknown(route.name)
             return self.failure(error, request.headers, request.id)
+        except Cut as error:
+            refusal = Overloaded(str(error))  # Its connection has gone: no client reads this.
+            code = refusal.code
+            return self.failure(refusal, request.headers, request.id)
         except Exception as error:  # noqa: BLE001 - The last resort: nothing ends in silence.
             code = INTERNAL
             self._metrics.unknown(route.name)

@@ -138,7 +138,7 @@ class Account:
             Cut: this connection made room for others.
         """
         if self.is_cut:
-            raise Cut(f"The connection was cut: it held the most {kind}.")
+            raise Cut("The connection was cut: it held the most of what had run out.")
         held, caller, budgets = self.held.get(kind, 0), self._caller, self._budgets
         bounds = budgets.bounds[kind]
         if held + amount > bounds.connection:

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from broker.api.access import Action
 from broker.api.routes import SHAPES, Shape
 from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
+from broker.http.budget import Cut
 from broker.http.reply import Reply
 from broker.http.request import Names
 from broker.testing.serving import Broker, Http, topic_path
@@ -44,6 +45,19 @@ async def test_the_unexpected_is_unknown_and_logged_once(
     assert (reply.status, reply.json["code"], reply.json["outcome"]) == (500, "internal", "unknown")
     assert b"surprise" not in reply.body
     assert [line["event"] for line in lines] == ["unexpected error"]
+
+
+async def test_a_connection_that_was_cut_to_make_room_is_no_surprise(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise Cut("The connection was cut.")
+
+    monkeypatch.setattr(broker.topics, "get", fail)
+    with capture_logs() as lines:
+        reply = await broker.call("GET", topic_path("t"))
+    assert (reply.status, reply.headers["Broker-Outcome"]) == (503, "refused")
+    assert [line["log_level"] for line in lines] in ([], ["debug"])
 
 
 async def test_corrupt_storage_is_told_and_logged(
