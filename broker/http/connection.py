@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from typing_extensions import override
 
-from broker.errors import BadRequest, BrokerError
+from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.budget import Account, Cut, Hold, Kind
 from broker.http.content import Content
 from broker.http.drain import half_close, has_arrived
@@ -416,7 +416,10 @@ class Connection(asyncio.Protocol):
     def _cut(self, kind: Kind) -> None:
         """Be cut, as the one that holds most of something that has run out."""
         self._server.connection_cut(self, kind)
-        self.force_close()
+        if self.busy and not isinstance(self.body, Content):
+            self.force_close()
+        else:  # No handler has the request: it can still be told.
+            self.refuse(Overloaded(f"This node has too much to do ({kind}). Try again."))
 
     def _look_if_idle(self) -> None:
         ends = self._idle_since + self._server.keep_alive_s

@@ -146,7 +146,8 @@ class Exchange:
                 stays_open = await self._send(out, headers, answer, identifier) and stays_open
         except BaseException:
             stays_open = False
-            connection.force_close()
+            if not connection.dismissed:
+                connection.force_close()
             raise
         else:
             return SENT if stays_open else SENT_LAST
