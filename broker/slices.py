@@ -9,6 +9,9 @@ All long work of a loop shares one slice in each round of the loop, however much
 So a request waits for one slice at most, and long work goes on as fast as other requests leave time for it. Work that
 waits for something else between its steps may get a new slice somewhat early, which costs a round of the loop.
 
+Work that can't be cut into small steps, since it copies much at once, goes to one thread (``aside``), of which Python
+lets the loop run every millisecond or so.
+
 Time is the loop's. Where that is virtual, no slice is ever over, and a run stays the same every time.
 """
 
@@ -16,14 +19,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
 SLICE_S: Final = 0.002
 """How long work may go on; a step of it should take less than this."""
 
+ASIDE_BYTES_MIN: Final = 256 * 1024
+ASIDE_ITEMS_MIN: Final = 2_048
+"""Work on so many bytes or items belongs aside: on the loop it would take more than a slice."""
+
+_Result = TypeVar("_Result")
 _Turns = deque[asyncio.Future[None]]
 _turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+
+
+ASIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="aside")
+"""One thread: two would keep the loop waiting twice as long."""
+
+
+async def aside(work: Callable[[], _Result]) -> _Result:
+    """Do work in the thread and return what it returns. It must not touch what the loop changes meanwhile."""
+    return await asyncio.get_running_loop().run_in_executor(ASIDE, work)
 
 
 class Slice:

@@ -20,10 +20,12 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final, NoReturn, TypeVar
 
 from broker.errors import BrokerError, Fenced, OutcomeUnknown, RequestError, Unavailable
 from broker.model import RowId, timestamp_of
+from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
@@ -129,10 +131,15 @@ class OwnPage:
         await self._turn.acquire()
         try:
             self._must_go_on()
+            size = sum([len(entry.items) for entry in added])
+            if size >= ASIDE_BYTES_MIN or len(added) >= ASIDE_ITEMS_MIN:
+                cells = await aside(partial(_cells, added))
+                self._must_go_on()
+            else:
+                cells = _cells(added)
             if self.marks.lags:
                 await self._marks_kept_up()
             new = self._appended(added, messages, payload_bytes)
-            cells = {entry.column: entries.encode(entry) for entry in added}
         except BaseException:
             self._turn.release()
             raise
@@ -367,3 +374,7 @@ class OwnPage:
     def _fenced(self) -> NoReturn:
         self._end()
         raise Fenced(f"Another leads topic '{self.log.topic}'.")
+
+
+def _cells(added: Sequence[Entry]) -> dict[bytes, bytes]:
+    return {entry.column: entries.encode(entry) for entry in added}

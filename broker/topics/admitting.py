@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from broker.errors import BadRequest, TransactionTooOld
+from collections.abc import Sequence
+from itertools import islice
+from operator import ne
+from typing import Final
+
+from broker.errors import BadRequest, TooManyMessages, TransactionTooOld
 from broker.model import POINTERS_PER_MS, PublishRequest, Topic, TransactionUse
 from broker.topics import stages
 from broker.topics.references import too_old
 from broker.topics.settings import PublishOptions, TopicSettings
+
+LIFETIMES_MAX: Final = 10_000
+"""How many runs of messages with one lifetime a request may have. Each run has an entry of its own."""
 
 
 def check(
@@ -20,8 +28,11 @@ def check(
 
     Raises:
         BadRequest: the topic takes no such publish, or no such lifetime.
+        TooManyMessages: lifetimes change too often from one message to the next.
         TransactionTooOld, PayloadsSealed: the transaction, or the stage that is stored into, is too old.
     """
+    if len(request.ttls_s) > LIFETIMES_MAX:
+        _check_lifetimes(request.ttls_s)
     for ttl_s in (options.ttl_s, *request.ttls_s):
         if ttl_s is not None and not 0 < ttl_s <= topic.ttl_s:
             raise BadRequest(
@@ -39,6 +50,14 @@ def check(
         raise BadRequest(f"Topic '{topic.id}' takes no publishes of transactions.")
     if request.pointer is not None:
         _check_age(request.pointer, settings.transaction_life_max_s, now_ms)
+
+
+def _check_lifetimes(ttls_s: Sequence[int | None]) -> None:
+    if sum(map(ne, ttls_s, islice(ttls_s, 1, None))) >= LIFETIMES_MAX:
+        raise TooManyMessages(
+            f"ttl: in a request {LIFETIMES_MAX} runs of messages may have lifetimes of their own. Send messages of one "
+            "ttl one after the other, or fewer at once."
+        )
 
 
 def _check_age(pointer: int, life_max_s: int, now_ms: int) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from broker.errors import IdempotencyKeyReused
 from broker.model import ROW_ID_MIN, PublishRequest
+from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage.marks import IDEMPOTENCY
 from broker.topics.dedupe import Answer, check_same_body, key_hash
 from broker.topics.settings import Published, PublishOptions
@@ -109,8 +111,15 @@ class KeyedLog:
         return Answer(found[-1].first, found[-1].last, found[-1].body) if found else None
 
 
-def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:
+async def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:
     """Return what two requests under one key must share: their meaning, whatever its encoding."""
+    count = len(request.payloads)
+    if count >= ASIDE_ITEMS_MIN or sum(map(len, request.payloads)) >= ASIDE_BYTES_MIN:
+        return await aside(partial(_hash, request, options))
+    return _hash(request, options)
+
+
+def _hash(request: PublishRequest, options: PublishOptions) -> bytes:
     digest = hashlib.sha256(f"{request.pointer} {options.ttl_s} ".encode())
     if request.stages:
         digest.update(f"{list(request.stages)} ".encode())

@@ -117,7 +117,7 @@ class TopicLeader:
         is_told = bool(request.payloads) and options.producer is None
         return await self.messages.once(
             options,
-            request_hash(request, options),
+            await request_hash(request, options),
             request.pointer,
             lambda mark: self._publish(request, options, mark),
             messages=len(request.payloads) if is_told else None,

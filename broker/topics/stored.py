@@ -119,7 +119,8 @@ class StoredPayloads:
         mark = await find(log, root, IDEMPOTENCY, key_hash(options.key))
         if mark is None:
             return None
-        check_same_body(Answer(mark.first, mark.last, mark.body), request_hash(request, options))
+        same = await request_hash(request, options)
+        check_same_body(Answer(mark.first, mark.last, mark.body), same)
         count = len(request.payloads)
         return Published(mark.first, mark.last, number, replayed=True, messages=count)
 
@@ -130,7 +131,7 @@ class StoredPayloads:
             return await self._store(payloads, number, request, options, None)
         return await payloads.once(
             options,
-            request_hash(request, options),
+            await request_hash(request, options),
             number,
             lambda mark: self._store(payloads, number, request, options, mark),
             messages=len(request.payloads),

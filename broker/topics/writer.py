@@ -21,6 +21,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 
 from broker.errors import (
     BodyTooLarge,
@@ -31,7 +32,8 @@ from broker.errors import (
     RequestError,
     Unavailable,
 )
-from broker.model import timestamp_of
+from broker.model import RowId, timestamp_of
+from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage.entry import ENTRY_BYTES_MAX
 from broker.storage.hold import Hold
 from broker.topics.batches import Batch, answer, batch_of
@@ -214,8 +216,7 @@ class LogWriter:
             self._pause = self._loop.create_task(self._resume(exceeded.wait_ms / 1000))
             return
         self._batches += 1
-        batch = batch_of(writes, ids, self.hold.epoch, is_stored=self._is_stored)
-        await self._commit(self._batches, batch, writes, size)
+        await self._commit(self._batches, writes, ids, size)
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
@@ -267,8 +268,25 @@ class LogWriter:
         self._tell_if_quiet()
         return min((w.deadline for w in self._queue if w.deadline > now), default=math.inf)
 
-    async def _commit(self, number: int, batch: Batch, writes: list[Write], size: int) -> None:
+    async def _batch_aside(self, writes: list[Write], ids: list[RowId]) -> Batch:
+        """Put a large batch together in a thread. No other is formed meanwhile, so ids are stored in their order."""
+        self._forming = True
         try:
+            return await aside(partial(self._batch, writes, ids))
+        finally:
+            self._forming = False
+            self._form()  # It begins after this one has its turn at the log.
+
+    def _batch(self, writes: list[Write], ids: list[RowId]) -> Batch:
+        return batch_of(writes, ids, self.hold.epoch, is_stored=self._is_stored)
+
+    async def _commit(self, number: int, writes: list[Write], ids: list[RowId], size: int) -> None:
+        is_large = size >= ASIDE_BYTES_MIN or len(ids) >= ASIDE_ITEMS_MIN
+        try:
+            if is_large:
+                batch = await self._batch_aside(writes, ids)
+            else:
+                batch = self._batch(writes, ids)
             await self.hold.append(
                 batch.entries, messages=batch.messages, payload_bytes=batch.payload_bytes
             )

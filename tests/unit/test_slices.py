@@ -1,10 +1,11 @@
 """Long work in slices: other work goes on between them, and all long work shares one slice a round."""
 
 import asyncio
+import threading
 
 import pytest
 
-from broker.slices import Slice
+from broker.slices import Slice, aside
 from broker.testing.bench import settle
 from broker.testing.clock import simulate
 
@@ -81,3 +82,29 @@ def test_where_time_is_virtual_no_slice_ends() -> None:
         return mine.is_over
 
     assert simulate(main) is False
+
+
+async def test_work_aside_is_done_in_one_thread_and_the_loop_goes_on() -> None:
+    loop_thread = threading.get_ident()
+    goes_on = threading.Event()
+    threads: list[int] = []
+
+    def work() -> int:
+        threads.append(threading.get_ident())
+        assert goes_on.wait(10)
+        return 7
+
+    first, second = (asyncio.ensure_future(aside(work)) for _ in range(2))
+    asyncio.get_running_loop().call_soon(goes_on.set)
+    assert await asyncio.gather(first, second) == [7, 7]
+    assert len(set(threads)) == 1
+    assert loop_thread not in threads
+
+
+def test_work_aside_is_done_at_once_where_time_is_virtual() -> None:
+    async def main(_: object) -> None:
+        assert await aside(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            await aside(lambda: 1 // 0)
+
+    simulate(main)

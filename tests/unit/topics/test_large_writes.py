@@ -1,0 +1,123 @@
+"""Large requests are hashed, put together and encoded aside, in the order in which they came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.errors import Fenced, IdempotencyKeyReused, TooManyMessages
+from broker.model import PublishRequest
+from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN
+from broker.testing.bench import Bench, failing, settle
+from broker.topics import admitting
+from broker.topics.settings import PublishOptions
+
+MANY = [b"%d" % number for number in range(ASIDE_ITEMS_MIN)]
+LONG = [bytes(ASIDE_BYTES_MIN)]
+OURS = ("broker.topics.writer.aside", "broker.storage.ownpage.aside", "broker.topics.keyed.aside")
+
+
+class Slow:
+    """A thread that does nothing until it is let go."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, name: str) -> None:
+        self.asked = asyncio.Event()
+        self.goes_on = asyncio.Event()
+        patch.setattr(name, self.aside)
+
+    async def aside(self, work: Callable[[], Any]) -> Any:
+        self.asked.set()
+        await self.goes_on.wait()
+        return work()
+
+
+def publishing(bench: Bench, *payloads: bytes, **options: Any) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(bench.publish(*payloads, options=PublishOptions(**options)))
+
+
+@pytest.mark.parametrize(
+    ("name", "large"),
+    [(OURS[0], MANY), (OURS[0], LONG), (OURS[1], LONG)],
+    ids=["many are formed", "a long one is formed", "a long one is encoded"],
+)
+async def test_what_comes_while_a_large_request_is_prepared_is_stored_behind_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str, large: list[bytes]
+) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    slow = Slow(monkeypatch, name)
+    sent = [publishing(bench, *large)]
+    await slow.asked.wait()
+    sent += [publishing(bench, b"x"), publishing(bench, *large), publishing(bench, b"y")]
+    await settle()
+    assert bench.leader().writer.busy
+    assert await bench.payloads() == [b"first"]
+    slow.goes_on.set()
+    await asyncio.gather(*sent)
+    assert await bench.payloads() == [b"first", *large, b"x", *large, b"y"]
+
+
+@pytest.mark.parametrize("name", OURS[:2])
+async def test_a_large_request_whose_hold_ends_goes_to_the_next_in_its_order(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    slow = Slow(monkeypatch, name)
+    large = publishing(bench, *LONG)
+    await slow.asked.wait()
+    queued = publishing(bench, b"queued")
+    await settle()
+    bench.leader().writer.hold.end()
+    slow.goes_on.set()
+    await asyncio.gather(large, queued)
+    assert await bench.payloads() == [b"first", *LONG, b"queued"]
+
+
+async def test_a_large_request_that_is_fenced_is_stored_once(bench: Bench) -> None:
+    await bench.create()
+    await bench.publish(b"first")
+    bench.table.on("append", failing(Fenced("over")))
+    await asyncio.gather(publishing(bench, *MANY), publishing(bench, b"queued"))
+    assert await bench.payloads() == [b"first", *MANY, b"queued"]
+
+
+async def test_a_large_request_under_a_key_is_stored_once(bench: Bench) -> None:
+    await bench.create()
+    one = await bench.publish(*MANY, options=PublishOptions(key="k"))
+    again = await bench.publish(*MANY, options=PublishOptions(key="k"))
+    assert (again.first, again.last, again.replayed) == (one.first, one.last, True)
+    with pytest.raises(IdempotencyKeyReused):
+        await bench.publish(*MANY[1:], b"other", options=PublishOptions(key="k"))
+    assert await bench.payloads() == MANY
+
+
+async def test_a_key_is_judged_when_its_large_request_was_hashed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.create()
+    slow = Slow(monkeypatch, OURS[2])
+    same = [publishing(bench, *LONG, key="k") for _ in range(3)]
+    await slow.asked.wait()
+    slow.goes_on.set()
+    told = await asyncio.gather(*same)
+    assert len({each.first for each in told}) == 1
+    assert await bench.payloads() == LONG
+
+
+async def test_lifetimes_may_change_so_often_within_a_request(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admitting, "LIFETIMES_MAX", 3)
+    topic = (await bench.create()).id
+
+    def request(*ttls_s: int | None) -> PublishRequest:
+        return PublishRequest(None, [b"m"] * len(ttls_s), ttls_s=ttls_s)
+
+    for ttls_s in ((5, 5, 5, 6, 6, 6, 5), (None, 5, 5, 5, None), (7, 8, 9)):
+        await bench.topics.publish(topic, request(*ttls_s), PublishOptions())
+    with pytest.raises(TooManyMessages, match="3 runs"):
+        await bench.topics.publish(topic, request(5, 6, 5, None), PublishOptions())
