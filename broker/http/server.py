@@ -24,7 +24,7 @@ from broker.clock import Clock
 from broker.config import Config
 from broker.errors import BrokerError, Overloaded
 from broker.http.body import BodyReader
-from broker.http.budget import Budgets, Kind
+from broker.http.budget import DEFAULTS, Bounds, Budgets, Kind
 from broker.http.connection import Connection
 from broker.http.drain import PATIENCE_S, Drain, stop_accepting
 from broker.http.exchange import Application, Exchange
@@ -61,7 +61,7 @@ class Server:
     def __init__(self, application: Application, config: Config, clock: Clock) -> None:
         """Keep what is to be served; nothing listens before ``start``."""
         self._config = config
-        self.budgets = Budgets()
+        self.budgets = Budgets(_bounds(config))
         self.bodies = BodyReader(config)
         self._exchange = Exchange(self, application, config, clock, self.bodies)
         self.keep_alive_s = config.server.keep_alive_s
@@ -256,3 +256,9 @@ class Server:
             self._sweeper.cancel()
         self.bodies.close()
         self._server = None
+
+
+def _bounds(config: Config) -> dict[Kind, Bounds]:
+    """Return the bounds that the configuration sets."""
+    most = config.limits.waiting_polls_max
+    return {Kind.WAITING: DEFAULTS[Kind.WAITING]._replace(caller=most, node=most)}

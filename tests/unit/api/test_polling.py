@@ -7,11 +7,12 @@ from multidict import CIMultiDict
 
 from broker.api import decoding
 from broker.api.routes import SNAPSHOT_BYTES_MAX
+from broker.config import Config, LimitsConfig
 from broker.http.budget import Budgets, Hold, Kind
 from broker.http.reply import Reply, Stream
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest, Snapshot
-from broker.testing.serving import Answered, Broker, topic_path
+from broker.testing.serving import Answered, Broker, listening, topic_path
 from broker.wire import avro
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.pointers import POINTERS_MAX
@@ -71,6 +72,22 @@ async def test_a_poll_that_waits_holds_no_body(broker: Broker) -> None:
     answer = await waiting
     assert isinstance(answer, Reply)
     assert [message.payload for message in PollDecoder().feed(answer.body)] == [b"a", b"b"]
+
+
+async def test_as_many_polls_wait_as_the_configuration_says() -> None:
+    broker = Broker(Config(limits=LimitsConfig(waiting_polls_max=1)))
+    await broker.call("PUT", topic_path("t"))
+    async with listening(broker) as http:
+        body = avro.encode_poll(Poll())
+        waiting = asyncio.create_task(http("POST", f"{POLL}?wait=20", body, AVRO))
+        await broker.someone_waits()
+        refused = await http("POST", f"{POLL}?wait=20", body, AVRO)
+        assert (refused.status, refused.headers["Broker-Error"]) == (503, "overloaded")
+        assert "Retry-After" in refused.headers
+        assert (await http("POST", POLL, body, AVRO)).status == 200, "that does not wait"
+        await http("POST", PUBLISH, TWO, AVRO)
+        assert [message.payload for message in messages(await waiting)] == [b"a", b"b"]
+    await broker.close()
 
 
 async def test_the_largest_snapshot_fits_into_a_poll(broker: Broker) -> None:
