@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,7 @@ from broker.routing.deadlines import on_the_wire_ms
 from broker.routing.deciding import Kind
 from broker.routing.lanes import SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
-from broker.routing.peers import CONNECTIONS_MAX, Peers, whole
+from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, Relay, whole
 from broker.turns import Place, Turns
 
 GRACE_S: Final = 0.5
@@ -27,6 +27,8 @@ EPOCHS_MAX: Final = 100_000
 TURNS_MAX: Final = 128
 """Requests to one node that are answered soon. Late ones may have the rest of its connections: thousands of topics
 may hang with one region of storage, and each request that waits is held here anyway."""
+READS_OF_TOPIC_MAX: Final = STREAMS_MAX // 4
+"""Reads of one topic at one node, most of which wait; further ones look elsewhere, or in storage."""
 LANES_OF_ONE_MAX: Final = 1000
 """Lanes of one connection, unless more have requests that are not resolved."""
 
@@ -115,6 +117,29 @@ class Epochs:
                 self._seen.popitem(last=False)
 
 
+class _Reading:
+    """An answer to a read, which is counted until it is closed."""
+
+    def __init__(self, relay: Relay, left: Callable[[], None]) -> None:
+        self._relay = relay
+        self._left: Callable[[], None] | None = left
+        self.status = relay.status
+        self.headers = relay.headers
+
+    @property
+    def ended(self) -> bool:
+        return self._relay.ended
+
+    async def chunk(self, silence_s: float | None = None) -> bytes:
+        return await self._relay.chunk(silence_s)
+
+    def close(self) -> None:
+        left, self._left = self._left, None
+        if left is not None:
+            left()
+            self._relay.close()
+
+
 class Forwarder:
     """Sends requests to other nodes in this node's name.
 
@@ -131,6 +156,8 @@ class Forwarder:
         self._secret = secret
         self._turns: dict[str, Turns] = {}
         """By the node's URL."""
+        self._reads: Counter[tuple[str, TopicId]] = Counter()
+        """By the node's URL and the topic: how many are under way."""
 
     async def send(
         self, url: str, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
@@ -187,11 +214,29 @@ class Forwarder:
         """Send a read; a long answer is passed on as it comes, all others are read to their end."""
         now = self._clock.monotonic()
         silence_s = min(call.wait_s(now) + READING_S, call.deadline - now)
-        relay = await self._peers.stream(url, ask, silence_s)
+        relay = await self._reading(url, call.topic, ask, silence_s)
         streams = relay.status == 200 and MOVED.lower() not in relay.headers
         if call.kind is Kind.POLL and streams and not relay.ended:
             return Relayed(Reply(relay.status, relay.headers, b""), relay)
         return Relayed(await whole(relay, silence_s))
+
+    async def _reading(self, url: str, topic: TopicId, ask: _Ask, silence_s: float) -> Relay:
+        """Send a read and return its answer once it has begun. Raises NotSent, NoAnswer."""
+        key = url, topic
+        if self._reads[key] >= READS_OF_TOPIC_MAX:
+            raise NotSent(f"too many reads of topic '{topic}' are under way")
+
+        def left() -> None:
+            self._reads[key] -= 1
+            if not self._reads[key]:
+                del self._reads[key]
+
+        self._reads[key] += 1
+        try:
+            return _Reading(await self._peers.stream(url, ask, silence_s), left)
+        except BaseException:
+            left()
+            raise
 
 
 __all__ = ["Elsewhere", "Forwarder", "NoAnswer", "NotSent"]
