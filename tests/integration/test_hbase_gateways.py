@@ -5,7 +5,7 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from broker.storage.table import HEAD, Cell, Space
 from broker.testing.bare import append, rows_of
 from broker.testing.servers import HBaseGateway, HBaseServer, thrift2_idl
 from broker.testing.serving import eventually
+from tests.integration.stalling import stalling
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]
 
@@ -125,39 +126,6 @@ async def test_a_connection_that_the_gateway_cuts_when_idle_fails_no_call(
                 )
                 await asyncio.gather(*(table.get(Space.MESSAGES, FIRST, [HEAD]) for _ in range(4)))
             assert [each.kind for each in told] == [None] * len(told), told
-
-
-@asynccontextmanager
-async def stalling(port: int, is_stalled: Callable[[bytes], bool]) -> AsyncIterator[int]:
-    """Serve a way to a gateway that loses requests of one kind, and what comes behind them."""
-    ends: list[asyncio.StreamWriter] = []
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        back, forth = await asyncio.open_connection(HOST, port)
-        ends.extend((forth, writer))
-        with suppress(OSError):
-            await asyncio.gather(
-                copy(reader, forth, is_stalled), copy(back, writer, lambda _: False)
-            )
-        for end in (forth, writer):
-            end.close()
-
-    async def copy(
-        source: asyncio.StreamReader, target: asyncio.StreamWriter, stops: Callable[[bytes], bool]
-    ) -> None:
-        while (data := await source.read(1 << 16)) and not stops(data):
-            target.write(data)
-        await source.read()
-        target.close()
-
-    server = await asyncio.start_server(talk, HOST, 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for end in ends:
-            end.close()
-        await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
 
 
 async def test_a_region_that_hangs_leaves_other_topics_their_writes(

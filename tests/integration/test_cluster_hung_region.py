@@ -1,0 +1,114 @@
+"""Two nodes on an HBase of which one region answers nothing: topics of other regions go on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+
+from broker.client import BrokerError, Client
+from broker.model import TopicId
+from broker.storage.hbase.schema import Schema
+from broker.storage.keys import topic_prefix
+from broker.storage.table import Space
+from broker.testing.cluster import LocalCluster, Sizes
+from broker.testing.cluster.local import REGIONS_LOCAL
+from broker.testing.servers import HBaseServer
+from broker.testing.serving import eventually
+from tests.integration.stalling import HOST, stalling
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.server("hbase"),
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]
+
+DEADLINE_S = 60.0
+WELL_S = 5.0
+"""Half of the time after which a call of storage is given up: who waits for those that hang takes longer."""
+PUBLISHES = 100
+PUBLISHERS = 4
+"""To each topic of the region that hangs, through each node."""
+
+
+def topics() -> tuple[list[str], str]:
+    """Return topics of one region, and one of another."""
+    schema = Schema(regions=REGIONS_LOCAL)
+    places: dict[str, str] = {}
+    for number in range(200):
+        topic = TopicId("hung", f"t{number}")
+        places[str(topic).replace(":", "/")] = schema.place_of(
+            Space.MESSAGES, topic_prefix(topic)
+        ).region
+    hung = places["hung/t0"]
+    in_it = [name for name, region in places.items() if region == hung]
+    return in_it[:20], next(name for name, region in places.items() if region != hung)
+
+
+async def publish(client: Client, topic: str, acknowledged: list[str]) -> None:
+    """Publish again and again, whatever comes of it."""
+    while True:
+        with suppress(BrokerError):
+            await client.publish(topic, "message")
+            acknowledged.append(topic)
+
+
+async def test_a_region_that_hangs_leaves_other_topics_their_writes(
+    hbase_server: HBaseServer,
+) -> None:
+    hung, well = topics()
+    names = [topic.rpartition("/")[2].encode() + b":" for topic in hung]
+    hangs = asyncio.Event()
+
+    def is_stalled(data: bytes) -> bool:
+        return hangs.is_set() and any(name in data for name in names)
+
+    async with stalling(hbase_server.thrift2_port, is_stalled) as port:
+        settings = {"hbase.hbase_gateways": [f"{HOST}:{port}"]}
+        cluster = LocalCluster(Sizes(nodes=2), hbase=hbase_server, settings=settings)
+        await asyncio.to_thread(cluster.start)
+        try:
+            urls = [node.url for node in cluster.nodes if node.url is not None]
+            await go_on(urls, hung, well, hangs)
+        finally:
+            await asyncio.to_thread(cluster.close)
+
+
+async def go_on(urls: list[str], hung: list[str], well: str, hangs: asyncio.Event) -> None:
+    acknowledged: list[str] = []
+    # Each client knows one node, which forwards what the other one leads.
+    clients = [Client([url], deadline_s=DEADLINE_S, follow_leaders=False) for url in urls]
+    prompt = [Client([url], deadline_s=WELL_S, follow_leaders=False) for url in urls]
+    try:
+        for topic in (*hung, well):
+            await clients[0].create_topic(topic)
+        publishing = [
+            asyncio.create_task(publish(client, topic, acknowledged))
+            for client in clients
+            for topic in hung * PUBLISHERS
+        ]
+        await eventually(
+            lambda: set(acknowledged) == set(hung),
+            lambda: f"{len(set(acknowledged))} of {len(hung)} topics are led",
+            DEADLINE_S,
+        )
+        hangs.set()
+        for number in range(PUBLISHES):
+            await prompt[number % 2].publish(well, str(number))
+        messages = [message.payload.decode() for message in await clients[0].poll(well)]
+        assert messages == [str(number) for number in range(PUBLISHES)]
+        hangs.clear()
+        acknowledged.clear()
+        await eventually(
+            lambda: set(acknowledged) == set(hung),
+            lambda: f"{len(set(acknowledged))} of {len(hung)} topics came back",
+            DEADLINE_S,
+        )
+        for task in publishing:
+            task.cancel()
+        await asyncio.gather(*publishing, return_exceptions=True)
+    finally:
+        for client in (*clients, *prompt):
+            await client.close()
