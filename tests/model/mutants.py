@@ -69,7 +69,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "epochs-over-generations": Mutant("the first page of a generation has epoch 1", ["topic"]),
     "absent-made-closed": Mutant(
-        "a tail that is absent is taken for closed", ["topic", "payloads", "payloads-topic"]
+        "a tail that is absent is taken for closed",
+        ["topic", "payloads", "payloads-topic"],
+        RUNS_MANY,
     ),
     "store-proof": Mutant("a store is acknowledged without a proof", ["payloads-topic"]),
     "void-while-open": Mutant(
