@@ -293,7 +293,7 @@ class Attacked:
             if len(self.neighbour.published) - known >= PUBLISHES_MIN or ended - began > WAIT_S:
                 break
         await self.neighbour.until(ended)
-        held = _longest(before, await self.held_s())
+        held = longest_hold_s(before, await self.held_s())
         publishes = self.neighbour.between(began, ended)
         times = [each.took_s for each in publishes]
         return Round(0.0, p99(times), max(times), len(times), held)
@@ -320,7 +320,7 @@ def attacked(data_dir: Path, flags: Sequence[str] = ()) -> Iterator[Attacked]:
             yield Attacked(process, neighbour)
 
 
-def _longest(before: dict[float, int], after: dict[float, int]) -> float:
+def longest_hold_s(before: dict[float, int], after: dict[float, int]) -> float:
     """Return the upper bound of the longest hold between two looks at the histogram, in seconds."""
     bounds = sorted(after)
     more = [after[bound] - before[bound] for bound in bounds]
