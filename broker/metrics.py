@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -120,6 +120,7 @@ class Metrics(Collector):
         self._held = _Histogram(
             "loop_held_seconds", "How long the event loop was held at a time.", _HELD
         )
+        self._each: dict[str, tuple[str, str, Callable[[], Mapping[str, float]]]] = {}
         self._levels: dict[str, tuple[str, Callable[[], float]]] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -192,6 +193,18 @@ class Metrics(Collector):
             raise ValueError(f"broker_{name} is shown already")
         self._levels[name] = (doc, level)
 
+    def watch_each(
+        self, name: str, doc: str, label: str, values: Callable[[], Mapping[str, float]]
+    ) -> None:
+        """Show ``values()``, by the label, as ``broker_<name>``: counts if the name ends with total.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if name in self._each:
+            raise ValueError(f"broker_{name} is shown already")
+        self._each[name] = (doc, label, values)
+
     def render(self) -> bytes:
         """Return all figures in Prometheus's text format (CONTENT_TYPE)."""
         return generate_latest(self._registry)
@@ -206,3 +219,9 @@ class Metrics(Collector):
             family = GaugeMetricFamily(f"broker_{name}", doc, labels=["node"])
             family.add_metric([self._node], level())
             yield family
+        for name, (doc, label, values) in self._each.items():
+            make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            each = make(f"broker_{name}", doc, labels=["node", label])
+            for kind, value in values().items():
+                each.add_metric([self._node, kind], value)
+            yield each

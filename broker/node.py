@@ -21,7 +21,7 @@ import contextlib
 import ipaddress
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from broker import __version__, logs
@@ -34,6 +34,7 @@ from broker.api.routes import Around, make_routes
 from broker.clock import Clock, SystemClock
 from broker.config import Config
 from broker.errors import Unavailable, install_command
+from broker.http.budget import Kind
 from broker.http.server import BACKLOG, Server
 from broker.leading.claims import Written
 from broker.leading.tenure import Tenure
@@ -300,6 +301,14 @@ class Node:
         watch("waiting_polls", "Polls and streams that wait.", lambda: topics.waiting_polls)
         watch("queued_bytes", "Publishes that wait for a commit.", lambda: around.queue.bytes)
         watch("connections", "Open connections.", lambda: server.connections)
+        budgets, watch_each = server.budgets, self.metrics.watch_each
+        watch_each("budget_held", "Held of each budget.", "budget", lambda: _by_name(budgets.held))
+        watch_each(
+            "budget_refused_total",
+            "Requests refused, and connections cut, for each budget.",
+            "budget",
+            lambda: _by_name(budgets.refused),
+        )
         watch("requests_under_way", "Requests being answered.", lambda: server.busy)
 
     async def _sweep_forever(self, sweeper: Sweeper) -> None:
@@ -316,6 +325,10 @@ class Node:
             self.metrics.swept("expired", report.rows)
             if report.rows or report.skipped:
                 log.info("swept", **_told(report))
+
+
+def _by_name(counts: Mapping[Kind, int]) -> dict[str, float]:
+    return {kind.value: count for kind, count in counts.items()}
 
 
 def _told(report: SweepReport) -> dict[str, int | str]:

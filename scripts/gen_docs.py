@@ -11,6 +11,7 @@ from typing import Any
 
 from broker.config import Config, Key, iter_keys
 from broker.errors import BrokerError, registry
+from broker.http.budget import DEFAULTS, Kind
 from broker.settings import as_text
 from broker.testing.mutants import MUTANTS
 from broker.testing.mutants_processes import MUTANTS as OF_PROCESSES
@@ -47,6 +48,30 @@ the same request, sent again unchanged, is both safe and useful.
 
 | code | status | outcome | retriable | meaning |
 |---|---|---|---|---|
+"""
+
+_BUDGETS_HEAD = """
+# Budgets
+
+What requests make a node hold or compute is counted before it is held or computed: for the connection, for its
+caller (an address, with all its connections), and for the node.
+
+* A request that takes its connection over the bound is refused: 413 `body_too_large`, or 503 `overloaded`.
+* When a caller or the node has no more, the largest holder makes room: of the caller that holds the most, the
+  connection that holds the most. If that is the one that asks, it is refused with 503; if not, it is cut (while its
+  request is still read, with a 503), and the one that asks goes on.
+
+`broker_budget_held{budget}` shows what is held, `broker_budget_refused_total{budget}` how often there was no more.
+
+| budget | of | a connection | a caller | a node |
+|---|---|--:|--:|--:|
+"""
+
+_BUDGETS_FOOT = """
+`body_bytes` is counted from 1 KiB on, and a head from 1 KiB on: what is smaller is part of what a connection costs, of
+which there are `server.connections_max`. `waiting` of a caller and a node is `limits.waiting_polls_max`. `log_lines` is
+by the second: further lines are dropped. Beside these, publishes that wait for the disk have bounds of their own
+(`limits.queued_bytes_max`, `limits.queued_requests_max`).
 """
 
 _GUARDS_HEAD = """
@@ -205,6 +230,23 @@ def _error_row(error: type[BrokerError]) -> str:
     return f"| {code} | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
 
 
+def budgets_page() -> str:
+    """Return ``docs/reference/budgets.md``."""
+    rows = "".join(
+        f"| `{kind}` | {bounds.doc} | {_amount(bounds.connection, kind)} | {_amount(bounds.caller, kind)} "
+        f"| {_amount(bounds.node, kind)} |\n"
+        for kind, bounds in DEFAULTS.items()
+    )
+    return MADE + _BUDGETS_HEAD + rows + _BUDGETS_FOOT
+
+
+def _amount(amount: int, kind: Kind) -> str:
+    if not kind.endswith("_bytes"):
+        return f"{amount:,}"
+    mib = 1024 * 1024
+    return f"{amount // mib} MiB" if amount % mib == 0 else f"{amount // 1024} KiB"
+
+
 def cases_page() -> str:
     """Return ``docs/chaos-cases.md``."""
     rows = "".join(_case_row(case) for case in CASES.values())
@@ -231,6 +273,7 @@ def _code(text: str) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/config.md": config_page,
     "docs/reference/errors.md": errors_page,
+    "docs/reference/budgets.md": budgets_page,
     "docs/internals/guards.md": guards_page,
     "docs/chaos-cases.md": cases_page,
 }

@@ -260,5 +260,14 @@ class Server:
 
 def _bounds(config: Config) -> dict[Kind, Bounds]:
     """Return the bounds that the configuration sets."""
-    most = config.limits.waiting_polls_max
-    return {Kind.WAITING: DEFAULTS[Kind.WAITING]._replace(caller=most, node=most)}
+    limits, bodies = config.limits, DEFAULTS[Kind.BODY_BYTES]
+    # A gzipped body is held as sent while the next of it is inflated, and twice while it is joined.
+    body = max(bodies.connection, limits.body_bytes_max, limits.body_inflated_bytes_max * 3 // 2)
+    return {
+        Kind.WAITING: DEFAULTS[Kind.WAITING]._replace(
+            caller=limits.waiting_polls_max, node=limits.waiting_polls_max
+        ),
+        Kind.BODY_BYTES: bodies._replace(
+            connection=body, caller=max(bodies.caller, body), node=max(bodies.node, body)
+        ),
+    }
