@@ -70,6 +70,7 @@ class Connection(asyncio.Protocol):
         "busy",
         "dismissed",
         "hold",
+        "is_new",
         "is_ours",
         "minor",
         "transport",
@@ -100,6 +101,8 @@ class Connection(asyncio.Protocol):
         """Whether the handler has the request under way."""
         self.minor = 1
         """Of the version of the last request: HTTP/1.``minor``."""
+        self.is_new = True
+        """Whether no request of it has come to a handler."""
         self.is_ours = False
         """Whether the client is this project's."""
         self.dismissed = False
@@ -145,7 +148,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
             return
         self.transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
-        self._idle_since = self._server.time()
+        self._idle_since = self._server.next_tick
         self._timer = self._server.call_later(self._server.keep_alive_s, self._look_if_idle)
 
     @override
@@ -344,7 +347,7 @@ class Connection(asyncio.Protocol):
                 transport.write(self._server.last_words(self._error))
             self.say_goodbye()
             return
-        self._idle_since = self._server.time()
+        self._idle_since = self._server.next_tick
         self.body = b""
         if self._held:
             self._begin(self._held, self._at)

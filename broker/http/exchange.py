@@ -112,8 +112,13 @@ class Exchange:
         self._slow = Slow(config.server.reply_stall_s)
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(4)
-        self._date_of_s = 0
         self._date = ""
+        self.next_second()
+
+    def next_second(self) -> None:
+        """Take note of the time that replies tell."""
+        date = formatdate(self._clock.now_ms() / 1000, usegmt=True)
+        self._date = f"Date: {date}\r\nX-Content-Type-Options: nosniff\r\n"
 
     def new_id(self) -> str:
         """Return a request's id that this process gives once."""
@@ -163,7 +168,8 @@ class Exchange:
     ) -> Answer:
         headers, application, hold = http.headers, self._application, connection.hold
         path, query_string = _target(http)
-        if not connection.is_ours:
+        if connection.is_new:
+            connection.is_new = False
             connection.is_ours = headers.get("User-Agent", "").startswith(OUR_CLIENT)
         try:
             admitted = application.admit(http.method, path, headers)
@@ -220,13 +226,6 @@ class Exchange:
         stays_open: bool,
     ) -> bytes:
         """Return the end of a reply's head: what differs from request to request."""
-        now_s = int(self._server.time())
-        if now_s != self._date_of_s:
-            self._date_of_s = now_s
-            self._date = (
-                f"Date: {formatdate(self._clock.now_ms() / 1000, usegmt=True)}\r\n"
-                "X-Content-Type-Options: nosniff\r\n"
-            )
         if not stays_open:
             last = "Connection: close\r\n\r\n"
         elif connection.minor:

@@ -31,7 +31,7 @@ from broker.http.exchange import Application, Exchange
 from broker.http.reply import error_reply
 
 BACKLOG: Final = 1024
-SLOW_HEADS_EVERY_S = 1.0
+TICK_S = 1.0
 LULL_S: Final = 0.25
 """How long clients have to hear of a drain, and to go elsewhere, before none can connect any more."""
 HANDLERS_END_S: Final = 0.5
@@ -86,6 +86,8 @@ class Server:
         """
         self._loop = loop = asyncio.get_running_loop()
         self.time = loop.time
+        self.next_tick = loop.time() + TICK_S
+        """When this server looks at its connections again: no earlier than now, and soon."""
         self.call_later = loop.call_later
         self.create_future = loop.create_future
         self._drain = Drain(loop, lambda: bool(self.busy or self.heads))
@@ -199,7 +201,9 @@ class Server:
 
     async def _look_every_second(self) -> None:
         while True:
-            await asyncio.sleep(SLOW_HEADS_EVERY_S)
+            await asyncio.sleep(TICK_S)
+            self.next_tick = self._loop.time() + TICK_S
+            self._exchange.next_second()
             self.budgets.next_second()
             self._cut_slow_heads()
 

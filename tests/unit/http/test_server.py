@@ -137,7 +137,7 @@ async def test_a_waiting_poll_ends_when_its_client_goes(broker: Broker, http: Ht
 
 
 async def test_slow_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SLOW_HEADS_EVERY_S", 0.05)
+    monkeypatch.setattr(server, "TICK_S", 0.05)
     broker = Broker(Config(server=ServerConfig(header_deadline_s=0.1)))
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(b"GET /ping HTTP/1.1\r\nX-")
