@@ -25,6 +25,8 @@ from typing import Final, NamedTuple
 LATE_S: Final = 1.0
 SLOW_LATE_MAX: Final = 2
 """With so many late calls a slow region is not asked again, until one of them has ended."""
+SLOW_KNOWN_MAX: Final = 4096
+"""Of so many regions it is remembered that they are slow while none of their calls is under way."""
 
 
 class Place(NamedTuple):
@@ -117,7 +119,7 @@ class Turns:
             del region.topics[topic]
         if answered:
             region.is_slow = False
-        if not region.calls and not region.is_slow:
+        if not region.calls and (not region.is_slow or len(self._regions) > SLOW_KNOWN_MAX):
             del self._regions[name]
         self._pass_on()
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.testing.clock import VirtualLoop, pass_time, simulate
-from broker.turns import LATE_S, Place, Turn, Turns
+from broker.turns import LATE_S, SLOW_KNOWN_MAX, Place, Turn, Turns
 
 WAIT_S = 10.0
 LATE_SHARES = 3
@@ -180,3 +180,15 @@ def test_who_waits_too_long_is_told_so_and_takes_nothing_along() -> None:
         await call(turns, WELL)
 
     run(main, turns_max=1)
+
+
+def test_what_is_remembered_of_slow_regions_is_bounded() -> None:
+    async def main(turns: Turns) -> None:
+        for number in range(SLOW_KNOWN_MAX + 100):
+            turn = await turns.take(Place(f"messages/{number}"), WAIT_S)
+            await pass_time(LATE_S)
+            await call(turns, WELL)
+            turns.give_back(turn)
+        assert len(turns._regions) <= SLOW_KNOWN_MAX
+
+    run(main)
