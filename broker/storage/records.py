@@ -16,7 +16,7 @@ from broker.storage.resolve import Resolver
 from broker.storage.table import Cell, Space
 
 NONCE_BYTES: Final = 8
-ROWS_AT_ONCE: Final = 1000
+ROWS_AT_ONCE: Final = 128
 ROWS_AT_FIRST: Final = 100
 BYTES_AT_ONCE: Final = 4 * 1024 * 1024
 """A page has about so many bytes, if its records are as long as those of the page before."""
