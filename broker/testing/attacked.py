@@ -10,13 +10,15 @@ An attack is anything that a client sends. A broker withstands it if, while it r
 
 How long publishes take is measured in rounds: first without the attack, then with it, the broker and the
 machine being the same. What else the machine does may spoil a round, so the best of three counts, and a
-publish alone counts as taking ALONE_S_MIN at least. Everything else must hold in every round.
+publish alone counts as taking ALONE_S_MIN at least. Where other programs had more than OTHERS_CORES_MAX meanwhile,
+how long a publish took tells of them: then it is reported, and not judged. Everything else must hold in every round.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import os
 import re
 import socket
 import subprocess
@@ -45,6 +47,7 @@ PUBLISHES_MIN: Final = 300
 WARM_UP: Final = 50
 SLOWER_MAX: Final = 3.0
 ALONE_S_MIN: Final = 0.002
+OTHERS_CORES_MAX: Final = 0.25
 LOOP_HELD_S_MAX: Final = 0.02
 HOPELESS_S: Final = 0.2
 """No machine is so busy that the loop seems held for longer."""
@@ -89,6 +92,8 @@ class Round(NamedTuple):
     longest_s: float
     publishes: int
     held_s: float
+    others_cores: float = 0.0
+    """Processors that programs took which have no part in it."""
 
     @property
     def slower(self) -> float:
@@ -101,7 +106,7 @@ class Round(NamedTuple):
         return (
             f"p99 {self.p99_s * 1000:.1f} ms ({self.slower:.1f} x {self.alone_p99_s * 1000:.1f} ms), "
             f"longest {self.longest_s * 1000:.0f} ms of {self.publishes}, "
-            f"loop held {self.held_s * 1000:.0f} ms"
+            f"loop held {self.held_s * 1000:.0f} ms, others had {self.others_cores:.1f} processors"
         )
 
 
@@ -136,6 +141,11 @@ class Neighbour:
             self._process = start_child(command, stdout=subprocess.PIPE, stderr=log)
         self._thread = threading.Thread(target=self._read, name="neighbour", daemon=True)
         self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
 
     def close(self) -> None:
         """End it."""
@@ -176,6 +186,7 @@ class Attacked:
 
     def __init__(self, process: BrokerProcess, neighbour: Neighbour) -> None:
         """Take both, running."""
+        self._own = (process.pid, neighbour.pid, os.getpid())
         self.process = process
         self.neighbour = neighbour
         self.port = process.port
@@ -235,7 +246,8 @@ class Attacked:
         peak = 0
 
         def passes(measured: Round) -> bool:
-            return measured.slower <= slower_max and measured.held_s <= held_s_max
+            is_as_fast = measured.slower <= slower_max or measured.others_cores > OTHERS_CORES_MAX
+            return is_as_fast and measured.held_s <= held_s_max
 
         while _goes_on(rounds, passes):
             if prepare is not None:
@@ -244,7 +256,8 @@ class Attacked:
             self._forget_peak()
             attacked = await self._measured(attack)
             peak = max(peak, self.peak_bytes())
-            rounds.append(attacked._replace(alone_p99_s=alone.p99_s))
+            others = max(alone.others_cores, attacked.others_cores)
+            rounds.append(attacked._replace(alone_p99_s=alone.p99_s, others_cores=others))
         told = Withstood(rounds, peak, self.process.log().count("\n") - lines_before)
         assert any(map(passes, rounds)), told
         assert told.peak_bytes <= peak_bytes_max, told
@@ -286,17 +299,19 @@ class Attacked:
     async def _measured(self, what: Attack) -> Round:
         before = await self.held_s()
         known = len(self.neighbour.published)
+        others = others_processor_s(self._own)
         began = time.monotonic()
         while True:
             await what()
             ended = time.monotonic()
             if len(self.neighbour.published) - known >= PUBLISHES_MIN or ended - began > WAIT_S:
                 break
+        others_cores = (others_processor_s(self._own) - others) / (ended - began)
         await self.neighbour.until(ended)
         held = longest_hold_s(before, await self.held_s())
         publishes = self.neighbour.between(began, ended)
         times = [each.took_s for each in publishes]
-        return Round(0.0, p99(times), max(times), len(times), held)
+        return Round(0.0, p99(times), max(times), len(times), held, others_cores)
 
     def _memory(self, name: str) -> int:
         for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
@@ -318,6 +333,17 @@ def attacked(data_dir: Path, flags: Sequence[str] = ()) -> Iterator[Attacked]:
             assert status_of(sock) == 200
         with closing(Neighbour(process.port, data_dir.with_name("neighbour.log"))) as neighbour:
             yield Attacked(process, neighbour)
+
+
+def others_processor_s(own: Sequence[int]) -> float:
+    """Return the processor time that all but these processes used since the machine's start, in seconds."""
+    idle = slice(3, 5)
+    ticks = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    used = sum(ticks) - sum(ticks[idle])
+    for pid in own:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used -= int(fields[11]) + int(fields[12])
+    return used / os.sysconf("SC_CLK_TCK")
 
 
 def longest_hold_s(before: dict[float, int], after: dict[float, int]) -> float:
