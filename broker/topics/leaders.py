@@ -34,6 +34,7 @@ from broker.errors import (
 from broker.leading.claims import BACK_OFF_MAX_S, BACK_OFF_S
 from broker.leading.tenure import not_leader
 from broker.model import Topic, TopicId
+from broker.slices import Slice
 from broker.storage.hold import Hold
 from broker.topics.claiming import TopicClaims
 from broker.topics.handing_over import HAND_OVER_S, HandingOver
@@ -319,13 +320,18 @@ class Leaders:
 
     async def forget_idle(self) -> None:
         """Hand off and forget the topics that nobody has used since the last call."""
-        idle = [state for state in self.states.values() if state.idle and not state.touched]
-        for state in self.states.values():
+        idle, piece = [], Slice()
+        for state in list(self.states.values()):
+            if state.idle and not state.touched:
+                idle.append(state)
             state.touched = False
+            await piece.go_on()
         await self._release_all(idle)
         for state in idle:
-            if state.idle and not state.touched and state.leader is None:
-                self.states.pop(state.id, None)
+            is_unused = state.idle and not state.touched and state.leader is None
+            if is_unused and self.states.get(state.id) is state:
+                del self.states[state.id]
+            await piece.go_on()
         # Where so many are in use, looking at all of them again must wait until there are more.
         self._forget_over = max(self.around.settings.topics_in_use_max, len(self.states) * 5 // 4)
 
