@@ -303,12 +303,8 @@ class Node:
         watch("connections", "Open connections.", lambda: server.connections)
         budgets, watch_each = server.budgets, self.metrics.watch_each
         watch_each("budget_held", "Held of each budget.", "budget", lambda: _by_name(budgets.held))
-        watch_each(
-            "budget_refused_total",
-            "Requests refused, and connections cut, for each budget.",
-            "budget",
-            lambda: _by_name(budgets.refused),
-        )
+        refused = ("budget_refused_total", "Requests refused or cut for each budget.", "budget")
+        watch_each(*refused, lambda: _by_name(budgets.refused))
         watch("requests_under_way", "Requests being answered.", lambda: server.busy)
 
     async def _sweep_forever(self, sweeper: Sweeper) -> None:
