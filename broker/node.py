@@ -225,11 +225,8 @@ class Node:
         """Where the node listens."""
         host = self.config.server.host
         reachable = "127.0.0.1" if host in ("", "0.0.0.0") else host  # noqa: S104 - Compared only.
-        return (
-            f"http://[{reachable}]:{self.port}"
-            if ":" in reachable
-            else f"http://{reachable}:{self.port}"
-        )
+        shown = f"[{reachable}]" if ":" in reachable else reachable
+        return f"http://{shown}:{self.port}"
 
     @property
     def port(self) -> int:
