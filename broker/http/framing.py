@@ -70,7 +70,7 @@ def head_of(data: bytes, at: int = 0) -> Head | None:
     Raises:
         BadRequest: it is none, or two parsers may read it in two ways, or it is too long.
     """
-    begin = at + blank_bytes(data, at) if data[at] == _CR else at
+    begin = at + blank_bytes(data, at) if data[at : at + 1] == b"\r" else at
     end = data.find(HEAD_END, begin)
     line = _LINE.match(data, begin)
     if line is None or end < 0:
