@@ -2,12 +2,13 @@
 
 One thread serves all requests, so work that takes long would keep every other request waiting. Such work is
 made of small steps. After each step it asks its slice whether its time is over, and if so waits for the next slice.
-All long work of a loop shares one slice in each round of the loop, however much of it there is::
+All long work of a loop shares one slice, however much of it there is. After each, some rounds of the loop are free of long
+work, since an answer takes several rounds::
 
-    round    slice of A, requests │ slice of B, requests │ slice of A, requests │ …
+    round    slice of A, requests │ requests │ requests │ requests │ slice of B, requests │ requests │ …
 
-So a request waits for one slice at most, and long work goes on as fast as other requests leave time for it. Work that
-waits for something else between its steps may get a new slice somewhat early, which costs a round of the loop.
+So a request waits for a slice or two, and where there are none, free rounds cost microseconds. Work that waits for
+something else between its steps may get a new slice somewhat early, which costs no more than that.
 
 Work that can't be cut into small steps, since it copies much at once, goes to one thread (``aside``), of which Python
 lets the loop run every millisecond or so.
@@ -24,8 +25,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-SLICE_S: Final = 0.002
+SLICE_S: Final = 0.001
 """How long work may go on; a step of it should take less than this."""
+ROUNDS_FREE: Final = 3
+"""The rounds of the loop between two slices. With none, a publish beside long work took five slices."""
 
 ASIDE_BYTES_MIN: Final = 256 * 1024
 ASIDE_ITEMS_MIN: Final = 2_048
@@ -72,23 +75,26 @@ class Slice:
 
 
 async def _turn(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait until it is this caller's turn: those that wait get one round of the loop each."""
+    """Wait until it is this caller's turn: those that wait get one slice each, with free rounds between."""
     turns = _turns.get(loop)
     if turns is None:
         turns = _turns[loop] = deque()
     mine: asyncio.Future[None] = loop.create_future()
     turns.append(mine)
     if len(turns) == 1:
-        loop.call_soon(_give, loop, turns)
+        loop.call_soon(_give, loop, turns, ROUNDS_FREE)
     await mine
 
 
-def _give(loop: asyncio.AbstractEventLoop, turns: _Turns) -> None:
-    """Give the round to the first that still waits."""
+def _give(loop: asyncio.AbstractEventLoop, turns: _Turns, rounds_free: int) -> None:
+    """Let some rounds go by, and give the next to the first that still waits."""
+    if rounds_free:
+        loop.call_soon(_give, loop, turns, rounds_free - 1)
+        return
     while turns:
         first = turns.popleft()
         if not first.done():
             first.set_result(None)
             break
     if turns:
-        loop.call_soon(_give, loop, turns)
+        loop.call_soon(_give, loop, turns, ROUNDS_FREE)

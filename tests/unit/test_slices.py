@@ -1,11 +1,11 @@
-"""Long work in slices: other work goes on between them, and all long work shares one slice a round."""
+"""Long work in slices: other work goes on between them, and all long work shares one slice at a time."""
 
 import asyncio
 import threading
 
 import pytest
 
-from broker.slices import Slice, aside
+from broker.slices import ROUNDS_FREE, Slice, aside
 from broker.testing.bench import settle
 from broker.testing.clock import simulate
 
@@ -60,6 +60,26 @@ async def test_a_round_of_the_loop_has_one_slice_however_many_work() -> None:
     await asyncio.wait_for(asyncio.gather(count_rounds(), *working), 10)
     assert most == 1
     assert done == list("abcd") * 10, "they take turns"
+
+
+async def test_between_two_slices_some_rounds_are_free() -> None:
+    loop = asyncio.get_running_loop()
+    done: list[str] = []
+    free = [0]
+
+    async def count_rounds() -> None:
+        before = len(done)
+        while len(done) < 20:
+            await settle(1)
+            free[-1] += len(done) == before
+            if len(done) > before:
+                free.append(0)
+                before = len(done)
+
+    working = [loop.create_task(_work(name, 10, done)) for name in "ab"]
+    await settle(1)
+    await asyncio.wait_for(asyncio.gather(count_rounds(), *working), 10)
+    assert min(free[1:-1]) >= ROUNDS_FREE
 
 
 async def test_who_was_cancelled_holds_up_nobody() -> None:
