@@ -25,10 +25,19 @@ async def test_a_poll_that_skips_very_many_messages(broker: Attacked, topic: str
     await broker.withstands(attack, peak_bytes_max=384 * sent.MIB)
 
 
-@pytest.mark.parametrize("each", [1, 10])
-async def test_a_poll_that_skips_small_entries(broker: Attacked, topic: str, each: int) -> None:
+@pytest.mark.parametrize(
+    ("publishes", "each"),
+    [
+        (1_000, 1),
+        pytest.param(3_000, 1, marks=pytest.mark.nightly),
+        pytest.param(3_000, 10, marks=pytest.mark.nightly),
+    ],
+)
+async def test_a_poll_that_skips_small_entries(
+    broker: Attacked, topic: str, publishes: int, each: int
+) -> None:
     """Messages of many small publishes lie in as many entries."""
-    *invalids, own = sent.pointers(3_001)
+    *invalids, own = sent.pointers(publishes + 1)
     for pointer in invalids:
         await broker.publish(topic, pointer, each)
     snapshot = Snapshot(transaction_id=own, read_pointer=own - 1, invalids=invalids)
