@@ -174,7 +174,8 @@ class Account:
         return True
 
     def close(self) -> None:
-        """Give all back; the connection has ended."""
+        """Give all back; the connection has ended, and is kept from here no more."""
+        self._cut = _nothing
         for kind, amount in list(self.held.items()):
             self.give(kind, amount)
         self._caller.accounts.pop(self, None)
@@ -230,6 +231,10 @@ class Hold:
         """Give all back."""
         for kind in list(self.held):
             self.give(kind)
+
+
+def _nothing(_kind: Kind) -> None:
+    """Cut what has ended."""
 
 
 def _too_much(kind: Kind, bound: int) -> BrokerError:

@@ -187,6 +187,7 @@ class Connection(asyncio.Protocol):
         self._held, self._at = b"", 0
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self.account.close()
         self.abandon()
         if self._writable is not None and not self._writable.done():
@@ -211,8 +212,12 @@ class Connection(asyncio.Protocol):
         """Tell those that still wait for the client: the reader of its body, and aiohttp."""
         if isinstance(self.body, Content):
             self.body.fail(error)
-        if self._inner is not None:
-            self._inner.connection_lost(error)
+        inner, self._inner = (
+            self._inner,
+            None,
+        )  # It has this connection: neither shall keep the other.
+        if inner is not None:
+            inner.connection_lost(error)
 
     # --- From bytes to requests ---------------------------------------------------------------------
 

@@ -20,7 +20,12 @@ async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
     task = asyncio.ensure_future(work)
     _under_way.add(task)
     task.add_done_callback(_finished)
-    return await asyncio.shield(task)
+    try:
+        return await asyncio.shield(task)
+    finally:
+        del (
+            task
+        )  # It has the error, the error this frame: they would wait for the collector together.
 
 
 def _finished(task: asyncio.Task[Any]) -> None:

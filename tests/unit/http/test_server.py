@@ -1,5 +1,7 @@
 import asyncio
+import gc
 import re
+import weakref
 
 import pytest
 
@@ -134,6 +136,22 @@ async def test_a_waiting_poll_ends_when_its_client_goes(broker: Broker, http: Ht
         await raw.send(WAITING)
         await broker.someone_waits()
     await eventually(lambda: not broker.topics.waiting_polls, lambda: "the poll still waits")
+
+
+async def test_a_connection_that_has_ended_waits_for_no_collector() -> None:
+    """Very many short ones would make one collection long, and that holds the event loop."""
+    broker = Broker()
+    async with listening(broker) as http:
+        gc.disable()
+        try:
+            async with RawHttp(http.port) as raw:
+                await raw.send(raw_request("GET", "/ping"))
+                await raw.reply()
+                (connection,) = map(weakref.ref, broker.server.open)
+            await eventually(lambda: connection() is None, lambda: gc.get_referrers(connection()))
+        finally:
+            gc.enable()
+    await broker.close()
 
 
 async def test_slow_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
