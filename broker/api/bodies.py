@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Final
 
 from broker.errors import BadRequest
 from broker.http.reply import AVRO, AVRO_JSON, JSON, MESSAGES, media_type
@@ -23,8 +24,17 @@ class BodyType(enum.Enum):
     RAW = "text/plain"
 
 
+JSON_BYTES_MAX: Final = 32 * 1024 * 1024
+"""The largest body in JSON. Text that compresses well would else inflate to much that is then refused."""
 _RAW = ("text/plain", "application/octet-stream")
 _JSONS = (JSON, AVRO_JSON)
+
+
+def bytes_max(headers: Mapping[str, str], most: int | None) -> int | None:
+    """Return how many bytes a body of its type may have, inflated, where its route takes ``most``."""
+    if headers.get("Content-Type") == AVRO or media_type(headers) not in _JSONS:
+        return most
+    return JSON_BYTES_MAX if most is None else min(most, JSON_BYTES_MAX)
 
 
 def body_type(headers: Mapping[str, str], *, raw: bool = False, writes: bool = False) -> BodyType:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from broker import logs
+from broker.api import bodies
 from broker.api.access import Authorize, allow_all
 from broker.api.origins import Origins, preflight_reply
 from broker.api.router import Found, Router
@@ -71,7 +72,8 @@ class Dispatch:
         timeout_s = self._deadline_s
         if timeout is not None:
             timeout_s = min(parse_timeout_s(timeout), self._timeout_s_max)
-        return Admitted(found, found.names, timeout_s, found.route.body_bytes_max)
+        most = bodies.bytes_max(headers, found.route.body_bytes_max)
+        return Admitted(found, found.names, timeout_s, most)
 
     def lines(self, headers: Mapping[str, str]) -> str:
         """Return what the head of each reply has for a page: lines with their ends, or nothing."""

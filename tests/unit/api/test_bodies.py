@@ -1,6 +1,6 @@
 import pytest
 
-from broker.api.bodies import BodyType, body_type
+from broker.api.bodies import JSON_BYTES_MAX, BodyType, body_type, bytes_max
 from broker.errors import BadRequest
 
 
@@ -43,3 +43,19 @@ def test_one_message_as_it_is_can_only_be_published() -> None:
         body_type({"Content-Type": "text/plain"})
     with pytest.raises(BadRequest, match="not ''"):
         body_type({})
+
+
+@pytest.mark.parametrize(
+    ("sent", "most", "bound"),
+    [
+        ("avro/binary", None, None),
+        ("text/plain", None, None),
+        ("", 7, 7),
+        ("application/json", None, JSON_BYTES_MAX),
+        ("Avro/JSON; charset=utf-8", None, JSON_BYTES_MAX),
+        ("application/json", 2 * JSON_BYTES_MAX, JSON_BYTES_MAX),
+        ("application/json", 7, 7),
+    ],
+)
+def test_json_has_a_bound_of_its_own(sent: str, most: int | None, bound: int | None) -> None:
+    assert bytes_max({"Content-Type": sent}, most) == bound
