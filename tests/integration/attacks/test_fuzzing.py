@@ -18,7 +18,7 @@ PEAK_BYTES_MAX = 256 * 1024 * 1024
 LOG_LINES_MAX = 200
 HELD_S_MAX = 0.02
 ODD_HOLDS_MAX = 0.001
-"""The share of the monitor's ticks that may find the loop held for longer: another program's doing."""
+"""The share of the monitor's ticks that may find the loop held for longer, by the collector or other programs."""
 
 
 async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object]:
