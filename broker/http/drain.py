@@ -164,18 +164,20 @@ async def stop_accepting(server: asyncio.Server, serve: Callable[[], asyncio.Pro
     loop = asyncio.get_running_loop()
     accepted: list[socket.socket] = []
     own: list[socket.socket] = []
-    for listening in server.sockets:
-        with socket.socket(fileno=os.dup(listening.fileno())) as queue:
-            queue.setblocking(False)
-            accepted += _accept_last(queue, own)
-    server.close()
-    for connection in accepted:
-        connection.setblocking(False)
-        await loop.connect_accepted_socket(serve, connection)
-    for _ in range(TURNS_TO_ACCEPT):
-        await asyncio.sleep(0)
-    for filler in own:
-        filler.close()
+    try:
+        for listening in server.sockets:
+            with socket.socket(fileno=os.dup(listening.fileno())) as queue:
+                queue.setblocking(False)
+                accepted += _accept_last(queue, own)
+        server.close()
+        for connection in accepted:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(serve, connection)
+        for _ in range(TURNS_TO_ACCEPT):
+            await asyncio.sleep(0)
+    finally:
+        for filler in own:
+            filler.close()
 
 
 def _accept_last(queue: socket.socket, own: list[socket.socket]) -> list[socket.socket]:
