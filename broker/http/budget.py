@@ -55,7 +55,10 @@ DEFAULTS: Final[Mapping[Kind, Bounds]] = {
         192 * _MIB, 256 * _MIB, 384 * _MIB, "Bytes of bodies, as sent and as inflated."
     ),
     Kind.ITEMS: Bounds(
-        2_000_000, 4_000_000, 8_000_000, "Messages of decoded bodies; eight pointers of a snapshot count as one."
+        2_000_000,
+        4_000_000,
+        8_000_000,
+        "Messages of decoded bodies; eight pointers of a snapshot count as one.",
     ),
     Kind.REPLY_BYTES: Bounds(
         160 * _MIB, 320 * _MIB, 512 * _MIB, "Bytes of replies that the reader has not taken."
