@@ -26,7 +26,6 @@ CHUNK_BYTES_MEAN_MIN: Final = 64
 CHUNK_LINE_BYTES_MAX: Final = 512
 TRAILER_BYTES_MAX: Final = 8 * 1024
 
-LENGTH_DIGITS_MAX: Final = 18
 _CR: Final = 13
 _LF: Final = 10
 
@@ -36,7 +35,9 @@ _BLANK = re.compile(rb"(?:\r\n){1,2}")
 _LINE = re.compile(_TOKEN + rb"{1,64} [^\s]+ HTTP/1\.([01])\r\n")
 _BEGUN = re.compile(_TOKEN + rb"{0,64}(?: [^\s]*(?: [HTP/1.0]{0,8}\r?)?)?|\r")
 _FRAMING = re.compile(
-    rb"\r\n(?:(content-length)|(transfer-encoding)|[ \t])([ \t]*:)?([^\r\n]*)", re.IGNORECASE
+    rb"\r\n(?:content-length:[ \t]*([0-9]{1,18})[ \t]*(?=\r)"
+    rb"|(content-length|transfer-encoding|[ \t])([ \t]*:)?([^\r\n]*))",
+    re.IGNORECASE,
 )
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
@@ -84,9 +85,15 @@ def head_of(data: bytes, at: int = 0) -> Head | None:
     if framing is None:
         return Head(begin, end, minor)
     first, last = framing.span()
+    length = framing[1]
     if _FRAMING.search(data, last, end) is not None:
         raise BadRequest("This request says several times how long its body is, or folds lines.")
-    return Head(begin, end, minor, _length(framing, minor), first, last)
+    told = None
+    if length is not None:
+        told = int(length)
+    else:
+        _check_coding(framing, minor)
+    return Head(begin, end, minor, told, first, last)
 
 
 def blank_bytes(data: bytes, at: int = 0) -> int:
@@ -95,16 +102,15 @@ def blank_bytes(data: bytes, at: int = 0) -> int:
     return blank.end() - at if blank is not None else 0
 
 
-def _length(framing: re.Match[bytes], minor: int) -> int | None:
-    length, coding, colon, value = framing.groups()
-    value = value.strip(b" \t")
-    if length and colon == b":" and len(value) <= LENGTH_DIGITS_MAX and value.isdigit():
-        return int(value)
-    if coding and colon == b":" and minor and value.lower() == b"chunked":
-        return None
-    if length:
+def _check_coding(framing: re.Match[bytes], minor: int) -> None:
+    """Raise BadRequest for what tells of a body in another way than by its length, or that it comes in chunks."""
+    _, name, colon, value = framing.groups()
+    name, value = name.lower(), value.strip(b" \t")
+    if name == b"transfer-encoding" and colon == b":" and minor and value.lower() == b"chunked":
+        return
+    if name == b"content-length":
         raise BadRequest(f"Content-Length must be a number of bytes, not {value[:80]!a}.")
-    if coding:
+    if name == b"transfer-encoding":
         raise BadRequest(f"Transfer-Encoding {value[:80]!a} is not read; chunked in HTTP/1.1 is.")
     raise BadRequest("A line of the head is folded. Write each field in one line.")
 
