@@ -1,14 +1,17 @@
 import asyncio
 import gzip
 from collections.abc import AsyncGenerator, AsyncIterator
+from typing import cast
 
 import pytest
 
 from broker.config import Config, ServerConfig
 from broker.errors import Unavailable
 from broker.http import outgoing
-from broker.http.outgoing import accepts_gzip
-from broker.http.reply import Stream
+from broker.http.budget import Hold
+from broker.http.connection import Connection
+from broker.http.outgoing import Outgoing, ReaderStalled, Slow, accepts_gzip
+from broker.http.reply import Reply, Stream
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
 from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
@@ -130,6 +133,42 @@ async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> Non
             await raw_poll(slow)
             assert len(read((await slow.reply()).body)) == 2 * len(PAYLOADS)
     await broker.close()
+
+
+class Dripping:
+    """A connection whose reader takes so many bytes each time that one waits for it."""
+
+    def __init__(self, unsent: int, takes: int) -> None:
+        self.unsent_bytes = unsent
+        self.takes = takes
+        self.cut = False
+
+    @property
+    def writing_paused(self) -> bool:
+        return self.unsent_bytes > 0
+
+    def write(self, *parts: bytes) -> None:
+        pass
+
+    async def drained(self, wait_s: float) -> bool:
+        self.unsent_bytes -= self.takes
+        return self.unsent_bytes <= 0
+
+    def force_close(self) -> None:
+        self.cut = True
+
+
+@pytest.mark.parametrize(("takes", "cut"), [(0, True), (999, True), (1000, False)])
+async def test_a_reader_that_takes_next_to_nothing_is_cut(takes: int, cut: bool) -> None:
+    dripping = Dripping(50_000, takes)
+    slow = Slow(stall_s=10, bytes_a_second_min=100)
+    out = Outgoing(cast("Connection", dripping), "HEAD", {}, b"", Hold(None), slow)
+    if cut:
+        with pytest.raises(ReaderStalled):
+            await out.send(Reply())
+    else:
+        await out.send(Reply())
+    assert dripping.cut is cut
 
 
 def failing(answers: list[bytes | Exception]) -> Stream:
