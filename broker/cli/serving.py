@@ -28,6 +28,9 @@ ping, and 2.4 to 4.1 ms with this.
 FILES_BESIDE_CONNECTIONS = 1500
 """The database's tables, its log, and some."""
 
+NEW_OBJECTS_MAX = 5_000
+"""After so many new objects the collector looks at them: a publish makes some dozen, which are gone by then."""
+
 log = logs.get_logger()
 
 
@@ -53,6 +56,7 @@ async def _run(config: Config) -> str | None:
     if not await _started(node, signalled):
         return None
     gc.collect()
+    gc.set_threshold(NEW_OBJECTS_MAX, 10, 10)
     gc.freeze()  # Modules and what was made once: a later collection need not look at them again.
     _say(f"broker ready at {node.url}")
     with contextlib.closing(Clocks()) as clocks, Monitor(node.metrics.loop_held, clocks):

@@ -30,7 +30,7 @@ from broker.errors import BadRequest, BrokerError, Overloaded
 from broker.http.budget import Account, Cut, Hold, Kind
 from broker.http.content import Content
 from broker.http.drain import half_close, has_arrived
-from broker.http.framing import Chunks, Head, blank_bytes, head_of
+from broker.http.framing import Chunks, blank_bytes, head_of
 from broker.http.side import Side
 
 if TYPE_CHECKING:
@@ -230,8 +230,13 @@ class Connection(asyncio.Protocol):
                 if self._held:
                     self._server.head_grew(self)
                 return
-            end = self._body_of(head, data)
-            size = head.end - head.begin
+            length, begin = head.length, head.end
+            if length is not None and begin + length <= len(data):
+                end = begin + length
+                self.body = data[begin:end] if length else b""
+            else:
+                end = self._begin_body(length, data, begin)
+            size = begin - head.begin
             if end < len(data):
                 self._held, self._at = data, end
                 self._count(size + len(data) - end)
@@ -246,21 +251,20 @@ class Connection(asyncio.Protocol):
             return
         self.minor = head.minor
         self.busy = True
-        self._server.request_began(self)
+        server = self._server
+        server.busy += 1
+        if server.heads:
+            server.heads.pop(self, None)
         if self._inner is None:
             self._inner = self._server.make_inner()
             self._inner.connection_made(Side(self))
         self._inner.data_received(head.without_body(data))
 
-    def _body_of(self, head: Head, data: bytes) -> int:
-        """Take what is here of the body; return the place behind it."""
-        length, begin = head.length, head.end
-        if length is not None and begin + length <= len(data):
-            self.body = data[begin : begin + length] if length else b""
-            return begin + length
+    def _begin_body(self, length: int | None, data: bytes, at: int) -> int:
+        """Take what is here of a body that is not here in whole; return the place behind it."""
         self._left = Chunks() if length is None else length
         self.body = Content(length, self._set_reading)
-        return self._take_body(self.body, data, begin)
+        return self._take_body(self.body, data, at)
 
     def _take_body(self, body: Content, data: bytes, at: int) -> int:
         """Take what belongs to the body under way; return the place behind it. Raises BadRequest."""

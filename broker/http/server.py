@@ -69,7 +69,7 @@ class Server:
         self.heads: dict[Connection, float] = {}
         """Connections with a begun head, oldest first, and when it began."""
         self.busy = 0
-        """How many requests are under way."""
+        """How many requests are under way: a connection counts its own when the head is whole."""
         self.draining = False
         self._patience_s = 0.0
         self._loop: asyncio.AbstractEventLoop
@@ -160,12 +160,6 @@ class Server:
         """Note that nothing of a request is there any more."""
         if self.heads.pop(connection, None) is not None:
             self._drain.look()
-
-    def request_began(self, connection: Connection) -> None:
-        """Note that a whole head was read: from here on it is a request that gets an answer."""
-        self.busy += 1
-        if self.heads:
-            self.heads.pop(connection, None)
 
     def request_ended(self, connection: Connection, *, stays_open: bool = False) -> None:
         """Note that the reply was sent, or can't be."""

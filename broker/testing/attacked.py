@@ -349,7 +349,7 @@ def others_processor_s(own: Sequence[int]) -> float:
 def longest_hold_s(before: dict[float, int], after: dict[float, int]) -> float:
     """Return the upper bound of the longest hold between two looks at the histogram, in seconds."""
     bounds = sorted(after)
-    more = [after[bound] - before[bound] for bound in bounds]
+    more = [after[bound] - before.get(bound, 0) for bound in bounds]
     return bounds[more.index(more[-1])]
 
 

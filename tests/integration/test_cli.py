@@ -391,7 +391,7 @@ def test_what_a_broker_does_not_take_is_refused_with_its_limit(tmp_path: Path) -
             client.create_topic("a/b")
         large = subprocess.run([*command, "--file", str(file)], capture_output=True, check=False)
     assert large.returncode == 1
-    assert b"1048576 bytes" in large.stderr
+    assert b"1,048,576 bytes" in large.stderr
     assert b"broker serve --body-bytes-max" in large.stderr
 
 
