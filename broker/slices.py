@@ -11,7 +11,7 @@ So a request waits for a slice or two, and where there are none, free rounds cos
 something else between its steps may get a new slice somewhat early, which costs no more than that.
 
 Work that can't be cut into small steps, since it copies much at once, goes to one thread (``aside``), of which Python
-lets the loop run every millisecond or so.
+lets the loop run every half of a millisecond or so.
 
 Time is the loop's. Where that is virtual, no slice is ever over, and a run stays the same every time.
 """
@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
 
-SLICE_S: Final = 0.001
+SLICE_S: Final = 0.0005
 """How long work may go on; a step of it should take less than this."""
 ROUNDS_FREE: Final = 3
 """The rounds of the loop between two slices. With none, a publish beside long work took five slices."""

@@ -36,7 +36,7 @@ from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_hel
 from broker.topics.payload_reading import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
-PAGE_BYTES_MAX = 32 * 1024 * 1024
+PAGE_BYTES_MAX = 8 * 1024 * 1024
 COUNTED_AT_ONCE: Final = 1024 * 1024
 """The bytes of a page are counted by so many."""
 CLOCKS_DIFFER_MS_MAX = 3_600_000

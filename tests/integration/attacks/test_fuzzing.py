@@ -18,6 +18,7 @@ PEAK_BYTES_MAX = 256 * 1024 * 1024
 LOG_LINES_MAX = 200
 HELD_S_MAX = 0.02
 ODD_HOLDS_MAX = 0.001
+ODD_HOLDS = 2
 """The share of the monitor's ticks that may find the loop held for longer, by the collector or other programs."""
 
 
@@ -55,4 +56,4 @@ async def test_requests_that_are_almost_right(
     # At its very start a broker has no ticks yet.
     ticks = after[float("inf")] - before.get(float("inf"), 0)
     held = ticks - (after[HELD_S_MAX] - before.get(HELD_S_MAX, 0))
-    assert held <= ticks * ODD_HOLDS_MAX, f"held {held} times of {ticks}: {after}"
+    assert held <= max(ODD_HOLDS, ticks * ODD_HOLDS_MAX), f"held {held} times of {ticks}: {after}"
