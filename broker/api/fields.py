@@ -55,14 +55,3 @@ def _advice(name: str, names: Sequence[str]) -> str:
     if "messages" in names:
         told += " To publish a JSON value as one message, send it as text/plain, or its text as a string in messages."
     return told
-
-
-def integer(field: str, value: object, value_max: int) -> int:
-    """Return a whole number of so many bits. Raises BadRequest."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadRequest(f"{field}: a whole number is needed.")
-    if not -value_max - 1 <= value <= value_max:
-        raise BadRequest(
-            f"{field}: the number does not fit into {value_max.bit_length() + 1} bits."
-        )
-    return value

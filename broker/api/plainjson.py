@@ -46,7 +46,7 @@ from broker.model import (
     message_id_from_hex,
 )
 from broker.topics.settings import Published
-from broker.wire import attributes
+from broker.wire import attributes, avrojson
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
 from broker.wire.snapshotjson import snapshot_steps
@@ -244,7 +244,7 @@ def _ttl_s(where: str, value: object) -> int | None:
 
 
 def _pointer(value: object) -> int | None:
-    return None if value is None else fields.integer("write_pointer", value, LONG_MAX)
+    return None if value is None else avrojson.integer("write_pointer", value, LONG_MAX)
 
 
 def encode_published(published: Published) -> bytes:
@@ -307,7 +307,7 @@ def poll_steps(body: bytes, *, take: Take = free) -> Steps[Poll]:
     if not isinstance(inclusive, bool):
         raise BadRequest("inclusive: true or false is needed.")
     limit = record.get("limit")
-    if limit is not None and fields.integer("limit", limit, INT_MAX) < 1:
+    if limit is not None and avrojson.integer("limit", limit, INT_MAX) < 1:
         raise BadRequest(f"limit: must be at least 1, not {limit}.")
     start, snapshot = _start(record.get("start")), None
     if record.get("snapshot") is not None:

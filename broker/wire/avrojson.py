@@ -249,7 +249,8 @@ def _optional(
     raise BadRequest(f"{field}: {' or '.join(branches)} or null is needed.")
 
 
-def _integer(field: str, value: object, value_max: int) -> int:
+def integer(field: str, value: object, value_max: int) -> int:
+    """Return a whole number of so many bits. Raises BadRequest."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadRequest(f"{field}: a whole number is needed.")
     if not -value_max - 1 <= value <= value_max:
@@ -260,11 +261,11 @@ def _integer(field: str, value: object, value_max: int) -> int:
 
 
 def _long(field: str, value: object) -> int:
-    return _integer(field, value, LONG_MAX)
+    return integer(field, value, LONG_MAX)
 
 
 def _int(field: str, value: object) -> int:
-    return _integer(field, value, INT_MAX)
+    return integer(field, value, INT_MAX)
 
 
 def _bytes(field: str, value: object) -> bytes:
