@@ -125,6 +125,14 @@ def row_after(row: RowId) -> RowId:
     return ROW_ID_MAX if row >= ROW_ID_MAX else _next(row)
 
 
+def id_after(message_id: MessageId) -> MessageId:
+    """Return the least message id above one; the greatest stays what it is."""
+    row, payload_row = message_id[:ROW_ID_BYTES], message_id[ROW_ID_BYTES:]
+    if payload_row < ROW_ID_MAX:
+        return row + _next(payload_row)
+    return message_id if row >= ROW_ID_MAX else _next(row) + ROW_ID_MIN
+
+
 def _next(row: RowId) -> RowId:
     return (int.from_bytes(row, "big") + 1).to_bytes(ROW_ID_BYTES, "big")
 

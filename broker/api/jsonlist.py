@@ -21,7 +21,7 @@ class HasPayload(Protocol):
     """A message, in whatever form; None: it has no payload of its own."""
 
     @property
-    def payload(self) -> bytes | None:
+    def payload(self) -> bytes | memoryview | None:
         """Its payload."""
 
 

@@ -25,7 +25,7 @@ class ShownPayload(NamedTuple):
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-def shown(payload: bytes, bytes_max: int | None = None) -> ShownPayload:
+def shown(payload: bytes | memoryview, bytes_max: int | None = None) -> ShownPayload:
     """Return at most ``bytes_max`` bytes of a payload as text, if they are UTF-8, or as base64.
 
     A cut never goes through the middle of a character.
@@ -40,7 +40,7 @@ def shown(payload: bytes, bytes_max: int | None = None) -> ShownPayload:
 
 
 def in_pieces(
-    before: Mapping[str, Any], payload: bytes, after: Mapping[str, Any]
+    before: Mapping[str, Any], payload: bytes | memoryview, after: Mapping[str, Any]
 ) -> Iterator[bytes]:
     """Yield an object in JSON: the fields ``before``, ``encoding`` and ``payload`` as ``shown`` has them, ``after``.
 
@@ -62,7 +62,7 @@ def in_pieces(
     yield b'",' + orjson.dumps(after)[1:]
 
 
-def _decoded(payload: bytes) -> Iterator[str]:
+def _decoded(payload: bytes | memoryview) -> Iterator[str]:
     """Yield the parts of a payload as text. Raises UnicodeDecodeError at the first part that is none."""
     decoder = _UTF8()
     for at in range(0, len(payload), PART_BYTES):

@@ -45,6 +45,8 @@ FORMAT_ATTRIBUTED: Final = 2
 """Of entries with attributes. A change of the encoding takes a new number; tests keep entries of each older one."""
 ENTRY_BYTES_MAX: Final = 16 * 1024
 """The most bytes of items and attributes in an entry of more than one message."""
+VIEWED_BYTES_MIN: Final = 64 * 1024
+"""A message of so many bytes is read as a view of its cell."""
 
 STORED, STUB = 8, 16
 _ATTRIBUTED = 32
@@ -112,7 +114,7 @@ class Entry:
         last: RowId,
         count: int,
         starts: Sequence[int] | bytes,
-        items: bytes,
+        items: bytes | memoryview,
         *,
         pointer: int | None = None,
         lifetime_ms: int | None = None,
@@ -121,6 +123,8 @@ class Entry:
         attributed: bytes = b"",
     ) -> None:
         """Keep the parts; ``starts`` has where each item begins in ``items``, or bytes as they are stored.
+
+        ``items`` may be a view if it has one message.
 
         ``attributed``: the attributes of messages that have any, as they are stored.
         """
@@ -184,25 +188,31 @@ class Entry:
 
     def id(self, place: int) -> RowId:
         """Return the id of one message."""
+        if self.count == 1:
+            return self.first
         start = self.starts[place] + self._id_at
-        return self.items[start : start + ROW_ID_BYTES]
+        return bytes(self.items[start : start + ROW_ID_BYTES])
 
     def ids(self) -> list[RowId]:
         """Return the ids of all messages."""
+        if self.count == 1:
+            return [self.first]
         items, at = self.items, self._id_at
-        return [items[start + at : start + at + ROW_ID_BYTES] for start in self.starts]
+        return [bytes(items[start + at : start + at + ROW_ID_BYTES]) for start in self.starts]
 
     def message_id(self, place: int) -> bytes:
         """Return one message's id as its item has it; in a payload log that is the second half."""
         start = self.starts[place] + self._id_at
-        return self.items[start : start + (ROW_ID_BYTES if self._id_at == 0 else MESSAGE_ID_BYTES)]
+        size = ROW_ID_BYTES if self._id_at == 0 else MESSAGE_ID_BYTES
+        return bytes(self.items[start : start + size])
 
     def payload(self, place: int) -> bytes:
         """Return one message's payload."""
-        start = self.starts[place] + self._id_at
-        start += ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES
-        _, start = read_long(self.items, start)
-        return self.items[start : self._end(place)]
+        return bytes(self.items[self._payload_at(place) : self._end(place)])
+
+    def payload_view(self, place: int) -> memoryview:
+        """Return one message's payload as a view of the entry. None is copied."""
+        return memoryview(self.items)[self._payload_at(place) : self._end(place)]
 
     def payload_bytes(self, first: int = 0) -> int:
         """Return how many bytes the payloads of the messages from ``first`` on have together. None is copied."""
@@ -245,7 +255,7 @@ class Entry:
         fitting = bisect_right(self.starts, self.starts[first] + bytes_max) - 1
         return min(max(fitting, first + 1), stop)
 
-    def run(self, first: int, stop: int) -> bytes:
+    def run(self, first: int, stop: int) -> bytes | memoryview:
         """Return the items of the messages ``first`` to ``stop`` (exclusive), as they are stored."""
         if first == 0 and stop == self.count:
             return self.items
@@ -282,7 +292,7 @@ class Entry:
         part.rolled = self.rolled
         return part
 
-    def framed(self, reference: RowId, first: int, stop: int) -> list[bytes]:
+    def framed(self, reference: RowId, first: int, stop: int) -> list[bytes | memoryview]:
         """Return items of a payload log as those of a reply, under the id of their reference, in parts."""
         items, lead = self.items, _MESSAGE_LEAD + reference
         if self.count == 1:
@@ -295,9 +305,14 @@ class Entry:
         """Whether a message was rolled back."""
         return any(first <= row <= last for first, last in self.rolled)
 
+    def _payload_at(self, place: int) -> int:
+        start = self.starts[place] + self._id_at
+        start += ROW_ID_BYTES if self.flags & STORED else MESSAGE_ID_BYTES
+        return read_long(self.items, start)[1]
+
     def _id_of(self, start: int) -> RowId:
         start += self._id_at
-        return self.items[start : start + ROW_ID_BYTES]
+        return bytes(self.items[start : start + ROW_ID_BYTES])
 
     def _end(self, place: int) -> int:
         return self.starts[place + 1] if place + 1 < self.count else len(self.items)
@@ -506,6 +521,11 @@ def unpacked_starts(value: bytes) -> Sequence[int]:
     return starts
 
 
+def _part(value: bytes, at: int, stop: int) -> bytes | memoryview:
+    """Return a part of a value; a large one, which has one message, is not copied: nothing else could run meanwhile."""
+    return value[at:stop] if stop - at < VIEWED_BYTES_MIN else memoryview(value)[at:stop]
+
+
 def decode(value: bytes, *, is_checked: bool = False) -> Entry:
     """Decode an entry; ``is_checked``: its checksum need not be computed. Raises StorageCorrupt."""
     body_end = len(value) - _CRC.size
@@ -551,7 +571,7 @@ def decode(value: bytes, *, is_checked: bool = False) -> Entry:
         last,
         count,
         starts,
-        b"" if flags & STUB else value[items_at:body_end],
+        b"" if flags & STUB else _part(value, items_at, body_end),
         pointer=numbers[0],
         lifetime_ms=numbers[1],
         number=numbers[2],

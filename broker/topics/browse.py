@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Final, NamedTuple
 
 from broker.http import budget
@@ -25,18 +25,22 @@ from broker.model import (
     Snapshot,
     Topic,
     first_row_at,
+    id_after,
     row_after,
     row_before,
 )
 from broker.slices import Slice
-from broker.storage.entry import Entry
+from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
 from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_held, oldest_live
 from broker.topics.payload_reading import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
-PAGE_BYTES_MAX = 8 * 1024 * 1024
+PAGE_BYTES_MAX = 2 * 1024 * 1024
+"""A page ends with the message that reaches this."""
+AT_ONCE_BYTES: Final = 512 * 1024
+"""Storage is asked for so many at once. A message is one copy at least, which nothing interrupts."""
 COUNTED_AT_ONCE: Final = 1024 * 1024
 """The bytes of a page are counted by so many."""
 CLOCKS_DIFFER_MS_MAX = 3_600_000
@@ -82,7 +86,7 @@ class BrowseEntry(NamedTuple):
     """
 
     id: MessageId
-    payload: bytes | None
+    payload: bytes | memoryview | None
     kind: Kind
     tx_state: TransactionState
     pointer: int | None
@@ -96,7 +100,7 @@ class BrowsePage(NamedTuple):
     """Entries in the order asked for.
 
     ``next`` goes on where the page ends: as ``start`` when ascending, as ``end`` when descending;
-    None at the end.
+    None at the end. Behind a page that is full by its bytes there may be nothing: a look would fetch a message.
     """
 
     entries: list[BrowseEntry]
@@ -135,7 +139,7 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> BrowseP
     async with aclosing(browser.entries()) as found:
         async for entry in found:
             await mine.go_on()
-            if len(entries) >= query.limit or size > PAGE_BYTES_MAX:
+            if len(entries) >= query.limit:
                 following = entries[-1].id if query.descending and entries else entry.id
                 return BrowsePage(entries, following)
             entries.append(entry)
@@ -144,6 +148,8 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> BrowseP
             if uncounted >= COUNTED_AT_ONCE:
                 hold.take(budget.Kind.REPLY_BYTES, uncounted)
                 uncounted = 0
+            if size > PAGE_BYTES_MAX:
+                return BrowsePage(entries, entry.id if query.descending else id_after(entry.id))
     return BrowsePage(entries, None)
 
 
@@ -179,6 +185,8 @@ class _Browser:
         self._high = high
         self._hold = hold
         self._payload_bytes_max = query.payload_bytes_max
+        self._bytes_max = min(AT_ONCE_BYTES, around.settings.page_bytes_max)
+        self._slice = Slice()
 
     async def entries(self) -> AsyncGenerator[BrowseEntry, None]:
         """Yield what lies in ``[low, high)``, in the order asked for."""
@@ -199,14 +207,14 @@ class _Browser:
                                 yield entry
 
     async def _entries_of(self, reader: LogReader) -> AsyncGenerator[Entry, None]:
-        settings = self._around.settings
-        cells_max = min(self._query.limit + 1, settings.page_rows_max)
+        cells_max = min(self._query.limit + 1, self._around.settings.page_rows_max)
         while not reader.ended:
-            found = (
-                await reader.before(cells_max, settings.page_bytes_max)
-                if self._query.descending
-                else await reader.next(settings.page_bytes_max, cells_max)
-            )
+            async with self._turn():
+                found = (
+                    await reader.before(cells_max, self._bytes_max)
+                    if self._query.descending
+                    else await reader.next(self._bytes_max, cells_max)
+                )
             self._hold.take(budget.Kind.ROWS, len(found))
             for entry in found:
                 yield entry
@@ -221,7 +229,7 @@ class _Browser:
     ) -> AsyncGenerator[BrowseEntry, None]:
         """Yield what is to be seen of one message: itself, and what it refers to."""
         row = stored.id(place)
-        payload = None if stored.is_reference else stored.payload(place)
+        payload = None if stored.is_reference else stored.payload_view(place)
         own = self._entry(stored, row, ROW_ID_MIN, payload, stored.lifetime_ms)
         if own is None:
             return  # With its life ends that of all that it shows.
@@ -247,22 +255,33 @@ class _Browser:
                 attributes = _attributes_in(stored, places)
                 for place in places:
                     entry = self._entry(
-                        reference, row, stored.id(place), stored.payload(place), life_ms
+                        reference, row, stored.id(place), stored.payload_view(place), life_ms
                     )
                     if entry is not None:
                         yield entry._replace(attributes=attributes.get(place, b""))
 
     async def _payload_entries(self, reader: PayloadReader) -> AsyncGenerator[Entry, None]:
-        settings = self._around.settings
         if self._query.descending:
-            payloads = reader.backwards(self._query.limit + 1, settings.page_bytes_max)
+            payloads = reader.backwards(self._query.limit + 1, self._bytes_max)
             async with aclosing(payloads) as entries:
-                async for entry in entries:
+                while True:
+                    async with self._turn():
+                        entry = await anext(entries, None)
+                    if entry is None:
+                        return
                     yield entry
-            return
         while not reader.ended:
-            for entry in await reader.next(settings.page_bytes_max, self._query.limit + 1):
+            async with self._turn():
+                found = await reader.next(self._bytes_max, self._query.limit + 1)
+            for entry in found:
                 yield entry
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncGenerator[None, None]:
+        """Read while no other browse does, and when publishes have gone by."""
+        async with self._around.browsing:
+            await self._slice.next()
+            yield
 
     def _payload_bounds(self, row: RowId) -> tuple[RowId, RowId]:
         after, through = ROW_ID_MIN, ROW_ID_MAX
@@ -277,7 +296,7 @@ class _Browser:
         stored: Entry,
         row: RowId,
         payload_row: RowId,
-        payload: bytes | None,
+        payload: memoryview | None,
         lifetime_ms: int | None,
     ) -> BrowseEntry | None:
         if not lives(self._topic, row, lifetime_ms, self._around.clock.now_ms()):
@@ -286,7 +305,7 @@ class _Browser:
         size = 0 if payload is None else len(payload)
         return BrowseEntry(
             row + payload_row,
-            payload if payload is None else payload[: self._payload_bytes_max],
+            self._kept(payload),
             _kind(payload_row, payload),
             _transaction_state(stored.pointer, is_rolled_back),
             stored.pointer,
@@ -294,6 +313,13 @@ class _Browser:
             self._consumable(stored.pointer, is_rolled_back),
             size=size,
         )
+
+    def _kept(self, payload: memoryview | None) -> bytes | memoryview | None:
+        """Return what is shown of a payload. A large one stays where it is; of its entry there is little else."""
+        if payload is None:
+            return None
+        kept = payload[: self._payload_bytes_max]
+        return kept if len(kept) > ENTRY_BYTES_MAX else bytes(kept)
 
     def _consumable(self, pointer: int | None, is_rolled_back: bool) -> bool | None:
         snapshot = self._query.snapshot
@@ -311,11 +337,11 @@ class _Browser:
         first = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
         after = max(after, row_before(first))
         log = LogId(self._topic.id, self._topic.generation)
-        reader, mine = self._around.logs.reader(log, after, through), Slice()
+        reader = self._around.logs.reader(log, after, through)
         while not reader.ended:
-            found = await reader.next(self._around.settings.page_bytes_max)
+            async with self._turn():
+                found = await reader.next(self._bytes_max)
             self._hold.take(budget.Kind.ROWS, len(found))
-            await mine.go_on()
             for entry in found:
                 if judge(entry.pointer, snapshot) is not Verdict.HOLD:
                     continue
@@ -330,7 +356,7 @@ def _attributes_in(entry: Entry, places: range) -> dict[int, bytes]:
     return dict(entry.attributes(min(places), max(places) + 1)) if places else {}
 
 
-def _kind(payload_row: RowId, payload: bytes | None) -> Kind:
+def _kind(payload_row: RowId, payload: memoryview | None) -> Kind:
     if payload is None:
         return Kind.REFERENCE
     return Kind.INLINE if payload_row == ROW_ID_MIN else Kind.STORED

@@ -78,17 +78,17 @@ class Page:
         if runs:
             yield _values(runs)
 
-    def _pieces(self, parts: Sequence[bytes]) -> Iterator[bytes | memoryview]:
+    def _pieces(self, parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
         if self.bytes <= WHOLE_BYTES_MAX:
             return iter((b"".join(parts),))
         return pieces_of(parts)
 
-    def _items(self) -> list[bytes]:
+    def _items(self) -> list[bytes | memoryview]:
         return _items(self.runs)
 
 
-def _items(runs: Sequence[Run]) -> list[bytes]:
-    items: list[bytes] = []
+def _items(runs: Sequence[Run]) -> list[bytes | memoryview]:
+    items: list[bytes | memoryview] = []
     for entry, first, stop, row in runs:
         if row is not None:
             items += entry.framed(row, first, stop)
@@ -113,9 +113,9 @@ def _values(runs: list[Run]) -> list[Message]:
     return found
 
 
-def pieces_of(parts: Sequence[bytes]) -> Iterator[bytes | memoryview]:
+def pieces_of(parts: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """Yield what parts are when joined: small ones joined, large ones cut where they lie."""
-    small: list[bytes] = []
+    small: list[bytes | memoryview] = []
     size = 0
     for part in parts:
         is_large = len(part) > _APART_BYTES

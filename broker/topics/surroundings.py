@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from broker.clock import Clock
 from broker.leading.claims import Written
@@ -33,6 +35,7 @@ class Surroundings:
     """What all leaders of a node share."""
 
     __slots__ = (
+        "browsing",
         "cache",
         "clock",
         "instance",
@@ -81,6 +84,11 @@ class Surroundings:
         self.other_clocks = other_clocks or _none_known
         self.cache = CacheBudget(settings.cache_bytes_max)
         self.queue = QueueBudget(settings.queued_bytes_max)
+        self.browsing: AbstractAsyncContextManager[object] = (
+            asyncio.Lock() if logs.table.is_alone else nullcontext()
+        )
+        """Held while a browse reads a store of this process: such reads copy while nothing else can run. In a
+        cluster they wait for servers, of which one that hangs must not hold the others."""
 
     def row_ids(self, pointer_ms: int) -> RowIds:
         """Return the ids of a log whose pointer has this timestamp."""

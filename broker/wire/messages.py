@@ -143,7 +143,9 @@ def _read_count(body: bytes, at: int) -> tuple[int, int]:
 # --- The reply of a poll -------------------------------------------------------------------------
 
 
-def page(count: int, items: Sequence[bytes], found: Sequence[tuple[int, bytes]]) -> list[bytes]:
+def page(
+    count: int, items: Sequence[bytes | memoryview], found: Sequence[tuple[int, bytes]]
+) -> list[bytes | memoryview]:
     """Return one page of a reply, in parts.
 
     Args:

@@ -52,7 +52,7 @@ def encode_bytes(value: bytes) -> bytes:
     return encode_long(len(value)) + value
 
 
-def read_long(body: bytes, at: int) -> tuple[int, int]:
+def read_long(body: bytes | memoryview, at: int) -> tuple[int, int]:
     """Return a 64-bit number and the place after it. Raises Malformed, IndexError."""
     rest = body[at]
     at += 1
@@ -74,7 +74,7 @@ def read_int(body: bytes, at: int) -> tuple[int, int]:
     return (rest >> 1) ^ -(rest & 1), at
 
 
-def _continue(body: bytes, at: int, rest: int, bytes_max: int) -> tuple[int, int]:
+def _continue(body: bytes | memoryview, at: int, rest: int, bytes_max: int) -> tuple[int, int]:
     for shift in range(7, 7 * bytes_max, 7):
         byte = body[at]
         at += 1

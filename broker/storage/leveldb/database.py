@@ -29,6 +29,8 @@ from broker.storage.leveldb import files, tail
 from broker.storage.leveldb.layout import FORMAT_KEY
 
 _PROBE_BYTES_MIN = 4 << 20
+_LARGE_BYTES_MIN = 256 << 10
+"""plyvel copies such a value while nothing else runs, so none is fetched that is not wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +177,11 @@ class Database:
         found: list[tuple[bytes, bytes]] = []
         size, bound = 0, sys.maxsize if bytes_max is None else bytes_max
         # In reverse, plyvel finds nothing where the one key of a range is its start: it gets no start.
-        start = None if reverse else first
+        start, stop = None if reverse else first, last + b"\0"
         arguments = {"reverse": reverse, "verify_checksums": True}
         with (
             self.reading() as db,
-            db.iterator(start=start, stop=last + b"\x00", **arguments) as iterator,
+            db.iterator(start=start, stop=stop, **arguments) as iterator,
         ):
             pairs = iterator
             if reverse:
@@ -189,6 +191,9 @@ class Database:
                 size += len(pair[1])
                 if size >= bound:
                     break
+            if found and len(found[-1][1]) >= _LARGE_BYTES_MIN:
+                key = found[-1][0]
+                return found, _is_any(db, first, key) if reverse else _is_any(db, key + b"\0", stop)
             return found, next(pairs, None) is not None
 
     def keys(self, first: bytes, last: bytes) -> list[bytes]:
@@ -213,6 +218,12 @@ class Database:
         """Rewrite a range of keys without those that were deleted."""
         with self.reading() as db:
             db.compact_range(start=start, stop=stop)
+
+
+def _is_any(db: Any, first: bytes, stop: bytes) -> bool:
+    """Whether there are keys in ``[first, stop)``; no value is copied for it."""
+    with db.iterator(start=first, stop=stop, include_value=False) as keys:
+        return next(keys, None) is not None
 
 
 @contextmanager

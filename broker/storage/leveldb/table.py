@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from broker.errors import BodyTooLarge
+from broker.slices import Short
 from broker.storage.leveldb import files
 from broker.storage.leveldb.compaction import Compaction
 from broker.storage.leveldb.database import Database, Options, open_directory
@@ -104,7 +105,8 @@ class LevelDBTable:
         if clear and has_cells(space):
             await self._warm(space, [row])
         wish = Wish(space, row, expected, puts, deletes, clear)
-        changed: bool = await self._writer.submit(lambda round_: round_.change(wish))
+        with Short():
+            changed: bool = await self._writer.submit(lambda round_: round_.change(wish))
         if changed and clear and has_cells(space):
             self._compaction.gone([cells_prefix(space, row)])
         return changed
