@@ -19,6 +19,7 @@ from broker.model import (
     check_namespace,
     check_topic,
     first_row_at,
+    id_after,
     message_id_from_hex,
     row_after,
     row_before,
@@ -46,7 +47,20 @@ def test_before_and_after_are_neighbours(part: tuple[int, int]) -> None:
         assert row_before(row_after(row)) == row
 
 
+@given(parts, parts)
+def test_no_message_id_is_between_one_and_the_id_after_it(
+    part: tuple[int, int], payload_part: tuple[int, int]
+) -> None:
+    row, payload_row = row_id(*part), row_id(*payload_part)
+    if payload_row < ROW_ID_MAX:
+        assert id_after(row + payload_row) == row + row_after(payload_row)
+    elif row < ROW_ID_MAX:
+        assert id_after(row + payload_row) == row_after(row) + ROW_ID_MIN
+
+
 def test_the_ends_have_no_neighbours_beyond() -> None:
+    assert id_after(ROW_ID_MAX + ROW_ID_MAX) == ROW_ID_MAX + ROW_ID_MAX
+    assert id_after(row_id(1, 1) + ROW_ID_MAX) == row_id(1, 2) + ROW_ID_MIN
     assert row_before(ROW_ID_MIN) == ROW_ID_MIN
     assert row_after(ROW_ID_MAX) == ROW_ID_MAX
     assert row_after(b"\xff" * 10) == ROW_ID_MAX

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from broker.slices import ROUNDS_FREE, Slice, aside
+from broker import slices
+from broker.slices import ROUNDS_FREE, Short, Slice, aside
 from broker.testing.bench import settle
 from broker.testing.clock import simulate
 
@@ -80,6 +81,24 @@ async def test_between_two_slices_some_rounds_are_free() -> None:
     await settle(1)
     await asyncio.wait_for(asyncio.gather(count_rounds(), *working), 10)
     assert min(free[1:-1]) >= ROUNDS_FREE
+
+
+async def test_long_work_waits_for_short_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "HELD_S_MAX", 3600)
+    done: list[str] = []
+    with Short(), Short():
+        working = asyncio.ensure_future(_work("a", 3, done))
+        await settle(ROUNDS_FREE + 5)
+        assert done == ["a"], "the first slice begins at once, the second waits"
+    await asyncio.wait_for(working, 10)
+    assert done == list("aaa")
+
+
+async def test_short_work_that_takes_long_does_not_stop_long_work() -> None:
+    done: list[str] = []
+    with Short():
+        await asyncio.wait_for(_work("a", 3, done), 10)
+    assert done == list("aaa")
 
 
 async def test_who_was_cancelled_holds_up_nobody() -> None:

@@ -156,7 +156,15 @@ def test_a_message_larger_than_an_entry_is_alone():
     ids = [row_id(1, n) for n in range(3)]
     found = entries_of(1, ids, [b"a", bytes(1 << 20), b"b"])
     assert [entry.count for entry in found] == [1, 1, 1]
-    assert decode(encode(found[1])).payload(0) == bytes(1 << 20)
+    large = decode(encode(found[1]))
+    assert large.payload(0) == bytes(1 << 20)
+    assert (large.ids(), large.id(0), large.message_id(0)[:ROW_ID_BYTES]) == (
+        ids[1:2],
+        ids[1],
+        ids[1],
+    )
+    assert encode(large) == encode(found[1]), "read as a view, it is the same entry"
+    assert large.payload_view(0) == large.payload(0)
 
 
 # Places, against a model.

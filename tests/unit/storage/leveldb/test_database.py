@@ -46,6 +46,25 @@ def test_in_reverse_the_bounds_are_the_same(database: Database) -> None:
     assert keys(b"a4", b"b") == []
 
 
+def test_behind_a_large_value_there_may_be_more(database: Database) -> None:
+    batch, large = database.batch(), bytes(1 << 20)
+    for key in (b"a1", b"a2", b"b1"):
+        batch.put(key, large)
+    batch.write()
+
+    def more(first: bytes, last: bytes, *, reverse: bool) -> bool:
+        found, there_is_more = database.pairs(
+            first, last, pairs_max=9, bytes_max=1, reverse=reverse
+        )
+        assert [value for _, value in found] == [large]
+        return there_is_more
+
+    for reverse in (False, True):
+        assert more(b"a1", b"a2", reverse=reverse)
+        assert not more(b"a1", b"a1", reverse=reverse)
+        assert not more(b"a2", b"a9", reverse=reverse)
+
+
 def test_opening_anew_waits_for_reads_and_reads_wait_for_it(database: Database) -> None:
     put(database, b"a1")
     inside, may_end, reopened = threading.Event(), threading.Event(), threading.Event()
