@@ -28,7 +28,7 @@ ping, and 2.4 to 4.1 ms with 1 ms. With 0.2 ms publishing was a tenth slower.
 FILES_BESIDE_CONNECTIONS = 1500
 """The database's tables, its log, and some."""
 
-NEW_OBJECTS_MAX = 2_000
+NEW_OBJECTS_MAX = 5_000
 """After so many new objects the collector looks at them: a publish makes some dozen, which are gone by then."""
 
 log = logs.get_logger()
