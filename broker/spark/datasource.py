@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from broker.spark.batch import PushingBatchReader, TmsBatchReader
 from broker.spark.batches import SCHEMA, arrow_schema
+from broker.spark.beats import check_nullable
 from broker.spark.options import sink_options, source_options
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 from broker.spark.stream import TmsStreamReader
@@ -44,9 +45,12 @@ class TmsDataSource(DataSource):
 
     @override
     def streamReader(self, schema: StructType) -> TmsStreamReader:
-        """Return what reads a streaming query. Raises ValueError for options that it can't have."""
+        """Return what reads a streaming query. Raises ValueError for options or columns it can't have."""
         options = source_options(self.options, streaming=True)
-        return TmsStreamReader(options, arrow_schema(schema))
+        columns = arrow_schema(schema)
+        if options.beat_interval_s is not None:
+            check_nullable(columns)
+        return TmsStreamReader(options, columns)
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> TmsBatchWriter:

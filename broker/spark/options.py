@@ -39,6 +39,7 @@ SOURCE: Final = (
     "maxBytesPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "heartbeatInterval",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
@@ -52,6 +53,7 @@ STREAM_ONLY: Final = (
     "maxBytesPerTrigger",
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
+    "heartbeatInterval",
 )
 BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "pushDownFilters")
 _OF_SPARK: Final = {"checkpointlocation", "queryname"}
@@ -86,6 +88,7 @@ class SourceOptions:
         bytes_max: about the most bytes of payloads of a micro-batch.
         messages_min: a micro-batch waits for so many messages,
         delay_s_max: but not longer than this.
+        beat_interval_s: after so long a silence comes a heart-beat, and again; None: none comes.
         parts_min: into how many partitions a range is divided at least; 0: by its size.
         part_messages_max: about the most messages of a partition.
         fail_on_data_loss: whether messages that expired before they were read fail the query.
@@ -101,6 +104,7 @@ class SourceOptions:
     bytes_max: int | None = None
     messages_min: int = 0
     delay_s_max: float = DELAY_S
+    beat_interval_s: float | None = None
     parts_min: int = 0
     part_messages_max: int | None = None
     fail_on_data_loss: bool = True
@@ -144,6 +148,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOption
         bytes_max=read.option("maxBytesPerTrigger", _whole(1)),
         messages_min=read.option("minOffsetsPerTrigger", _whole(1)) or 0,
         delay_s_max=read.option("maxTriggerDelay", _duration_s, DELAY_S),
+        beat_interval_s=read.option("heartbeatInterval", _interval_s),
         parts_min=read.option("minPartitions", _whole(1)) or 0,
         part_messages_max=read.option("maxRecordsPerPartition", _whole(1)),
         fail_on_data_loss=read.option("failOnDataLoss", _flag, default=True),
@@ -283,6 +288,13 @@ def _duration_s(text: str) -> float:
     if found is None:
         raise ValueError("give a duration, such as 500ms, 30s, 15m or 1h.")
     return int(found[1]) * _UNITS_MS[found[2]] / 1000
+
+
+def _interval_s(text: str) -> float:
+    interval_s = _duration_s(text)
+    if not interval_s:
+        raise ValueError("give a duration above 0, or leave it out for none.")
+    return interval_s
 
 
 def _time(text: str) -> Place:

@@ -9,11 +9,14 @@ An offset is what Spark keeps in its checkpoint, as JSON::
     {"v": 1, "id": "<40 hex>"}                       the last id that was read
     {"v": 1, "id": "<40 hex>", "init": true}         where a new query starts
     {"v": 1, "id": "<40 hex>", "from": "<40 hex>"}   the end of a first micro-batch, and where that began
+    {"v": 1, "id": "<40 hex>", "beat": 1764000000000}
+                                                     the end of a heart-beat, and its time in ms since 1970
 
 Spark keeps the end of a micro-batch before it runs, but not where the first one starts: it asks for that
 again after a crash. A start at *latest* would be another one by then, and what came in between would be
-lost. So the end of the first micro-batch says where it began, and that counts. Spark compares offsets by
-their text, so the order of keys is part of the format.
+lost. So the end of the first micro-batch says where it began, and that counts. A heart-beat may be the first
+micro-batch, too: then ``from`` stands before ``beat``. Spark compares offsets by their text, so the order of
+keys is part of the format.
 """
 
 from __future__ import annotations
@@ -62,12 +65,27 @@ def first_offset(start: MessageId) -> Offset:
     return {"v": VERSION, "id": start.hex(), "init": True}
 
 
-def next_offset(start: Offset, begin: MessageId, through: MessageId) -> Offset:
-    """Return the end of the micro-batch from ``start`` on, which begins behind ``begin``."""
+def next_offset(
+    start: Offset, begin: MessageId, through: MessageId, beat_ms: int | None = None
+) -> Offset:
+    """Return the end of the micro-batch from ``start`` on, which begins behind ``begin``.
+
+    ``beat_ms``: the time of the heart-beat at its end, in ms since 1970; None: it has none.
+    """
     end: Offset = {"v": VERSION, "id": through.hex()}
     if start.get("init"):
         end["from"] = begin.hex()
+    if beat_ms is not None:
+        end["beat"] = beat_ms
     return end
+
+
+def beat_ms_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> int | None:
+    """Return the time of the heart-beat between two offsets, in ms since 1970; None: there is none."""
+    if start == end:
+        return None  # Nothing was there; another source of the query had something.
+    beat_ms: int | None = end.get("beat")
+    return beat_ms
 
 
 def id_of(offset: Mapping[str, Any]) -> MessageId:

@@ -5,15 +5,17 @@ for a range only when there may be one, and else waits in a long poll, which the
 message comes::
 
     latestOffset ──> something may be there: range ──> there is: the end of a micro-batch
-         ^                                         ──> nothing, or fewer than wanted ──┐
+         ^                                         ──> nothing, and a heart-beat is due: it is the end
+         │                                         ──> nothing, or fewer than wanted ──┐
          └── long poll behind the latest id, at most WAIT_S <──────────────────────────┘
 
 A wait is short, because Spark polls the sources of a join one after the other. With Trigger.AvailableNow
-the latest id at the start is the goal, and nothing waits.
+the latest id at the start is the goal, nothing waits, and there are no heart-beats (``beats.py``).
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,11 +37,22 @@ from broker.client.values import Settings, TopicRange
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
 from broker.spark import planning
 from broker.spark.batches import Part, read_part
+from broker.spark.beats import Beat, Silence, beat_batch
 from broker.spark.connecting import client_of
 from broker.spark.options import SourceOptions
-from broker.spark.places import Offset, Place, first_offset, id_of, next_offset, range_of
+from broker.spark.places import (
+    Offset,
+    Place,
+    beat_ms_of,
+    first_offset,
+    id_of,
+    next_offset,
+    range_of,
+)
 
 WAIT_S: Final = 0.2
+WAIT_S_MIN: Final = 0.001
+"""The least wait before a heart-beat that is due in a moment."""
 
 
 class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -48,7 +61,7 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     Args:
         options: what is read.
         schema: the columns, see ``batches.arrow_schema``.
-        monotonic: the clock of ``maxTriggerDelay``, in seconds.
+        monotonic: the clock of ``maxTriggerDelay`` and ``heartbeatInterval``, in seconds.
         connect: gives the client, in each process that uses the reader.
     """
 
@@ -73,6 +86,8 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Whether something did, but too little."""
         self._planned: TopicRange | None = None
         self._planned_at: float | None = None
+        self._silence: Silence | None = None
+        """Since when nothing has come, if there shall be heart-beats."""
 
     @property
     def _client(self) -> SyncClient:
@@ -114,8 +129,9 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         after = id_of(start)
         if self._is_holding:
             threading.Event().wait(min(WAIT_S, max(0.0, self._hold_s())))
-        elif self._is_at_end and not self._has_come():
+        elif self._is_at_end and self._beat_in_s() > 0 and not self._has_come():
             return start
+        asked_s = self._monotonic()
         found = self._range(after, limited=not isinstance(limit, ReadAllAvailable))
         self._latest = found.latest
         if self._options.snapshot is not None:
@@ -129,7 +145,9 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is_nothing = found.through <= begin
         self._is_at_end = is_nothing and self._goal is None
         self._is_holding = not is_nothing and self._is_too_small(found)
-        if is_nothing or self._is_holding:
+        if is_nothing:
+            return self._beat(start, begin, found.latest, asked_s)
+        if self._is_holding:
             return start
         self._planned, self._planned_at = found, self._monotonic()
         return next_offset(start, begin, found.through)
@@ -142,7 +160,31 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Wait for a message behind the latest id, and tell whether there is one."""
         assert self._latest is not None, "asked before"
         start = row_after(self._latest[:ROW_ID_BYTES]) + ROW_ID_MIN
-        return bool(self._client.poll(self._options.topic, start, limit=1, wait_s=WAIT_S))
+        wait_s = max(WAIT_S_MIN, min(WAIT_S, self._beat_in_s()))
+        return bool(self._client.poll(self._options.topic, start, limit=1, wait_s=wait_s))
+
+    def _beat_in_s(self) -> float:
+        """Return in how many seconds the next heart-beat is due, if nothing comes; infinite: none is."""
+        return math.inf if self._silence is None else self._silence.due_s - self._monotonic()
+
+    def _beat(self, start: Offset, begin: MessageId, latest: MessageId, asked_s: float) -> Offset:
+        """Return the end of a micro-batch that is a heart-beat, if one is due; else ``start`` itself.
+
+        The broker, asked at ``asked_s``, had nothing to read behind ``begin``. A transaction may be held
+        back from messages that lie there: as it may see them later, that is no silence.
+        """
+        interval_s, silence = self._options.beat_interval_s, self._silence
+        if interval_s is None or self._goal is not None or not any(latest) or latest > begin:
+            self._silence = None
+            return start
+        if silence is None or silence.latest != latest:
+            told_s, beat_ms = self._monotonic(), start.get("beat", 0)
+            self._silence = Silence.begin(latest, told_s, interval_s=interval_s, beat_ms=beat_ms)
+            return start
+        if asked_s < silence.due_s:
+            return start
+        self._silence = silence._replace(due_s=asked_s + interval_s)
+        return next_offset(start, begin, begin, silence.beat_ms(asked_s))
 
     def _range(self, after: MessageId, *, limited: bool) -> TopicRange:
         options = self._options
@@ -172,6 +214,13 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             ValueError: messages have expired before they were read, and ``failOnDataLoss`` is set.
         """
+        beat_ms = beat_ms_of(start, end)
+        if beat_ms is not None:
+            beat = Beat(self._options.topic, id_of(end), beat_ms)
+            return [*self._parts(start, end), InputPartition(beat)]
+        return self._parts(start, end)
+
+    def _parts(self, start: Offset, end: Offset) -> list[InputPartition]:
         after, through = range_of(start, end)
         if after >= through:
             return []
@@ -184,7 +233,9 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @override
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Give the messages of a part."""
+        """Give the messages of a part, or a heart-beat."""
         part: Any = partition.value
+        if isinstance(part, Beat):
+            return iter((beat_batch(part, self._schema),))
         assert isinstance(part, Part), "as partitions() made it"
         return read_part(self._client, part, self._schema)

@@ -2,11 +2,13 @@
 
 import socket
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import window
 from pyspark.sql.streaming import DataStreamReader, StreamingQuery
 
 from broker.client import Message, SyncClient
@@ -140,6 +142,18 @@ class Streams:
             query.stop()
 
 
+def taken(client: SyncClient, topic: str, count: int, query: StreamingQuery) -> list[bytes]:
+    """Return what a query publishes into a topic, once there are so many messages."""
+    found: list[Message] = []
+    ends = time.monotonic() + DEADLINE_S
+    while len(found) < count:
+        assert query.isActive, query.exception()
+        assert time.monotonic() < ends, f"{len(found)} of {count} messages: {query.lastProgress}"
+        last = found[-1].id if found else None
+        found += client.poll(topic, last, inclusive=False, wait_s=1)
+    return [message.payload for message in found]
+
+
 @pytest.fixture
 def streams(spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path):
     source = spark.readStream.format("tms").option("url", broker.url).option("topic", topic)
@@ -202,6 +216,29 @@ class TestStream:
         query.processAllAvailable()
         query.stop()
         assert batches == {0: [], 1: payloads(50, 50)}
+
+    def test_the_last_window_of_a_silent_topic_is_emitted(
+        self, client, topic, streams, broker, tmp_path
+    ) -> None:
+        """Heart-beats move the watermark, and no window counts them."""
+        messages = publish(client, topic, 100)
+        output = f"{topic}-windows"
+        client.create_topic(output)
+        given = {"startingOffsets": "earliest", "heartbeatInterval": "200ms"}
+        frame = streams.source.options(**given).load().withWatermark("timestamp", "1 second")
+        frame = frame.where("value IS NOT NULL OR timestamp IS NULL")
+        counts = frame.groupBy(window("timestamp", "1 second")).count()
+        counts = counts.selectExpr("concat_ws(' ', unix_seconds(window.start), count) AS value")
+        writer = counts.writeStream.format("tms").option("url", broker.url).option("topic", output)
+        query = writer.option("checkpointLocation", str(tmp_path / "silent")).start()
+        try:
+            expected = Counter(message.timestamp_ms // 1000 for message in messages)
+            found = taken(client, output, len(expected), query)
+        finally:
+            query.stop()
+        lines = [f"{second} {count}".encode() for second, count in sorted(expected.items())]
+        assert sorted(found) == lines
+        assert client.poll(topic) == messages, "the topic was silent"
 
     def test_a_transaction_s_stream_ends_before_what_holds_it(
         self, spark, client, topic, streams

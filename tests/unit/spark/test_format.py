@@ -28,6 +28,15 @@ def test_what_is_missing_is_told_when_the_format_is_used(monkeypatch: pytest.Mon
         found({})
 
 
+def test_a_heart_beat_needs_columns_that_can_be_null() -> None:
+    needed = StructType([StructField("value", BinaryType(), nullable=False)])
+    assert TmsDataSource(GIVEN).streamReader(needed)
+    beating = TmsDataSource({**GIVEN, "heartbeatInterval": "2s"})
+    with pytest.raises(ValueError, match=r"value can't be NOT NULL.* Leave NOT NULL out"):
+        beating.streamReader(needed)
+    assert beating.streamReader(StructType([StructField("value", BinaryType())]))
+
+
 def test_a_topic_is_never_overwritten_by_a_batch_and_gets_whole_results_of_a_stream() -> None:
     columns = StructType([StructField("value", BinaryType())])
     source = TmsDataSource(GIVEN)

@@ -69,6 +69,12 @@ def test_a_delay_has_a_unit_or_is_of_milliseconds(text: str, seconds: float) -> 
     assert stream(maxTriggerDelay=text).delay_s_max == seconds
 
 
+def test_heart_beats_come_only_if_they_are_asked_for() -> None:
+    assert stream().beat_interval_s is None
+    assert stream(heartbeatInterval="2s").beat_interval_s == 2
+    assert stream(heartbeatinterval="500ms").beat_interval_s == 0.5
+
+
 def test_the_settings_of_the_client_are_passed_through() -> None:
     given = {"tms.namespace": "shop", "tms.follow_leaders": "false", "tms.deadline_s": "2.5"}
     settings = stream(token="secret", **given).settings
@@ -106,6 +112,8 @@ def test_a_sink_needs_no_topic_and_takes_what_spark_adds() -> None:
         ({"maxOffsetsPerTrigger": "-1"}, "whole number from 1"),
         ({"maxBytesPerTrigger": "1e6"}, "whole number from 1"),
         ({"maxTriggerDelay": "soon"}, "a duration, such as 500ms"),
+        ({"heartbeatInterval": "often"}, "a duration, such as 500ms"),
+        ({"heartbeatInterval": "0s"}, "a duration above 0"),
         ({"failOnDataLoss": "1"}, "true or false"),
         ({"isolation": "snapshot"}, "none or transactional"),
         ({"isolation": "transactional"}, "needs the option snapshot"),
@@ -127,6 +135,7 @@ def test_a_bad_option_is_refused_with_what_to_give(given: dict[str, str], told: 
     [
         ({"startingOffsets": "latest"}, "would read nothing"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streaming queries"),
+        ({"heartbeatInterval": "2s"}, "heartbeatInterval is for streaming queries"),
         ({"endingOffsets": "earliest"}, "latest or the 40 hex digits"),
         ({"endingTimestamp": "1", "endingOffsets": "latest"}, "not both"),
     ],

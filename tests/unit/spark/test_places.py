@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import ROW_ID_MIN, first_row_at, row_id
-from broker.spark.places import Place, first_offset, id_of, next_offset, range_of
+from broker.spark.places import Place, beat_ms_of, first_offset, id_of, next_offset, range_of
 
 IDS = st.builds(
     lambda ms, seq: row_id(ms, seq) + ROW_ID_MIN, st.integers(0, 1 << 50), st.integers(0, 0xFFFF)
@@ -62,6 +62,24 @@ def test_an_offset_keeps_its_text() -> None:
     assert json.dumps(next_offset(end, ident(6), ident(7))) == (
         '{"v": 1, "id": "' + ident(7).hex() + '"}'
     )
+    beat = next_offset(end, ident(6), ident(6), 1764000000000)
+    assert json.dumps(beat) == '{"v": 1, "id": "' + ident(6).hex() + '", "beat": 1764000000000}'
+    assert (
+        json.dumps(next_offset(start, ident(5), ident(5), 7))
+        == '{"v": 1, "id": "' + ident(5).hex() + '", "from": "' + ident(5).hex() + '", "beat": 7}'
+    )
+
+
+def test_a_heart_beat_lies_between_two_offsets_that_differ_and_has_no_messages() -> None:
+    start = first_offset(ident(5))
+    first = next_offset(start, ident(5), ident(5), 700)
+    second = next_offset(first, ident(5), ident(5), 900)
+    message = next_offset(second, ident(5), ident(6))
+    assert range_of(start, first) == range_of(first, second) == (ident(5), ident(5))
+    assert (beat_ms_of(start, first), beat_ms_of(first, second)) == (700, 900)
+    assert range_of(second, message) == (ident(5), ident(6))
+    assert beat_ms_of(second, message) is None
+    assert beat_ms_of(second, dict(second)) is None
 
 
 def test_an_offset_of_another_version_is_refused() -> None:

@@ -3,13 +3,17 @@
 import json
 import pickle
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import StructType
 
 from broker.client.values import Settings, TopicRange
-from broker.model import ROW_ID_MIN, Message, MessageId, row_id
+from broker.model import ROW_ID_MIN, Message, MessageId, Snapshot, row_id
+from broker.spark import planning
 from broker.spark.batches import SCHEMA, arrow_schema
+from broker.spark.beats import Beat
 from broker.spark.options import SourceOptions
 from broker.spark.places import Offset, Place
 from broker.spark.planning import PART_MESSAGES
@@ -85,6 +89,14 @@ def made(topic: FakeTopic, clock: Clock):
 def again(offset: Offset) -> Offset:
     """What Spark hands over: the text that it keeps, read once more."""
     return json.loads(json.dumps(offset))
+
+
+def beats(reader: TmsStreamReader, start: Offset, end: Offset) -> list[dict[str, object]]:
+    """The rows of heart-beats that a micro-batch has."""
+    parts = reader.partitions(again(start), again(end))
+    found = [part for part in parts if isinstance(part.value, Beat)]
+    batches = [batch for part in found for batch in reader.read(part)]
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def ranges(reader: TmsStreamReader, start: Offset, end: Offset) -> list[tuple[int, int]]:
@@ -252,3 +264,170 @@ def test_a_reader_can_be_pickled_after_it_was_used(topic) -> None:
     reader = TmsStreamReader(options, COLUMNS)
     start = reader.initialOffset()
     assert pickle.loads(pickle.dumps(reader)).initialOffset() == start
+
+
+class TestHeartBeats:
+    """The latest id is of 5 ms since 1970, so beats come soon after that."""
+
+    @pytest.fixture
+    def beating(self, made, topic):
+        topic.count = 5
+
+        def make(**options) -> TmsStreamReader:
+            return made(**{"start": "earliest", "beat_interval_s": 2.0, **options})
+
+        return make
+
+    @pytest.fixture
+    def silent(self, beating) -> tuple[TmsStreamReader, Offset]:
+        """A reader that was told that nothing lies behind the offset."""
+        reader = beating()
+        end = again(reader.latestOffset(reader.initialOffset(), ALL))
+        assert reader.latestOffset(end, ALL) is end
+        return reader, end
+
+    def test_a_beat_comes_after_each_interval_of_silence(self, silent, clock, topic) -> None:
+        reader, start = silent
+        clock.now += 1.9
+        assert reader.latestOffset(start, ALL) is start
+        clock.now += 0.1
+        beat = again(reader.latestOffset(start, ALL))
+        assert beat == {"v": 1, "id": ident(5).hex(), "beat": 5 + 2000}
+        assert reader.latestOffset(beat, ALL) is beat
+        clock.now += 2.5
+        later = again(reader.latestOffset(beat, ALL))
+        assert later["beat"] == 5 + 4500
+        assert reader.latestOffset(later, ALL) is later
+        assert reader.reportLatestOffset() == {"v": 1, "id": ident(5).hex()}
+
+    def test_a_beat_is_one_row_with_the_columns_that_are_asked_for(self, silent, clock) -> None:
+        reader, start = silent
+        clock.now += 2
+        beat = reader.latestOffset(start, ALL)
+        row = {
+            "id": ident(5),
+            "value": None,
+            "topic": "t",
+            "timestamp": datetime.fromtimestamp(2.005, UTC),
+            "key": None,
+            "headers": None,
+        }
+        assert beats(reader, start, beat) == [row]
+        assert beats(reader, start, beat) == [row], "a batch that is repeated is the same"
+        (part,) = reader.partitions(start, beat)
+        (batch,) = reader.read(part)
+        assert batch.schema == COLUMNS
+        some = arrow_schema(StructType([SCHEMA["value"], SCHEMA["topic"]]))
+        narrow = TmsStreamReader(SourceOptions(settings=Settings(), topic="t"), some)
+        (batch,) = narrow.read(pickle.loads(pickle.dumps(part)))
+        assert batch.to_pylist() == [{"value": None, "topic": "t"}]
+        assert batch.schema == some
+
+    def test_a_message_ends_the_silence_and_the_next_one_begins_with_it(
+        self, silent, clock, topic
+    ) -> None:
+        reader, start = silent
+        clock.now += 2
+        beat = again(reader.latestOffset(start, ALL))
+        topic.count = 9
+        messages = again(reader.latestOffset(beat, ALL))
+        assert "beat" not in messages
+        assert ranges(reader, beat, messages) == [(5, 9)]
+        clock.now += 60
+        assert reader.latestOffset(messages, ALL) is messages, "told just now"
+        clock.now += 2
+        assert reader.latestOffset(messages, ALL)["beat"] == 9 + 2000
+
+    def test_a_message_that_comes_with_the_beat_comes_before_it(self, silent, clock, topic) -> None:
+        reader, start = silent
+        clock.now += 2
+        topic.count = 6
+        messages = reader.latestOffset(start, ALL)
+        assert ranges(reader, start, messages) == [(5, 6)]
+        assert beats(reader, start, messages) == []
+
+    def test_a_beat_counts_from_the_answer_to_the_question(self, silent, clock, topic) -> None:
+        """What comes while the question is under way may be older than its answer."""
+        reader, start = silent
+        clock.now += 2
+        answer = topic.range
+
+        def slow(*args, **options):
+            clock.now += 30
+            return answer(*args, **options)
+
+        topic.range = slow
+        assert reader.latestOffset(start, ALL)["beat"] == 5 + 2000
+
+    def test_the_wait_for_messages_ends_when_a_beat_is_due(self, silent, clock, topic) -> None:
+        reader, start = silent
+        clock.now += 1.9375
+        topic.calls.clear()
+        assert reader.latestOffset(start, ALL) is start
+        clock.now += 0.0625
+        assert reader.latestOffset(start, ALL) is not start
+        assert topic.calls == ["poll 0.0625", "range"]
+
+    def test_after_a_restart_beats_go_on_behind_the_last_one(self, silent, clock, beating) -> None:
+        reader, start = silent
+        clock.now += 3600
+        beat = again(reader.latestOffset(start, ALL))
+        second = beating()
+        assert second.latestOffset(beat, ALL) is beat
+        assert beats(second, start, beat) == beats(reader, start, beat)
+        clock.now += 2
+        assert second.latestOffset(beat, ALL)["beat"] == beat["beat"] + 2000
+
+    def test_a_checkpoint_outlives_the_option(self, silent, clock, topic, beating) -> None:
+        reader, start = silent
+        clock.now += 2
+        beat = again(reader.latestOffset(start, ALL))
+        without = beating(beat_interval_s=None)
+        assert len(beats(without, start, beat)) == 1
+        assert without.latestOffset(beat, ALL) is beat
+        clock.now += 60
+        assert without.latestOffset(beat, ALL) is beat
+        topic.count = 7
+        assert ranges(without, beat, without.latestOffset(beat, ALL)) == [(5, 7)]
+
+    def test_a_new_query_may_begin_with_a_beat(self, beating, clock, topic) -> None:
+        reader = beating(start="latest")
+        start = reader.initialOffset()
+        assert reader.latestOffset(start, ALL) is start
+        clock.now += 2
+        beat = reader.latestOffset(start, ALL)
+        assert beat == {**beat, "id": ident(5).hex(), "from": ident(5).hex(), "beat": 2005}
+        topic.count = 8
+        second = beating(start="latest")
+        later = second.initialOffset()
+        assert len(second.partitions(later, beat)) == len(beats(second, later, beat)) == 1
+        assert ranges(second, beat, second.latestOffset(again(beat), ALL)) == [(5, 8)]
+
+    def test_an_empty_topic_has_no_beat(self, beating, clock, topic) -> None:
+        topic.count = 0
+        reader = beating()
+        start = reader.initialOffset()
+        for _ in range(3):
+            assert reader.latestOffset(start, ALL) is start
+            clock.now += 5
+
+    def test_available_now_has_no_beat(self, beating, clock) -> None:
+        reader = beating()
+        reader.prepareForTriggerAvailableNow()
+        end = reader.latestOffset(reader.initialOffset(), ALL)
+        for _ in range(3):
+            assert reader.latestOffset(end, ALL) is end
+            clock.now += 5
+
+    def test_messages_that_are_held_are_no_silence(
+        self, beating, clock, topic, monkeypatch
+    ) -> None:
+        """A transaction may see them later, and they are older than a beat would be."""
+        monkeypatch.setattr(planning, "seen_through", lambda client, options, found: ident(3))
+        snapshot = Snapshot(transaction_id=9, read_pointer=5)
+        reader = beating(snapshot=snapshot)
+        end = again(reader.latestOffset(reader.initialOffset(), ALL))
+        assert end["id"] == ident(3).hex()
+        for _ in range(3):
+            assert reader.latestOffset(end, ALL) is end
+            clock.now += 5
