@@ -4,22 +4,31 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from broker.testing.attacked import Attacked
+from broker.testing.attacked import Attacked, attacked
 from broker.testing.servers.process import tied_to_us
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 CORPUS = Path(__file__).parents[2] / "data" / "corpus" / "requests.jsonl"
 PEAK_BYTES_MAX = 256 * 1024 * 1024
+CACHE_BYTES = 32 * 1024 * 1024
+"""Of messages that were published the broker may keep as many as its settings say: here fewer than by default."""
 LOG_LINES_MAX = 200
 HELD_S_MAX = 0.02
 ODD_HOLDS_MAX = 0.001
 ODD_HOLDS = 2
 """The share of the monitor's ticks that may find the loop held for longer, by the collector or other programs."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Attacked]:
+    with attacked(tmp_path / "data", ["--cache-bytes-max", str(CACHE_BYTES)]) as running:
+        yield running
 
 
 async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object]:

@@ -1,0 +1,40 @@
+"""Stream jobs over topics: RocketMQ Streams' stream-building interface (RIP-58), run by Spark.
+
+A job is written with StreamBuilder, and started with a Spark session. State, checkpoints, exactly-once and scaling
+are Spark's; sources and sinks are those of ``broker.spark``. Needs the extra ``streams``.
+"""
+
+from broker.streams.accumulators import Accumulator
+from broker.streams.building import (
+    GroupedStream,
+    JoinedStream,
+    Stream,
+    StreamBuilder,
+    WindowedStream,
+)
+from broker.streams.changes import JobChanged
+from broker.streams.job import Job
+from broker.streams.keyed import Processor, State
+from broker.streams.serdes import Bytes, Json, Serde, Text
+from broker.streams.windows import Window, session, sliding, tumbling
+
+__all__ = [
+    "Accumulator",
+    "Bytes",
+    "GroupedStream",
+    "Job",
+    "JobChanged",
+    "JoinedStream",
+    "Json",
+    "Processor",
+    "Serde",
+    "State",
+    "Stream",
+    "StreamBuilder",
+    "Text",
+    "Window",
+    "WindowedStream",
+    "session",
+    "sliding",
+    "tumbling",
+]

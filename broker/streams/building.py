@@ -1,0 +1,481 @@
+"""The words in which a stream job is written: RocketMQ Streams' RStream, GroupedStream, WindowStream and JoinedStream.
+
+::
+
+    builder = StreamBuilder("word-count")
+    words = builder.source("shop/lines", Text()).flat_map(str.split)
+    words.key_by(lambda word: word).count().sink("shop/counts", Json())
+    job = builder.build()
+
+Nothing runs while a job is written. A function is one of Python, or SQL over the columns of a value
+(``"amount > 100"``), which Spark runs without Python as long as all before it is SQL, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from broker.streams import accumulators, graph
+from broker.streams.accumulators import Accumulator
+from broker.streams.job import Job
+from broker.streams.keyed import Pairs, Processor
+from broker.streams.serdes import Json, Serde
+from broker.streams.windows import Duration, Session, Sliding, Window, Windows, duration_ms
+
+T = TypeVar("T")
+U = TypeVar("U")
+K = TypeVar("K")
+V = TypeVar("V")
+W = TypeVar("W")
+R = TypeVar("R")
+
+Select = Callable[[V], Any] | str | None
+
+
+class StreamBuilder:
+    """Collects the streams of one job."""
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        dead_letters: str | None = None,
+        lateness: Duration = "2s",
+        idle: Duration = "2s",
+        processing_time: bool = False,
+    ) -> None:
+        """Begin a job.
+
+        Args:
+            job_id: names the job, in its queries and letters.
+            dead_letters: the topic of records that can't be decoded or make a function raise; None: the first
+                such record stops the job.
+            lateness: how far the watermark lies behind the newest time: so much later a record may come.
+            idle: after so long without a message a topic's time goes on by itself, so that windows are closed.
+            processing_time: a record's time is when it is read, and not when it was published.
+        """
+        if not job_id:
+            raise ValueError("A job needs an id, such as word-count.")
+        self.job_id = job_id
+        self._dead_letters = dead_letters
+        self._lateness_ms = duration_ms(lateness)
+        self._idle_ms = duration_ms(idle)
+        self._is_processing_time = processing_time
+        self._names = graph.Names()
+        self._ends: list[graph.Sink] = []
+
+    def source(
+        self,
+        topic: str,
+        deserializer: Serde[T],
+        *,
+        lateness: Duration | None = None,
+        name: str | None = None,
+        **options: str,
+    ) -> Stream[T]:
+        """Return the stream of a topic's messages, as ``deserializer`` gives them.
+
+        Args:
+            topic: the topic.
+            deserializer: turns payloads into values.
+            lateness: another than the job's.
+            name: names the operator; its progress is found by it.
+            options: of the format ``tms``, such as ``startingOffsets="earliest"``, which is so here by default.
+        """
+        source = graph.Source(
+            name=self._names.take("source", name),
+            topic=topic,
+            serde=deserializer,
+            options={"startingOffsets": "earliest", **options},
+            is_processing_time=self._is_processing_time,
+            lateness_ms=self._lateness_ms if lateness is None else duration_ms(lateness),
+        )
+        return Stream(self, source)
+
+    def build(self) -> Job:
+        """Return the job. Raises ValueError if it has no sink, or can't be run as it is written."""
+        if not self._ends:
+            raise ValueError("The job does nothing: end a stream with sink() or print().")
+        found = graph.Graph(self.job_id, tuple(self._ends), self._dead_letters, self._idle_ms)
+        return Job(found)
+
+    def _name(self, kind: str, name: str | None) -> str:
+        return self._names.take(kind, name)
+
+    def _end(self, end: graph.Sink) -> None:
+        self._ends.append(end)
+
+
+class _Streaming(Generic[T]):
+    """What all streams can."""
+
+    def __init__(self, builder: StreamBuilder, operator: graph.Operator) -> None:
+        """Stand behind an operator."""
+        self._builder = builder
+        self._operator = operator
+
+    def _then(
+        self, kind: str, function: graph.Function, name: str | None, returns: str | None = None
+    ) -> graph.Stateless:
+        if not callable(function) and not isinstance(function, str):
+            raise TypeError(f"{kind} takes a function, or SQL as text, not {function!r}.")
+        return graph.Stateless(
+            name=self._builder._name(kind, name),
+            parents=(self._operator,),
+            kind=kind,
+            function=function,
+            returns=returns,
+        )
+
+    def sink(self, topic: str, serializer: Serde[T], *, name: str | None = None) -> None:
+        """Publish each value to a topic, exactly once; a grouped stream's with their keys."""
+        self._builder._end(
+            graph.Sink(
+                name=self._builder._name("sink", name),
+                parents=(self._operator,),
+                topic=topic,
+                serde=serializer,
+                has_keys=isinstance(self, GroupedStream),
+            )
+        )
+
+    def print(self, *, name: str | None = None) -> None:
+        """Print each value where the job runs; after a crash some once more."""
+        self._builder._end(
+            graph.Sink(
+                name=self._builder._name("print", name),
+                parents=(self._operator,),
+                topic=None,
+                serde=Json(),
+                has_keys=isinstance(self, GroupedStream),
+            )
+        )
+
+
+class Stream(_Streaming[T]):
+    """Values without keys."""
+
+    def select_timestamp(
+        self, select: Callable[[T], Any] | str, *, name: str | None = None
+    ) -> Stream[T]:
+        """Take the time from the value: ms since 1970 or a datetime; SQL: a TIMESTAMP or ms."""
+        return Stream(self._builder, self._then("select_timestamp", select, name))
+
+    def map(
+        self,
+        function: Callable[[T], U | None] | str,
+        *,
+        returns: str | None = None,
+        name: str | None = None,
+    ) -> Stream[U]:
+        """Give another value for each; None drops it.
+
+        Args:
+            function: gives the value.
+            returns: its type as SQL has it (``"STRUCT<user: STRING, amount: DOUBLE>"``), so that SQL may follow
+                a function of Python; a struct is given as a dict.
+            name: names the operator.
+        """
+        return Stream(self._builder, self._then("map", function, name, returns))
+
+    def flat_map(
+        self,
+        function: Callable[[T], Iterable[U | None] | None] | str,
+        *,
+        returns: str | None = None,
+        name: str | None = None,
+    ) -> Stream[U]:
+        """Give several values for each; those that are None are dropped. SQL: an array. ``returns`` as in map."""
+        return Stream(self._builder, self._then("flat_map", function, name, returns))
+
+    def filter(self, function: Callable[[T], Any] | str, *, name: str | None = None) -> Stream[T]:
+        """Keep those of which a function is true."""
+        return Stream(self._builder, self._then("filter", function, name))
+
+    def foreach(self, function: Callable[[T], Any], *, name: str | None = None) -> Stream[T]:
+        """Call a function with each, and pass all on. After a crash it is called once more for some."""
+        return Stream(self._builder, self._then("foreach", function, name))
+
+    def key_by(
+        self, select: Callable[[T], K] | str, *, name: str | None = None
+    ) -> GroupedStream[K, T]:
+        """Group values by a key of any content."""
+        return GroupedStream(self._builder, self._then("key_by", select, name))
+
+    def union(self, *others: Stream[T], name: str | None = None) -> Stream[T]:
+        """Put streams together."""
+        for other in others:
+            _check_same(self, other)
+        parents = (self._operator, *(other._operator for other in others))
+        return Stream(
+            self._builder, graph.Union(name=self._builder._name("union", name), parents=parents)
+        )
+
+    def branch(self, *tests: Callable[[T], Any] | str) -> list[Stream[T]]:
+        """Return a stream for each test, of the values of which it is the first that is true."""
+        branches = []
+        for place, test in enumerate(tests):
+            left: Stream[T] = self
+            for earlier in tests[:place]:
+                left = left.filter(_negated(earlier))
+            branches.append(left.filter(test))
+        return branches
+
+    def join(self, other: Stream[U]) -> JoinedStream[T, U]:
+        """Join with another stream: pairs of values with the same key."""
+        return JoinedStream(self, other, is_left=False)
+
+    def left_join(self, other: Stream[U]) -> JoinedStream[T, U]:
+        """Join with another stream: each value of this one, with one of the other or None."""
+        return JoinedStream(self, other, is_left=True)
+
+
+class _Aggregating(Generic[K, V]):
+    """The aggregates that grouped and windowed streams have."""
+
+    def _aggregated(
+        self,
+        kind: str,
+        make: Callable[[], Accumulator[Any, Any]],
+        select: graph.Function | None,
+        name: str | None,
+    ) -> GroupedStream[K, Any]:
+        raise NotImplementedError
+
+    def count(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, int]:
+        """Count values, or those of which ``select`` is not None."""
+        return self._aggregated("count", accumulators.Count, select, name)
+
+    def sum(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, Any]:
+        """Add numbers; what is None is left out."""
+        return self._aggregated("sum", accumulators.Sum, select, name)
+
+    def avg(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, float]:
+        """Give the average of numbers; what is None is left out."""
+        return self._aggregated("avg", accumulators.Avg, select, name)
+
+    def min(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
+        """Give the whole value with the least ``select``; of equal ones the first."""
+        return self._aggregated("min", accumulators.Min, select, name)
+
+    def max(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
+        """Give the whole value with the greatest ``select``; of equal ones the first."""
+        return self._aggregated("max", accumulators.Max, select, name)
+
+    def aggregate(
+        self, make: Callable[[], Accumulator[V, R]], *, name: str | None = None
+    ) -> GroupedStream[K, R]:
+        """Aggregate by an accumulator of one's own; ``make``: its class, or a function that makes one."""
+        return self._aggregated("aggregate", make, None, name)
+
+
+class GroupedStream(_Streaming[V], _Aggregating[K, V]):
+    """Values with keys. Aggregates give a result for each value that comes."""
+
+    def filter(
+        self, function: Callable[[V], Any] | str, *, name: str | None = None
+    ) -> GroupedStream[K, V]:
+        """Keep those of which a function is true."""
+        return GroupedStream(self._builder, self._then("filter", function, name))
+
+    def map(
+        self,
+        function: Callable[[V], W | None] | str,
+        *,
+        returns: str | None = None,
+        name: str | None = None,
+    ) -> GroupedStream[K, W]:
+        """Give another value for each, with the same key; None drops it."""
+        return GroupedStream(self._builder, self._then("map", function, name, returns))
+
+    def flat_map(
+        self, function: Callable[[V], Iterable[W | None] | None] | str, *, name: str | None = None
+    ) -> GroupedStream[K, W]:
+        """Give several values for each, with the same key."""
+        return GroupedStream(self._builder, self._then("flat_map", function, name))
+
+    def window(self, windows: Windows, *, late: str | None = None) -> WindowedStream[K, V]:
+        """Aggregate by window; a record whose window is closed goes to the topic ``late``."""
+        return WindowedStream(self._builder, self._operator, windows, late)
+
+    def process(
+        self, processor: Processor[V, R], *, name: str | None = None
+    ) -> GroupedStream[K, R]:
+        """Let a processor of one's own work on the records of each key."""
+        operator = graph.Process(
+            name=self._builder._name("process", name),
+            parents=(self._operator,),
+            processor=processor,
+        )
+        return GroupedStream(self._builder, operator)
+
+    def to_stream(
+        self,
+        function: Callable[[K, V, Window | None], U] | str | None = None,
+        *,
+        name: str | None = None,
+    ) -> Stream[U]:
+        """Give values of keys, values and windows.
+
+        Args:
+            function: gives a value of a key, a value, and the window that it is of, or None; SQL: over ``key``,
+                ``value``, ``window.start`` and ``window.end``. Without it: the pair of key and value.
+            name: names the operator.
+        """
+        return Stream(self._builder, self._then("to_stream", function or _pair, name))
+
+    def _aggregated(
+        self,
+        kind: str,
+        make: Callable[[], Accumulator[Any, Any]],
+        select: graph.Function | None,
+        name: str | None,
+    ) -> GroupedStream[K, Any]:
+        operator = graph.Aggregate(
+            name=self._builder._name(kind, name),
+            parents=(self._operator,),
+            kind=kind,
+            make=make,
+            select=select,
+        )
+        return GroupedStream(self._builder, operator)
+
+
+class WindowedStream(_Aggregating[K, V]):
+    """Values with keys, by window. Aggregates give one result for each key and window, when it is closed."""
+
+    def __init__(
+        self, builder: StreamBuilder, operator: graph.Operator, windows: Windows, late: str | None
+    ) -> None:
+        """Stand behind an operator."""
+        self._builder = builder
+        self._operator = operator
+        self._windows = windows
+        self._late = late
+
+    def _aggregated(
+        self,
+        kind: str,
+        make: Callable[[], Accumulator[Any, Any]],
+        select: graph.Function | None,
+        name: str | None,
+    ) -> GroupedStream[K, Any]:
+        operator = graph.Aggregate(
+            name=self._builder._name(kind, name),
+            parents=(self._operator,),
+            kind=kind,
+            make=make,
+            select=select,
+            windows=self._windows,
+            late=self._late,
+        )
+        return GroupedStream(self._builder, operator)
+
+
+class JoinedStream(Generic[T, U]):
+    """Two streams, and by what they are joined."""
+
+    def __init__(self, left: Stream[T], right: Stream[U], *, is_left: bool) -> None:
+        """Keep both. Raises ValueError if they are of different jobs."""
+        _check_same(left, right)
+        self._left = left
+        self._right = right
+        self._is_left = is_left
+
+    def where(self, select: Callable[[T], Any] | str) -> Where[T, U]:
+        """Say which key the left stream's values have."""
+        return Where(self._left.key_by(select), self._right, is_left=self._is_left)
+
+
+class Where(Generic[T, U]):
+    """A join that has its left key."""
+
+    def __init__(self, left: GroupedStream[Any, T], right: Stream[U], *, is_left: bool) -> None:
+        """Keep the sides."""
+        self._left = left
+        self._right = right
+        self._is_left = is_left
+
+    def equal_to(self, select: Callable[[U], Any] | str) -> Joined[T, U]:
+        """Say which key the right stream's values have."""
+        return Joined(self._left, self._right.key_by(select), is_left=self._is_left)
+
+
+class Joined(Generic[T, U]):
+    """A join that has both keys."""
+
+    def __init__(
+        self,
+        left: GroupedStream[Any, T],
+        right: GroupedStream[Any, U],
+        *,
+        is_left: bool,
+        windows: Sliding | None = None,
+        pairs: Pairs = "all",
+        late: str | None = None,
+    ) -> None:
+        """Keep all."""
+        self._left = left
+        self._right = right
+        self._is_left = is_left
+        self._windows = windows
+        self._pairs: Pairs = pairs
+        self._late = late
+
+    def window(
+        self, windows: Sliding, *, pairs: Pairs = "all", late: str | None = None
+    ) -> Joined[T, U]:
+        """Join records of the same window alone.
+
+        Args:
+            windows: tumbling or sliding.
+            pairs: ``all`` of a window, each as soon as it is complete; or the ``last`` record of either side, when
+                the window is closed.
+            late: the topic of records whose window is closed; with pairs of ``last`` alone.
+        """
+        if isinstance(windows, Session):
+            raise ValueError("A join has no sessions: use tumbling() or sliding().")
+        if late is not None and pairs == "all":
+            raise ValueError(
+                "A topic of late records goes with pairs='last' alone: Spark joins all pairs."
+            )
+        return Joined(
+            self._left, self._right, is_left=self._is_left, windows=windows, pairs=pairs, late=late
+        )
+
+    def apply(
+        self, function: Callable[[T, Any], R | None] | str, *, name: str | None = None
+    ) -> Stream[R]:
+        """Give a value for each pair; the right one is None where a left join found none.
+
+        SQL: over the columns ``left`` and ``right``.
+        """
+        builder = self._left._builder
+        operator = graph.Join(
+            name=builder._name("join", name),
+            parents=(self._left._operator, self._right._operator),
+            function=function,
+            is_left=self._is_left,
+            windows=self._windows,
+            pairs=self._pairs,
+            late=self._late,
+        )
+        return Stream(builder, operator)
+
+
+def _check_same(one: Stream[Any], other: Stream[Any]) -> None:
+    if one._builder is not other._builder:
+        raise ValueError(
+            f"The streams are of two jobs, {one._builder.job_id} and {other._builder.job_id}: make both by one builder."
+        )
+
+
+def _pair(key: Any, value: Any, _: Window | None) -> tuple[Any, Any]:
+    return key, value
+
+
+def _negated(test: Callable[[Any], Any] | str) -> Any:
+    if isinstance(test, str):
+        return f"NOT coalesce(({test}), false)"
+    return lambda value: not test(value)

@@ -1,0 +1,246 @@
+"""Streams whose functions are SQL: Spark runs them on columns, and no record becomes an object of Python.
+
+Such a stream is a frame with the columns of COLUMNS beside the fields of its values. A function's SQL sees the
+fields of a struct, and ``value``, ``key`` and, behind windows, ``window``::
+
+    _beat  true: no record      _at  the message's id      _time  event time      _key      value
+    _error: a value that can't be decoded, with its payload
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, MapType, StructType
+
+from broker.streams import graph
+from broker.streams.serdes import Bytes, Json, Text
+from broker.streams.windows import Session, Sliding, Windows
+
+KEPT: Final = ("_beat", "_at", "_time", "_key", "_window")
+NATIVE: Final = (Bytes, Json, Text)
+AGGREGATES: Final = ("count", "sum", "avg")
+"""Those that Spark gives as this package does. Of equal least values it gives any."""
+_CORRUPT: Final = "_corrupt"
+_VALUE: Final = "value"
+
+
+def is_decoded_here(source: graph.Source) -> bool:
+    """Whether Spark can decode a source's messages."""
+    serde = source.serde
+    return type(serde) in NATIVE and (not isinstance(serde, Json) or serde.schema is not None)
+
+
+def decoded(source: graph.Source, frame: DataFrame) -> DataFrame:
+    """Return a source's messages as values; ``_error`` is not null for those that can't be decoded."""
+    time = F.current_timestamp() if source.is_processing_time else F.col("timestamp")
+    payload = F.col("value")
+    kept = (
+        payload.isNull().alias("_beat"),
+        F.col("id").alias("_at"),
+        time.alias("_time"),
+        F.lit(None).cast("string").alias("_key"),
+        F.lit(None).cast("struct<start: timestamp, end: timestamp>").alias("_window"),
+        payload.alias("_payload"),
+    )
+    if isinstance(source.serde, Json):
+        schema = f"{source.serde.schema}, {_CORRUPT} STRING"
+        options = {"columnNameOfCorruptRecord": _CORRUPT}
+        parsed = frame.select(
+            *kept, F.from_json(payload.cast("string"), schema, options).alias(_VALUE)
+        )
+        wrong = F.col(f"{_VALUE}.{_CORRUPT}").isNotNull() | F.col(_VALUE).isNull()
+        value = F.col(_VALUE).dropFields(_CORRUPT)
+    elif isinstance(source.serde, Text):
+        parsed = frame.select(*kept, payload.cast("string").alias(_VALUE))
+        wrong, value = ~F.expr("is_valid_utf8(CAST(_payload AS STRING))"), F.col(_VALUE)
+    else:
+        parsed = frame.select(*kept, payload.alias(_VALUE))
+        wrong, value = F.lit(False), F.col(_VALUE)
+    error = F.when(~F.col("_beat") & wrong, F.col("_payload"))
+    return parsed.select(*KEPT, value.alias(_VALUE), error.alias("_error"))
+
+
+def _opened(frame: DataFrame) -> DataFrame:
+    """Return a frame with the fields of its values as columns, for the SQL of a function."""
+    value = frame.schema[_VALUE].dataType
+    fields = value.names if isinstance(value, StructType) else []
+    columns = [F.col(f"{_VALUE}.`{name}`").alias(name) for name in fields if name not in KEPT]
+    beside = {"value": _VALUE, "key": "_key", "window": "_window"}
+    columns += [F.col(of).alias(name) for name, of in beside.items() if name not in fields]
+    if _VALUE in fields:  # The field is meant, and the whole value is needed no less.
+        columns.append(F.col(_VALUE).alias("_value"))
+    return frame.select(*KEPT, *columns)
+
+
+def _whole(frame: DataFrame) -> Column:
+    return F.col("_value" if "_value" in frame.columns else _VALUE)
+
+
+def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
+    """Return a frame behind a function that is SQL."""
+    sql = str(step.function)
+    opened = _opened(frame)
+    value = _whole(opened)
+    beat = F.col("_beat")
+    match step.kind:
+        case "filter":
+            return opened.where(beat | F.expr(sql)).select(*KEPT, value.alias(_VALUE))
+        case "map" | "to_stream":
+            given = opened.select(*KEPT, F.expr(sql).alias(_VALUE))
+            return given.where(beat | F.col(_VALUE).isNotNull())
+        case "flat_map":
+            several = F.expr(f"CASE WHEN _beat THEN array(NULL) ELSE ({sql}) END")
+            given = opened.select(*KEPT, F.explode(several).alias(_VALUE))
+            return given.where(beat | F.col(_VALUE).isNotNull())
+        case "key_by":
+            others = [name for name in KEPT if name != "_key"]
+            return opened.select(*others, F.expr(sql).alias("_key"), value.alias(_VALUE)).select(
+                *KEPT, _VALUE
+            )
+        case "select_timestamp":
+            given_time = F.expr(sql)
+            if opened.select(given_time.alias("t")).schema["t"].dataType.typeName() != "timestamp":
+                given_time = F.timestamp_millis(given_time)
+            time = F.when(beat, F.col("_time")).otherwise(given_time)
+            return opened.withColumn("_time", time).select(*KEPT, value.alias(_VALUE))
+    raise ValueError(f"{step.name} takes a function of Python, and no SQL")
+
+
+def watermarked(frame: DataFrame, time: str, lateness_ms: int) -> DataFrame:
+    """Return a frame with a watermark, and without beats, which have moved it.
+
+    Spark would ask for the records before it looks at the times if the filter did not name the time.
+    """
+    marked = frame.withWatermark(time, f"{lateness_ms} milliseconds")
+    return marked.where(f"NOT _beat OR {time} IS NULL")
+
+
+def window_of(windows: Windows, time: str) -> Column:
+    """Return the windows of a time."""
+    if isinstance(windows, Session):
+        return F.session_window(time, f"{windows.gap_ms} milliseconds")
+    size, slide = f"{windows.size_ms} milliseconds", f"{windows.slide_ms} milliseconds"
+    return F.window(time, size, slide)
+
+
+def can_aggregate(operator: graph.Aggregate) -> bool:
+    """Whether Spark can do an aggregate by itself: a plain one of windows that drop what is late."""
+    return (
+        operator.kind in AGGREGATES
+        and operator.windows is not None
+        and operator.late is None
+        and not callable(operator.select)
+    )
+
+
+Late = Sequence[tuple[DataFrame, int]]
+"""Frames with the same columns, each with its lateness in ms."""
+
+
+def _together(frames: Late) -> DataFrame:
+    """Return frames as one, each with a watermark of its own: the slowest counts."""
+    marked = [watermarked(frame, "_time", lateness_ms) for frame, lateness_ms in frames]
+    return reduce(DataFrame.unionByName, marked)
+
+
+def aggregated(frames: Late, operator: graph.Aggregate) -> DataFrame:
+    """Return the results of the windows of each key, once they are closed."""
+    assert operator.windows is not None
+    marked = _together([(_opened(frame), lateness_ms) for frame, lateness_ms in frames])
+    what = F.expr(str(operator.select)) if operator.select is not None else _whole(marked)
+    if operator.kind == "count":
+        result = F.count("*") if operator.select is None else F.count(what)
+    else:
+        result = {"sum": F.sum, "avg": F.avg}[operator.kind](what)
+    grouped = marked.groupBy(window_of(operator.windows, "_time").alias("_bounds"), "_key")
+    start, end = F.col("_bounds.start"), F.col("_bounds.end")
+    return (
+        grouped.agg(result.alias(_VALUE))
+        .select(
+            F.lit(False).alias("_beat"),
+            F.lit(b"").alias("_at"),
+            (end - F.expr("INTERVAL 1 MILLISECOND")).alias("_time"),
+            F.col("_key"),
+            F.struct(start.alias("start"), end.alias("end")).alias("_window"),
+            F.col(_VALUE),
+        )
+        .where(F.col(_VALUE).isNotNull())
+    )
+
+
+def joined(left: Late, right: Late, join: graph.Join) -> DataFrame:
+    """Return the pairs of a window and a key: columns ``left`` and ``right``."""
+    assert isinstance(join.windows, Sliding)
+    sides = [
+        _together(frames).select(
+            window_of(join.windows, "_time").alias(f"_{side}_bounds"),
+            F.col("_key").alias(f"_{side}_key"),
+            F.col("_at").alias(f"_{side}_at"),
+            F.col(_VALUE).alias(side),
+        )
+        for frames, side in ((left, "left"), (right, "right"))
+    ]
+    same = (F.col("_left_key").eqNullSafe(F.col("_right_key"))) & (
+        F.col("_left_bounds") == F.col("_right_bounds")
+    )
+    return sides[0].join(sides[1], same, "left_outer" if join.is_left else "inner")
+
+
+def paired(pairs: DataFrame, function: str) -> DataFrame:
+    """Return the values that SQL gives for pairs."""
+    start, end = F.col("_left_bounds.start"), F.col("_left_bounds.end")
+    return pairs.select(
+        F.lit(False).alias("_beat"),
+        F.col("_left_at").alias("_at"),
+        (end - F.expr("INTERVAL 1 MILLISECOND")).alias("_time"),
+        F.col("_left_key").cast("string").alias("_key"),
+        F.struct(start.alias("start"), end.alias("end")).alias("_window"),
+        F.expr(function).alias(_VALUE),
+    ).where(F.col(_VALUE).isNotNull())
+
+
+def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
+    """Return values as the messages of a sink: topic, value and key."""
+    value = F.col(_VALUE)
+    kind = frame.schema[_VALUE].dataType
+    if isinstance(sink.serde, Bytes):
+        payload = value.cast("binary")
+    elif isinstance(sink.serde, Text):
+        payload = value.cast("string").cast("binary")
+    elif isinstance(kind, StructType | ArrayType | MapType):
+        payload = F.to_json(value, {"ignoreNullFields": "false"}).cast("binary")
+    else:
+        inside = F.to_json(F.array(value), {"ignoreNullFields": "false"})
+        payload = F.substring(inside, F.lit(2), F.length(inside) - 2).cast("binary")
+    key = F.lit(None).cast("binary")
+    if sink.has_keys:
+        key_kind = frame.schema["_key"].dataType
+        text = (
+            F.col("_key").cast("string")
+            if not isinstance(key_kind, StructType | ArrayType | MapType)
+            else F.to_json("_key")
+        )
+        key = F.col("_key") if key_kind.typeName() == "binary" else text.cast("binary")
+    return frame.where(~F.col("_beat")).select(
+        F.lit(sink.topic).alias("topic"), payload.alias("value"), key.alias("key")
+    )
+
+
+def as_values(frame: DataFrame) -> DataFrame:
+    """Return a frame as passes.read_values takes it."""
+    kind = F.when(F.col("_beat"), F.lit(1)).otherwise(F.lit(0)).cast("byte")
+    window = F.col("_window")
+    return frame.select(
+        kind.alias("kind"),
+        F.col("_at").alias("at"),
+        F.unix_millis("_time").alias("time"),
+        F.col("_key").alias("key"),
+        F.col(_VALUE).alias("value"),
+        F.unix_millis(window["start"]).alias("start"),
+        F.unix_millis(window["end"]).alias("end"),
+    )

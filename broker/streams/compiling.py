@@ -1,0 +1,446 @@
+"""A job's graph as frames of Spark: one frame of messages for each end, for a query of its own.
+
+A **flow** is a stream on its way through this: branches that nothing has put together yet. A branch is a frame, and
+steps that wait to be run in one pass::
+
+    SQL so far        columns.py: Spark's own operators on columns
+    functions         one pass of Python for all up to the next operator with state
+    operators of one  key_by: one chain, one state store, one pass of Python (passes.KeyedPass)
+
+Spark's watermark is that of a query: the least of its sources', as far as the micro-batch before has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from broker.streams import columns, graph, keyed, steps
+from broker.streams.keyed import Chain
+from broker.streams.letters import Failures
+from broker.streams.passes import (
+    KeyedPass,
+    MessageWriter,
+    Pass,
+    Reader,
+    RowWriter,
+    SourceReader,
+    TypedPass,
+    Write,
+    read_pairs,
+    read_values,
+)
+from broker.streams.records import COLUMNS, LETTER
+from broker.streams.steps import Step
+
+STEPS: Final = {
+    "map": steps.mapping,
+    "flat_map": steps.flat_mapping,
+    "filter": steps.filtering,
+    "foreach": steps.tapping,
+    "key_by": steps.keying,
+    "select_timestamp": steps.timing,
+}
+REKEYING: Final = ("key_by", "to_stream")
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A frame and the steps behind it.
+
+    ``columns`` is set as long as all is SQL: the frame of columns.py; ``source`` as long as nothing was done. Else
+    ``reader`` reads ``frame``, or Spark calls ``parts`` for each key if ``is_keyed``.
+    """
+
+    frame: DataFrame
+    lateness_ms: int = 0
+    source: graph.Source | None = None
+    columns: DataFrame | None = None
+    reader: Reader | None = None
+    parts: tuple[keyed.Operator | Step, ...] = ()
+    is_keyed: bool = False
+    letters: tuple[DataFrame, ...] = ()
+    """Frames of messages that were split off."""
+
+    @property
+    def has_times(self) -> bool:
+        """Whether its records have the times of a source, which a watermark can be made of."""
+        return not self.is_keyed
+
+
+Flow = list[Branch]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """Makes the frame of one end. ``url`` and ``options`` are those of the source."""
+
+    graph: graph.Graph
+    spark: SparkSession
+    options: dict[str, str]
+    owned: Collection[str]
+    """The operators of which this end's query publishes letters: each belongs to one query."""
+    heart_beats: bool = field(default=True)
+
+    @property
+    def _failures(self) -> Failures:
+        return Failures(self.graph.job_id, self.graph.dead_letters)
+
+    def messages(self, end: graph.Sink) -> DataFrame:
+        """Return the messages of an end: topic, value, key and headers; letters among them.
+
+        Raises ValueError for what can't be done in one query.
+        """
+        found = [self._messages_of(branch, end) for branch in self._flow(end.parents[0])]
+        return reduce(DataFrame.unionByName, found)
+
+    def _messages_of(self, branch: Branch, end: graph.Sink) -> DataFrame:
+        branch = self._in_columns(branch) or branch
+        if branch.columns is not None and type(end.serde) in columns.NATIVE:
+            found = columns.messages(branch.columns, end).withColumn("headers", _no_headers())
+            letters = list(branch.letters)
+        else:
+            branch = self._in_python(branch)
+            write = MessageWriter(
+                end.name, end.topic, end.serde, self._failures, has_keys=end.has_keys
+            )
+            rows = self._run(branch, write)
+            found = rows.where(self._is_wanted()).select("topic", "value", "key", "headers")
+            letters = list(branch.letters)
+        return reduce(DataFrame.unionByName, [found, *letters])
+
+    def _is_wanted(self) -> Any:
+        owner = F.element_at("headers", F.lit("operator")).cast("string")
+        return (F.col("kind") != LETTER) | owner.isin(*self.owned)
+
+    # One operator after the other.
+
+    def _flow(self, operator: graph.Operator) -> Flow:
+        match operator:
+            case graph.Source():
+                return [self._source(operator)]
+            case graph.Union():
+                return [branch for parent in operator.parents for branch in self._flow(parent)]
+            case graph.Stateless():
+                return [self._step(branch, operator) for branch in self._flow(operator.parents[0])]
+            case graph.Aggregate():
+                return self._aggregate(self._flow(operator.parents[0]), operator)
+            case graph.Process():
+                work = keyed.Processing(operator.name, operator.processor)
+                return self._chain(self._flow(operator.parents[0]), work)
+            case graph.Join():
+                return self._join(operator)
+        raise TypeError(f"{operator.name} is no operator of a job")
+
+    def _source(self, source: graph.Source) -> Branch:
+        given = {**self.options, **source.options, "topic": source.topic}
+        if self.heart_beats:
+            given["heartbeatInterval"] = f"{self.graph.idle_ms}ms"
+        frame = self.spark.readStream.format("tms").options(**given).load()
+        return Branch(frame, source.lateness_ms, source)
+
+    def _step(self, branch: Branch, step: graph.Stateless) -> Branch:
+        if isinstance(step.function, str):
+            in_columns = self._in_columns(branch)
+            if in_columns is None or in_columns.columns is None:
+                raise ValueError(
+                    f"{step.name} is SQL, but the values before it are objects of Python: give the map before it "
+                    "returns=, with their type."
+                )
+            return replace(in_columns, columns=columns.stepped(in_columns.columns, step))
+        branch = self._in_python(branch)
+        kind = STEPS.get(step.kind, steps.turning)
+        made = Step(step.name, kind(step.function))
+        after = replace(branch, parts=(*branch.parts, made))
+        return after if step.returns is None else self._typed(after, step)
+
+    def _typed(self, branch: Branch, step: graph.Stateless) -> Branch:
+        """Return a branch in columns, behind a function that said what it returns."""
+        kept = "_beat BOOLEAN, _at BINARY, _time TIMESTAMP, _payload BINARY, _headers MAP<STRING, BINARY>"
+        schema = f"{kept}, value {step.returns}"
+        assert branch.reader is not None and not branch.is_keyed
+        run = [*map(_step_alone, branch.parts)]
+        work = TypedPass(branch.reader, run, self._failures, step.name, str(step.returns))
+        frame = branch.frame.mapInArrow(work, schema)
+        letters = frame.where(F.col("_payload").isNotNull()).select(
+            F.lit(self.graph.dead_letters).alias("topic"),
+            F.col("_payload").alias("value"),
+            F.lit(None).cast("binary").alias("key"),
+            F.col("_headers").alias("headers"),
+        )
+        owner = F.element_at("headers", F.lit("operator")).cast("string")
+        found = frame.where(F.col("_payload").isNull()).select(
+            "_beat",
+            "_at",
+            "_time",
+            F.lit(None).cast("string").alias("_key"),
+            F.lit(None).cast("struct<start: timestamp, end: timestamp>").alias("_window"),
+            "value",
+        )
+        split = (letters.where(owner.isin(*self.owned)),) if self.graph.dead_letters else ()
+        return replace(
+            branch, columns=found, reader=None, parts=(), letters=(*branch.letters, *split)
+        )
+
+    def _aggregate(self, flow: Flow, operator: graph.Aggregate) -> Flow:
+        select = operator.select
+        in_columns = [self._in_columns(branch) for branch in flow]
+        frames = [
+            (branch.columns, branch.lateness_ms)
+            for branch in in_columns
+            if branch is not None and branch.columns is not None
+        ]
+        if columns.can_aggregate(operator) and len(frames) == len(flow):
+            letters = tuple(each for branch in in_columns if branch for each in branch.letters)
+            found = columns.aggregated(frames, operator)
+            return [Branch(found, columns=found, letters=letters, is_keyed=True)]
+        if isinstance(select, str):
+            raise ValueError(
+                f"{operator.name} selects by SQL, which is for count, sum and avg of windows without a topic of late "
+                "records, behind functions that are SQL, too: give it a function of Python."
+            )
+        if operator.kind in {"min", "max"}:
+            select = _measured(select)
+        work: keyed.Operator
+        if operator.windows is None:
+            work = keyed.Running(operator.name, operator.make, select)
+        else:
+            work = keyed.Windowed(
+                operator.name,
+                operator.make,
+                select,
+                operator.windows,
+                self.graph.job_id,
+                operator.late,
+            )
+        return self._chain(flow, work)
+
+    def _chain(self, flow: Flow, work: keyed.Operator) -> Flow:
+        if len(flow) == 1 and flow[0].is_keyed and flow[0].columns is None:
+            [branch] = flow
+            names = [part.name for part in branch.parts if isinstance(part, Step)]
+            kinds = {each.name: each.kind for each in self._stateless()}
+            if not any(kinds.get(name) in REKEYING for name in names):
+                return [replace(branch, parts=(*branch.parts, work))]
+        rows = self._rows(flow, work, is_timed=work.is_timed)
+        letters = tuple(each for branch in flow for each in branch.letters)
+        return [Branch(rows, parts=(work,), is_keyed=True, letters=letters)]
+
+    def _stateless(self) -> list[graph.Stateless]:
+        return [each for each in self.graph.operators() if isinstance(each, graph.Stateless)]
+
+    def _join(self, join: graph.Join) -> Flow:
+        flows = [self._flow(parent) for parent in join.parents]
+        if join.windows is not None and join.pairs == "all":
+            return [self._joined(join, *flows)]
+        if isinstance(join.function, str):
+            raise ValueError(
+                f"{join.name} makes values by SQL, which is for joins of all pairs of a window: give apply() a "
+                "function of Python."
+            )
+        work: keyed.Operator
+        if join.windows is None:
+            work = keyed.Latest(join.name, join.function, is_left=join.is_left)
+        else:
+            work = keyed.LatestOfWindow(
+                join.name,
+                join.function,
+                join.windows,
+                self.graph.job_id,
+                join.late,
+                is_left=join.is_left,
+            )
+        sides = [
+            self._rows(flow, work, is_timed=work.is_timed, side=side)
+            for side, flow in enumerate(flows)
+        ]
+        letters = tuple(each for flow in flows for branch in flow for each in branch.letters)
+        return [
+            Branch(sides[0].unionByName(sides[1]), parts=(work,), is_keyed=True, letters=letters)
+        ]
+
+    def _joined(self, join: graph.Join, left: Flow, right: Flow) -> Branch:
+        """Return all pairs of a window, as Spark joins them."""
+        letters = [each for branch in (*left, *right) for each in branch.letters]
+        is_sql = isinstance(join.function, str)
+        sides = []
+        for flow in (left, right):
+            frames = []
+            for branch in flow:
+                _check_times(branch, join.name)
+                in_columns = self._in_columns(branch)
+                if is_sql and in_columns is not None and in_columns.columns is not None:
+                    letters += in_columns.letters
+                    frames.append((in_columns.columns, branch.lateness_ms))
+                elif is_sql:
+                    raise ValueError(
+                        f"{join.name} makes values by SQL, but its streams have objects of Python: give apply() a function."
+                    )
+                else:
+                    rows = self._run(self._in_python(branch), RowWriter(self._failures))
+                    letters.append(self._letters(rows))
+                    frames.append((_row_columns(rows), branch.lateness_ms))
+            sides.append(frames)
+        pairs = columns.joined(sides[0], sides[1], join)
+        if is_sql:
+            found = columns.paired(pairs, str(join.function))
+            return Branch(found, columns=found, letters=tuple(letters), is_keyed=True)
+        frame = pairs.select(
+            "_left_at",
+            "left",
+            "right",
+            (F.unix_millis("_left_bounds.end") - 1).alias("time"),
+            F.unix_millis("_left_bounds.start").alias("start"),
+            F.unix_millis("_left_bounds.end").alias("end"),
+        )
+        made = Step(join.name, steps.mapping(_spread(join.function)))
+        return Branch(frame, reader=read_pairs, parts=(made,), letters=tuple(letters))
+
+    # From one form to another.
+
+    def _in_columns(self, branch: Branch) -> Branch | None:
+        """Return a branch in columns; None if its values are objects of Python."""
+        if branch.columns is not None:
+            return branch
+        if branch.source is None or not columns.is_decoded_here(branch.source):
+            return None
+        decoded = columns.decoded(branch.source, branch.frame)
+        good, letters = self._without_errors(decoded, branch.source)
+        return replace(branch, columns=good, source=None, letters=(*branch.letters, *letters))
+
+    def _without_errors(
+        self, decoded: DataFrame, source: graph.Source
+    ) -> tuple[DataFrame, list[DataFrame]]:
+        where = f"{source.name} failed at the message "
+        how = (
+            " (decode): it is not what the schema says. Give the builder dead_letters=TOPIC to go on without such "
+            "records."
+        )
+        if self.graph.dead_letters is None:
+            text = F.concat(F.lit(where), F.lower(F.hex("_at")), F.lit(how))
+            sound = F.when(F.col("_error").isNull(), F.lit(True)).otherwise(
+                F.raise_error(text).cast("boolean")
+            )
+            return decoded.where(sound).drop("_error"), []
+        letters = []
+        if source.name in self.owned:
+            letters.append(
+                decoded.where(F.col("_error").isNotNull()).select(
+                    F.lit(self.graph.dead_letters).alias("topic"),
+                    F.col("_error").alias("value"),
+                    F.lit(None).cast("binary").alias("key"),
+                    _headers(
+                        reason="decode",
+                        job=self.graph.job_id,
+                        operator=source.name,
+                        error="the message is not what the schema says",
+                        stack="",
+                        id=F.lower(F.hex("_at")),
+                    ).alias("headers"),
+                )
+            )
+        return decoded.where(F.col("_error").isNull()).drop("_error"), letters
+
+    def _in_python(self, branch: Branch) -> Branch:
+        if branch.columns is not None:
+            frame = columns.as_values(branch.columns)
+            return replace(
+                branch, frame=frame, columns=None, source=None, reader=read_values, is_keyed=False
+            )
+        if branch.source is not None:
+            reader = SourceReader(
+                branch.source.name,
+                branch.source.serde,
+                self._failures,
+                is_processing_time=branch.source.is_processing_time,
+            )
+            return replace(branch, source=None, reader=reader)
+        return branch
+
+    def _run(self, branch: Branch, write: Write) -> DataFrame:
+        """Run the steps of a branch; return rows."""
+        if not branch.is_keyed:
+            assert branch.reader is not None
+            work = Pass(branch.reader, [*map(_step_alone, branch.parts)], write, self._failures)
+            return branch.frame.mapInArrow(work, COLUMNS)
+        chain = Chain(branch.parts, self._failures)
+        mode = "EventTime" if chain.is_timed else "None"
+        grouped = branch.frame.groupBy("key")
+        return grouped.transformWithState(KeyedPass(chain, write), COLUMNS, "Append", mode)
+
+    def _rows(
+        self, flow: Flow, work: keyed.Operator, *, is_timed: bool, side: int = 0
+    ) -> DataFrame:
+        """Run the steps of all branches; return their rows together, for an operator with state."""
+        found = []
+        for branch in flow:
+            if is_timed:
+                _check_times(branch, work.name)
+            rows = self._run(self._in_python(branch), RowWriter(self._failures, side))
+            if is_timed:
+                timed = rows.withColumn("t", F.timestamp_millis("time"))
+                marked = timed.withWatermark("t", f"{branch.lateness_ms} milliseconds")
+                rows = marked.where("kind <> 1 OR t IS NULL").drop("t")
+            else:
+                rows = rows.where("kind <> 1")
+            found.append(rows)
+        return reduce(DataFrame.unionByName, found)
+
+    def _letters(self, rows: DataFrame) -> DataFrame:
+        found = rows.where(F.col("kind") == LETTER).where(self._is_wanted())
+        return found.select("topic", "value", "key", "headers")
+
+
+def _check_times(branch: Branch, name: str) -> None:
+    if branch.is_keyed:
+        raise ValueError(
+            f"{name} needs the times of its records, but is behind an operator with state and another key: publish to "
+            "a topic there, and begin with a source of it here."
+        )
+
+
+def _step_alone(part: keyed.Operator | Step) -> Step:
+    assert isinstance(part, Step), "operators are run by key"
+    return part
+
+
+def _measured(select: Any) -> Any:
+    """Return a function that gives a value with its measure, None if it has none."""
+
+    def measured(value: Any) -> Any:
+        measure = value if select is None else select(value)
+        return None if measure is None else (measure, value)
+
+    return measured
+
+
+def _spread(function: Any) -> Any:
+    return lambda pair: function(*pair)
+
+
+def _row_columns(rows: DataFrame) -> DataFrame:
+    """Return rows as columns.joined takes them."""
+    return rows.where(F.col("kind") != LETTER).select(
+        (F.col("kind") == 1).alias("_beat"),
+        F.col("at").alias("_at"),
+        F.timestamp_millis("time").alias("_time"),
+        F.col("key").alias("_key"),
+        F.col("value").alias("value"),
+    )
+
+
+def _headers(**given: Any) -> Any:
+    pairs = []
+    for name, value in given.items():
+        column = F.lit(value) if isinstance(value, str) else value
+        pairs += [F.lit(name), column.cast("binary")]
+    return F.create_map(*pairs)
+
+
+def _no_headers() -> Any:
+    return F.lit(None).cast("map<string, binary>")

@@ -1,0 +1,103 @@
+"""A job: its graph, and the queries that run it.
+
+Each sink or print is a query of its own, with its own checkpoint beneath the job's::
+
+    checkpoint/<name of the end>     Spark's: offsets, commits and state
+    checkpoint/job/<name of the end> what its operators with state are, see changes.py
+
+What one query is at does not hold up another. A job runs as long as all its queries do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from broker.streams import drawing, graph
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from broker.streams.running import Running, Status
+
+
+class Job:
+    """What a StreamBuilder has built. It may be started once at a time."""
+
+    def __init__(self, found: graph.Graph) -> None:
+        """Keep the graph."""
+        self.graph = found
+        self._running: Running | None = None
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.graph.job_id
+
+    def explain(self, form: Literal["text", "svg"] = "text") -> str:
+        """Return the plan: as text, or as a picture (SVG)."""
+        return drawing.picture(self.graph) if form == "svg" else drawing.text(self.graph)
+
+    def start(self, spark: SparkSession, *, checkpoint: str, url: str, **options: str) -> Job:
+        """Start the queries; return at once.
+
+        Args:
+            spark: the session. The job uses one of its own beside it, with RocksDB for its state.
+            checkpoint: the folder of the job's progress and state, which all of Spark's machines can reach.
+            url: the broker's address, or several with commas.
+            options: of the format ``tms``, for sources and sinks, such as ``token``.
+
+        Raises:
+            JobChanged: the checkpoint is of a job whose operators with state were others.
+            ValueError: the job can't be run as it is written.
+            RuntimeError: it runs already.
+        """
+        self._start(spark, checkpoint, {"url": url, **options}, is_available=False)
+        return self
+
+    def run_available(
+        self, spark: SparkSession, *, checkpoint: str, url: str, **options: str
+    ) -> Job:
+        """Process all that the topics have now, and stop. Windows that are not over stay open. Raises as start."""
+        self._start(spark, checkpoint, {"url": url, **options}, is_available=True)
+        self.await_termination()
+        return self
+
+    def _start(
+        self,
+        spark: SparkSession,
+        checkpoint: str,
+        options: Mapping[str, str],
+        *,
+        is_available: bool,
+    ) -> None:
+        from broker.streams.running import Running  # noqa: PLC0415 - PySpark takes a second, a plan needs none.
+
+        if self.is_running:
+            raise RuntimeError(f"The job {self.id} runs already.")
+        self._running = Running.start(
+            self.graph, spark, checkpoint, options, is_available=is_available
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether all queries run; False if one has died."""
+        return self._running is not None and self._running.is_running
+
+    def stop(self) -> None:
+        """Stop the queries; what they have not published is processed at the next start."""
+        if self._running is not None:
+            self._running.stop()
+
+    def await_termination(self, timeout_s: float | None = None) -> bool:
+        """Wait until the job has ended; return whether it has.
+
+        Raises:
+            StreamingQueryException: a query has died; the others were stopped.
+        """
+        return self._running is None or self._running.await_termination(timeout_s)
+
+    @property
+    def status(self) -> Status | None:
+        """How far the job is; None before its start."""
+        return None if self._running is None else self._running.status()

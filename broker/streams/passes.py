@@ -1,0 +1,341 @@
+"""The passes of Spark in which records are of Python: thin shells around steps.py and keyed.py.
+
+A **pass** reads batches, runs steps and writes rows; a **keyed pass** is a chain that Spark calls for each key.
+Both travel to Spark's workers pickled, and so do the functions in them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import orjson
+import pyarrow as pa
+from pyspark.sql import Row as SparkRow
+from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import StructType
+from typing_extensions import override
+
+from broker.streams import steps
+from broker.streams.keyed import Cells, Chain, packed, unpacked
+from broker.streams.keys import decode_key, encode_key
+from broker.streams.letters import Failures
+from broker.streams.records import (
+    BEAT,
+    LETTER,
+    NAMES,
+    NO_KEY,
+    RECORD,
+    Letter,
+    Record,
+    Row,
+    beat_row,
+    record_of,
+)
+from broker.streams.serdes import Serde
+from broker.streams.steps import Step
+from broker.streams.windows import Window
+
+ROWS_AT_ONCE: Final = 5_000
+"""Rows that a pass gives to Spark together."""
+
+TYPES: Final = {
+    "kind": pa.int8(),
+    "at": pa.binary(),
+    "time": pa.int64(),
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "side": pa.int8(),
+    "start": pa.int64(),
+    "end": pa.int64(),
+    "topic": pa.string(),
+    "headers": pa.map_(pa.string(), pa.binary()),
+}
+_Named = SparkRow(*NAMES)
+
+Read = Record | Letter | Row
+"""A row stands for itself: a beat, or a letter of before."""
+
+
+class Reader(Protocol):
+    """Turns a batch of Spark's into records."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[Read]:
+        """Yield what is in a batch."""
+
+
+class SourceReader:
+    """Reads the batches of the format ``tms``."""
+
+    def __init__(
+        self, name: str, serde: Serde[Any], failures: Failures, *, is_processing_time: bool
+    ) -> None:
+        """Keep all."""
+        self._name = name
+        self._serde = serde
+        self._failures = failures
+        self._is_processing_time = is_processing_time
+
+    def __call__(self, batch: pa.RecordBatch) -> Iterator[Read]:
+        """Yield a record for each message, and the beats."""
+        ids, payloads = batch.column("id").to_pylist(), batch.column("value").to_pylist()
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        now_ms = int(time.time() * 1000)
+        for message_id, payload, time_us in zip(ids, payloads, times, strict=True):
+            time_ms = now_ms if self._is_processing_time else time_us // 1000
+            if payload is None:
+                yield beat_row(time_ms)
+                continue
+            record = Record(None, message_id, time_ms, payload=payload)
+            try:
+                record.value = self._serde.deserialize(payload)
+            except Exception as error:  # noqa: BLE001 - The user's serde may raise anything.
+                yield self._failures.letter("decode", self._name, record, error)
+            else:
+                yield record
+
+
+def read_rows(batch: pa.RecordBatch) -> Iterator[Read]:
+    """Yield the records of rows that an earlier pass wrote."""
+    for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        if row[0] == RECORD:
+            yield record_of(row, decode_key(row[3]) if row[3] else None)
+        else:
+            yield row
+
+
+def read_values(batch: pa.RecordBatch) -> Iterator[Read]:
+    """Yield the records of values that Spark has as columns: kind, at, time, key, value, start, end."""
+    columns = (batch.column(place).to_pylist() for place in range(batch.num_columns))
+    for kind, at, time_ms, key, value, start, end in zip(*columns, strict=True):
+        if kind == RECORD:
+            window = None if start is None else Window(start, end)
+            yield Record(value, at or b"", time_ms, key, window)
+        else:
+            yield beat_row(time_ms)
+
+
+def read_pairs(batch: pa.RecordBatch) -> Iterator[Read]:
+    """Yield a record for each pair of rows that Spark has joined: left_at, left, right, time, start, end."""
+    columns = (batch.column(place).to_pylist() for place in range(batch.num_columns))
+    for at, left, right, time_ms, start, end in zip(*columns, strict=True):
+        pair = (_loaded(left), None if right is None else _loaded(right))
+        yield Record(pair, at, time_ms, window=Window(start, end))
+
+
+def _loaded(value: bytes) -> Any:
+    row = (RECORD, b"", 0, NO_KEY, value, 0, None, None, None, None)
+    return record_of(row, None).value
+
+
+Write = Callable[[Record], Row | Letter | None]
+
+
+class RowWriter:
+    """Writes records for the next pass; ``side``: of a join."""
+
+    def __init__(self, failures: Failures, side: int = 0) -> None:
+        """Keep both."""
+        self._failures = failures
+        self._side = side
+
+    def __call__(self, record: Record) -> Row | Letter | None:
+        """Return a record as a row; as a letter if its key or its value can't travel."""
+        record.side = self._side
+        try:
+            return record.row(encode_key(record.key))
+        except Exception as error:  # noqa: BLE001 - Pickle calls what the user's classes define.
+            return self._failures.letter("error", "key_by or its values", record, error)
+
+
+class MessageWriter:
+    """Writes records as messages of a sink."""
+
+    def __init__(
+        self, name: str, topic: str | None, serde: Serde[Any], failures: Failures, *, has_keys: bool
+    ) -> None:
+        """Keep all."""
+        self._name = name
+        self._topic = topic
+        self._serde = serde
+        self._failures = failures
+        self._has_keys = has_keys
+
+    def __call__(self, record: Record) -> Row | Letter | None:
+        """Return a message as a row: its payload, and its key."""
+        try:
+            payload = self._serde.serialize(record.value)
+            key = key_bytes(record.key) if self._has_keys else None
+        except Exception as error:  # noqa: BLE001 - The user's serde may raise anything.
+            return self._failures.letter("error", self._name, record, error)
+        if payload is None:
+            return None
+        return (RECORD, record.at, 0, key, payload, 0, None, None, self._topic, None)
+
+
+def key_bytes(key: Any) -> bytes | None:
+    """Return a key as that of a message: text and bytes as they are, others as JSON. Raises TypeError."""
+    if key is None or isinstance(key, bytes):
+        return key
+    return (
+        key.encode() if isinstance(key, str) else orjson.dumps(key, option=orjson.OPT_NON_STR_KEYS)
+    )
+
+
+class Pass:
+    """Reads batches, runs steps, and writes rows."""
+
+    def __init__(self, read: Reader, run: Sequence[Step], write: Write, failures: Failures) -> None:
+        """Keep the parts."""
+        self._read = read
+        self._steps = run
+        self._write = write
+        self._failures = failures
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield rows for batches."""
+        rows: list[Row] = []
+        for batch in batches:
+            for read in self._read(batch):
+                rows += self._rows(read)
+                if len(rows) >= ROWS_AT_ONCE:
+                    yield batch_of(rows)
+                    rows = []
+        if rows:
+            yield batch_of(rows)
+
+    def _rows(self, read: Read) -> Iterator[Row]:
+        if not isinstance(read, Record | Letter):
+            yield read
+            return
+        for found in steps.run(self._steps, self._failures, read):
+            row = found if isinstance(found, Letter) else self._write(found)
+            if row is not None:
+                yield row.row() if isinstance(row, Letter) else row
+
+
+class TypedPass(Pass):
+    """A pass that writes values of a type of Spark's: _beat, _at, _time, a letter's _payload and _headers, value."""
+
+    def __init__(
+        self, read: Reader, run: Sequence[Step], failures: Failures, name: str, returns: str
+    ) -> None:
+        """Keep the parts. Raises ValueError if ``returns`` is no type."""
+        super().__init__(read, run, self._typed, failures)
+        self._name = name
+        self._returns = returns
+        schema = StructType.fromDDL(f"value {returns}")
+        self._type = to_arrow_type(schema["value"].dataType, timezone="UTC")
+
+    def _typed(self, record: Record) -> Row | Letter:
+        try:
+            pa.scalar(record.value, self._type)
+        except (pa.ArrowException, OverflowError) as error:
+            wrong = TypeError(f"its result is no {self._returns}: {error}")
+            return self._failures.letter("error", self._name, record, wrong)
+        return (RECORD, record.at, record.time_ms, NO_KEY, record.value, 0, None, None, None, None)
+
+    @override
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield typed values for batches."""
+        for batch in batches:
+            rows = [row for read in self._read(batch) for row in self._rows(read)]
+            kinds, ats, times, _, values, _, _, _, _, headers = (
+                zip(*rows, strict=True) if rows else [()] * 10
+            )
+            is_letter = [kind == LETTER for kind in kinds]
+            arrays = [
+                pa.array([kind == BEAT for kind in kinds], pa.bool_()),
+                pa.array(ats, pa.binary()),
+                pa.array([ms * 1000 for ms in times], pa.timestamp("us", tz="UTC")),
+                pa.array(
+                    [v if is_ else None for v, is_ in zip(values, is_letter, strict=True)],
+                    pa.binary(),
+                ),
+                pa.array(headers, TYPES["headers"]),
+                pa.array(
+                    [None if is_ else v for v, is_ in zip(values, is_letter, strict=True)],
+                    self._type,
+                ),
+            ]
+            yield pa.RecordBatch.from_arrays(
+                arrays, names=["_beat", "_at", "_time", "_payload", "_headers", "value"]
+            )
+
+
+def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
+    """Return rows as a batch."""
+    columns = zip(*rows, strict=True)
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, TYPES.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
+
+
+class KeyedPass(StatefulProcessor):
+    """A chain, as Spark calls it: for each key with its rows, and when a time has come for a key."""
+
+    def __init__(self, chain: Chain, write: Write) -> None:
+        """Keep both."""
+        self._chain = chain
+        self._write = write
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Find the state."""
+        self._handle = handle
+        self._state = handle.getValueState(STATE, f"{STATE} BINARY")
+
+    @override
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[SparkRow]:
+        """Yield what the rows of a key give. Letters have no key, and go through."""
+        if bytes(key[0]) == NO_KEY:
+            yield from rows
+            return
+        decoded = decode_key(bytes(key[0]))
+        cells = self._cells()
+        due_ms = self._chain.due_ms(cells)
+        watermark_ms = self._watermark_ms(timerValues)
+        records = [record_of(row, decoded) for row in rows]
+        for found in self._chain.take(records, cells, watermark_ms):
+            yield from self._written(found)
+        self._keep(cells, due_ms)
+
+    @override
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[SparkRow]:
+        """Yield what is due for a key."""
+        cells = self._cells()
+        watermark_ms = self._watermark_ms(timerValues)
+        for found in self._chain.expire(decode_key(bytes(key[0])), cells, watermark_ms):
+            yield from self._written(found)
+        self._keep(cells, None)
+
+    @override
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _watermark_ms(self, times: Any) -> int:
+        return int(times.getCurrentWatermarkInMs()) if self._chain.is_timed else 0
+
+    def _cells(self) -> Cells:
+        return unpacked(bytes(self._state.get()[0])) if self._state.exists() else {}
+
+    def _keep(self, cells: Cells, due_before_ms: int | None) -> None:
+        if any(cells.values()):
+            self._state.update((packed(cells),))
+        elif self._state.exists():
+            self._state.clear()
+        due_ms = self._chain.due_ms(cells)
+        if due_ms is not None and due_ms != due_before_ms:
+            self._handle.registerTimer(due_ms)
+
+    def _written(self, found: Record | Letter) -> Iterator[SparkRow]:
+        row = found if isinstance(found, Letter) else self._write(found)
+        if row is not None:
+            yield _Named(*(row.row() if isinstance(row, Letter) else row))
+
+
+STATE: Final = "cells"
+"""The one variable of state that a chain has in Spark's store."""

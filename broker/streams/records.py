@@ -1,0 +1,97 @@
+"""Records on their way through a job, and how they travel between Spark's processes.
+
+A **record** is a value with its key, its time and its place. A **beat** says that a topic has come as far as a
+time, and has no value. A **letter** is a message for another topic than the job's own result: a record that can't
+be decoded, that made a function raise, or that came when its window was closed.
+
+Between two processes each is a row of the same columns::
+
+    kind   RECORD, BEAT or LETTER         key       as keys.py has it; none: empty
+    at     the message's id, and behind it the place of each flat_map's result: it orders the records of a key
+    time   ms since 1970                  value     pickled; a letter's payload as it is
+    start, end   of the window that a result is of      side   which stream of a join it is from
+    topic, headers   a letter's
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker.streams.windows import Window
+
+RECORD: Final = 0
+BEAT: Final = 1
+LETTER: Final = 2
+
+COLUMNS: Final = (
+    "kind TINYINT, at BINARY, time BIGINT, key BINARY, value BINARY, side TINYINT, start BIGINT, end BIGINT, "
+    "topic STRING, headers MAP<STRING, BINARY>"
+)
+NAMES: Final = tuple(part.split()[0] for part in COLUMNS.replace(", BINARY>", ">").split(", "))
+NO_KEY: Final = b""
+
+Row = tuple[Any, ...]
+"""The columns of a row, in their order."""
+
+
+class Record:
+    """A value on its way. ``payload``: its message, as long as it is known."""
+
+    __slots__ = ("at", "key", "payload", "side", "time_ms", "value", "window")
+
+    def __init__(
+        self,
+        value: Any,
+        at: bytes,
+        time_ms: int,
+        key: Any = None,
+        window: Window | None = None,
+        payload: bytes | None = None,
+    ) -> None:
+        """Keep the parts."""
+        self.value = value
+        self.at = at
+        self.time_ms = time_ms
+        self.key = key
+        self.window = window
+        self.payload = payload
+        self.side = 0
+
+    def having(self, value: Any) -> Record:
+        """Return the same record with another value."""
+        return Record(value, self.at, self.time_ms, self.key, self.window, self.payload)
+
+    def row(self, key: bytes) -> Row:
+        """Return it as a row; ``key`` is its key, encoded. Raises what pickle raises."""
+        start, end = self.window or (None, None)
+        value = pickle.dumps(self.value, pickle.HIGHEST_PROTOCOL)
+        return (RECORD, self.at, self.time_ms, key, value, self.side, start, end, None, None)
+
+
+class Letter(NamedTuple):
+    """A message for another topic; ``topic`` None: it is counted alone."""
+
+    topic: str | None
+    payload: bytes
+    headers: Mapping[str, bytes]
+
+    def row(self) -> Row:
+        """Return it as a row."""
+        return (LETTER, b"", 0, NO_KEY, self.payload, 0, None, None, self.topic, dict(self.headers))
+
+
+def beat_row(time_ms: int) -> Row:
+    """Return a beat as a row."""
+    return (BEAT, b"", time_ms, NO_KEY, None, 0, None, None, None, None)
+
+
+def record_of(row: Sequence[Any], key: Any) -> Record:
+    """Return the record of a row, whose key was decoded already."""
+    _, at, time_ms, _, value, side, start, end, _, _ = row
+    window = None if start is None else Window(start, end)
+    # A bytearray is what some of Spark's readers give for bytes.
+    record = Record(pickle.loads(value), bytes(at), time_ms, key, window)  # noqa: S301 - The job's own.
+    record.side = side
+    return record

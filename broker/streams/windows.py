@@ -1,0 +1,103 @@
+"""Windows of event time: which a record belongs to. Pure.
+
+Tumbling and sliding windows are half-open, ``[start, end)``, and begin at multiples of their slide since 1970.
+A session holds records of one key with gaps below ``gap`` between them, and ends a gap after its last record.
+Times are in ms since 1970.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+Duration = str | timedelta
+"""A time span: ``"500ms"``, ``"10s"``, ``"5m"``, ``"2h"``, ``"1d"``, or a timedelta."""
+
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION: Final = re.compile(r"(\d{1,12})\s*(ms|s|m|h|d)")
+
+
+def duration_ms(duration: Duration) -> int:
+    """Return a time span in ms. Raises ValueError for what is none, with what to give."""
+    if isinstance(duration, timedelta):
+        return duration // timedelta(milliseconds=1)
+    found = _DURATION.fullmatch(duration.strip())
+    if found is None:
+        raise ValueError(
+            f"{duration!r} is no time span: give a number with ms, s, m, h or d, such as 10s."
+        )
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+class Window(NamedTuple):
+    """The times ``[start_ms, end_ms)``."""
+
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Windows of ``size_ms``, of which one begins every ``slide_ms``."""
+
+    size_ms: int
+    slide_ms: int
+
+    def windows_of(self, time_ms: int) -> list[Window]:
+        """Return the windows that hold a time, earliest first."""
+        last = time_ms - time_ms % self.slide_ms
+        starts = range(last, time_ms - self.size_ms, -self.slide_ms)
+        return [Window(start, start + self.size_ms) for start in reversed(starts)]
+
+    def __str__(self) -> str:
+        """Return it as a person would write it."""
+        if self.size_ms == self.slide_ms:
+            return f"tumbling {self.size_ms} ms"
+        return f"sliding {self.size_ms} ms every {self.slide_ms} ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Sessions that end with ``gap_ms`` without a record."""
+
+    gap_ms: int
+
+    def window_of(self, time_ms: int) -> Window:
+        """Return the session that a record makes if no other is near."""
+        return Window(time_ms, time_ms + self.gap_ms)
+
+    def __str__(self) -> str:
+        """Return it as a person would write it."""
+        return f"sessions with gaps of {self.gap_ms} ms"
+
+
+Windows = Sliding | Session
+
+
+def tumbling(size: Duration) -> Sliding:
+    """Return windows that follow each other. Raises ValueError unless ``size`` is positive."""
+    return Sliding(_positive("size", size), _positive("size", size))
+
+
+def sliding(size: Duration, slide: Duration) -> Sliding:
+    """Return windows that overlap. Raises ValueError unless 0 < ``slide`` <= ``size``."""
+    size_ms, slide_ms = _positive("size", size), _positive("slide", slide)
+    if slide_ms > size_ms:
+        raise ValueError(
+            f"A slide of {slide} leaves out times between windows of {size}: make it no longer."
+        )
+    return Sliding(size_ms, slide_ms)
+
+
+def session(gap: Duration) -> Session:
+    """Return sessions. Raises ValueError unless ``gap`` is positive."""
+    return Session(_positive("gap", gap))
+
+
+def _positive(name: str, duration: Duration) -> int:
+    ms = duration_ms(duration)
+    if ms <= 0:
+        raise ValueError(f"The {name} of a window must be at least 1ms, not {duration!r}.")
+    return ms
