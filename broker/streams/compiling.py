@@ -39,12 +39,12 @@ from broker.streams.records import COLUMNS, LETTER
 from broker.streams.steps import Step
 
 STEPS: Final = {
-    "map": steps.mapping,
-    "flat_map": steps.flat_mapping,
-    "filter": steps.filtering,
-    "foreach": steps.tapping,
-    "key_by": steps.keying,
-    "select_timestamp": steps.timing,
+    "map": steps.Mapping,
+    "flat_map": steps.FlatMapping,
+    "filter": steps.Filtering,
+    "foreach": steps.Tapping,
+    "key_by": steps.Keying,
+    "select_timestamp": steps.Timing,
 }
 REKEYING: Final = ("key_by", "to_stream")
 
@@ -154,7 +154,7 @@ class Compiler:
                 )
             return replace(in_columns, columns=columns.stepped(in_columns.columns, step))
         branch = self._in_python(branch)
-        kind = STEPS.get(step.kind, steps.turning)
+        kind = STEPS.get(step.kind, steps.Turning)
         made = Step(step.name, kind(step.function))
         after = replace(branch, parts=(*branch.parts, made))
         return after if step.returns is None else self._typed(after, step)
@@ -205,7 +205,7 @@ class Compiler:
                 "records, behind functions that are SQL, too: give it a function of Python."
             )
         if operator.kind in {"min", "max"}:
-            select = _measured(select)
+            select = _Measured(select)
         work: keyed.Operator
         if operator.windows is None:
             work = keyed.Running(operator.name, operator.make, select)
@@ -298,7 +298,7 @@ class Compiler:
             F.unix_millis("_left_bounds.start").alias("start"),
             F.unix_millis("_left_bounds.end").alias("end"),
         )
-        made = Step(join.name, steps.mapping(_spread(join.function)))
+        made = Step(join.name, steps.Pairing(join.function))
         return Branch(frame, reader=read_pairs, parts=(made,), letters=tuple(letters))
 
     # From one form to another.
@@ -409,18 +409,15 @@ def _step_alone(part: keyed.Operator | Step) -> Step:
     return part
 
 
-def _measured(select: Any) -> Any:
-    """Return a function that gives a value with its measure, None if it has none."""
+@dataclass(frozen=True)
+class _Measured:
+    """Gives a value with its measure, None if it has none."""
 
-    def measured(value: Any) -> Any:
-        measure = value if select is None else select(value)
+    select: Any
+
+    def __call__(self, value: Any) -> Any:
+        measure = value if self.select is None else self.select(value)
         return None if measure is None else (measure, value)
-
-    return measured
-
-
-def _spread(function: Any) -> Any:
-    return lambda pair: function(*pair)
 
 
 def _row_columns(rows: DataFrame) -> DataFrame:

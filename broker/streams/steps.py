@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -28,79 +29,106 @@ class Step(NamedTuple):
     take: Take
 
 
-def mapping(function: Callable[[Any], Any]) -> Take:
-    """Return a step that gives another value in the place of each."""
+@dataclass(frozen=True)
+class Mapping:
+    """Gives another value in the place of each."""
 
-    def take(record: Record) -> Iterator[Record]:
-        value = function(record.value)
+    function: Callable[[Any], Any]
+
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record with its new value."""
+        value = self.function(record.value)
         if value is not None:
             yield record.having(value)
 
-    return take
 
+@dataclass(frozen=True)
+class FlatMapping:
+    """Gives several values for each."""
 
-def flat_mapping(function: Callable[[Any], Any]) -> Take:
-    """Return a step that gives several values for each."""
+    function: Callable[[Any], Any]
 
-    def take(record: Record) -> Iterator[Record]:
-        for place, value in enumerate(function(record.value) or ()):
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield a record for each value."""
+        for place, value in enumerate(self.function(record.value) or ()):
             if value is not None:
                 found = record.having(value)
                 found.at = record.at + _PLACE.pack(place)
                 yield found
 
-    return take
 
+@dataclass(frozen=True)
+class Filtering:
+    """Gives on those of which a function is true."""
 
-def filtering(function: Callable[[Any], Any]) -> Take:
-    """Return a step that gives on those of which a function is true."""
+    function: Callable[[Any], Any]
 
-    def take(record: Record) -> Iterator[Record]:
-        if function(record.value):
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record, or nothing."""
+        if self.function(record.value):
             yield record
 
-    return take
 
+@dataclass(frozen=True)
+class Tapping:
+    """Calls a function, and gives on all."""
 
-def tapping(function: Callable[[Any], Any]) -> Take:
-    """Return a step that calls a function, and gives on all."""
+    function: Callable[[Any], Any]
 
-    def take(record: Record) -> Iterator[Record]:
-        function(record.value)
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record."""
+        self.function(record.value)
         yield record
 
-    return take
 
+@dataclass(frozen=True)
+class Keying:
+    """Gives each a key."""
 
-def keying(function: Callable[[Any], Any]) -> Take:
-    """Return a step that gives each a key."""
+    function: Callable[[Any], Any]
 
-    def take(record: Record) -> Iterator[Record]:
-        record.key = function(record.value)
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record with its key."""
+        record.key = self.function(record.value)
         yield record
 
-    return take
 
+@dataclass(frozen=True)
+class Timing:
+    """Gives each the time that its value has: ms since 1970, or a datetime."""
 
-def timing(function: Callable[[Any], Any]) -> Take:
-    """Return a step that gives each the time that its value has: ms since 1970, or a datetime."""
+    function: Callable[[Any], Any]
 
-    def take(record: Record) -> Iterator[Record]:
-        record.time_ms = time_ms_of(function(record.value))
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record with its time."""
+        record.time_ms = time_ms_of(self.function(record.value))
         yield record
 
-    return take
 
+@dataclass(frozen=True)
+class Turning:
+    """Makes a value of key, value and window."""
 
-def turning(function: Callable[[Any, Any, Window | None], Any]) -> Take:
-    """Return a step that makes a value of key, value and window."""
+    function: Callable[[Any, Any, Window | None], Any]
 
-    def take(record: Record) -> Iterator[Record]:
-        value = function(record.key, record.value, record.window)
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record with its new value."""
+        value = self.function(record.key, record.value, record.window)
         if value is not None:
             yield record.having(value)
 
-    return take
+
+@dataclass(frozen=True)
+class Pairing:
+    """Makes a value of the two of a pair."""
+
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record with its new value."""
+        value = self.function(*record.value)
+        if value is not None:
+            yield record.having(value)
 
 
 def time_ms_of(time: Any) -> int:

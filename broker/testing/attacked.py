@@ -325,9 +325,11 @@ class Attacked:
 
 
 @contextmanager
-def attacked(data_dir: Path, flags: Sequence[str] = ()) -> Iterator[Attacked]:
+def attacked(
+    data_dir: Path, flags: Sequence[str] = (), environment: dict[str, str] | None = None
+) -> Iterator[Attacked]:
     """Start a broker and its neighbour, and end both."""
-    with BrokerProcess(data_dir, flags) as process:
+    with BrokerProcess(data_dir, flags, environment=environment) as process:
         with socket.create_connection(("127.0.0.1", process.port), WAIT_S) as sock:
             sock.sendall(request("PUT", topic_path(TOPIC)))
             assert status_of(sock) == 200
