@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
+from typing_extensions import override
+
 from broker.streams import accumulators, graph
 from broker.streams.accumulators import Accumulator
 from broker.streams.job import Job
-from broker.streams.keyed import Pairs, Processor
+from broker.streams.joining import JoinedStream, check_same
+from broker.streams.keyed import Processor
 from broker.streams.serdes import Json, Serde
-from broker.streams.windows import Duration, Session, Sliding, Window, Windows, duration_ms
+from broker.streams.windows import Duration, Window, Windows, duration_ms
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -100,10 +103,12 @@ class StreamBuilder:
         found = graph.Graph(self.job_id, tuple(self._ends), self._dead_letters, self._idle_ms)
         return Job(found)
 
-    def _name(self, kind: str, name: str | None) -> str:
+    def name_of(self, kind: str, name: str | None) -> str:
+        """Return the name of a new operator. Raises ValueError if it is taken."""
         return self._names.take(kind, name)
 
-    def _end(self, end: graph.Sink) -> None:
+    def add_end(self, end: graph.Sink) -> None:
+        """Add a sink."""
         self._ends.append(end)
 
 
@@ -112,8 +117,8 @@ class _Streaming(Generic[T]):
 
     def __init__(self, builder: StreamBuilder, operator: graph.Operator) -> None:
         """Stand behind an operator."""
-        self._builder = builder
-        self._operator = operator
+        self.builder = builder
+        self.operator = operator
 
     def _then(
         self, kind: str, function: graph.Function, name: str | None, returns: str | None = None
@@ -121,8 +126,8 @@ class _Streaming(Generic[T]):
         if not callable(function) and not isinstance(function, str):
             raise TypeError(f"{kind} takes a function, or SQL as text, not {function!r}.")
         return graph.Stateless(
-            name=self._builder._name(kind, name),
-            parents=(self._operator,),
+            name=self.builder.name_of(kind, name),
+            parents=(self.operator,),
             kind=kind,
             function=function,
             returns=returns,
@@ -130,10 +135,10 @@ class _Streaming(Generic[T]):
 
     def sink(self, topic: str, serializer: Serde[T], *, name: str | None = None) -> None:
         """Publish each value to a topic, exactly once; a grouped stream's with their keys."""
-        self._builder._end(
+        self.builder.add_end(
             graph.Sink(
-                name=self._builder._name("sink", name),
-                parents=(self._operator,),
+                name=self.builder.name_of("sink", name),
+                parents=(self.operator,),
                 topic=topic,
                 serde=serializer,
                 has_keys=isinstance(self, GroupedStream),
@@ -142,10 +147,10 @@ class _Streaming(Generic[T]):
 
     def print(self, *, name: str | None = None) -> None:
         """Print each value where the job runs; after a crash some once more."""
-        self._builder._end(
+        self.builder.add_end(
             graph.Sink(
-                name=self._builder._name("print", name),
-                parents=(self._operator,),
+                name=self.builder.name_of("print", name),
+                parents=(self.operator,),
                 topic=None,
                 serde=Json(),
                 has_keys=isinstance(self, GroupedStream),
@@ -160,7 +165,7 @@ class Stream(_Streaming[T]):
         self, select: Callable[[T], Any] | str, *, name: str | None = None
     ) -> Stream[T]:
         """Take the time from the value: ms since 1970 or a datetime; SQL: a TIMESTAMP or ms."""
-        return Stream(self._builder, self._then("select_timestamp", select, name))
+        return Stream(self.builder, self._then("select_timestamp", select, name))
 
     def map(
         self,
@@ -177,7 +182,7 @@ class Stream(_Streaming[T]):
                 a function of Python; a struct is given as a dict.
             name: names the operator.
         """
-        return Stream(self._builder, self._then("map", function, name, returns))
+        return Stream(self.builder, self._then("map", function, name, returns))
 
     def flat_map(
         self,
@@ -187,29 +192,29 @@ class Stream(_Streaming[T]):
         name: str | None = None,
     ) -> Stream[U]:
         """Give several values for each; those that are None are dropped. SQL: an array. ``returns`` as in map."""
-        return Stream(self._builder, self._then("flat_map", function, name, returns))
+        return Stream(self.builder, self._then("flat_map", function, name, returns))
 
     def filter(self, function: Callable[[T], Any] | str, *, name: str | None = None) -> Stream[T]:
         """Keep those of which a function is true."""
-        return Stream(self._builder, self._then("filter", function, name))
+        return Stream(self.builder, self._then("filter", function, name))
 
     def foreach(self, function: Callable[[T], Any], *, name: str | None = None) -> Stream[T]:
         """Call a function with each, and pass all on. After a crash it is called once more for some."""
-        return Stream(self._builder, self._then("foreach", function, name))
+        return Stream(self.builder, self._then("foreach", function, name))
 
     def key_by(
         self, select: Callable[[T], K] | str, *, name: str | None = None
     ) -> GroupedStream[K, T]:
         """Group values by a key of any content."""
-        return GroupedStream(self._builder, self._then("key_by", select, name))
+        return GroupedStream(self.builder, self._then("key_by", select, name))
 
     def union(self, *others: Stream[T], name: str | None = None) -> Stream[T]:
         """Put streams together."""
         for other in others:
-            _check_same(self, other)
-        parents = (self._operator, *(other._operator for other in others))
+            check_same(self, other)
+        parents = (self.operator, *(other.operator for other in others))
         return Stream(
-            self._builder, graph.Union(name=self._builder._name("union", name), parents=parents)
+            self.builder, graph.Union(name=self.builder.name_of("union", name), parents=parents)
         )
 
     def branch(self, *tests: Callable[[T], Any] | str) -> list[Stream[T]]:
@@ -277,7 +282,7 @@ class GroupedStream(_Streaming[V], _Aggregating[K, V]):
         self, function: Callable[[V], Any] | str, *, name: str | None = None
     ) -> GroupedStream[K, V]:
         """Keep those of which a function is true."""
-        return GroupedStream(self._builder, self._then("filter", function, name))
+        return GroupedStream(self.builder, self._then("filter", function, name))
 
     def map(
         self,
@@ -287,28 +292,32 @@ class GroupedStream(_Streaming[V], _Aggregating[K, V]):
         name: str | None = None,
     ) -> GroupedStream[K, W]:
         """Give another value for each, with the same key; None drops it."""
-        return GroupedStream(self._builder, self._then("map", function, name, returns))
+        return GroupedStream(self.builder, self._then("map", function, name, returns))
 
     def flat_map(
         self, function: Callable[[V], Iterable[W | None] | None] | str, *, name: str | None = None
     ) -> GroupedStream[K, W]:
         """Give several values for each, with the same key."""
-        return GroupedStream(self._builder, self._then("flat_map", function, name))
+        return GroupedStream(self.builder, self._then("flat_map", function, name))
 
     def window(self, windows: Windows, *, late: str | None = None) -> WindowedStream[K, V]:
         """Aggregate by window; a record whose window is closed goes to the topic ``late``."""
-        return WindowedStream(self._builder, self._operator, windows, late)
+        return WindowedStream(self.builder, self.operator, windows, late)
 
     def process(
         self, processor: Processor[V, R], *, name: str | None = None
     ) -> GroupedStream[K, R]:
         """Let a processor of one's own work on the records of each key."""
         operator = graph.Process(
-            name=self._builder._name("process", name),
-            parents=(self._operator,),
+            name=self.builder.name_of("process", name),
+            parents=(self.operator,),
             processor=processor,
         )
-        return GroupedStream(self._builder, operator)
+        return GroupedStream(self.builder, operator)
+
+    def ungrouped(self, operator: graph.Operator) -> Stream[Any]:
+        """Return the stream behind an operator that gives no keys."""
+        return Stream(self.builder, operator)
 
     def to_stream(
         self,
@@ -323,8 +332,9 @@ class GroupedStream(_Streaming[V], _Aggregating[K, V]):
                 ``value``, ``window.start`` and ``window.end``. Without it: the pair of key and value.
             name: names the operator.
         """
-        return Stream(self._builder, self._then("to_stream", function or _pair, name))
+        return Stream(self.builder, self._then("to_stream", function or _pair, name))
 
+    @override
     def _aggregated(
         self,
         kind: str,
@@ -333,13 +343,13 @@ class GroupedStream(_Streaming[V], _Aggregating[K, V]):
         name: str | None,
     ) -> GroupedStream[K, Any]:
         operator = graph.Aggregate(
-            name=self._builder._name(kind, name),
-            parents=(self._operator,),
+            name=self.builder.name_of(kind, name),
+            parents=(self.operator,),
             kind=kind,
             make=make,
             select=select,
         )
-        return GroupedStream(self._builder, operator)
+        return GroupedStream(self.builder, operator)
 
 
 class WindowedStream(_Aggregating[K, V]):
@@ -349,11 +359,12 @@ class WindowedStream(_Aggregating[K, V]):
         self, builder: StreamBuilder, operator: graph.Operator, windows: Windows, late: str | None
     ) -> None:
         """Stand behind an operator."""
-        self._builder = builder
-        self._operator = operator
+        self.builder = builder
+        self.operator = operator
         self._windows = windows
         self._late = late
 
+    @override
     def _aggregated(
         self,
         kind: str,
@@ -362,113 +373,15 @@ class WindowedStream(_Aggregating[K, V]):
         name: str | None,
     ) -> GroupedStream[K, Any]:
         operator = graph.Aggregate(
-            name=self._builder._name(kind, name),
-            parents=(self._operator,),
+            name=self.builder.name_of(kind, name),
+            parents=(self.operator,),
             kind=kind,
             make=make,
             select=select,
             windows=self._windows,
             late=self._late,
         )
-        return GroupedStream(self._builder, operator)
-
-
-class JoinedStream(Generic[T, U]):
-    """Two streams, and by what they are joined."""
-
-    def __init__(self, left: Stream[T], right: Stream[U], *, is_left: bool) -> None:
-        """Keep both. Raises ValueError if they are of different jobs."""
-        _check_same(left, right)
-        self._left = left
-        self._right = right
-        self._is_left = is_left
-
-    def where(self, select: Callable[[T], Any] | str) -> Where[T, U]:
-        """Say which key the left stream's values have."""
-        return Where(self._left.key_by(select), self._right, is_left=self._is_left)
-
-
-class Where(Generic[T, U]):
-    """A join that has its left key."""
-
-    def __init__(self, left: GroupedStream[Any, T], right: Stream[U], *, is_left: bool) -> None:
-        """Keep the sides."""
-        self._left = left
-        self._right = right
-        self._is_left = is_left
-
-    def equal_to(self, select: Callable[[U], Any] | str) -> Joined[T, U]:
-        """Say which key the right stream's values have."""
-        return Joined(self._left, self._right.key_by(select), is_left=self._is_left)
-
-
-class Joined(Generic[T, U]):
-    """A join that has both keys."""
-
-    def __init__(
-        self,
-        left: GroupedStream[Any, T],
-        right: GroupedStream[Any, U],
-        *,
-        is_left: bool,
-        windows: Sliding | None = None,
-        pairs: Pairs = "all",
-        late: str | None = None,
-    ) -> None:
-        """Keep all."""
-        self._left = left
-        self._right = right
-        self._is_left = is_left
-        self._windows = windows
-        self._pairs: Pairs = pairs
-        self._late = late
-
-    def window(
-        self, windows: Sliding, *, pairs: Pairs = "all", late: str | None = None
-    ) -> Joined[T, U]:
-        """Join records of the same window alone.
-
-        Args:
-            windows: tumbling or sliding.
-            pairs: ``all`` of a window, each as soon as it is complete; or the ``last`` record of either side, when
-                the window is closed.
-            late: the topic of records whose window is closed; with pairs of ``last`` alone.
-        """
-        if isinstance(windows, Session):
-            raise ValueError("A join has no sessions: use tumbling() or sliding().")
-        if late is not None and pairs == "all":
-            raise ValueError(
-                "A topic of late records goes with pairs='last' alone: Spark joins all pairs."
-            )
-        return Joined(
-            self._left, self._right, is_left=self._is_left, windows=windows, pairs=pairs, late=late
-        )
-
-    def apply(
-        self, function: Callable[[T, Any], R | None] | str, *, name: str | None = None
-    ) -> Stream[R]:
-        """Give a value for each pair; the right one is None where a left join found none.
-
-        SQL: over the columns ``left`` and ``right``.
-        """
-        builder = self._left._builder
-        operator = graph.Join(
-            name=builder._name("join", name),
-            parents=(self._left._operator, self._right._operator),
-            function=function,
-            is_left=self._is_left,
-            windows=self._windows,
-            pairs=self._pairs,
-            late=self._late,
-        )
-        return Stream(builder, operator)
-
-
-def _check_same(one: Stream[Any], other: Stream[Any]) -> None:
-    if one._builder is not other._builder:
-        raise ValueError(
-            f"The streams are of two jobs, {one._builder.job_id} and {other._builder.job_id}: make both by one builder."
-        )
+        return GroupedStream(self.builder, operator)
 
 
 def _pair(key: Any, value: Any, _: Window | None) -> tuple[Any, Any]:

@@ -102,4 +102,5 @@ def _kind(operator: graph.Operator) -> str:
             return f"{operator.kind}{by}"
         case graph.Join():
             return operator.text.removeprefix(f"{operator.name}: ") + " join"
-    return "process"
+        case _:
+            return "process"

@@ -14,7 +14,7 @@ from functools import reduce
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 from pyspark.sql.types import ArrayType, MapType, StructType
 
 from broker.streams import graph
@@ -37,31 +37,31 @@ def is_decoded_here(source: graph.Source) -> bool:
 
 def decoded(source: graph.Source, frame: DataFrame) -> DataFrame:
     """Return a source's messages as values; ``_error`` is not null for those that can't be decoded."""
-    time = F.current_timestamp() if source.is_processing_time else F.col("timestamp")
-    payload = F.col("value")
+    time = sf.current_timestamp() if source.is_processing_time else sf.col("timestamp")
+    payload = sf.col("value")
     kept = (
         payload.isNull().alias("_beat"),
-        F.col("id").alias("_at"),
+        sf.col("id").alias("_at"),
         time.alias("_time"),
-        F.lit(None).cast("string").alias("_key"),
-        F.lit(None).cast("struct<start: timestamp, end: timestamp>").alias("_window"),
+        sf.lit(None).cast("string").alias("_key"),
+        sf.lit(None).cast("struct<start: timestamp, end: timestamp>").alias("_window"),
         payload.alias("_payload"),
     )
     if isinstance(source.serde, Json):
         schema = f"{source.serde.schema}, {_CORRUPT} STRING"
         options = {"columnNameOfCorruptRecord": _CORRUPT}
         parsed = frame.select(
-            *kept, F.from_json(payload.cast("string"), schema, options).alias(_VALUE)
+            *kept, sf.from_json(payload.cast("string"), schema, options).alias(_VALUE)
         )
-        wrong = F.col(f"{_VALUE}.{_CORRUPT}").isNotNull() | F.col(_VALUE).isNull()
-        value = F.col(_VALUE).dropFields(_CORRUPT)
+        wrong = sf.col(f"{_VALUE}.{_CORRUPT}").isNotNull() | sf.col(_VALUE).isNull()
+        value = sf.col(_VALUE).dropFields(_CORRUPT)
     elif isinstance(source.serde, Text):
         parsed = frame.select(*kept, payload.cast("string").alias(_VALUE))
-        wrong, value = ~F.expr("is_valid_utf8(CAST(_payload AS STRING))"), F.col(_VALUE)
+        wrong, value = ~sf.expr("is_valid_utf8(CAST(_payload AS STRING))"), sf.col(_VALUE)
     else:
         parsed = frame.select(*kept, payload.alias(_VALUE))
-        wrong, value = F.lit(False), F.col(_VALUE)
-    error = F.when(~F.col("_beat") & wrong, F.col("_payload"))
+        wrong, value = sf.lit(False), sf.col(_VALUE)
+    error = sf.when(~sf.col("_beat") & wrong, sf.col("_payload"))
     return parsed.select(*KEPT, value.alias(_VALUE), error.alias("_error"))
 
 
@@ -69,16 +69,16 @@ def _opened(frame: DataFrame) -> DataFrame:
     """Return a frame with the fields of its values as columns, for the SQL of a function."""
     value = frame.schema[_VALUE].dataType
     fields = value.names if isinstance(value, StructType) else []
-    columns = [F.col(f"{_VALUE}.`{name}`").alias(name) for name in fields if name not in KEPT]
+    columns = [sf.col(f"{_VALUE}.`{name}`").alias(name) for name in fields if name not in KEPT]
     beside = {"value": _VALUE, "key": "_key", "window": "_window"}
-    columns += [F.col(of).alias(name) for name, of in beside.items() if name not in fields]
+    columns += [sf.col(of).alias(name) for name, of in beside.items() if name not in fields]
     if _VALUE in fields:  # The field is meant, and the whole value is needed no less.
-        columns.append(F.col(_VALUE).alias("_value"))
+        columns.append(sf.col(_VALUE).alias("_value"))
     return frame.select(*KEPT, *columns)
 
 
 def _whole(frame: DataFrame) -> Column:
-    return F.col("_value" if "_value" in frame.columns else _VALUE)
+    return sf.col("_value" if "_value" in frame.columns else _VALUE)
 
 
 def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
@@ -86,28 +86,30 @@ def stepped(frame: DataFrame, step: graph.Stateless) -> DataFrame:
     sql = str(step.function)
     opened = _opened(frame)
     value = _whole(opened)
-    beat = F.col("_beat")
+    beat = sf.col("_beat")
     match step.kind:
         case "filter":
-            return opened.where(beat | F.expr(sql)).select(*KEPT, value.alias(_VALUE))
+            return opened.where(beat | sf.expr(sql)).select(*KEPT, value.alias(_VALUE))
         case "map" | "to_stream":
-            given = opened.select(*KEPT, F.expr(sql).alias(_VALUE))
-            return given.where(beat | F.col(_VALUE).isNotNull())
+            given = opened.select(*KEPT, sf.expr(sql).alias(_VALUE))
+            return given.where(beat | sf.col(_VALUE).isNotNull())
         case "flat_map":
-            several = F.expr(f"CASE WHEN _beat THEN array(NULL) ELSE ({sql}) END")
-            given = opened.select(*KEPT, F.explode(several).alias(_VALUE))
-            return given.where(beat | F.col(_VALUE).isNotNull())
+            several = sf.expr(f"CASE WHEN _beat THEN array(NULL) ELSE ({sql}) END")
+            given = opened.select(*KEPT, sf.explode(several).alias(_VALUE))
+            return given.where(beat | sf.col(_VALUE).isNotNull())
         case "key_by":
             others = [name for name in KEPT if name != "_key"]
-            return opened.select(*others, F.expr(sql).alias("_key"), value.alias(_VALUE)).select(
+            return opened.select(*others, sf.expr(sql).alias("_key"), value.alias(_VALUE)).select(
                 *KEPT, _VALUE
             )
         case "select_timestamp":
-            given_time = F.expr(sql)
+            given_time = sf.expr(sql)
             if opened.select(given_time.alias("t")).schema["t"].dataType.typeName() != "timestamp":
-                given_time = F.timestamp_millis(given_time)
-            time = F.when(beat, F.col("_time")).otherwise(given_time)
+                given_time = sf.timestamp_millis(given_time)
+            time = sf.when(beat, sf.col("_time")).otherwise(given_time)
             return opened.withColumn("_time", time).select(*KEPT, value.alias(_VALUE))
+        case _:
+            pass
     raise ValueError(f"{step.name} takes a function of Python, and no SQL")
 
 
@@ -123,9 +125,9 @@ def watermarked(frame: DataFrame, time: str, lateness_ms: int) -> DataFrame:
 def window_of(windows: Windows, time: str) -> Column:
     """Return the windows of a time."""
     if isinstance(windows, Session):
-        return F.session_window(time, f"{windows.gap_ms} milliseconds")
+        return sf.session_window(time, f"{windows.gap_ms} milliseconds")
     size, slide = f"{windows.size_ms} milliseconds", f"{windows.slide_ms} milliseconds"
-    return F.window(time, size, slide)
+    return sf.window(time, size, slide)
 
 
 def can_aggregate(operator: graph.Aggregate) -> bool:
@@ -152,24 +154,24 @@ def aggregated(frames: Late, operator: graph.Aggregate) -> DataFrame:
     """Return the results of the windows of each key, once they are closed."""
     assert operator.windows is not None
     marked = _together([(_opened(frame), lateness_ms) for frame, lateness_ms in frames])
-    what = F.expr(str(operator.select)) if operator.select is not None else _whole(marked)
+    what = sf.expr(str(operator.select)) if operator.select is not None else _whole(marked)
     if operator.kind == "count":
-        result = F.count("*") if operator.select is None else F.count(what)
+        result = sf.count("*") if operator.select is None else sf.count(what)
     else:
-        result = {"sum": F.sum, "avg": F.avg}[operator.kind](what)
+        result = {"sum": sf.sum, "avg": sf.avg}[operator.kind](what)
     grouped = marked.groupBy(window_of(operator.windows, "_time").alias("_bounds"), "_key")
-    start, end = F.col("_bounds.start"), F.col("_bounds.end")
+    start, end = sf.col("_bounds.start"), sf.col("_bounds.end")
     return (
         grouped.agg(result.alias(_VALUE))
         .select(
-            F.lit(False).alias("_beat"),
-            F.lit(b"").alias("_at"),
-            (end - F.expr("INTERVAL 1 MILLISECOND")).alias("_time"),
-            F.col("_key"),
-            F.struct(start.alias("start"), end.alias("end")).alias("_window"),
-            F.col(_VALUE),
+            sf.lit(False).alias("_beat"),
+            sf.lit(b"").alias("_at"),
+            (end - sf.expr("INTERVAL 1 MILLISECOND")).alias("_time"),
+            sf.col("_key"),
+            sf.struct(start.alias("start"), end.alias("end")).alias("_window"),
+            sf.col(_VALUE),
         )
-        .where(F.col(_VALUE).isNotNull())
+        .where(sf.col(_VALUE).isNotNull())
     )
 
 
@@ -179,68 +181,68 @@ def joined(left: Late, right: Late, join: graph.Join) -> DataFrame:
     sides = [
         _together(frames).select(
             window_of(join.windows, "_time").alias(f"_{side}_bounds"),
-            F.col("_key").alias(f"_{side}_key"),
-            F.col("_at").alias(f"_{side}_at"),
-            F.col(_VALUE).alias(side),
+            sf.col("_key").alias(f"_{side}_key"),
+            sf.col("_at").alias(f"_{side}_at"),
+            sf.col(_VALUE).alias(side),
         )
         for frames, side in ((left, "left"), (right, "right"))
     ]
-    same = (F.col("_left_key").eqNullSafe(F.col("_right_key"))) & (
-        F.col("_left_bounds") == F.col("_right_bounds")
+    same = (sf.col("_left_key").eqNullSafe(sf.col("_right_key"))) & (
+        sf.col("_left_bounds") == sf.col("_right_bounds")
     )
     return sides[0].join(sides[1], same, "left_outer" if join.is_left else "inner")
 
 
 def paired(pairs: DataFrame, function: str) -> DataFrame:
     """Return the values that SQL gives for pairs."""
-    start, end = F.col("_left_bounds.start"), F.col("_left_bounds.end")
+    start, end = sf.col("_left_bounds.start"), sf.col("_left_bounds.end")
     return pairs.select(
-        F.lit(False).alias("_beat"),
-        F.col("_left_at").alias("_at"),
-        (end - F.expr("INTERVAL 1 MILLISECOND")).alias("_time"),
-        F.col("_left_key").cast("string").alias("_key"),
-        F.struct(start.alias("start"), end.alias("end")).alias("_window"),
-        F.expr(function).alias(_VALUE),
-    ).where(F.col(_VALUE).isNotNull())
+        sf.lit(False).alias("_beat"),
+        sf.col("_left_at").alias("_at"),
+        (end - sf.expr("INTERVAL 1 MILLISECOND")).alias("_time"),
+        sf.col("_left_key").cast("string").alias("_key"),
+        sf.struct(start.alias("start"), end.alias("end")).alias("_window"),
+        sf.expr(function).alias(_VALUE),
+    ).where(sf.col(_VALUE).isNotNull())
 
 
 def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
     """Return values as the messages of a sink: topic, value and key."""
-    value = F.col(_VALUE)
+    value = sf.col(_VALUE)
     kind = frame.schema[_VALUE].dataType
     if isinstance(sink.serde, Bytes):
         payload = value.cast("binary")
     elif isinstance(sink.serde, Text):
         payload = value.cast("string").cast("binary")
     elif isinstance(kind, StructType | ArrayType | MapType):
-        payload = F.to_json(value, {"ignoreNullFields": "false"}).cast("binary")
+        payload = sf.to_json(value, {"ignoreNullFields": "false"}).cast("binary")
     else:
-        inside = F.to_json(F.array(value), {"ignoreNullFields": "false"})
-        payload = F.substring(inside, F.lit(2), F.length(inside) - 2).cast("binary")
-    key = F.lit(None).cast("binary")
+        inside = sf.to_json(sf.array(value), {"ignoreNullFields": "false"})
+        payload = sf.substring(inside, sf.lit(2), sf.length(inside) - 2).cast("binary")
+    key = sf.lit(None).cast("binary")
     if sink.has_keys:
         key_kind = frame.schema["_key"].dataType
         text = (
-            F.col("_key").cast("string")
+            sf.col("_key").cast("string")
             if not isinstance(key_kind, StructType | ArrayType | MapType)
-            else F.to_json("_key")
+            else sf.to_json("_key")
         )
-        key = F.col("_key") if key_kind.typeName() == "binary" else text.cast("binary")
-    return frame.where(~F.col("_beat")).select(
-        F.lit(sink.topic).alias("topic"), payload.alias("value"), key.alias("key")
+        key = sf.col("_key") if key_kind.typeName() == "binary" else text.cast("binary")
+    return frame.where(~sf.col("_beat")).select(
+        sf.lit(sink.topic).alias("topic"), payload.alias("value"), key.alias("key")
     )
 
 
 def as_values(frame: DataFrame) -> DataFrame:
     """Return a frame as passes.read_values takes it."""
-    kind = F.when(F.col("_beat"), F.lit(1)).otherwise(F.lit(0)).cast("byte")
-    window = F.col("_window")
+    kind = sf.when(sf.col("_beat"), sf.lit(1)).otherwise(sf.lit(0)).cast("byte")
+    window = sf.col("_window")
     return frame.select(
         kind.alias("kind"),
-        F.col("_at").alias("at"),
-        F.unix_millis("_time").alias("time"),
-        F.col("_key").alias("key"),
-        F.col(_VALUE).alias("value"),
-        F.unix_millis(window["start"]).alias("start"),
-        F.unix_millis(window["end"]).alias("end"),
+        sf.col("_at").alias("at"),
+        sf.unix_millis("_time").alias("time"),
+        sf.col("_key").alias("key"),
+        sf.col(_VALUE).alias("value"),
+        sf.unix_millis(window["start"]).alias("start"),
+        sf.unix_millis(window["end"]).alias("end"),
     )

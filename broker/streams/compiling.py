@@ -12,22 +12,31 @@ Spark's watermark is that of a query: the least of its sources', as far as the m
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as sf
 
 from broker.streams import columns, graph, keyed, steps
+from broker.streams.forms import (
+    Branch,
+    Flow,
+    Measured,
+    check_times,
+    headers_of,
+    no_headers,
+    row_columns,
+    step_alone,
+)
 from broker.streams.keyed import Chain
 from broker.streams.letters import Failures
 from broker.streams.passes import (
     KeyedPass,
     MessageWriter,
     Pass,
-    Reader,
     RowWriter,
     SourceReader,
     TypedPass,
@@ -38,7 +47,7 @@ from broker.streams.passes import (
 from broker.streams.records import COLUMNS, LETTER
 from broker.streams.steps import Step
 
-STEPS: Final = {
+STEPS: Final[dict[str, Callable[[Any], steps.Take]]] = {
     "map": steps.Mapping,
     "flat_map": steps.FlatMapping,
     "filter": steps.Filtering,
@@ -50,37 +59,10 @@ REKEYING: Final = ("key_by", "to_stream")
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A frame and the steps behind it.
-
-    ``columns`` is set as long as all is SQL: the frame of columns.py; ``source`` as long as nothing was done. Else
-    ``reader`` reads ``frame``, or Spark calls ``parts`` for each key if ``is_keyed``.
-    """
-
-    frame: DataFrame
-    lateness_ms: int = 0
-    source: graph.Source | None = None
-    columns: DataFrame | None = None
-    reader: Reader | None = None
-    parts: tuple[keyed.Operator | Step, ...] = ()
-    is_keyed: bool = False
-    letters: tuple[DataFrame, ...] = ()
-    """Frames of messages that were split off."""
-
-    @property
-    def has_times(self) -> bool:
-        """Whether its records have the times of a source, which a watermark can be made of."""
-        return not self.is_keyed
-
-
-Flow = list[Branch]
-
-
-@dataclass(frozen=True)
 class Compiler:
     """Makes the frame of one end. ``url`` and ``options`` are those of the source."""
 
-    graph: graph.Graph
+    job: graph.Graph
     spark: SparkSession
     options: dict[str, str]
     owned: Collection[str]
@@ -89,7 +71,7 @@ class Compiler:
 
     @property
     def _failures(self) -> Failures:
-        return Failures(self.graph.job_id, self.graph.dead_letters)
+        return Failures(self.job.job_id, self.job.dead_letters)
 
     def messages(self, end: graph.Sink) -> DataFrame:
         """Return the messages of an end: topic, value, key and headers; letters among them.
@@ -102,7 +84,7 @@ class Compiler:
     def _messages_of(self, branch: Branch, end: graph.Sink) -> DataFrame:
         branch = self._in_columns(branch) or branch
         if branch.columns is not None and type(end.serde) in columns.NATIVE:
-            found = columns.messages(branch.columns, end).withColumn("headers", _no_headers())
+            found = columns.messages(branch.columns, end).withColumn("headers", no_headers())
             letters = list(branch.letters)
         else:
             branch = self._in_python(branch)
@@ -115,8 +97,8 @@ class Compiler:
         return reduce(DataFrame.unionByName, [found, *letters])
 
     def _is_wanted(self) -> Any:
-        owner = F.element_at("headers", F.lit("operator")).cast("string")
-        return (F.col("kind") != LETTER) | owner.isin(*self.owned)
+        owner = sf.element_at("headers", sf.lit("operator")).cast("string")
+        return (sf.col("kind") != LETTER) | owner.isin(*self.owned)
 
     # One operator after the other.
 
@@ -135,12 +117,14 @@ class Compiler:
                 return self._chain(self._flow(operator.parents[0]), work)
             case graph.Join():
                 return self._join(operator)
+            case _:
+                pass
         raise TypeError(f"{operator.name} is no operator of a job")
 
     def _source(self, source: graph.Source) -> Branch:
         given = {**self.options, **source.options, "topic": source.topic}
         if self.heart_beats:
-            given["heartbeatInterval"] = f"{self.graph.idle_ms}ms"
+            given["heartbeatInterval"] = f"{self.job.idle_ms}ms"
         frame = self.spark.readStream.format("tms").options(**given).load()
         return Branch(frame, source.lateness_ms, source)
 
@@ -161,28 +145,29 @@ class Compiler:
 
     def _typed(self, branch: Branch, step: graph.Stateless) -> Branch:
         """Return a branch in columns, behind a function that said what it returns."""
-        kept = "_beat BOOLEAN, _at BINARY, _time TIMESTAMP, _payload BINARY, _headers MAP<STRING, BINARY>"
+        kept = "_beat BOOLEAN, _at BINARY, _time TIMESTAMP, _payload BINARY, headers_of MAP<STRING, BINARY>"
         schema = f"{kept}, value {step.returns}"
-        assert branch.reader is not None and not branch.is_keyed
-        run = [*map(_step_alone, branch.parts)]
+        assert branch.reader is not None
+        assert not branch.is_keyed
+        run = [*map(step_alone, branch.parts)]
         work = TypedPass(branch.reader, run, self._failures, step.name, str(step.returns))
         frame = branch.frame.mapInArrow(work, schema)
-        letters = frame.where(F.col("_payload").isNotNull()).select(
-            F.lit(self.graph.dead_letters).alias("topic"),
-            F.col("_payload").alias("value"),
-            F.lit(None).cast("binary").alias("key"),
-            F.col("_headers").alias("headers"),
+        letters = frame.where(sf.col("_payload").isNotNull()).select(
+            sf.lit(self.job.dead_letters).alias("topic"),
+            sf.col("_payload").alias("value"),
+            sf.lit(None).cast("binary").alias("key"),
+            sf.col("_headers").alias("headers"),
         )
-        owner = F.element_at("headers", F.lit("operator")).cast("string")
-        found = frame.where(F.col("_payload").isNull()).select(
+        owner = sf.element_at("headers", sf.lit("operator")).cast("string")
+        found = frame.where(sf.col("_payload").isNull()).select(
             "_beat",
             "_at",
             "_time",
-            F.lit(None).cast("string").alias("_key"),
-            F.lit(None).cast("struct<start: timestamp, end: timestamp>").alias("_window"),
+            sf.lit(None).cast("string").alias("_key"),
+            sf.lit(None).cast("struct<start: timestamp, end: timestamp>").alias("_window"),
             "value",
         )
-        split = (letters.where(owner.isin(*self.owned)),) if self.graph.dead_letters else ()
+        split = (letters.where(owner.isin(*self.owned)),) if self.job.dead_letters else ()
         return replace(
             branch, columns=found, reader=None, parts=(), letters=(*branch.letters, *split)
         )
@@ -200,12 +185,12 @@ class Compiler:
             found = columns.aggregated(frames, operator)
             return [Branch(found, columns=found, letters=letters, is_keyed=True)]
         if isinstance(select, str):
-            raise ValueError(
+            raise TypeError(
                 f"{operator.name} selects by SQL, which is for count, sum and avg of windows without a topic of late "
                 "records, behind functions that are SQL, too: give it a function of Python."
             )
         if operator.kind in {"min", "max"}:
-            select = _Measured(select)
+            select = Measured(select)
         work: keyed.Operator
         if operator.windows is None:
             work = keyed.Running(operator.name, operator.make, select)
@@ -215,7 +200,7 @@ class Compiler:
                 operator.make,
                 select,
                 operator.windows,
-                self.graph.job_id,
+                self.job.job_id,
                 operator.late,
             )
         return self._chain(flow, work)
@@ -232,14 +217,14 @@ class Compiler:
         return [Branch(rows, parts=(work,), is_keyed=True, letters=letters)]
 
     def _stateless(self) -> list[graph.Stateless]:
-        return [each for each in self.graph.operators() if isinstance(each, graph.Stateless)]
+        return [each for each in self.job.operators() if isinstance(each, graph.Stateless)]
 
     def _join(self, join: graph.Join) -> Flow:
         flows = [self._flow(parent) for parent in join.parents]
         if join.windows is not None and join.pairs == "all":
             return [self._joined(join, *flows)]
         if isinstance(join.function, str):
-            raise ValueError(
+            raise TypeError(
                 f"{join.name} makes values by SQL, which is for joins of all pairs of a window: give apply() a "
                 "function of Python."
             )
@@ -251,7 +236,7 @@ class Compiler:
                 join.name,
                 join.function,
                 join.windows,
-                self.graph.job_id,
+                self.job.job_id,
                 join.late,
                 is_left=join.is_left,
             )
@@ -272,7 +257,7 @@ class Compiler:
         for flow in (left, right):
             frames = []
             for branch in flow:
-                _check_times(branch, join.name)
+                check_times(branch, join.name)
                 in_columns = self._in_columns(branch)
                 if is_sql and in_columns is not None and in_columns.columns is not None:
                     letters += in_columns.letters
@@ -284,7 +269,7 @@ class Compiler:
                 else:
                     rows = self._run(self._in_python(branch), RowWriter(self._failures))
                     letters.append(self._letters(rows))
-                    frames.append((_row_columns(rows), branch.lateness_ms))
+                    frames.append((row_columns(rows), branch.lateness_ms))
             sides.append(frames)
         pairs = columns.joined(sides[0], sides[1], join)
         if is_sql:
@@ -294,10 +279,11 @@ class Compiler:
             "_left_at",
             "left",
             "right",
-            (F.unix_millis("_left_bounds.end") - 1).alias("time"),
-            F.unix_millis("_left_bounds.start").alias("start"),
-            F.unix_millis("_left_bounds.end").alias("end"),
+            (sf.unix_millis("_left_bounds.end") - 1).alias("time"),
+            sf.unix_millis("_left_bounds.start").alias("start"),
+            sf.unix_millis("_left_bounds.end").alias("end"),
         )
+        assert not isinstance(join.function, str)
         made = Step(join.name, steps.Pairing(join.function))
         return Branch(frame, reader=read_pairs, parts=(made,), letters=tuple(letters))
 
@@ -321,30 +307,30 @@ class Compiler:
             " (decode): it is not what the schema says. Give the builder dead_letters=TOPIC to go on without such "
             "records."
         )
-        if self.graph.dead_letters is None:
-            text = F.concat(F.lit(where), F.lower(F.hex("_at")), F.lit(how))
-            sound = F.when(F.col("_error").isNull(), F.lit(True)).otherwise(
-                F.raise_error(text).cast("boolean")
+        if self.job.dead_letters is None:
+            text = sf.concat(sf.lit(where), sf.lower(sf.hex("_at")), sf.lit(how))
+            sound = sf.when(sf.col("_error").isNull(), sf.lit(True)).otherwise(
+                sf.raise_error(text).cast("boolean")
             )
             return decoded.where(sound).drop("_error"), []
         letters = []
         if source.name in self.owned:
             letters.append(
-                decoded.where(F.col("_error").isNotNull()).select(
-                    F.lit(self.graph.dead_letters).alias("topic"),
-                    F.col("_error").alias("value"),
-                    F.lit(None).cast("binary").alias("key"),
-                    _headers(
+                decoded.where(sf.col("_error").isNotNull()).select(
+                    sf.lit(self.job.dead_letters).alias("topic"),
+                    sf.col("_error").alias("value"),
+                    sf.lit(None).cast("binary").alias("key"),
+                    headers_of(
                         reason="decode",
-                        job=self.graph.job_id,
+                        job=self.job.job_id,
                         operator=source.name,
                         error="the message is not what the schema says",
                         stack="",
-                        id=F.lower(F.hex("_at")),
+                        id=sf.lower(sf.hex("_at")),
                     ).alias("headers"),
                 )
             )
-        return decoded.where(F.col("_error").isNull()).drop("_error"), letters
+        return decoded.where(sf.col("_error").isNull()).drop("_error"), letters
 
     def _in_python(self, branch: Branch) -> Branch:
         if branch.columns is not None:
@@ -366,7 +352,7 @@ class Compiler:
         """Run the steps of a branch; return rows."""
         if not branch.is_keyed:
             assert branch.reader is not None
-            work = Pass(branch.reader, [*map(_step_alone, branch.parts)], write, self._failures)
+            work = Pass(branch.reader, [*map(step_alone, branch.parts)], write, self._failures)
             return branch.frame.mapInArrow(work, COLUMNS)
         chain = Chain(branch.parts, self._failures)
         mode = "EventTime" if chain.is_timed else "None"
@@ -380,10 +366,10 @@ class Compiler:
         found = []
         for branch in flow:
             if is_timed:
-                _check_times(branch, work.name)
+                check_times(branch, work.name)
             rows = self._run(self._in_python(branch), RowWriter(self._failures, side))
             if is_timed:
-                timed = rows.withColumn("t", F.timestamp_millis("time"))
+                timed = rows.withColumn("t", sf.timestamp_millis("time"))
                 marked = timed.withWatermark("t", f"{branch.lateness_ms} milliseconds")
                 rows = marked.where("kind <> 1 OR t IS NULL").drop("t")
             else:
@@ -392,52 +378,5 @@ class Compiler:
         return reduce(DataFrame.unionByName, found)
 
     def _letters(self, rows: DataFrame) -> DataFrame:
-        found = rows.where(F.col("kind") == LETTER).where(self._is_wanted())
+        found = rows.where(sf.col("kind") == LETTER).where(self._is_wanted())
         return found.select("topic", "value", "key", "headers")
-
-
-def _check_times(branch: Branch, name: str) -> None:
-    if branch.is_keyed:
-        raise ValueError(
-            f"{name} needs the times of its records, but is behind an operator with state and another key: publish to "
-            "a topic there, and begin with a source of it here."
-        )
-
-
-def _step_alone(part: keyed.Operator | Step) -> Step:
-    assert isinstance(part, Step), "operators are run by key"
-    return part
-
-
-@dataclass(frozen=True)
-class _Measured:
-    """Gives a value with its measure, None if it has none."""
-
-    select: Any
-
-    def __call__(self, value: Any) -> Any:
-        measure = value if self.select is None else self.select(value)
-        return None if measure is None else (measure, value)
-
-
-def _row_columns(rows: DataFrame) -> DataFrame:
-    """Return rows as columns.joined takes them."""
-    return rows.where(F.col("kind") != LETTER).select(
-        (F.col("kind") == 1).alias("_beat"),
-        F.col("at").alias("_at"),
-        F.timestamp_millis("time").alias("_time"),
-        F.col("key").alias("_key"),
-        F.col("value").alias("value"),
-    )
-
-
-def _headers(**given: Any) -> Any:
-    pairs = []
-    for name, value in given.items():
-        column = F.lit(value) if isinstance(value, str) else value
-        pairs += [F.lit(name), column.cast("binary")]
-    return F.create_map(*pairs)
-
-
-def _no_headers() -> Any:
-    return F.lit(None).cast("map<string, binary>")

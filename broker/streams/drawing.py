@@ -10,6 +10,7 @@ from broker.streams import graph
 WIDTH: Final = 230
 HEIGHT: Final = 44
 GAP: Final = 40
+_FONT: Final = 'font-family="sans-serif" font-size="12"'
 _COLOURS: Final = {"Source": "#dbeafe", "Sink": "#dcfce7", "state": "#fef3c7", "": "#f4f4f5"}
 
 
@@ -58,8 +59,7 @@ def picture(job: graph.Graph) -> str:
     width = GAP + max(map(len, rows)) * (WIDTH + GAP)
     height = GAP + len(rows) * (HEIGHT + GAP)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {_FONT}>',
         f"<title>{escape(job.job_id)}</title>",
     ]
     for each in operators:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from typing_extensions import override
+
 from broker.streams.accumulators import Accumulator
 from broker.streams.keyed import Pairs, Processor
 from broker.streams.serdes import Serde
@@ -45,6 +47,7 @@ class Source(Operator):
     lateness_ms: int = 0
 
     @property
+    @override
     def text(self) -> str:
         """Its topic."""
         return f"{self.name}: {self.topic}"
@@ -76,6 +79,7 @@ class Aggregate(Operator):
     late: str | None = None
 
     @property
+    @override
     def text(self) -> str:
         """Its name, and its windows."""
         return self.name if self.windows is None else f"{self.name} by {self.windows}"
@@ -99,6 +103,7 @@ class Join(Operator):
     late: str | None = None
 
     @property
+    @override
     def text(self) -> str:
         """Its name, and how it joins."""
         kind = "left" if self.is_left else "inner"
@@ -116,6 +121,7 @@ class Sink(Operator):
     has_keys: bool = False
 
     @property
+    @override
     def text(self) -> str:
         """Where it goes."""
         return self.name if self.topic is None else f"{self.name}: {self.topic}"

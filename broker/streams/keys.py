@@ -88,7 +88,7 @@ def _decode(data: bytes, at: int) -> tuple[Any, int]:
     return _value(tag, data[begin:end]), end
 
 
-def _value(tag: bytes, body: bytes) -> Any:
+def _value(tag: bytes, body: bytes) -> Any:  # noqa: PLR0911 - One line for each type.
     match tag:
         case b"N" | b"T" | b"F":
             return {b"N": None, b"T": True, b"F": False}[tag]
@@ -109,7 +109,8 @@ def _value(tag: bytes, body: bytes) -> Any:
             return dict(zip(found[::2], found[1::2], strict=True))
         case b"o":
             return _made(_all(body))
-    raise ValueError(f"no key begins with {tag!r}")
+        case _:
+            raise ValueError(f"no key begins with {tag!r}")
 
 
 def _all(body: bytes) -> list[Any]:

@@ -6,7 +6,6 @@ Both travel to Spark's workers pickled, and so do the functions in them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol
 
@@ -14,10 +13,11 @@ import orjson
 import pyarrow as pa
 from pyspark.sql import Row as SparkRow
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StructType
 from typing_extensions import override
 
+from broker.clock import SystemClock
 from broker.streams import steps
 from broker.streams.keyed import Cells, Chain, packed, unpacked
 from broker.streams.keys import decode_key, encode_key
@@ -77,12 +77,13 @@ class SourceReader:
         self._serde = serde
         self._failures = failures
         self._is_processing_time = is_processing_time
+        self._clock = SystemClock()
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[Read]:
         """Yield a record for each message, and the beats."""
         ids, payloads = batch.column("id").to_pylist(), batch.column("value").to_pylist()
         times = batch.column("timestamp").cast(pa.int64()).to_pylist()
-        now_ms = int(time.time() * 1000)
+        now_ms = self._clock.now_ms()
         for message_id, payload, time_us in zip(ids, payloads, times, strict=True):
             time_ms = now_ms if self._is_processing_time else time_us // 1000
             if payload is None:
@@ -227,7 +228,8 @@ class TypedPass(Pass):
         self._name = name
         self._returns = returns
         schema = StructType.fromDDL(f"value {returns}")
-        self._type = to_arrow_type(schema["value"].dataType, timezone="UTC")
+        assert isinstance(schema, StructType)
+        self._type = to_arrow_type(schema.fields[0].dataType, timezone="UTC")
 
     def _typed(self, record: Record) -> Row | Letter:
         try:
@@ -320,7 +322,8 @@ class KeyedPass(StatefulProcessor):
         return int(times.getCurrentWatermarkInMs()) if self._chain.is_timed else 0
 
     def _cells(self) -> Cells:
-        return unpacked(bytes(self._state.get()[0])) if self._state.exists() else {}
+        found = self._state.get()
+        return {} if found is None else unpacked(bytes(found[0]))
 
     def _keep(self, cells: Cells, due_before_ms: int | None) -> None:
         if any(cells.values()):

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.streaming.query import StreamingQuery
 from typing_extensions import override
 
 from broker.model import message_id_from_hex, timestamp_of
@@ -26,7 +27,7 @@ SETTINGS: Final = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 LETTERS: Final = "letters"
-POLL_S: Final = 0.5
+POLL_S: Final = 1
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,9 @@ class Running:
         left = list(self._queries.values())
         try:
             while left:
-                wait_s = POLL_S if ends_s is None else min(POLL_S, ends_s - time.monotonic())
-                if wait_s <= 0:
+                if ends_s is not None and time.monotonic() >= ends_s:
                     return False
-                left = [query for query in left if not query.awaitTermination(wait_s)]
+                left = [query for query in left if not query.awaitTermination(POLL_S)]
         except StreamingQueryException:
             self.stop()
             raise
@@ -246,16 +246,16 @@ class _Starter:
             changes.check(self._graph.job_id, end.name, before, now)
             if before == now:
                 return
-        text = F.lit(changes.encode(now)).alias("value")
+        text = sf.lit(changes.encode(now)).alias("value")
         self._session.range(1, numPartitions=1).select(text).write.mode("overwrite").text(path)
 
     def start(self, end: graph.Sink, frame: DataFrame) -> StreamingQuery:
         """Start the query of an end."""
-        reason = F.element_at("headers", F.lit("reason")).cast("string")
+        reason = sf.element_at("headers", sf.lit("reason")).cast("string")
         counted = frame.observe(
             LETTERS,
-            F.count_if(reason == "late").alias("late"),
-            F.count_if(reason.isin("decode", "error")).alias("skipped"),
+            sf.count_if(reason == "late").alias("late"),
+            sf.count_if(reason.isin("decode", "error")).alias("skipped"),
         )
         writer = counted.writeStream.queryName(f"{self._graph.job_id}/{end.name}").option(
             "checkpointLocation", f"{self._checkpoint}/{end.name}"

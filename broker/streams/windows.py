@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple
 
+from typing_extensions import override
+
 Duration = str | timedelta
 """A time span: ``"500ms"``, ``"10s"``, ``"5m"``, ``"2h"``, ``"1d"``, or a timedelta."""
 
@@ -51,6 +53,7 @@ class Sliding:
         starts = range(last, time_ms - self.size_ms, -self.slide_ms)
         return [Window(start, start + self.size_ms) for start in reversed(starts)]
 
+    @override
     def __str__(self) -> str:
         """Return it as a person would write it."""
         if self.size_ms == self.slide_ms:
@@ -68,6 +71,7 @@ class Session:
         """Return the session that a record makes if no other is near."""
         return Window(time_ms, time_ms + self.gap_ms)
 
+    @override
     def __str__(self) -> str:
         """Return it as a person would write it."""
         return f"sessions with gaps of {self.gap_ms} ms"

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from broker.client import SyncClient
-from broker.streams import Job, Json, StreamBuilder, Text, tumbling
+from broker.streams import Job, Json, StreamBuilder, tumbling
 from broker.testing.process import BrokerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -47,10 +46,7 @@ class Bed:
         job.run_available(self.spark, checkpoint=self.checkpoint, url=self.url)
 
     def read(self, name: str) -> list[Any]:
-        found = []
-        for message in self.client.poll(self.topic(name)):
-            found.append(json.loads(message.payload))
-        return found
+        return [json.loads(message.payload) for message in self.client.poll(self.topic(name))]
 
 
 @pytest.fixture
@@ -81,9 +77,7 @@ def test_a_window_is_given_out_once_when_it_is_over(bed: Bed) -> None:
         events = builder.source(bed.topic("events"), Json())
         grouped = events.select_timestamp(lambda e: e["t"] * 1000).key_by(lambda e: e["k"])
         counted = grouped.window(tumbling("10s"), late=bed.topic("late")).count()
-        counted.to_stream(lambda k, n, w: [k, n, w.start_ms // 1000]).sink(
-            bed.topic("out"), Json()
-        )
+        counted.to_stream(lambda k, n, w: [k, n, w.start_ms // 1000]).sink(bed.topic("out"), Json())
         return builder.build()
 
     bed.publish("events", {"k": "a", "t": 1}, {"k": "b", "t": 2}, {"k": "a", "t": 9})

@@ -1,0 +1,89 @@
+"""The forms that a branch of a flow has on its way through the compiler, and how one becomes another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+
+from broker.streams import graph, keyed
+from broker.streams.passes import Reader
+from broker.streams.records import LETTER
+from broker.streams.steps import Step
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A frame and the steps behind it.
+
+    ``columns`` is set as long as all is SQL: the frame of columns.py; ``source`` as long as nothing was done. Else
+    ``reader`` reads ``frame``, or Spark calls ``parts`` for each key if ``is_keyed``.
+    """
+
+    frame: DataFrame
+    lateness_ms: int = 0
+    source: graph.Source | None = None
+    columns: DataFrame | None = None
+    reader: Reader | None = None
+    parts: tuple[keyed.Operator | Step, ...] = ()
+    is_keyed: bool = False
+    letters: tuple[DataFrame, ...] = ()
+    """Frames of messages that were split off."""
+
+
+Flow = list[Branch]
+"""A stream: what it is put together from."""
+
+
+def check_times(branch: Branch, name: str) -> None:
+    """Raise ValueError if an operator that needs times is behind one with state."""
+    if branch.is_keyed:
+        raise ValueError(
+            f"{name} needs the times of its records, but is behind an operator with state and another key: publish to "
+            "a topic there, and begin with a source of it here."
+        )
+
+
+def step_alone(part: keyed.Operator | Step) -> Step:
+    """Return a part of a pass, which has no state."""
+    assert isinstance(part, Step), "operators are run by key"
+    return part
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A function: gives a value with its measure, None if it has none."""
+
+    select: Any
+
+    def __call__(self, value: Any) -> Any:
+        """Return the pair, or None."""
+        measure = value if self.select is None else self.select(value)
+        return None if measure is None else (measure, value)
+
+
+def row_columns(rows: DataFrame) -> DataFrame:
+    """Return rows as columns.joined takes them."""
+    return rows.where(sf.col("kind") != LETTER).select(
+        (sf.col("kind") == 1).alias("_beat"),
+        sf.col("at").alias("_at"),
+        sf.timestamp_millis("time").alias("_time"),
+        sf.col("key").alias("_key"),
+        sf.col("value").alias("value"),
+    )
+
+
+def headers_of(**given: Any) -> Any:
+    """Return the headers of a letter, of text or columns."""
+    pairs = []
+    for name, value in given.items():
+        column = sf.lit(value) if isinstance(value, str) else value
+        pairs += [sf.lit(name), column.cast("binary")]
+    return sf.create_map(*pairs)
+
+
+def no_headers() -> Any:
+    """Return the headers of a message that has none."""
+    return sf.lit(None).cast("map<string, binary>")
