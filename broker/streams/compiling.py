@@ -145,7 +145,7 @@ class Compiler:
 
     def _typed(self, branch: Branch, step: graph.Stateless) -> Branch:
         """Return a branch in columns, behind a function that said what it returns."""
-        kept = "_beat BOOLEAN, _at BINARY, _time TIMESTAMP, _payload BINARY, headers_of MAP<STRING, BINARY>"
+        kept = "_beat BOOLEAN, _at BINARY, _time TIMESTAMP, _payload BINARY, _headers MAP<STRING, BINARY>"
         schema = f"{kept}, value {step.returns}"
         assert branch.reader is not None
         assert not branch.is_keyed
@@ -181,9 +181,11 @@ class Compiler:
             if branch is not None and branch.columns is not None
         ]
         if columns.can_aggregate(operator) and len(frames) == len(flow):
+            for branch in flow:
+                check_times(branch, operator.name)
             letters = tuple(each for branch in in_columns if branch for each in branch.letters)
             found = columns.aggregated(frames, operator)
-            return [Branch(found, columns=found, letters=letters, is_keyed=True)]
+            return [Branch(found, columns=found, letters=letters, is_behind_state=True)]
         if isinstance(select, str):
             raise TypeError(
                 f"{operator.name} selects by SQL, which is for count, sum and avg of windows without a topic of late "
@@ -214,7 +216,7 @@ class Compiler:
                 return [replace(branch, parts=(*branch.parts, work))]
         rows = self._rows(flow, work, is_timed=work.is_timed)
         letters = tuple(each for branch in flow for each in branch.letters)
-        return [Branch(rows, parts=(work,), is_keyed=True, letters=letters)]
+        return [Branch(rows, parts=(work,), is_keyed=True, is_behind_state=True, letters=letters)]
 
     def _stateless(self) -> list[graph.Stateless]:
         return [each for each in self.job.operators() if isinstance(each, graph.Stateless)]
@@ -246,7 +248,13 @@ class Compiler:
         ]
         letters = tuple(each for flow in flows for branch in flow for each in branch.letters)
         return [
-            Branch(sides[0].unionByName(sides[1]), parts=(work,), is_keyed=True, letters=letters)
+            Branch(
+                sides[0].unionByName(sides[1]),
+                parts=(work,),
+                is_keyed=True,
+                is_behind_state=True,
+                letters=letters,
+            )
         ]
 
     def _joined(self, join: graph.Join, left: Flow, right: Flow) -> Branch:
@@ -268,13 +276,14 @@ class Compiler:
                     )
                 else:
                     rows = self._run(self._in_python(branch), RowWriter(self._failures))
-                    letters.append(self._letters(rows))
+                    if self.job.dead_letters is not None:
+                        letters.append(self._letters(rows))
                     frames.append((row_columns(rows), branch.lateness_ms))
             sides.append(frames)
         pairs = columns.joined(sides[0], sides[1], join)
         if is_sql:
             found = columns.paired(pairs, str(join.function))
-            return Branch(found, columns=found, letters=tuple(letters), is_keyed=True)
+            return Branch(found, columns=found, letters=tuple(letters), is_behind_state=True)
         frame = pairs.select(
             "_left_at",
             "left",
@@ -285,7 +294,9 @@ class Compiler:
         )
         assert not isinstance(join.function, str)
         made = Step(join.name, steps.Pairing(join.function))
-        return Branch(frame, reader=read_pairs, parts=(made,), letters=tuple(letters))
+        return Branch(
+            frame, reader=read_pairs, parts=(made,), is_behind_state=True, letters=tuple(letters)
+        )
 
     # From one form to another.
 

@@ -29,6 +29,8 @@ class Branch:
     reader: Reader | None = None
     parts: tuple[keyed.Operator | Step, ...] = ()
     is_keyed: bool = False
+    is_behind_state: bool = False
+    """Whether an operator with state is before it: then no watermark can be made of its times."""
     letters: tuple[DataFrame, ...] = ()
     """Frames of messages that were split off."""
 
@@ -39,7 +41,7 @@ Flow = list[Branch]
 
 def check_times(branch: Branch, name: str) -> None:
     """Raise ValueError if an operator that needs times is behind one with state."""
-    if branch.is_keyed:
+    if branch.is_behind_state:
         raise ValueError(
             f"{name} needs the times of its records, but is behind an operator with state and another key: publish to "
             "a topic there, and begin with a source of it here."
