@@ -20,7 +20,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from broker.streams import columns, graph, keyed, steps
+from broker.streams import columns, graph, keyed, matching, steps
 from broker.streams.forms import (
     Branch,
     Flow,
@@ -28,7 +28,6 @@ from broker.streams.forms import (
     check_times,
     headers_of,
     no_headers,
-    row_columns,
     step_alone,
 )
 from broker.streams.keyed import Chain
@@ -41,7 +40,6 @@ from broker.streams.passes import (
     SourceReader,
     TypedPass,
     Write,
-    read_pairs,
     read_values,
 )
 from broker.streams.records import COLUMNS, LETTER
@@ -223,25 +221,9 @@ class Compiler:
 
     def _join(self, join: graph.Join) -> Flow:
         flows = [self._flow(parent) for parent in join.parents]
-        if join.windows is not None and join.pairs == "all":
-            return [self._joined(join, *flows)]
         if isinstance(join.function, str):
-            raise TypeError(
-                f"{join.name} makes values by SQL, which is for joins of all pairs of a window: give apply() a "
-                "function of Python."
-            )
-        work: keyed.Operator
-        if join.windows is None:
-            work = keyed.Latest(join.name, join.function, is_left=join.is_left)
-        else:
-            work = keyed.LatestOfWindow(
-                join.name,
-                join.function,
-                join.windows,
-                self.job.job_id,
-                join.late,
-                is_left=join.is_left,
-            )
+            return [self._joined(join, *flows)]
+        work = self._join_work(join, join.function)
         sides = [
             self._rows(flow, work, is_timed=work.is_timed, side=side)
             for side, flow in enumerate(flows)
@@ -257,46 +239,37 @@ class Compiler:
             )
         ]
 
+    def _join_work(self, join: graph.Join, function: Callable[..., Any]) -> keyed.Operator:
+        if join.windows is None:
+            return matching.Latest(join.name, function, is_left=join.is_left)
+        kind = matching.AllOfWindow if join.pairs == "all" else matching.LatestOfWindow
+        return kind(
+            join.name, function, join.windows, self.job.job_id, join.late, is_left=join.is_left
+        )
+
     def _joined(self, join: graph.Join, left: Flow, right: Flow) -> Branch:
-        """Return all pairs of a window, as Spark joins them."""
-        letters = [each for branch in (*left, *right) for each in branch.letters]
-        is_sql = isinstance(join.function, str)
+        """Return all pairs of a window, as Spark joins them by itself."""
+        if join.windows is None or join.pairs != "all" or join.late is not None:
+            raise TypeError(
+                f"{join.name} makes values by SQL, which is for joins of all pairs of a window without a topic of late "
+                "records: give apply() a function of Python."
+            )
+        letters: list[DataFrame] = []
         sides = []
         for flow in (left, right):
             frames = []
             for branch in flow:
                 check_times(branch, join.name)
                 in_columns = self._in_columns(branch)
-                if is_sql and in_columns is not None and in_columns.columns is not None:
-                    letters += in_columns.letters
-                    frames.append((in_columns.columns, branch.lateness_ms))
-                elif is_sql:
-                    raise ValueError(
+                if in_columns is None or in_columns.columns is None:
+                    raise TypeError(
                         f"{join.name} makes values by SQL, but its streams have objects of Python: give apply() a function."
                     )
-                else:
-                    rows = self._run(self._in_python(branch), RowWriter(self._failures))
-                    if self.job.dead_letters is not None:
-                        letters.append(self._letters(rows))
-                    frames.append((row_columns(rows), branch.lateness_ms))
+                letters += in_columns.letters
+                frames.append((in_columns.columns, branch.lateness_ms))
             sides.append(frames)
-        pairs = columns.joined(sides[0], sides[1], join)
-        if is_sql:
-            found = columns.paired(pairs, str(join.function))
-            return Branch(found, columns=found, letters=tuple(letters), is_behind_state=True)
-        frame = pairs.select(
-            "_left_at",
-            "left",
-            "right",
-            (sf.unix_millis("_left_bounds.end") - 1).alias("time"),
-            sf.unix_millis("_left_bounds.start").alias("start"),
-            sf.unix_millis("_left_bounds.end").alias("end"),
-        )
-        assert not isinstance(join.function, str)
-        made = Step(join.name, steps.Pairing(join.function))
-        return Branch(
-            frame, reader=read_pairs, parts=(made,), is_behind_state=True, letters=tuple(letters)
-        )
+        found = columns.paired(columns.joined(sides[0], sides[1], join), str(join.function))
+        return Branch(found, columns=found, letters=tuple(letters), is_behind_state=True)
 
     # From one form to another.
 
@@ -387,7 +360,3 @@ class Compiler:
                 rows = rows.where("kind <> 1")
             found.append(rows)
         return reduce(DataFrame.unionByName, found)
-
-    def _letters(self, rows: DataFrame) -> DataFrame:
-        found = rows.where(sf.col("kind") == LETTER).where(self._is_wanted())
-        return found.select("topic", "value", "key", "headers")

@@ -10,7 +10,6 @@ from pyspark.sql import functions as sf
 
 from broker.streams import graph, keyed
 from broker.streams.passes import Reader
-from broker.streams.records import LETTER
 from broker.streams.steps import Step
 
 
@@ -64,17 +63,6 @@ class Measured:
         """Return the pair, or None."""
         measure = value if self.select is None else self.select(value)
         return None if measure is None else (measure, value)
-
-
-def row_columns(rows: DataFrame) -> DataFrame:
-    """Return rows as columns.joined takes them."""
-    return rows.where(sf.col("kind") != LETTER).select(
-        (sf.col("kind") == 1).alias("_beat"),
-        sf.col("at").alias("_at"),
-        sf.timestamp_millis("time").alias("_time"),
-        sf.col("key").alias("_key"),
-        sf.col("value").alias("value"),
-    )
 
 
 def headers_of(**given: Any) -> Any:

@@ -15,7 +15,8 @@ from typing import Any
 from typing_extensions import override
 
 from broker.streams.accumulators import Accumulator
-from broker.streams.keyed import Pairs, Processor
+from broker.streams.keyed import Processor
+from broker.streams.matching import Pairs
 from broker.streams.serdes import Serde
 from broker.streams.windows import Sliding, Windows
 

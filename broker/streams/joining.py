@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from broker.streams import graph
-from broker.streams.keyed import Pairs
+from broker.streams.matching import Pairs
 from broker.streams.windows import Sliding
 
 if TYPE_CHECKING:
@@ -76,14 +76,10 @@ class Joined(Generic[T, U]):
             windows: tumbling or sliding.
             pairs: ``all`` of a window, each as soon as it is complete; or the ``last`` record of either side, when
                 the window is closed.
-            late: the topic of records whose window is closed; with pairs of ``last`` alone.
+            late: the topic of records whose window is closed.
         """
         if not isinstance(windows, Sliding):
             raise TypeError("A join has no sessions: use tumbling() or sliding().")
-        if late is not None and pairs == "all":
-            raise ValueError(
-                "A topic of late records goes with pairs='last' alone: Spark joins all pairs."
-            )
         return Joined(
             self._left, self._right, is_left=self._is_left, windows=windows, pairs=pairs, late=late
         )

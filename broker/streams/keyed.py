@@ -17,7 +17,7 @@ import operator
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import override
 
@@ -30,7 +30,6 @@ from broker.streams.windows import Session, Sliding, Window, Windows
 Cell = dict[Any, Any]
 Cells = dict[str, Cell]
 
-LEFT, RIGHT = 0, 1
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -164,78 +163,6 @@ class Windowed(Operator):
             result = cell.pop(window).result(window)
             if result is not None:
                 yield Record(result, b"", window.end_ms - 1, key, window)
-
-
-Join = Callable[[Any, Any], Any]
-
-
-class Latest(Operator):
-    """A join without a window: each record with the newest of the other side, ``{side: value}``.
-
-    An inner join gives a pair for a record of either side, once there is one of the other. A left join gives one for
-    each left record, with None where there is no right one; a right record only replaces the one before.
-    """
-
-    def __init__(self, name: str, join: Join, *, is_left: bool) -> None:
-        """Keep the function that makes a value of two."""
-        super().__init__(name)
-        self._join = join
-        self._is_left = is_left
-
-    @override
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
-        cell[record.side] = record.value
-        if self._is_left:
-            if record.side == RIGHT:
-                return
-            pair = record.value, cell.get(RIGHT)
-        elif LEFT in cell and RIGHT in cell:
-            pair = cell[LEFT], cell[RIGHT]
-        else:
-            return
-        value = self._join(*pair)
-        if value is not None:
-            yield record.having(value)
-
-
-class LatestOfWindow(Operator):
-    """A join of the newest record of each side in a window, ``{window: {side: value}}``, when it is closed."""
-
-    is_timed = True
-
-    def __init__(
-        self, name: str, join: Join, windows: Sliding, job: str, late: str | None, *, is_left: bool
-    ) -> None:
-        """Keep all; late records go to the topic ``late``."""
-        super().__init__(name)
-        self._join = join
-        self._windows = windows
-        self._job = job
-        self._late = late
-        self._is_left = is_left
-
-    @override
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
-        for window in self._windows.windows_of(record.time_ms):
-            if window not in cell and window.end_ms <= watermark_ms:
-                late = record.having(record.value)
-                late.window = window
-                yield late_letter(self._job, self.name, self._late, late)
-            else:
-                cell.setdefault(window, {})[record.side] = record.value
-
-    @override
-    def due_ms(self, cell: Cell) -> int | None:
-        return min((window.end_ms for window in cell), default=None)
-
-    @override
-    def expire(self, key: Any, cell: Cell, watermark_ms: int) -> Taken:
-        for window in sorted(each for each in cell if each.end_ms <= watermark_ms):
-            sides = cell.pop(window)
-            if LEFT in sides and (self._is_left or RIGHT in sides):
-                value = self._join(sides[LEFT], sides.get(RIGHT))
-                if value is not None:
-                    yield Record(value, b"", window.end_ms - 1, key, window)
 
 
 class State:
@@ -395,6 +322,3 @@ def unpacked(state: bytes) -> Cells:
     """Return the cells that ``packed`` was given."""
     cells: Cells = pickle.loads(state)  # noqa: S301 - The job's own.
     return cells
-
-
-Pairs = Literal["all", "last"]

@@ -118,19 +118,6 @@ def read_values(batch: pa.RecordBatch) -> Iterator[Read]:
             yield beat_row(time_ms)
 
 
-def read_pairs(batch: pa.RecordBatch) -> Iterator[Read]:
-    """Yield a record for each pair of rows that Spark has joined: left_at, left, right, time, start, end."""
-    columns = (batch.column(place).to_pylist() for place in range(batch.num_columns))
-    for at, left, right, time_ms, start, end in zip(*columns, strict=True):
-        pair = (_loaded(left), None if right is None else _loaded(right))
-        yield Record(pair, at, time_ms, window=Window(start, end))
-
-
-def _loaded(value: bytes) -> Any:
-    row = (RECORD, b"", 0, NO_KEY, value, 0, None, None, None, None)
-    return record_of(row, None).value
-
-
 Write = Callable[[Record], Row | Letter | None]
 
 
