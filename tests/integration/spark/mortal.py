@@ -87,10 +87,10 @@ class Gate:
         """Hold the next process that comes to a step of a topic's job."""
         self._wanted = step, topic
 
-    def held(self) -> Held:
+    def held(self, deadline_s: float = DEADLINE_S) -> Held:
         """Wait until it has come."""
         try:
-            return self._held.get(timeout=DEADLINE_S)
+            return self._held.get(timeout=deadline_s)
         except queue.Empty:
             raise AssertionError(f"no process came to {self._wanted}; seen: {self.seen}") from None
 

@@ -174,7 +174,7 @@ def check(client: SyncClient, prefix: str, count: int) -> None:
 
 def main(url: str, prefix: str, folder: str) -> None:
     local = Path(folder) / f"spark-{os.getpid()}"
-    spark = spark_session(local)
+    spark = spark_session(local, **{"spark.sql.shuffle.partitions": "1"})
     mortal = job(prefix)
     checkpoint = f"{folder}/checkpoint"
     mortal.start(spark, checkpoint=checkpoint, url=url)

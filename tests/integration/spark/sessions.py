@@ -30,6 +30,8 @@ def _with(
     builder: SparkSession.Builder, folder: Path, settings: Mapping[str, str]
 ) -> SparkSession.Builder:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    # On a busy machine Spark takes longer to hear a worker than the 15 s that one waits.
+    os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "120"
     given = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -42,8 +44,6 @@ def _with(
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.log.level": "FATAL",
-        # On a busy machine a worker takes longer to begin than the 15 s that Spark waits for it.
-        "spark.python.authenticate.socketTimeout": "60s",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",

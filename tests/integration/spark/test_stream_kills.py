@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 
 FORMAT = Path(__file__).parent / "mortal_format"
 MORE = 60
+HELD_S = 240.0
+"""Six queries begin at once, each with some processes of Python."""
 DRIVER, WORKER = "driver", "worker"
 SOME = [("published", "windows", DRIVER), ("stored", "latest", WORKER)]
 ALL = list(itertools.product(STEPS, mortal_job.ENDS, (DRIVER, WORKER)))
@@ -55,7 +57,7 @@ def test_every_operator_gives_everything_once_whatever_dies(
         count += MORE
         gate.hold(step, f"{topic}-{end}")
         with JobDriver(broker.url, topic, tmp_path) as driver:
-            held = gate.held()
+            held = gate.held(HELD_S)
             if mortal == DRIVER:
                 driver.kill()
                 held.connection.close()
