@@ -13,6 +13,7 @@ window is closed, whatever the watermark says of their own time. The cells are p
 
 from __future__ import annotations
 
+import copy
 import operator
 import pickle
 from abc import ABC, abstractmethod
@@ -79,8 +80,9 @@ class Running(Operator):
             return
         found = cell.get("sum")
         if found is None:
-            found = cell["sum"] = self._make()
+            found = self._make()
         found.add(value)
+        cell["sum"] = found
         result = found.result(None)
         if result is not None:
             yield record.having(result)
@@ -127,8 +129,9 @@ class Windowed(Operator):
                 if window.end_ms <= watermark_ms:
                     yield self._letter(record, window)
                     continue
-                found = cell[window] = self._make()
+                found = self._make()
             found.add(value)
+            cell[window] = found
 
     def _into_session(
         self, windows: Session, record: Record, value: Any, cell: Cell, watermark_ms: int
@@ -140,10 +143,14 @@ class Windowed(Operator):
         if not near and mine.end_ms <= watermark_ms:
             yield self._letter(record, mine)
             return
-        together = self._make() if not near else cell.pop(near[0])
+        together = cell[near[0]] if near else self._make()
+        if len(near) > 1:  # A merge may fail, and then the sessions stay as they are.
+            together = copy.deepcopy(together)
         for each in near[1:]:
-            together.merge(cell.pop(each))
+            together.merge(cell[each])
         together.add(value)
+        for each in near:
+            del cell[each]
         bounds = [*near, mine]
         start, end = min(each.start_ms for each in bounds), max(each.end_ms for each in bounds)
         cell[Window(start, end)] = together
@@ -180,11 +187,18 @@ class State:
 
     @value.setter
     def value(self, value: Any) -> None:
-        self._cell["value"] = value
+        self._keep("value", value)
 
     def call_at(self, time_ms: int | None) -> None:
         """Let ``on_time`` be called once the watermark has reached a time; None: not."""
-        self._cell["due"] = time_ms
+        self._keep("due", time_ms)
+
+    def _keep(self, name: str, value: Any) -> None:
+        """Keep a value; a key of which nothing is kept needs no state."""
+        if value is None:
+            self._cell.pop(name, None)
+        else:
+            self._cell[name] = value
 
 
 class Processor(ABC, Generic[V, R]):
@@ -226,7 +240,7 @@ class Processing(Operator):
         due_ms = cell.get("due")
         if due_ms is None or due_ms > watermark_ms:
             return
-        cell["due"] = None
+        del cell["due"]
         given = self._processor.on_time(key, due_ms, State(cell, watermark_ms))
         for value in given or ():
             yield Record(value, b"", due_ms, key)
@@ -255,10 +269,15 @@ class Chain:
         for place, part in enumerate(self.parts):
             if not isinstance(part, Operator) or part.name not in cells:
                 continue
-            given = part.expire(key, cells[part.name], watermark_ms)
-            yield from self._guarded(
-                part.name, Record(None, b"", watermark_ms, key), given, cells, None, place
-            )
+            cell, before_ms = cells[part.name], None
+            # Once more as long as it comes further: behind a window that failed, or to a time that was asked for.
+            while (due_ms := part.due_ms(cell)) is not None and due_ms <= watermark_ms:
+                if before_ms is not None and due_ms <= before_ms:
+                    break
+                before_ms = due_ms
+                given = part.expire(key, cell, watermark_ms)
+                record = Record(None, b"", due_ms, key)
+                yield from self._guarded(part.name, record, given, cells, None, place)
 
     def due_ms(self, cells: Cells) -> int | None:
         """Return the watermark at which ``expire`` shall be called for a key; None: not."""

@@ -7,6 +7,8 @@ from, where that is known, or else its value; its headers say why::
     reason    decode, error or late       job, operator    where
     error     the error's type and text   stack            where in the program
     id        the message's id, hex       time, key, start, end      of a late record, JSON or text
+
+What a closed window or a processor's timer gives is of no one message: its letter has the key and the time.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ import orjson
 from broker.model import MESSAGE_ID_BYTES
 from broker.streams.records import Letter, Record
 
-TEXT_MAX: Final = 8_192
-"""The characters of a header that are kept."""
+STACK_BYTES_MAX: Final = 8_192
+TEXT_BYTES_MAX: Final = 2_048
+"""What is kept of a header: a message's have room for 16 KiB together. Of a stack it is the end."""
 
 
 class Failed(Exception):
@@ -46,11 +49,17 @@ class Failures:
         """
         message_id = record.at[:MESSAGE_ID_BYTES].hex()
         if self.topic is None:
+            where = f"the message {message_id}" if message_id else f"the key {record.key!r}"
             raise Failed(
-                f"{operator} failed at the message {message_id} ({reason}): {type(error).__name__}: {error}. "
+                f"{operator} failed at {where} ({reason}): {type(error).__name__}: {error}. "
                 "Give the builder dead_letters=TOPIC to go on without such records."
             ) from error
         stack = "".join(traceback.format_exception(error))
+        of = (
+            {}
+            if message_id
+            else {"key": _shown(record.key)[:TEXT_BYTES_MAX], "time": b"%d" % record.time_ms}
+        )
         return Letter(
             self.topic,
             payload_of(record),
@@ -60,7 +69,8 @@ class Failures:
                 "operator": operator.encode(),
                 "id": message_id.encode(),
                 "error": _text(f"{type(error).__name__}: {error}"),
-                "stack": _text(stack[-TEXT_MAX:]),
+                "stack": _encoded(stack)[-STACK_BYTES_MAX:],
+                **of,
             },
         )
 
@@ -77,7 +87,7 @@ def late_letter(job: str, operator: str, topic: str | None, record: Record) -> L
             "operator": operator.encode(),
             "id": record.at[:MESSAGE_ID_BYTES].hex().encode(),
             "time": b"%d" % record.time_ms,
-            "key": _shown(record.key),
+            "key": _shown(record.key)[:TEXT_BYTES_MAX],
             "start": b"%d" % start,
             "end": b"%d" % end,
         },
@@ -93,8 +103,12 @@ def _shown(value: Any) -> bytes:
     try:
         return orjson.dumps(value, default=repr, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:  # Numbers that JSON has not, and the like.
-        return _text(repr(value))
+        return _encoded(repr(value))
 
 
 def _text(text: str) -> bytes:
-    return text[:TEXT_MAX].encode("utf-8", "backslashreplace")
+    return _encoded(text)[:TEXT_BYTES_MAX]
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,83 @@
+"""A chain as Spark would call it: for records in micro-batches, with a watermark that the test gives."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from broker.streams.keyed import Cells, Chain, Operator, Windowed, packed, unpacked
+from broker.streams.letters import Failures
+from broker.streams.records import Letter, Record
+from broker.streams.steps import Step
+from broker.streams.windows import Windows
+
+
+class Run:
+    """A chain over the records of any keys. Between two calls its state is bytes, as in Spark's store."""
+
+    def __init__(
+        self, *parts: Operator | Step, topic: str | None = "dead", is_timed: bool = True
+    ) -> None:
+        self.chain = Chain(parts, Failures("job", topic))
+        self.states: dict[Any, bytes] = {}
+        self.watermark_ms = 0
+        self._number = 0
+
+    def batch(self, *given: tuple[Any, Any, int], side: int = 0) -> list[Record | Letter]:
+        """Take records (key, value, time in ms) in one micro-batch."""
+        of: dict[Any, list[Record]] = {}
+        for key, value, time_ms in given:
+            self._number += 1
+            record = Record(value, b"%020d" % self._number, time_ms, key)
+            record.side = side
+            of.setdefault(key, []).append(record)
+        found: list[Record | Letter] = []
+        for key, records in of.items():
+            cells = self._cells(key)
+            found += self.chain.take(records, cells, self.watermark_ms)
+            self.states[key] = packed(cells)
+        return found
+
+    def reach(self, watermark_ms: int) -> list[Record | Letter]:
+        """Let the watermark come as far; keys that are due are called."""
+        self.watermark_ms = watermark_ms
+        found: list[Record | Letter] = []
+        for key in self.states:
+            cells = self._cells(key)
+            due_ms = self.chain.due_ms(cells)
+            if due_ms is not None and due_ms <= watermark_ms:
+                found += self.chain.expire(key, cells, watermark_ms)
+                self.states[key] = packed(cells)
+        return found
+
+    def _cells(self, key: Any) -> Cells:
+        return unpacked(self.states[key]) if key in self.states else {}
+
+
+def values(found: Sequence[Record | Letter]) -> list[Any]:
+    assert all(isinstance(each, Record) for each in found), found
+    return [each.value for each in found if isinstance(each, Record)]
+
+
+def results(found: Sequence[Record | Letter]) -> list[Any]:
+    """Return keys, windows in seconds, and values."""
+    rows = []
+    for each in found:
+        assert isinstance(each, Record), each
+        assert each.window is not None
+        rows.append(
+            (each.key, each.window.start_ms // 1000, each.window.end_ms // 1000, each.value)
+        )
+    return rows
+
+
+def letters(found: Sequence[Record | Letter]) -> list[Letter]:
+    return [each for each in found if isinstance(each, Letter)]
+
+
+def windowed(
+    make: Callable[[], Any],
+    windows: Windows,
+    *,
+    name: str = "windowed",
+    select: Callable[[Any], Any] | None = None,
+) -> Windowed:
+    return Windowed(name, make, select, windows, "job", "late")
