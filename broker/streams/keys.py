@@ -6,9 +6,10 @@ key's content alone: not on hashes, on the order of a dict, or on how pickle sha
     N  None      T F  true, false      i  an integer in decimal      f  a float, 8 bytes
     s  text, UTF-8        b  bytes        (  a tuple   [  a list   {  a dict, sorted by key   : their parts
     o  a dataclass, a named tuple or an enum: its class as module:name, and its parts
+    d t m  a decimal, a date, a moment, as text
 
 Each has its length before it, so no content can be taken for another key's. Numbers of different types are
-different keys, 1 and 1.0 also.
+different keys, 1 and 1.0 also. An object can be a key only if its class can be imported and makes it of its parts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import enum
 import importlib
 import struct
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cache
 from typing import Any, Final
 
 _FLOAT: Final = struct.Struct(">d")
@@ -38,12 +42,12 @@ def decode_key(data: bytes) -> Any:
     return key
 
 
-def _parts(key: object) -> tuple[bytes, bytes]:  # noqa: C901, PLR0911 - One line for each type.
+def _parts(key: object) -> tuple[bytes, bytes]:  # noqa: C901, PLR0911, PLR0912 - One line for each type.
     if key is None:
         return b"N", b""
     if isinstance(key, bool):
         return (b"T" if key else b"F"), b""
-    if isinstance(key, enum.Enum):
+    if isinstance(key, enum.Enum) and key.name in type(key).__members__:
         return b"o", _object(type(key), [key.name])
     if type(key) is int:
         return b"i", b"%d" % key
@@ -53,21 +57,49 @@ def _parts(key: object) -> tuple[bytes, bytes]:  # noqa: C901, PLR0911 - One lin
         return b"s", key.encode("utf-8", "surrogatepass")
     if type(key) is bytes:
         return b"b", key
+    if type(key) is datetime:
+        return b"m", (key if key.tzinfo is None else key.astimezone(UTC)).isoformat().encode()
+    if type(key) is date:
+        return b"t", key.isoformat().encode()
+    if type(key) is Decimal:
+        return b"d", _decimal(key)
     if dataclasses.is_dataclass(key) and not isinstance(key, type):
-        fields = [getattr(key, field.name) for field in dataclasses.fields(key)]
-        return b"o", _object(type(key), fields)
-    if isinstance(key, tuple):
-        named = type(key) is not tuple
-        return (b"o", _object(type(key), key)) if named else (b"(", _joined(key))
+        return b"o", _object(type(key), _fields_of(key))
+    if isinstance(key, tuple) and hasattr(key, "_fields"):
+        return b"o", _object(type(key), key)
+    if type(key) is tuple:
+        return b"(", _joined(key)
     if type(key) is list:
         return b"[", _joined(key)
     if type(key) is dict:
         items = sorted((encode_key(name), encode_key(value)) for name, value in key.items())
         return b"{", b"".join(part for item in items for part in item)
     raise TypeError(
-        f"A {type(key).__name__} can't be a key: make it of text, numbers, bytes, None, tuples, lists, dicts, "
+        f"A {type(key).__name__} can't be a key: make it of text, numbers, bytes, times, None, tuples, lists, dicts, "
         "dataclasses and enums."
     )
+
+
+def _decimal(number: Decimal) -> bytes:
+    """Return a number's text, the same for equal ones: a context would round."""
+    sign, digits, exponent = number.as_tuple()
+    if not isinstance(exponent, int) or not any(
+        digits
+    ):  # NaN, infinity or zero, which has no sign.
+        return b"0" if not any(digits) and isinstance(exponent, int) else str(number).encode()
+    text = "".join(map(str, digits)).lstrip("0")
+    short = text.rstrip("0")
+    return f"{'-' if sign else ''}{short}E{exponent + len(text) - len(short)}".encode()
+
+
+def _fields_of(key: Any) -> list[object]:
+    """Return the fields of a dataclass's object. Raises TypeError if it can't be made of them in their order."""
+    fields = dataclasses.fields(key)
+    if not all(field.init and not field.kw_only for field in fields):
+        raise TypeError(
+            f"A {type(key).__name__} can't be a key: a dataclass that is one takes all its fields, in their order."
+        )
+    return [getattr(key, field.name) for field in fields]
 
 
 def _joined(parts: Sequence[object]) -> bytes:
@@ -75,7 +107,23 @@ def _joined(parts: Sequence[object]) -> bytes:
 
 
 def _object(kind: type, parts: Sequence[object]) -> bytes:
-    return encode_key(f"{kind.__module__}:{kind.__qualname__}") + _joined(parts)
+    return encode_key(_name_of(kind)) + _joined(parts)
+
+
+@cache
+def _name_of(kind: type) -> str:
+    """Return a class's name. Raises TypeError if the class isn't found by it: then no key could be read back."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    try:
+        found = _class_of(name)
+    except (ImportError, AttributeError):
+        found = None
+    if found is not kind:
+        raise TypeError(
+            f"A {kind.__name__} can't be a key: a worker can't import its class {name}. Define it in a module, outside "
+            "of functions."
+        )
+    return name
 
 
 def _decode(data: bytes, at: int) -> tuple[Any, int]:
@@ -88,7 +136,7 @@ def _decode(data: bytes, at: int) -> tuple[Any, int]:
     return _value(tag, data[begin:end]), end
 
 
-def _value(tag: bytes, body: bytes) -> Any:  # noqa: PLR0911 - One line for each type.
+def _value(tag: bytes, body: bytes) -> Any:  # noqa: C901, PLR0911, PLR0912 - One line for each type.
     match tag:
         case b"N" | b"T" | b"F":
             return {b"N": None, b"T": True, b"F": False}[tag]
@@ -100,6 +148,12 @@ def _value(tag: bytes, body: bytes) -> Any:  # noqa: PLR0911 - One line for each
             return body.decode("utf-8", "surrogatepass")
         case b"b":
             return body
+        case b"d":
+            return Decimal(body.decode())
+        case b"t":
+            return date.fromisoformat(body.decode())
+        case b"m":
+            return datetime.fromisoformat(body.decode())
         case b"(":
             return tuple(_all(body))
         case b"[":
@@ -122,8 +176,14 @@ def _all(body: bytes) -> list[Any]:
 
 
 def _made(parts: list[Any]) -> Any:
-    module, _, name = parts[0].partition(":")
-    kind: Any = importlib.import_module(module)
-    for part in name.split("."):
-        kind = getattr(kind, part)
+    kind = _class_of(parts[0])
     return kind[parts[1]] if issubclass(kind, enum.Enum) else kind(*parts[1:])
+
+
+@cache
+def _class_of(name: str) -> Any:
+    module, _, path = name.partition(":")
+    kind: Any = importlib.import_module(module)
+    for part in path.split("."):
+        kind = getattr(kind, part)
+    return kind

@@ -25,7 +25,7 @@ def duration_ms(duration: Duration) -> int:
     """Return a time span in ms. Raises ValueError for what is none, with what to give."""
     if isinstance(duration, timedelta):
         return duration // timedelta(milliseconds=1)
-    found = _DURATION.fullmatch(duration.strip())
+    found = _DURATION.fullmatch(str(duration).strip())
     if found is None:
         raise ValueError(
             f"{duration!r} is no time span: give a number with ms, s, m, h or d, such as 10s."
