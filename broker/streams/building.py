@@ -62,8 +62,8 @@ class StreamBuilder:
             raise ValueError("A job needs an id, such as word-count.")
         self.job_id = job_id
         self._dead_letters = dead_letters
-        self._lateness_ms = duration_ms(lateness)
-        self._idle_ms = duration_ms(idle)
+        self._lateness_ms = _not_negative("lateness", lateness)
+        self._idle_ms = _not_negative("idle", idle)
         self._is_processing_time = processing_time
         self._names = graph.Names()
         self._ends: list[graph.Sink] = []
@@ -92,7 +92,9 @@ class StreamBuilder:
             serde=deserializer,
             options={"startingOffsets": "earliest", **options},
             is_processing_time=self._is_processing_time,
-            lateness_ms=self._lateness_ms if lateness is None else duration_ms(lateness),
+            lateness_ms=self._lateness_ms
+            if lateness is None
+            else _not_negative("lateness", lateness),
         )
         return Stream(self, source)
 
@@ -123,14 +125,16 @@ class _Streaming(Generic[T]):
     def _then(
         self, kind: str, function: graph.Function, name: str | None, returns: str | None = None
     ) -> graph.Stateless:
+        return self._step(kind, function, self.builder.name_of(kind, name), returns)
+
+    def _step(
+        self, kind: str, function: graph.Function, name: str, returns: str | None = None
+    ) -> graph.Stateless:
         if not callable(function) and not isinstance(function, str):
             raise TypeError(f"{kind} takes a function, or SQL as text, not {function!r}.")
+        parents = (self.operator,)
         return graph.Stateless(
-            name=self.builder.name_of(kind, name),
-            parents=(self.operator,),
-            kind=kind,
-            function=function,
-            returns=returns,
+            name=name, parents=parents, kind=kind, function=function, returns=returns
         )
 
     def sink(self, topic: str, serializer: Serde[T], *, name: str | None = None) -> None:
@@ -219,12 +223,13 @@ class Stream(_Streaming[T]):
 
     def branch(self, *tests: Callable[[T], Any] | str) -> list[Stream[T]]:
         """Return a stream for each test, of the values of which it is the first that is true."""
-        branches = []
-        for place, test in enumerate(tests):
-            left: Stream[T] = self
-            for earlier in tests[:place]:
-                left = left.filter(_negated(earlier))
-            branches.append(left.filter(test))
+        branches: list[Stream[T]] = []
+        left: Stream[T] = self
+        for test in tests:
+            # A test runs in several branches, under one name: a record that it fails at has one letter.
+            name = self.builder.name_of("branch", None)
+            branches.append(Stream(self.builder, left._step("filter", test, name)))
+            left = Stream(self.builder, left._step("filter", _negated(test), name))
         return branches
 
     def join(self, other: Stream[U]) -> JoinedStream[T, U]:
@@ -386,6 +391,13 @@ class WindowedStream(_Aggregating[K, V]):
 
 def _pair(key: Any, value: Any, _: Window | None) -> tuple[Any, Any]:
     return key, value
+
+
+def _not_negative(name: str, duration: Duration) -> int:
+    ms = duration_ms(duration)
+    if ms < 0:
+        raise ValueError(f"{name} must be 0s or more, not {duration!r}.")
+    return ms
 
 
 def _negated(test: Callable[[Any], Any] | str) -> Any:

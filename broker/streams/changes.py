@@ -1,10 +1,12 @@
 """Whether a job may go on from a checkpoint that an earlier form of it wrote. Pure.
 
 Spark finds state by its place in the plan, and a chain finds it by the names of its operators. So of each end are kept,
-in order, its sources and its **stores**: the operators that share a state store. A job may go on if
+in order, its sources and its **stores**: the operators that share a state store, and how Spark runs them: by itself,
+or as a chain of Python with or without times. A job may go on if
 
 * its sources are the same topics, by the same names,
-* its stores are as many, each has what it had: the same operators with the same windows, and perhaps new ones.
+* its stores are as many, each is run as it was, and has what it had: the same operators with the same windows, and
+  perhaps new ones.
 
 Functions, serdes and operators without state may change at will. The new function works on the old state.
 """
@@ -15,9 +17,16 @@ import json
 from typing import Any, Final
 
 from broker.streams import graph
+from broker.streams.native import is_native
 
 VERSION: Final = 1
 Form = dict[str, Any]
+Store = dict[str, Any]
+"""``operators``: the kind of each by its name; ``run``: how."""
+
+BY_SPARK: Final = "by Spark itself"
+TIMED: Final = "with times"
+UNTIMED: Final = "without times"
 
 
 class JobChanged(Exception):
@@ -56,43 +65,66 @@ def check(job_id: str, end: str, before: Form, now: Form) -> None:
             f"{where} its sources were {_listed(before['sources'])}, and are {_listed(now['sources'])}. {way_out}"
         )
     for place, store in enumerate(before["stores"]):
-        here = now["stores"][place] if place < len(now["stores"]) else {}
-        for name, kind in store.items():
-            if name not in here:
-                raise JobChanged(
-                    f"{where} its state has the operator {name} ({kind}), which the job lacks at this place. {way_out}"
-                )
-            if here[name] != kind:
-                raise JobChanged(
-                    f"{where} the operator {name} was {kind}, and is {here[name]}. {way_out}"
-                )
+        here = now["stores"][place] if place < len(now["stores"]) else None
+        problem = _problem(store, here)
+        if problem is not None:
+            raise JobChanged(f"{where} {problem} {way_out}")
     for store in now["stores"][len(before["stores"]) :]:
         raise JobChanged(
-            f"{where} the operator {next(iter(store))} has state of its own, for which the checkpoint has no place. "
-            f"{way_out}"
+            f"{where} the operator {next(iter(store['operators']))} has state of its own, for which the checkpoint has "
+            f"no place. {way_out}"
         )
+
+
+def _problem(before: Store, now: Store | None) -> str | None:
+    """Say what keeps a store from what was kept of it before; None: nothing."""
+    here = {} if now is None else now["operators"]
+    for name, kind in before["operators"].items():
+        if name not in here:
+            return f"its state has the operator {name} ({kind}), which the job lacks at this place."
+        if here[name] != kind:
+            return f"the operator {name} was {kind}, and is {here[name]}."
+    if now is not None and before["run"] != now["run"]:
+        was, are = ", ".join(before["operators"]), ", ".join(here)
+        return f"{was} was run {before['run']}, and {are} {'is' if len(here) == 1 else 'are'} run {now['run']}."
+    return None
 
 
 def _listed(sources: dict[str, str]) -> str:
     return ", ".join(f"{name}: {topic}" for name, topic in sources.items())
 
 
-def _stores(operators: list[graph.Operator]) -> list[dict[str, str]]:
+def _stores(operators: list[graph.Operator]) -> list[Store]:
     """Return the operators with state, those of a store together."""
-    stores: list[dict[str, str]] = []
-    store_of: dict[graph.Operator, dict[str, str]] = {}
+    stores: list[Store] = []
+    store_of: dict[graph.Operator, Store] = {}
     for each in operators:
         behind = store_of.get(each.parents[0]) if len(each.parents) == 1 else None
         if isinstance(each, graph.Stateless):
             if behind is not None and each.kind not in {"key_by", "to_stream"}:
                 store_of[each] = behind
         elif isinstance(each, graph.Stateful):
-            if behind is None or isinstance(each, graph.Join):
-                behind = {}
+            if behind is None or BY_SPARK in {behind["run"], _run(each)}:
+                behind = {"operators": {}, "run": _run(each)}
                 stores.append(behind)
-            behind[each.name] = _kind(each)
+            behind["operators"][each.name] = _kind(each)
+            if _run(each) == TIMED:
+                behind["run"] = TIMED
             store_of[each] = behind
     return stores
+
+
+def _run(operator: graph.Stateful) -> str:
+    """Return how an operator is run."""
+    match operator:
+        case graph.Aggregate() if is_native(operator):
+            return BY_SPARK
+        case graph.Join(function=str()):
+            return BY_SPARK
+        case graph.Process():
+            return TIMED
+        case _:
+            return UNTIMED if operator.windows is None else TIMED
 
 
 def _kind(operator: graph.Operator) -> str:

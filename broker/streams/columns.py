@@ -22,17 +22,8 @@ from broker.streams.serdes import Bytes, Json, Text
 from broker.streams.windows import Session, Sliding, Windows
 
 KEPT: Final = ("_beat", "_at", "_time", "_key", "_window")
-NATIVE: Final = (Bytes, Json, Text)
-AGGREGATES: Final = ("count", "sum", "avg")
-"""Those that Spark gives as this package does. Of equal least values it gives any."""
 _CORRUPT: Final = "_corrupt"
 _VALUE: Final = "value"
-
-
-def is_decoded_here(source: graph.Source) -> bool:
-    """Whether Spark can decode a source's messages."""
-    serde = source.serde
-    return type(serde) in NATIVE and (not isinstance(serde, Json) or serde.schema is not None)
 
 
 def decoded(source: graph.Source, frame: DataFrame) -> DataFrame:
@@ -130,16 +121,6 @@ def window_of(windows: Windows, time: str) -> Column:
     return sf.window(time, size, slide)
 
 
-def can_aggregate(operator: graph.Aggregate) -> bool:
-    """Whether Spark can do an aggregate by itself: a plain one of windows that drop what is late."""
-    return (
-        operator.kind in AGGREGATES
-        and operator.windows is not None
-        and operator.late is None
-        and not callable(operator.select)
-    )
-
-
 Late = Sequence[tuple[DataFrame, int]]
 """Frames with the same columns, each with its lateness in ms."""
 
@@ -171,7 +152,9 @@ def aggregated(frames: Late, operator: graph.Aggregate) -> DataFrame:
             sf.struct(start.alias("start"), end.alias("end")).alias("_window"),
             sf.col(_VALUE),
         )
-        .where(sf.col(_VALUE).isNotNull())
+        .where(
+            sf.col(_VALUE).isNotNull() & (sf.lit(operator.kind != "count") | (sf.col(_VALUE) > 0))
+        )
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from broker.streams import columns, graph, keyed, matching, steps
+from broker.streams import columns, graph, keyed, matching, native, steps
 from broker.streams.forms import (
     Branch,
     Flow,
@@ -81,7 +81,7 @@ class Compiler:
 
     def _messages_of(self, branch: Branch, end: graph.Sink) -> DataFrame:
         branch = self._in_columns(branch) or branch
-        if branch.columns is not None and type(end.serde) in columns.NATIVE:
+        if branch.columns is not None and type(end.serde) in native.NATIVE:
             found = columns.messages(branch.columns, end).withColumn("headers", no_headers())
             letters = list(branch.letters)
         else:
@@ -178,7 +178,7 @@ class Compiler:
             for branch in in_columns
             if branch is not None and branch.columns is not None
         ]
-        if columns.can_aggregate(operator) and len(frames) == len(flow):
+        if native.can_aggregate(operator) and len(frames) == len(flow):
             for branch in flow:
                 check_times(branch, operator.name)
             letters = tuple(each for branch in in_columns if branch for each in branch.letters)
@@ -277,7 +277,7 @@ class Compiler:
         """Return a branch in columns; None if its values are objects of Python."""
         if branch.columns is not None:
             return branch
-        if branch.source is None or not columns.is_decoded_here(branch.source):
+        if branch.source is None or not native.is_decoded_here(branch.source):
             return None
         decoded = columns.decoded(branch.source, branch.frame)
         good, letters = self._without_errors(decoded, branch.source)

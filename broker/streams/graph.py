@@ -7,10 +7,11 @@ behind the others, or one without state, renames none.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -148,6 +149,11 @@ class Graph:
         return found
 
 
+RESERVED: Final = "job"
+"""A folder of the checkpoint beside those of the ends, which have their names."""
+_NAME: Final = re.compile(r"[\w-][\w.-]{0,99}")
+
+
 class Names:
     """Gives operators their names."""
 
@@ -157,10 +163,14 @@ class Names:
         self._taken: set[str] = set()
 
     def take(self, kind: str, name: str | None) -> str:
-        """Return ``name``, or the next one of its kind. Raises ValueError if it is taken."""
+        """Return ``name``, or the next one of its kind. Raises ValueError if it is taken, or none for a folder."""
         if name is None:
             self._counts[kind] += 1
             name = f"{kind}-{self._counts[kind]}"
+        if not _NAME.fullmatch(name) or name == RESERVED:
+            raise ValueError(
+                f"{name!r} can't be the name of an operator: give letters, digits and - _ . in it, and not {RESERVED}."
+            )
         if name in self._taken:
             raise ValueError(f"Two operators of the job are called {name}: give one another name.")
         self._taken.add(name)
