@@ -25,8 +25,10 @@ from broker.streams.forms import (
     Branch,
     Flow,
     Measured,
+    behind,
     check_times,
     headers_of,
+    is_of,
     no_headers,
     step_alone,
 )
@@ -66,6 +68,8 @@ class Compiler:
     owned: Collection[str]
     """The operators of which this end's query publishes letters: each belongs to one query."""
     heart_beats: bool = field(default=True)
+    _claimed: set[str] = field(default_factory=set, init=False)
+    """The operators that a branch has already: in a self-join, each source is compiled once more."""
 
     @property
     def _failures(self) -> Failures:
@@ -76,7 +80,8 @@ class Compiler:
 
         Raises ValueError for what can't be done in one query.
         """
-        found = [self._messages_of(branch, end) for branch in self._flow(end.parents[0])]
+        flow = self._claim_all(self._flow(end.parents[0]), end.name)
+        found = [self._messages_of(branch, end) for branch in flow]
         return reduce(DataFrame.unionByName, found)
 
     def _messages_of(self, branch: Branch, end: graph.Sink) -> DataFrame:
@@ -90,29 +95,38 @@ class Compiler:
                 end.name, end.topic, end.serde, self._failures, has_keys=end.has_keys
             )
             rows = self._run(branch, write)
-            found = rows.where(self._is_wanted()).select("topic", "value", "key", "headers")
+            found = rows.select("topic", "value", "key", "headers")
             letters = list(branch.letters)
         return reduce(DataFrame.unionByName, [found, *letters])
 
-    def _is_wanted(self) -> Any:
-        owner = sf.element_at("headers", sf.lit("operator")).cast("string")
-        return (sf.col("kind") != LETTER) | owner.isin(*self.owned)
+    def _claim(self, branch: Branch, name: str) -> Branch:
+        """Return a branch with an operator more, of which it has the letters if no other has."""
+        if name not in self.owned or name in self._claimed:
+            return branch
+        return replace(branch, owned=branch.owned | {name})
+
+    def _claim_all(self, flow: Flow, name: str) -> Flow:
+        claimed = [self._claim(branch, name) for branch in flow]
+        self._claimed.add(name)
+        return claimed
 
     # One operator after the other.
 
     def _flow(self, operator: graph.Operator) -> Flow:
         match operator:
             case graph.Source():
-                return [self._source(operator)]
+                return self._claim_all([self._source(operator)], operator.name)
             case graph.Union():
                 return [branch for parent in operator.parents for branch in self._flow(parent)]
             case graph.Stateless():
-                return [self._step(branch, operator) for branch in self._flow(operator.parents[0])]
+                flow = self._claim_all(self._flow(operator.parents[0]), operator.name)
+                return [self._step(branch, operator) for branch in flow]
             case graph.Aggregate():
-                return self._aggregate(self._flow(operator.parents[0]), operator)
+                flow = self._claim_all(self._flow(operator.parents[0]), operator.name)
+                return self._aggregate(flow, operator)
             case graph.Process():
-                work = keyed.Processing(operator.name, operator.processor)
-                return self._chain(self._flow(operator.parents[0]), work)
+                flow = self._claim_all(self._flow(operator.parents[0]), operator.name)
+                return self._chain(flow, keyed.Processing(operator.name, operator.processor))
             case graph.Join():
                 return self._join(operator)
             case _:
@@ -145,8 +159,12 @@ class Compiler:
         """Return a branch in columns, behind a function that said what it returns."""
         kept = "_beat BOOLEAN, _at BINARY, _time TIMESTAMP, _payload BINARY, _headers MAP<STRING, BINARY>"
         schema = f"{kept}, value {step.returns}"
+        if branch.is_keyed or graph.has_keys(step):
+            raise ValueError(
+                f"{step.name} has returns=, which is for values without keys: give it to a map before key_by, or behind "
+                "a topic."
+            )
         assert branch.reader is not None
-        assert not branch.is_keyed
         run = [*map(step_alone, branch.parts)]
         work = TypedPass(branch.reader, run, self._failures, step.name, str(step.returns))
         frame = branch.frame.mapInArrow(work, schema)
@@ -156,7 +174,6 @@ class Compiler:
             sf.lit(None).cast("binary").alias("key"),
             sf.col("_headers").alias("headers"),
         )
-        owner = sf.element_at("headers", sf.lit("operator")).cast("string")
         found = frame.where(sf.col("_payload").isNull()).select(
             "_beat",
             "_at",
@@ -165,7 +182,7 @@ class Compiler:
             sf.lit(None).cast("struct<start: timestamp, end: timestamp>").alias("_window"),
             "value",
         )
-        split = (letters.where(owner.isin(*self.owned)),) if self.job.dead_letters else ()
+        split = (letters.where(is_of(branch.owned)),) if self.job.dead_letters else ()
         return replace(
             branch, columns=found, reader=None, parts=(), letters=(*branch.letters, *split)
         )
@@ -181,9 +198,8 @@ class Compiler:
         if native.can_aggregate(operator) and len(frames) == len(flow):
             for branch in flow:
                 check_times(branch, operator.name)
-            letters = tuple(each for branch in in_columns if branch for each in branch.letters)
             found = columns.aggregated(frames, operator)
-            return [Branch(found, columns=found, letters=letters, is_behind_state=True)]
+            return [behind([branch for branch in in_columns if branch], found, columns=found)]
         if isinstance(select, str):
             raise TypeError(
                 f"{operator.name} selects by SQL, which is for count, sum and avg of windows without a topic of late "
@@ -213,39 +229,33 @@ class Compiler:
             if not any(kinds.get(name) in REKEYING for name in names):
                 return [replace(branch, parts=(*branch.parts, work))]
         rows = self._rows(flow, work, is_timed=work.is_timed)
-        letters = tuple(each for branch in flow for each in branch.letters)
-        return [Branch(rows, parts=(work,), is_keyed=True, is_behind_state=True, letters=letters)]
+        return [behind(flow, rows, parts=(work,), is_keyed=True)]
 
     def _stateless(self) -> list[graph.Stateless]:
         return [each for each in self.job.operators() if isinstance(each, graph.Stateless)]
 
     def _join(self, join: graph.Join) -> Flow:
+        claimed = join.name in self._claimed
         flows = [self._flow(parent) for parent in join.parents]
+        for flow in flows:
+            flow[:] = [branch if claimed else self._claim(branch, join.name) for branch in flow]
+        self._claimed.add(join.name)
         if isinstance(join.function, str):
             return [self._joined(join, *flows)]
-        work = self._join_work(join, join.function)
+        work = self._join_work(join)
         sides = [
             self._rows(flow, work, is_timed=work.is_timed, side=side)
             for side, flow in enumerate(flows)
         ]
-        letters = tuple(each for flow in flows for branch in flow for each in branch.letters)
-        return [
-            Branch(
-                sides[0].unionByName(sides[1]),
-                parts=(work,),
-                is_keyed=True,
-                is_behind_state=True,
-                letters=letters,
-            )
-        ]
+        pairs = sides[0].unionByName(sides[1])
+        made = Step(join.name, steps.Pairing(join.function))
+        return [behind([*flows[0], *flows[1]], pairs, parts=(work, made), is_keyed=True)]
 
-    def _join_work(self, join: graph.Join, function: Callable[..., Any]) -> keyed.Operator:
+    def _join_work(self, join: graph.Join) -> keyed.Operator:
         if join.windows is None:
-            return matching.Latest(join.name, function, is_left=join.is_left)
+            return matching.Latest(join.name, is_left=join.is_left)
         kind = matching.AllOfWindow if join.pairs == "all" else matching.LatestOfWindow
-        return kind(
-            join.name, function, join.windows, self.job.job_id, join.late, is_left=join.is_left
-        )
+        return kind(join.name, join.windows, self.job.job_id, join.late, is_left=join.is_left)
 
     def _joined(self, join: graph.Join, left: Flow, right: Flow) -> Branch:
         """Return all pairs of a window, as Spark joins them by itself."""
@@ -254,7 +264,7 @@ class Compiler:
                 f"{join.name} makes values by SQL, which is for joins of all pairs of a window without a topic of late "
                 "records: give apply() a function of Python."
             )
-        letters: list[DataFrame] = []
+        found: Flow = []
         sides = []
         for flow in (left, right):
             frames = []
@@ -265,11 +275,11 @@ class Compiler:
                     raise TypeError(
                         f"{join.name} makes values by SQL, but its streams have objects of Python: give apply() a function."
                     )
-                letters += in_columns.letters
+                found.append(in_columns)
                 frames.append((in_columns.columns, branch.lateness_ms))
             sides.append(frames)
-        found = columns.paired(columns.joined(sides[0], sides[1], join), str(join.function))
-        return Branch(found, columns=found, letters=tuple(letters), is_behind_state=True)
+        pairs = columns.paired(columns.joined(sides[0], sides[1], join), str(join.function))
+        return behind(found, pairs, columns=pairs)
 
     # From one form to another.
 
@@ -280,11 +290,11 @@ class Compiler:
         if branch.source is None or not native.is_decoded_here(branch.source):
             return None
         decoded = columns.decoded(branch.source, branch.frame)
-        good, letters = self._without_errors(decoded, branch.source)
+        good, letters = self._without_errors(decoded, branch.source, branch.owned)
         return replace(branch, columns=good, source=None, letters=(*branch.letters, *letters))
 
     def _without_errors(
-        self, decoded: DataFrame, source: graph.Source
+        self, decoded: DataFrame, source: graph.Source, owned: Collection[str]
     ) -> tuple[DataFrame, list[DataFrame]]:
         where = f"{source.name} failed at the message "
         how = (
@@ -298,7 +308,7 @@ class Compiler:
             )
             return decoded.where(sound).drop("_error"), []
         letters = []
-        if source.name in self.owned:
+        if source.name in owned:
             letters.append(
                 decoded.where(sf.col("_error").isNotNull()).select(
                     sf.lit(self.job.dead_letters).alias("topic"),
@@ -322,6 +332,10 @@ class Compiler:
             return replace(
                 branch, frame=frame, columns=None, source=None, reader=read_values, is_keyed=False
             )
+        if branch.source is not None and getattr(branch.source.serde, "schema", None) is not None:
+            in_columns = self._in_columns(branch)  # What a schema means is Spark's to say.
+            if in_columns is not None:
+                return self._in_python(in_columns)
         if branch.source is not None:
             reader = SourceReader(
                 branch.source.name,
@@ -337,11 +351,22 @@ class Compiler:
         if not branch.is_keyed:
             assert branch.reader is not None
             work = Pass(branch.reader, [*map(step_alone, branch.parts)], write, self._failures)
-            return branch.frame.mapInArrow(work, COLUMNS)
+            rows = branch.frame.mapInArrow(work, COLUMNS)
+            return rows.where((sf.col("kind") != LETTER) | is_of(branch.owned))
         chain = Chain(branch.parts, self._failures)
         mode = "EventTime" if chain.is_timed else "None"
         grouped = branch.frame.groupBy("key")
-        return grouped.transformWithState(KeyedPass(chain, write), COLUMNS, "Append", mode)
+        rows = grouped.transformWithState(KeyedPass(chain, write), COLUMNS, "Append", mode)
+        return rows.where((sf.col("kind") != LETTER) | is_of(branch.owned))
+
+    def _row_writer(self, branch: Branch, work: keyed.Operator, side: int) -> RowWriter:
+        keying = [
+            part.name
+            for part in branch.parts
+            if isinstance(part, Step) and isinstance(part.take, steps.Keying)
+        ]
+        made_by = branch.parts[-1].name if branch.parts else work.name
+        return RowWriter(keying[-1] if keying else made_by, made_by, self._failures, side)
 
     def _rows(
         self, flow: Flow, work: keyed.Operator, *, is_timed: bool, side: int = 0
@@ -351,7 +376,7 @@ class Compiler:
         for branch in flow:
             if is_timed:
                 check_times(branch, work.name)
-            rows = self._run(self._in_python(branch), RowWriter(self._failures, side))
+            rows = self._run(self._in_python(branch), self._row_writer(branch, work, side))
             if is_timed:
                 timed = rows.withColumn("t", sf.timestamp_millis("time"))
                 marked = timed.withWatermark("t", f"{branch.lateness_ms} milliseconds")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +33,25 @@ class Branch:
     """Whether an operator with state is before it: then no watermark can be made of its times."""
     letters: tuple[DataFrame, ...] = ()
     """Frames of messages that were split off."""
+    owned: frozenset[str] = frozenset()
+    """The operators of which it has the letters: what is in several branches of a query fails in each."""
 
 
 Flow = list[Branch]
 """A stream: what it is put together from."""
+
+
+def behind(flow: Flow, frame: DataFrame, **form: Any) -> Branch:
+    """Return the branch behind an operator with state that takes all of a flow."""
+    letters = tuple(each for branch in flow for each in branch.letters)
+    owned = frozenset().union(*(branch.owned for branch in flow))
+    return Branch(frame, is_behind_state=True, letters=letters, owned=owned, **form)
+
+
+def is_of(operators: Collection[str]) -> Any:
+    """Return whether a row's letter is of one of some operators."""
+    owner = sf.element_at("headers", sf.lit("operator")).cast("string")
+    return owner.isin(*operators) if operators else sf.lit(False)
 
 
 def check_times(branch: Branch, name: str) -> None:

@@ -149,6 +149,21 @@ class Graph:
         return found
 
 
+def has_keys(operator: Operator) -> bool:
+    """Whether the records that an operator gives have keys."""
+    match operator:
+        case Aggregate() | Process():
+            return True
+        case Stateless(kind="key_by"):
+            return True
+        case Stateless(kind="to_stream"):
+            return False
+        case Stateless():
+            return has_keys(operator.parents[0])
+        case _:
+            return False
+
+
 RESERVED: Final = "job"
 """A folder of the checkpoint beside those of the ends, which have their names."""
 _NAME: Final = re.compile(r"[\w-][\w.-]{0,99}")

@@ -1,9 +1,13 @@
-"""Joins, as they work on the records of one key: operators of a chain (keyed.py). Pure."""
+"""Joins, as they work on the records of one key: operators of a chain (keyed.py). Pure.
+
+A join gives pairs; the step behind it (steps.Pairing) makes a value of each. So a pair that the user's function raises
+at fails alone.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -16,7 +20,6 @@ from broker.streams.windows import Sliding
 
 Pairs = Literal["all", "last"]
 LEFT, RIGHT = 0, 1
-Join = Callable[[Any, Any], Any]
 
 
 class Latest(Operator):
@@ -26,26 +29,19 @@ class Latest(Operator):
     each left record, with None where there is no right one; a right record only replaces the one before.
     """
 
-    def __init__(self, name: str, join: Join, *, is_left: bool) -> None:
-        """Keep the function that makes a value of two."""
+    def __init__(self, name: str, *, is_left: bool) -> None:
+        """Keep which join it is."""
         super().__init__(name)
-        self._join = join
         self._is_left = is_left
 
     @override
     def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
         cell[record.side] = record.value
         if self._is_left:
-            if record.side == RIGHT:
-                return
-            pair = record.value, cell.get(RIGHT)
+            if record.side == LEFT:
+                yield record.having((record.value, cell.get(RIGHT)))
         elif LEFT in cell and RIGHT in cell:
-            pair = cell[LEFT], cell[RIGHT]
-        else:
-            return
-        value = self._join(*pair)
-        if value is not None:
-            yield record.having(value)
+            yield record.having((cell[LEFT], cell[RIGHT]))
 
 
 class _OfWindow(Operator):
@@ -54,11 +50,10 @@ class _OfWindow(Operator):
     is_timed = True
 
     def __init__(
-        self, name: str, join: Join, windows: Sliding, job: str, late: str | None, *, is_left: bool
+        self, name: str, windows: Sliding, job: str, late: str | None, *, is_left: bool
     ) -> None:
         """Keep all; late records go to the topic ``late``."""
         super().__init__(name)
-        self._join = join
         self._windows = windows
         self._job = job
         self._late = late
@@ -85,10 +80,8 @@ class _OfWindow(Operator):
     @override
     def expire(self, key: Any, cell: Cell, watermark_ms: int) -> Taken:
         for window in sorted(each for each in cell if each.end_ms <= watermark_ms):
-            for left, right in self._at_end(cell.pop(window)):
-                value = self._join(left, right)
-                if value is not None:
-                    yield Record(value, b"", window.end_ms - 1, key, window)
+            for pair in self._at_end(cell.pop(window)):
+                yield Record(pair, b"", window.end_ms - 1, key, window)
 
     @abstractmethod
     def _at_end(self, sides: Cell) -> Iterator[tuple[Any, Any]]:
@@ -119,10 +112,7 @@ class AllOfWindow(_OfWindow):
     def _into(self, record: Record, side: int, sides: Cell) -> Taken:
         sides.setdefault(side, []).append(record.value)
         for other in sides.get(LEFT if side == RIGHT else RIGHT, ()):
-            left, right = (other, record.value) if side == RIGHT else (record.value, other)
-            value = self._join(left, right)
-            if value is not None:
-                yield record.having(value)
+            yield record.having((other, record.value) if side == RIGHT else (record.value, other))
 
     @override
     def _at_end(self, sides: Cell) -> Iterator[tuple[Any, Any]]:

@@ -122,20 +122,25 @@ Write = Callable[[Record], Row | Letter | None]
 
 
 class RowWriter:
-    """Writes records for the next pass; ``side``: of a join."""
+    """Writes records for the next pass. ``keyed_by``, ``made_by``: where key and value are from; ``side``: of a join."""
 
-    def __init__(self, failures: Failures, side: int = 0) -> None:
-        """Keep both."""
+    def __init__(self, keyed_by: str, made_by: str, failures: Failures, side: int = 0) -> None:
+        """Keep all."""
+        self._keyed_by = keyed_by
+        self._made_by = made_by
         self._failures = failures
         self._side = side
 
     def __call__(self, record: Record) -> Row | Letter | None:
         """Return a record as a row; as a letter if its key or its value can't travel."""
         record.side = self._side
+        name = self._keyed_by
         try:
-            return record.row(encode_key(record.key))
+            key = encode_key(record.key)
+            name = self._made_by
+            return record.row(key)
         except Exception as error:  # noqa: BLE001 - Pickle calls what the user's classes define.
-            return self._failures.letter("error", "key_by or its values", record, error)
+            return self._failures.letter("error", name, record, error)
 
 
 class MessageWriter:

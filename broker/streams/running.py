@@ -257,7 +257,9 @@ class _Starter:
             sf.count_if(reason == "late").alias("late"),
             sf.count_if(reason.isin("decode", "error")).alias("skipped"),
         )
-        writer = counted.writeStream.queryName(f"{self._graph.job_id}/{end.name}").option(
+        # What has no topic is counted alone; a print's values have none.
+        kept = counted if end.topic is None else counted.where("topic IS NOT NULL")
+        writer = kept.writeStream.queryName(f"{self._graph.job_id}/{end.name}").option(
             "checkpointLocation", f"{self._checkpoint}/{end.name}"
         )
         if end.topic is None:

@@ -118,6 +118,19 @@ class Turning:
             yield record.having(value)
 
 
+@dataclass(frozen=True)
+class Pairing:
+    """Makes a value of the two of a pair."""
+
+    function: Callable[[Any, Any], Any]
+
+    def __call__(self, record: Record) -> Iterator[Record]:
+        """Yield the record with its new value."""
+        value = self.function(*record.value)
+        if value is not None:
+            yield record.having(value)
+
+
 def time_ms_of(time: Any) -> int:
     """Return a time in ms. Raises TypeError for what is none, ValueError for a datetime without a zone."""
     if isinstance(time, datetime):

@@ -75,9 +75,7 @@ class TestRefusals:
         with pytest.raises(TypeError, match="map takes a function, or SQL as text, not 5"):
             builder.source("a", Text()).map(wrong)
 
-    def test_joins_have_no_sessions(
-        self, builder: StreamBuilder
-    ) -> None:
+    def test_joins_have_no_sessions(self, builder: StreamBuilder) -> None:
         stream = builder.source("a", Text())
         joined = stream.join(stream).where(str).equal_to(str)
         wrong: Any = session("1s")

@@ -4,10 +4,15 @@ from typing import Any
 
 import pytest
 
-from broker.streams.keyed import LEFT, RIGHT, Latest, LatestOfWindow
+from broker.streams.matching import LEFT, RIGHT, AllOfWindow, Latest, LatestOfWindow
 from broker.streams.records import Letter, Record
+from broker.streams.steps import Pairing, Step
 from broker.streams.windows import sliding, tumbling
 from tests.unit.streams.chains import Run, letters, results, values
+
+
+def made(function: Any) -> Step:
+    return Step("join", Pairing(function))
 
 
 def pair(left: Any, right: Any) -> Any:
@@ -15,13 +20,14 @@ def pair(left: Any, right: Any) -> Any:
 
 
 def latest(*, is_left: bool) -> Run:
-    return Run(Latest("join", pair, is_left=is_left))
+    return Run(Latest("join", is_left=is_left), made(pair))
 
 
-def of_window(windows: Any = None, *, is_left: bool) -> Run:
-    return Run(
-        LatestOfWindow("join", pair, windows or tumbling("10s"), "job", "late", is_left=is_left)
-    )
+def of_window(
+    windows: Any = None, *, is_left: bool, kind: Any = LatestOfWindow, function: Any = pair
+) -> Run:
+    joined = kind("join", windows or tumbling("10s"), "job", "late", is_left=is_left)
+    return Run(joined, made(function))
 
 
 class TestWithoutWindow:
@@ -54,11 +60,11 @@ class TestWithoutWindow:
         assert found.value == (1, 10)
 
     def test_a_pair_of_which_the_function_makes_none_gives_nothing(self) -> None:
-        run = Run(Latest("join", lambda left, right: right, is_left=True))
+        run = Run(Latest("join", is_left=True), made(lambda left, right: right))
         assert run.batch(("k", 1, 0)) == []
 
     def test_a_function_that_raises_fails_the_pair_alone(self) -> None:
-        run = Run(Latest("join", lambda left, right: left // right, is_left=False))
+        run = Run(Latest("join", is_left=False), made(lambda left, right: left // right))
         run.batch(("k", 0, 0), side=RIGHT)
         [letter] = run.batch(("k", 6, 0), side=LEFT)
         assert isinstance(letter, Letter)
@@ -96,12 +102,42 @@ class TestLastOfWindow:
         assert (letter.topic, letter.headers["end"]) == ("late", b"10000")
 
     def test_a_function_that_raises_fails_its_window_alone(self) -> None:
-        run = Run(
-            LatestOfWindow("join", lambda a, b: a // b, tumbling("1s"), "job", None, is_left=False)
-        )
+        run = of_window(tumbling("1s"), is_left=False, function=lambda a, b: a // b)
         for place, (left, right) in enumerate([(4, 2), (1, 0), (9, 3)]):
             run.batch(("k", left, place * 1_000), side=LEFT)
             run.batch(("k", right, place * 1_000), side=RIGHT)
         found = run.reach(60_000)
         assert [each.value for each in found if isinstance(each, Record)] == [2, 3]
-        assert len(letters(found)) == 1
+        assert [letter.payload for letter in letters(found)] == [b"[1,0]"]
+
+
+class TestAllOfWindow:
+    @pytest.mark.parametrize("is_left", [True, False])
+    def test_each_pair_comes_as_soon_as_both_are_there(self, is_left: bool) -> None:
+        run = of_window(is_left=is_left, kind=AllOfWindow)
+        assert run.batch(("k", 1, 1_000), ("k", 2, 2_000), side=LEFT) == []
+        found = run.batch(("k", 10, 9_000), ("k", 20, 12_000), side=RIGHT)
+        assert results(found) == [("k", 0, 10, (1, 10)), ("k", 0, 10, (2, 10))]
+        assert values(run.batch(("k", 3, 3_000), side=LEFT)) == [(3, 10)]
+        assert run.reach(60_000) == []
+
+    def test_left_rows_without_a_right_one_come_when_the_window_is_over(self) -> None:
+        run = of_window(is_left=True, kind=AllOfWindow)
+        run.batch(("k", 1, 1_000), ("k", 2, 2_000), ("j", 3, 3_000), side=LEFT)
+        run.batch(("j", 10, 12_000), side=RIGHT)
+        assert run.reach(9_999) == []
+        expected = [("k", 0, 10, (1, None)), ("k", 0, 10, (2, None)), ("j", 0, 10, (3, None))]
+        assert results(run.reach(60_000)) == expected
+
+    def test_a_late_record_is_told(self) -> None:
+        run = of_window(is_left=True, kind=AllOfWindow)
+        run.reach(10_000)
+        assert len(letters(run.batch(("k", 1, 7_000), side=RIGHT))) == 1
+
+    def test_a_pair_that_raises_fails_alone(self) -> None:
+        run = of_window(is_left=True, kind=AllOfWindow, function=lambda a, b: a // (b or 0))
+        run.batch(*[("k", n, 1_000) for n in (1, 2)], ("j", 1, 1_000), ("j", 2, 1_000), side=LEFT)
+        found = run.batch(("k", 0, 1_000), ("k", 1, 1_000), side=RIGHT)
+        assert [each.value for each in found if isinstance(each, Record)] == [1, 2]
+        assert [letter.payload for letter in letters(found)] == [b"[1,0]", b"[2,0]"]
+        assert [letter.payload for letter in run.reach(60_000)] == [b"[1,null]", b"[2,null]"]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from broker.streams import steps
-from broker.streams.keyed import LEFT
 from broker.streams.letters import Failed, Failures, late_letter, payload_of
+from broker.streams.matching import LEFT
 from broker.streams.records import BEAT, LETTER, NAMES, RECORD, Letter, Record, beat_row, record_of
 from broker.streams.steps import Step
 from broker.streams.windows import Window
