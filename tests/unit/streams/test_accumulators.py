@@ -41,7 +41,7 @@ def test_the_results_are_those_of_python(numbers: list[int]) -> None:
     assert given_to(Sum, numbers).result(None) == sum(numbers)
     assert given_to(Avg, numbers).result(None) == sum(numbers) / len(numbers)
     pairs = list(zip(numbers, range(99), strict=False))
-    first = {number: place for number, place in reversed(pairs)}
+    first = dict(reversed(pairs))
     assert given_to(Min, pairs).result(None) == first[min(numbers)]
     assert given_to(Max, pairs).result(None) == first[max(numbers)]
 
