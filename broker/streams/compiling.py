@@ -95,7 +95,8 @@ class Compiler:
                 end.name, end.topic, end.serde, self._failures, has_keys=end.has_keys
             )
             rows = self._run(branch, write)
-            found = rows.select("topic", "value", "key", "headers")
+            key = sf.when(sf.col("kind") != LETTER, sf.col("key")).alias("key")
+            found = rows.select("topic", "value", key, "headers")
             letters = list(branch.letters)
         return reduce(DataFrame.unionByName, [found, *letters])
 
