@@ -14,9 +14,9 @@ Nothing runs while a job is written. A function is one of Python, or SQL over th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from broker.streams import accumulators, graph
 from broker.streams.accumulators import Accumulator
@@ -27,11 +27,12 @@ from broker.streams.serdes import Json, Serde
 from broker.streams.windows import Duration, Window, Windows, duration_ms
 
 T = TypeVar("T")
-U = TypeVar("U")
-K = TypeVar("K")
-V = TypeVar("V")
-W = TypeVar("W")
-R = TypeVar("R")
+# Any is what SQL gives: a checker of types does not read it.
+U = TypeVar("U", default=Any)
+K = TypeVar("K", default=Any)
+V = TypeVar("V", default=Any)
+W = TypeVar("W", default=Any)
+R = TypeVar("R", default=Any)
 
 Select = Callable[[V], Any] | str | None
 
@@ -280,7 +281,7 @@ class _Aggregating(Generic[K, V]):
         return self._aggregated("aggregate", make, None, name)
 
 
-class GroupedStream(_Streaming[V], _Aggregating[K, V]):
+class GroupedStream(_Streaming[V], _Aggregating[K, V], Generic[K, V]):
     """Values with keys. Aggregates give a result for each value that comes."""
 
     def filter(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
+
+from typing_extensions import TypeVar
 
 from broker.streams import graph
 from broker.streams.matching import Pairs
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 U = TypeVar("U")
-R = TypeVar("R")
+R = TypeVar("R", default=Any)
 
 
 class JoinedStream(Generic[T, U]):
