@@ -42,10 +42,10 @@ def decoded(source: graph.Source, frame: DataFrame) -> DataFrame:
         schema = f"{source.serde.schema}, {_CORRUPT} STRING"
         options = {"columnNameOfCorruptRecord": _CORRUPT}
         parsed = frame.select(
-            *kept, sf.from_json(payload.cast("string"), schema, options).alias(_VALUE)
+            *kept, sf.from_json(_once(payload.cast("string")), schema, options).alias(_VALUE)
         )
         wrong = sf.col(f"{_VALUE}.{_CORRUPT}").isNotNull() | sf.col(_VALUE).isNull()
-        value = sf.col(_VALUE).dropFields(_CORRUPT)
+        value = _struct_without(parsed, _CORRUPT)
     elif isinstance(source.serde, Text):
         parsed = frame.select(*kept, payload.cast("string").alias(_VALUE))
         wrong, value = ~sf.expr("is_valid_utf8(CAST(_payload AS STRING))"), sf.col(_VALUE)
@@ -54,6 +54,24 @@ def decoded(source: graph.Source, frame: DataFrame) -> DataFrame:
         wrong, value = sf.lit(False), sf.col(_VALUE)
     error = sf.when(~sf.col("_beat") & wrong, sf.col("_payload"))
     return parsed.select(*KEPT, value.alias(_VALUE), error.alias("_error"))
+
+
+def _once(column: Column) -> Column:
+    """Return a column from which an expression is computed once for each row.
+
+    Spark's optimizer moves filters below the expressions that they test, and repeats an expression at each use: a
+    message would be parsed for every field that is asked for. It leaves alone what is not deterministic, which the
+    number of a partition is by its class.
+    """
+    return sf.when(sf.spark_partition_id() >= 0, column)
+
+
+def _struct_without(frame: DataFrame, name: str) -> Column:
+    """Return the value without a field. Of none it is a struct of nulls: that is no value of a record."""
+    kind = frame.schema[_VALUE].dataType
+    assert isinstance(kind, StructType)
+    value = sf.col(_VALUE)
+    return sf.struct(*(value.getField(each).alias(each) for each in kind.names if each != name))
 
 
 def _opened(frame: DataFrame) -> DataFrame:
@@ -190,7 +208,7 @@ def paired(pairs: DataFrame, function: str) -> DataFrame:
 
 
 def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
-    """Return values as the messages of a sink: topic, value and key."""
+    """Return values as the messages of a sink: topic, value and, if it has keys, key."""
     value = sf.col(_VALUE)
     kind = frame.schema[_VALUE].dataType
     if isinstance(sink.serde, Bytes):
@@ -202,7 +220,12 @@ def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
     else:
         inside = sf.to_json(sf.array(value), {"ignoreNullFields": "false"})
         payload = sf.substring(inside, sf.lit(2), sf.length(inside) - 2).cast("binary")
-    key = sf.lit(None).cast("binary")
+    columns = {"topic": sf.lit(sink.topic), "value": payload}
+    if sink.topic is None:
+        columns |= {
+            "key": sf.lit(None).cast("binary"),
+            "headers": sf.lit(None).cast("map<string, binary>"),
+        }
     if sink.has_keys:
         key_kind = frame.schema["_key"].dataType
         text = (
@@ -210,10 +233,9 @@ def messages(frame: DataFrame, sink: graph.Sink) -> DataFrame:
             if not isinstance(key_kind, StructType | ArrayType | MapType)
             else sf.to_json("_key")
         )
-        key = sf.col("_key") if key_kind.typeName() == "binary" else text.cast("binary")
-    return frame.where(~sf.col("_beat")).select(
-        sf.lit(sink.topic).alias("topic"), payload.alias("value"), key.alias("key")
-    )
+        columns["key"] = sf.col("_key") if key_kind.typeName() == "binary" else text.cast("binary")
+    given = (column.alias(name) for name, column in columns.items())
+    return frame.where(~sf.col("_beat")).select(*given)
 
 
 def as_values(frame: DataFrame) -> DataFrame:

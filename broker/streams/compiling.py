@@ -12,9 +12,9 @@ Spark's watermark is that of a query: the least of its sources', as far as the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,6 @@ from broker.streams.forms import (
     check_times,
     headers_of,
     is_of,
-    no_headers,
     step_alone,
 )
 from broker.streams.keyed import Chain
@@ -78,16 +77,15 @@ class Compiler:
     def messages(self, end: graph.Sink) -> DataFrame:
         """Return the messages of an end: topic, value, key and headers; letters among them.
 
-        Raises ValueError for what can't be done in one query.
+        Without a column ``headers`` there can be no letters. Raises ValueError for what can't be done in one query.
         """
         flow = self._claim_all(self._flow(end.parents[0]), end.name)
-        found = [self._messages_of(branch, end) for branch in flow]
-        return reduce(DataFrame.unionByName, found)
+        return _together([self._messages_of(branch, end) for branch in flow])
 
     def _messages_of(self, branch: Branch, end: graph.Sink) -> DataFrame:
         branch = self._in_columns(branch) or branch
         if branch.columns is not None and type(end.serde) in native.NATIVE:
-            found = columns.messages(branch.columns, end).withColumn("headers", no_headers())
+            found = columns.messages(branch.columns, end)
             letters = list(branch.letters)
         else:
             branch = self._in_python(branch)
@@ -98,7 +96,7 @@ class Compiler:
             key = sf.when(sf.col("kind") != LETTER, sf.col("key")).alias("key")
             found = rows.select("topic", "value", key, "headers")
             letters = list(branch.letters)
-        return reduce(DataFrame.unionByName, [found, *letters])
+        return _together([found, *letters])
 
     def _claim(self, branch: Branch, name: str) -> Branch:
         """Return a branch with an operator more, of which it has the letters if no other has."""
@@ -386,3 +384,7 @@ class Compiler:
                 rows = rows.where("kind <> 1")
             found.append(rows)
         return reduce(DataFrame.unionByName, found)
+
+
+def _together(messages: Sequence[DataFrame]) -> DataFrame:
+    return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), messages)

@@ -88,8 +88,3 @@ def headers_of(**given: Any) -> Any:
         column = sf.lit(value) if isinstance(value, str) else value
         pairs += [sf.lit(name), column.cast("binary")]
     return sf.create_map(*pairs)
-
-
-def no_headers() -> Any:
-    """Return the headers of a message that has none."""
-    return sf.lit(None).cast("map<string, binary>")

@@ -251,21 +251,24 @@ class _Starter:
 
     def start(self, end: graph.Sink, frame: DataFrame) -> StreamingQuery:
         """Start the query of an end."""
-        reason = sf.element_at("headers", sf.lit("reason")).cast("string")
-        counted = frame.observe(
-            LETTERS,
-            sf.count_if(reason == "late").alias("late"),
-            sf.count_if(reason.isin("decode", "error")).alias("skipped"),
-        )
-        # What has no topic is counted alone; a print's values have none.
-        kept = counted if end.topic is None else counted.where("topic IS NOT NULL")
-        writer = kept.writeStream.queryName(f"{self._graph.job_id}/{end.name}").option(
+        options = self._options
+        if "headers" in frame.columns:
+            counted = _counted(frame)
+            # What has no topic is counted alone; a print's values have none.
+            frame = counted if end.topic is None else counted.where("topic IS NOT NULL")
+        elif (
+            end.topic is not None
+        ):  # No letter goes to another topic, so no row needs to say where it goes.
+            frame, options = frame.drop("topic"), {**options, "topic": end.topic}
+        else:
+            frame = frame.withColumn("headers", sf.lit(None).cast("map<string, binary>"))
+        writer = frame.writeStream.queryName(f"{self._graph.job_id}/{end.name}").option(
             "checkpointLocation", f"{self._checkpoint}/{end.name}"
         )
         if end.topic is None:
             writer = writer.foreachBatch(self._printed)
         else:
-            writer = writer.format("tms").options(**self._options)
+            writer = writer.format("tms").options(**options)
         if self._is_available:
             writer = writer.trigger(availableNow=True)
         return writer.start()
@@ -286,6 +289,16 @@ def _session(spark: SparkSession) -> SparkSession:
         if session.conf.isModifiable(name):
             session.conf.set(name, value)
     return session
+
+
+def _counted(frame: DataFrame) -> DataFrame:
+    """Return messages that count their letters."""
+    reason = sf.element_at("headers", sf.lit("reason")).cast("string")
+    return frame.observe(
+        LETTERS,
+        sf.count_if(reason == "late").alias("late"),
+        sf.count_if(reason.isin("decode", "error")).alias("skipped"),
+    )
 
 
 def _is_timed(end: graph.Sink) -> bool:

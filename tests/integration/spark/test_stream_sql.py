@@ -1,0 +1,47 @@
+"""Streams whose functions are SQL: how Spark runs them, and which messages it lets through."""
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from broker.client import SyncClient
+from broker.streams import Json, StreamBuilder, graph
+from broker.streams.compiling import Compiler
+from broker.testing.process import BrokerProcess
+from tests.integration.spark.test_stream_jobs import Bed
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def bed(spark: SparkSession, client: SyncClient, broker: BrokerProcess, tmp_path: Path) -> Bed:
+    return Bed(spark, client, broker.url, tmp_path)
+
+
+def test_a_message_is_parsed_once_however_many_fields_are_asked_for(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = StreamBuilder("once")
+    orders = builder.source("orders", Json("customer STRING, amount DOUBLE, t BIGINT"))
+    large = orders.filter("amount > 10").filter("customer <> ''").select_timestamp("t")
+    large.map("struct(customer, amount, t)").sink("out", Json())
+    job = builder.build()
+    [end] = job.graph.ends
+    names = {operator.name for operator in graph.upstream(end)}
+    compiler = Compiler(job.graph, spark, {"url": "http://127.0.0.1:1"}, names)
+    compiler.messages(end).explain()
+    plan = capsys.readouterr().out
+    assert plan.count("from_json(") == 1, plan
+
+
+def test_messages_that_are_not_what_the_schema_says_go_to_the_dead_letters(bed: Bed) -> None:
+    builder = StreamBuilder("sql-letters", dead_letters=bed.topic("dead"))
+    orders = builder.source(bed.topic("orders"), Json("customer STRING, amount DOUBLE"))
+    orders.filter("amount > 10").map("customer").sink(bed.topic("out"), Json())
+    bed.publish("orders", {"customer": "a", "amount": 50}, b"{", {"customer": "b"})
+    bed.publish("orders", {"customer": "c", "amount": "much"}, {"customer": "d", "amount": 11})
+    bed.run(builder.build())
+    assert bed.read("out") == ["a", "d"]
+    letters = [message.payload for message in bed.client.poll(bed.topic("dead"))]
+    assert letters == [b"{", b'{"customer": "c", "amount": "much"}']
