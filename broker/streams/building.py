@@ -18,8 +18,9 @@ from typing import Any, Generic
 
 from typing_extensions import TypeVar, override
 
-from broker.streams import accumulators, graph
+from broker.streams import graph
 from broker.streams.accumulators import Accumulator
+from broker.streams.aggregating import Aggregating
 from broker.streams.job import Job
 from broker.streams.joining import JoinedStream, check_same
 from broker.streams.keyed import Processor
@@ -33,8 +34,6 @@ K = TypeVar("K", default=Any)
 V = TypeVar("V", default=Any)
 W = TypeVar("W", default=Any)
 R = TypeVar("R", default=Any)
-
-Select = Callable[[V], Any] | str | None
 
 
 class StreamBuilder:
@@ -242,46 +241,7 @@ class Stream(_Streaming[T]):
         return JoinedStream(self, other, is_left=True)
 
 
-class _Aggregating(Generic[K, V]):
-    """The aggregates that grouped and windowed streams have."""
-
-    def _aggregated(
-        self,
-        kind: str,
-        make: Callable[[], Accumulator[Any, Any]],
-        select: graph.Function | None,
-        name: str | None,
-    ) -> GroupedStream[K, Any]:
-        raise NotImplementedError
-
-    def count(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, int]:
-        """Count values, or those of which ``select`` is not None."""
-        return self._aggregated("count", accumulators.Count, select, name)
-
-    def sum(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, Any]:
-        """Add numbers; what is None is left out."""
-        return self._aggregated("sum", accumulators.Sum, select, name)
-
-    def avg(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, float]:
-        """Give the average of numbers; what is None is left out."""
-        return self._aggregated("avg", accumulators.Avg, select, name)
-
-    def min(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
-        """Give the whole value with the least ``select``; of equal ones the first."""
-        return self._aggregated("min", accumulators.Min, select, name)
-
-    def max(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, V]:
-        """Give the whole value with the greatest ``select``; of equal ones the first."""
-        return self._aggregated("max", accumulators.Max, select, name)
-
-    def aggregate(
-        self, make: Callable[[], Accumulator[V, R]], *, name: str | None = None
-    ) -> GroupedStream[K, R]:
-        """Aggregate by an accumulator of one's own; ``make``: its class, or a function that makes one."""
-        return self._aggregated("aggregate", make, None, name)
-
-
-class GroupedStream(_Streaming[V], _Aggregating[K, V], Generic[K, V]):
+class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
     """Values with keys. Aggregates give a result for each value that comes."""
 
     def filter(
@@ -358,7 +318,7 @@ class GroupedStream(_Streaming[V], _Aggregating[K, V], Generic[K, V]):
         return GroupedStream(self.builder, operator)
 
 
-class WindowedStream(_Aggregating[K, V]):
+class WindowedStream(Aggregating[K, V]):
     """Values with keys, by window. Aggregates give one result for each key and window, when it is closed."""
 
     def __init__(

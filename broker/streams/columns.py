@@ -74,6 +74,50 @@ def _struct_without(frame: DataFrame, name: str) -> Column:
     return sf.struct(*(value.getField(each).alias(each) for each in kind.names if each != name))
 
 
+def without_errors(
+    decoded: DataFrame, source: graph.Source, job: graph.Graph, *, is_owner: bool
+) -> tuple[DataFrame, list[DataFrame]]:
+    """Return the values that could be decoded, and the letters of the others if ``is_owner``.
+
+    Without a topic for them the first such message makes the query fail.
+    """
+    is_sound = sf.col("_error").isNull()
+    if job.dead_letters is None:
+        text = sf.concat(
+            sf.lit(f"{source.name} failed at the message "),
+            sf.lower(sf.hex("_at")),
+            sf.lit(
+                " (decode): it is not what the schema says. Give the builder dead_letters=TOPIC to go on without such "
+                "records."
+            ),
+        )
+        failed = sf.raise_error(text).cast("boolean")
+        return decoded.where(sf.when(is_sound, sf.lit(True)).otherwise(failed)).drop("_error"), []
+    letters = decoded.where(~is_sound).select(
+        sf.lit(job.dead_letters).alias("topic"),
+        sf.col("_error").alias("value"),
+        sf.lit(None).cast("binary").alias("key"),
+        headers_of(
+            reason="decode",
+            job=job.job_id,
+            operator=source.name,
+            error="the message is not what the schema says",
+            stack="",
+            id=sf.lower(sf.hex("_at")),
+        ).alias("headers"),
+    )
+    return decoded.where(is_sound).drop("_error"), [letters] if is_owner else []
+
+
+def headers_of(**given: str | Column) -> Column:
+    """Return the headers of a letter."""
+    pairs: list[Column] = []
+    for name, value in given.items():
+        column = sf.lit(value) if isinstance(value, str) else value
+        pairs += [sf.lit(name), column.cast("binary")]
+    return sf.create_map(*pairs)
+
+
 def _opened(frame: DataFrame) -> DataFrame:
     """Return a frame with the fields of its values as columns, for the SQL of a function."""
     value = frame.schema[_VALUE].dataType

@@ -27,7 +27,6 @@ from broker.streams.forms import (
     Measured,
     behind,
     check_times,
-    headers_of,
     is_of,
     step_alone,
 )
@@ -289,41 +288,9 @@ class Compiler:
         if branch.source is None or not native.is_decoded_here(branch.source):
             return None
         decoded = columns.decoded(branch.source, branch.frame)
-        good, letters = self._without_errors(decoded, branch.source, branch.owned)
+        is_owner = branch.source.name in branch.owned
+        good, letters = columns.without_errors(decoded, branch.source, self.job, is_owner=is_owner)
         return replace(branch, columns=good, source=None, letters=(*branch.letters, *letters))
-
-    def _without_errors(
-        self, decoded: DataFrame, source: graph.Source, owned: Collection[str]
-    ) -> tuple[DataFrame, list[DataFrame]]:
-        where = f"{source.name} failed at the message "
-        how = (
-            " (decode): it is not what the schema says. Give the builder dead_letters=TOPIC to go on without such "
-            "records."
-        )
-        if self.job.dead_letters is None:
-            text = sf.concat(sf.lit(where), sf.lower(sf.hex("_at")), sf.lit(how))
-            sound = sf.when(sf.col("_error").isNull(), sf.lit(True)).otherwise(
-                sf.raise_error(text).cast("boolean")
-            )
-            return decoded.where(sound).drop("_error"), []
-        letters = []
-        if source.name in owned:
-            letters.append(
-                decoded.where(sf.col("_error").isNotNull()).select(
-                    sf.lit(self.job.dead_letters).alias("topic"),
-                    sf.col("_error").alias("value"),
-                    sf.lit(None).cast("binary").alias("key"),
-                    headers_of(
-                        reason="decode",
-                        job=self.job.job_id,
-                        operator=source.name,
-                        error="the message is not what the schema says",
-                        stack="",
-                        id=sf.lower(sf.hex("_at")),
-                    ).alias("headers"),
-                )
-            )
-        return decoded.where(sf.col("_error").isNull()).drop("_error"), letters
 
     def _in_python(self, branch: Branch) -> Branch:
         if branch.columns is not None:

@@ -79,12 +79,3 @@ class Measured:
         """Return the pair, or None."""
         measure = value if self.select is None else self.select(value)
         return None if measure is None else (measure, value)
-
-
-def headers_of(**given: Any) -> Any:
-    """Return the headers of a letter, of text or columns."""
-    pairs = []
-    for name, value in given.items():
-        column = sf.lit(value) if isinstance(value, str) else value
-        pairs += [sf.lit(name), column.cast("binary")]
-    return sf.create_map(*pairs)
