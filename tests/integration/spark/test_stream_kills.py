@@ -14,7 +14,12 @@ from tests.integration.spark import mortal_job
 from tests.integration.spark.driver import Driver
 from tests.integration.spark.mortal import STEPS, Gate
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.slow,
+    pytest.mark.nightly,
+    pytest.mark.timeout(900),
+]
 
 FORMAT = Path(__file__).parent / "mortal_format"
 MORE = 60
@@ -38,7 +43,7 @@ class JobDriver(Driver):
 
 @pytest.mark.parametrize(
     "places",
-    [SOME, pytest.param(ALL, marks=[pytest.mark.nightly, pytest.mark.timeout(3_600)])],
+    [SOME, pytest.param(ALL, marks=pytest.mark.timeout(3_600))],
     ids=["some", "all"],
 )
 def test_every_operator_gives_everything_once_whatever_dies(
