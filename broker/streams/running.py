@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,9 @@ SETTINGS: Final = {
 }
 LETTERS: Final = "letters"
 POLL_S: Final = 1
+PAUSE_S: Final = 0.05
+INITIALIZING: Final = "Initializing sources"
+"""What Spark says of a query that has none of its sources yet."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ class Running:
         queries: dict[str, StreamingQuery] = {}
         try:
             for end in found.ends:
-                queries[end.name] = starter.start(end, frames[end.name])
+                queries[end.name] = query = starter.start(end, frames[end.name])
+                _wait_for_sources(query)
         except BaseException:
             for query in queries.values():
                 query.stop()
@@ -289,6 +294,16 @@ def _session(spark: SparkSession) -> SparkSession:
         if session.conf.isModifiable(name):
             session.conf.set(name, value)
     return session
+
+
+def _wait_for_sources(query: StreamingQuery) -> None:
+    """Wait until a query has its sources, or has died.
+
+    Each has a process of Python for each, which Spark waits 10 s for: on a small machine many at once take longer.
+    """
+    pause = threading.Event()
+    while query.isActive and query.status["message"] == INITIALIZING:
+        pause.wait(PAUSE_S)
 
 
 def _counted(frame: DataFrame) -> DataFrame:
