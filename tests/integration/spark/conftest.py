@@ -2,12 +2,14 @@
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from broker.client import SyncClient
 from broker.testing.process import BrokerProcess
+from tests.integration.spark.bed import Bed
 from tests.integration.spark.mortal import Gate
 from tests.integration.spark.sessions import spark_session
 
@@ -46,3 +48,8 @@ def topic(client: SyncClient) -> str:
     name = f"spark/t{next(NUMBERS)}"
     client.create_topic(name)
     return name
+
+
+@pytest.fixture
+def bed(spark: SparkSession, client: SyncClient, broker: BrokerProcess, tmp_path: Path) -> Bed:
+    return Bed(spark, client, broker.url, tmp_path)

@@ -1,57 +1,11 @@
 """Stream jobs, each over real topics."""
 
-import itertools
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
-from pyspark.sql import SparkSession
 
-from broker.client import SyncClient
 from broker.streams import Job, Json, StreamBuilder, tumbling
-from broker.testing.process import BrokerProcess
+from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
-
-NUMBERS = itertools.count()
-
-
-class Bed:
-    """A broker, a session, and topics for one test."""
-
-    def __init__(self, spark: SparkSession, client: SyncClient, url: str, folder: Path) -> None:
-        self.spark = spark
-        self.client = client
-        self.url = url
-        self.checkpoint = str(folder / "checkpoint")
-        self.number = next(NUMBERS)
-        self._made: set[str] = set()
-
-    def topic(self, name: str) -> str:
-        """Return a topic of this test."""
-        topic = f"streams/{name}{self.number}"
-        if topic not in self._made:
-            self.client.create_topic(topic)
-            self._made.add(topic)
-        return topic
-
-    def publish(self, name: str, *values: Any) -> None:
-        topic = self.topic(name)
-        for value in values:
-            payload = value if isinstance(value, bytes) else json.dumps(value).encode()
-            self.client.publish(topic, [payload])
-
-    def run(self, job: Job) -> None:
-        job.run_available(self.spark, checkpoint=self.checkpoint, url=self.url)
-
-    def read(self, name: str) -> list[Any]:
-        return [json.loads(message.payload) for message in self.client.poll(self.topic(name))]
-
-
-@pytest.fixture
-def bed(spark: SparkSession, client: SyncClient, broker: BrokerProcess, tmp_path: Path) -> Bed:
-    return Bed(spark, client, broker.url, tmp_path)
 
 
 def counts(bed: Bed) -> Job:
