@@ -20,6 +20,7 @@ from typing_extensions import override
 from broker.model import message_id_from_hex, timestamp_of
 from broker.spark import publish
 from broker.streams import changes, graph
+from broker.streams.causes import cause_of
 from broker.streams.compiling import Compiler
 
 ROCKSDB: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -184,7 +185,7 @@ class Running:
         told = QueryStatus(
             name,
             query.isActive,
-            None if error is None else str(error).splitlines()[0],
+            None if error is None else cause_of(str(error)),
             late=self._counts.late[str(query.id)],
             skipped=self._counts.skipped[str(query.id)],
         )

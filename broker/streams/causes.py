@@ -1,0 +1,34 @@
+"""What a job died of, out of what Spark says: a page with traces and plans, of which a person needs a line. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+LINES_MAX: Final = 8
+_PLAN: Final = "\n=== Streaming Query ==="
+_TRACE: Final = "Traceback (most recent call last):"
+_STATE: Final = re.compile(r"\s*SQLSTATE: \w{5}")
+_BEFORE: Final = re.compile(r"\[STREAM_FAILED\] Query \[[^\]]*\] terminated with exception: ")
+_OWN: Final = "broker.streams.letters.Failed: "
+
+
+def cause_of(text: str) -> str:
+    """Return the first lines of what happened: of Python's errors type and text, else what Spark itself says."""
+    told = _STATE.sub("", text.partition(_PLAN)[0])
+    told = _BEFORE.sub("", told, count=1)
+    if _TRACE in told:
+        raised = _raised(told.rpartition(_TRACE)[2])
+        told = raised or told
+    lines = [line.rstrip() for line in told.strip().splitlines()]
+    return "\n".join(lines[:LINES_MAX])
+
+
+def _raised(trace: str) -> str:
+    """Return what stands behind the frames of a trace: an error's type and text."""
+    lines = trace.splitlines()
+    for place, line in enumerate(lines):
+        if line and not line.startswith(" "):
+            found = "\n".join(lines[place:]).strip()
+            return found.removeprefix(_OWN)
+    return ""
