@@ -18,7 +18,7 @@ import dataclasses
 import enum
 import importlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
@@ -27,6 +27,9 @@ from typing import Any, Final
 _FLOAT: Final = struct.Struct(">d")
 _SIZE: Final = struct.Struct(">I")
 
+Make = Callable[[str, Sequence[Any]], Any]
+"""Makes an object of its class, as module:name, and its parts."""
+
 
 def encode_key(key: object) -> bytes:
     """Return a key's bytes. Raises TypeError for a type that can't be a key, or is inside of one."""
@@ -34,9 +37,15 @@ def encode_key(key: object) -> bytes:
     return tag + _SIZE.pack(len(body)) + body
 
 
-def decode_key(data: bytes) -> Any:
-    """Return the key that has these bytes. Raises ValueError if none has."""
-    key, end = _decode(data, 0)
+def made(name: str, parts: Sequence[Any]) -> Any:
+    """Return an object of a class, which is imported. Raises what that and the class raise."""
+    kind = _class_of(name)
+    return kind[parts[0]] if issubclass(kind, enum.Enum) else kind(*parts)
+
+
+def decode_key(data: bytes, make: Make = made) -> Any:
+    """Return the key that has these bytes; ``make`` makes the objects in it. Raises ValueError if none has."""
+    key, end = _decode(data, 0, make)
     if end != len(data):
         raise ValueError("there is more behind the key")
     return key
@@ -126,17 +135,17 @@ def _name_of(kind: type) -> str:
     return name
 
 
-def _decode(data: bytes, at: int) -> tuple[Any, int]:
+def _decode(data: bytes, at: int, make: Make) -> tuple[Any, int]:
     tag, begin = data[at : at + 1], at + 1 + _SIZE.size
     if len(data) < begin:
         raise ValueError("the key is cut off")
     end = begin + _SIZE.unpack_from(data, at + 1)[0]
     if len(data) < end:
         raise ValueError("the key is cut off")
-    return _value(tag, data[begin:end]), end
+    return _value(tag, data[begin:end], make), end
 
 
-def _value(tag: bytes, body: bytes) -> Any:  # noqa: C901, PLR0911, PLR0912 - One line for each type.
+def _value(tag: bytes, body: bytes, make: Make) -> Any:  # noqa: C901, PLR0911, PLR0912 - One line for each type.
     match tag:
         case b"N" | b"T" | b"F":
             return {b"N": None, b"T": True, b"F": False}[tag]
@@ -155,29 +164,25 @@ def _value(tag: bytes, body: bytes) -> Any:  # noqa: C901, PLR0911, PLR0912 - On
         case b"m":
             return datetime.fromisoformat(body.decode())
         case b"(":
-            return tuple(_all(body))
+            return tuple(_all(body, make))
         case b"[":
-            return _all(body)
+            return _all(body, make)
         case b"{":
-            found = _all(body)
+            found = _all(body, make)
             return dict(zip(found[::2], found[1::2], strict=True))
         case b"o":
-            return _made(_all(body))
+            name, *parts = _all(body, make)
+            return make(name, parts)
         case _:
             raise ValueError(f"no key begins with {tag!r}")
 
 
-def _all(body: bytes) -> list[Any]:
+def _all(body: bytes, make: Make) -> list[Any]:
     found, at = [], 0
     while at < len(body):
-        value, at = _decode(body, at)
+        value, at = _decode(body, at, make)
         found.append(value)
     return found
-
-
-def _made(parts: list[Any]) -> Any:
-    kind = _class_of(parts[0])
-    return kind[parts[1]] if issubclass(kind, enum.Enum) else kind(*parts[1:])
 
 
 @cache

@@ -1,0 +1,72 @@
+"""How a process of its own starts Spark for a job.
+
+Modules of the folder that it is started in can be imported, also by Spark's workers: they and the job find the
+same classes by the same names.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from broker.streams.causes import cause_of
+
+LOCAL: Final = "local"
+SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.log.level": "FATAL",  # What a job dies of is told by this process.
+}
+
+
+class SparkFailed(Exception):
+    """Spark refused, or a query died; the text is what it says, short."""
+
+
+def settings_of(master: str, cores: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's settings; those ``given`` come first.
+
+    On this machine alone there are as many partitions as cores, and no port is open to others.
+    """
+    own = dict(SETTINGS)
+    if master.startswith(LOCAL):
+        own["spark.driver.host"] = own["spark.driver.bindAddress"] = "127.0.0.1"
+        own["spark.sql.shuffle.partitions"] = str(cores)
+    return {**own, **given}
+
+
+def has_java() -> bool:
+    """Whether there is a Java that Spark can be started with."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java", path=str(Path(home, "bin")) if home else None) is not None
+
+
+def spark_session(name: str, master: str, conf: Mapping[str, str], folder: Path) -> SparkSession:
+    """Start Spark in this process; modules of ``folder`` can be imported by its workers."""
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    if master.startswith(LOCAL):  # Elsewhere this interpreter may have another name.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master).appName(name)
+    for setting, value in settings_of(master, os.cpu_count() or 1, conf).items():
+        builder = builder.config(setting, value)
+    return builder.getOrCreate()
+
+
+@contextmanager
+def told_short() -> Iterator[None]:
+    """Turn Spark's errors into SparkFailed."""
+    try:
+        yield
+    except PySparkException as error:
+        raise SparkFailed(cause_of(str(error))) from error
