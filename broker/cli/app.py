@@ -26,6 +26,7 @@ from broker.cli.bench import commands as bench
 from broker.cli.given import Given
 from broker.cli.options import take_json
 from broker.cli.problems import ending
+from broker.cli.streams.commands import streams
 from broker.cli.top.command import top
 from broker.cli.transfer import commands as transfer
 
@@ -68,6 +69,7 @@ for command in (
     node.config,
     storage.storage,
     cluster.cluster,
+    streams,
     chaos.chaos,
 ):
     cli.add_command(command)

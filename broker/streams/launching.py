@@ -28,6 +28,9 @@ SETTINGS: Final = {
 }
 
 
+Session = SparkSession
+
+
 class SparkFailed(Exception):
     """Spark refused, or a query died; the text is what it says, short."""
 
@@ -50,7 +53,7 @@ def has_java() -> bool:
     return shutil.which("java", path=str(Path(home, "bin")) if home else None) is not None
 
 
-def spark_session(name: str, master: str, conf: Mapping[str, str], folder: Path) -> SparkSession:
+def spark_session(name: str, master: str, conf: Mapping[str, str], folder: Path) -> Session:
     """Start Spark in this process; modules of ``folder`` can be imported by its workers."""
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

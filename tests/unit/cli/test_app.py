@@ -75,6 +75,7 @@ def test_the_commands_are_there():
         "serve",
         "stats",
         "storage",
+        "streams",
         "tail",
         "top",
         "topics",

@@ -1,0 +1,1 @@
+"""``broker streams``: run, watch and stop stream jobs, and look at what they keep."""

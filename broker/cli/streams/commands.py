@@ -1,0 +1,311 @@
+"""The commands of ``broker streams``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from broker.cli.options import NotNow, json_option, to_broker
+from broker.cli.output import write_json, write_table
+from broker.cli.streams import screen
+from broker.cli.streams.control import Control, folder_of, state_of
+from broker.cli.streams.loading import load
+from broker.cli.streams.running import Wanted, check_spark, run, started, telling
+from broker.clock import SystemClock
+from broker.errors import Unavailable
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+LOOK_S: Final = 0.2
+
+_TARGET: Final = click.argument("target", metavar="MODULE:JOB")
+_MASTER: Final = click.option(
+    "--master", default="local[*]", show_default=True, help="Where Spark runs the job."
+)
+
+
+@click.group()
+def streams() -> None:
+    """Run stream jobs over topics on Spark; see how far they are and what they keep.
+
+    A job is built with broker.streams. MODULE:JOB names it in a module: a Job, or a function that returns
+    one; modules of the current folder are found. Needs the extra 'streams', and Java 17 or newer.
+
+    \b
+    broker streams explain counting:job
+    broker streams run counting:job --checkpoint counting.state
+    broker streams status counting.state
+    broker streams state counting.state sink-1
+    broker streams stop counting.state
+    """  # noqa: D301
+
+
+def _pairs(_: click.Context, parameter: click.Parameter, given: Iterable[str]) -> dict[str, str]:
+    """Read NAME=VALUE of each."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param=parameter)
+        found[name] = value
+    return found
+
+
+def _conf(command: Command) -> Command:
+    return click.option(
+        "--conf",
+        multiple=True,
+        callback=_pairs,
+        metavar="NAME=VALUE",
+        help="A setting of Spark, such as spark.sql.shuffle.partitions=8.",
+    )(command)
+
+
+def _control(command: Command) -> Command:
+    return click.option(
+        "--control",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Where the job tells its status, if its checkpoint is on no disk of this machine.",
+    )(command)
+
+
+@streams.command(name="run")
+@_TARGET
+@click.option(
+    "--checkpoint",
+    required=True,
+    metavar="DIR",
+    help="The folder of the job's progress and state, which all of Spark's machines can reach.",
+)
+@click.option("--available", is_flag=True, help="Process all that the topics have now, and end.")
+@_MASTER
+@_conf
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    callback=_pairs,
+    metavar="NAME=VALUE",
+    help="An option of sources and sinks, such as token=….",
+)
+@_control
+@to_broker
+def run_job(  # noqa: PLR0913 - One parameter per option.
+    *,
+    target: str,
+    checkpoint: str,
+    available: bool,
+    master: str,
+    conf: dict[str, str],
+    options: dict[str, str],
+    control: Path | None,
+    url: str,
+    deadline_s: float,
+    as_json: bool,
+) -> None:
+    """Run the job MODULE:JOB until Ctrl-C, SIGTERM or "broker streams stop".
+
+    The same checkpoint goes on where the job was stopped, killed or died. With --json a line every two
+    seconds tells how far it is. Exits 0 when it was stopped, 1 when it died.
+
+    \b
+    broker streams run counting:job --checkpoint counting.state
+    broker streams run counting:job --checkpoint counting.state --available
+    broker streams run counting:job --checkpoint hdfs://name:9000/counting --control counting.run --master yarn
+    """  # noqa: D301
+    files = Control(folder_of(checkpoint, control))
+    wanted = Wanted(
+        target, checkpoint, {"url": url, **options}, deadline_s, master, conf, available
+    )
+    with telling(as_json=as_json, write_json=write_json) as tell:
+        run(wanted, files, tell)
+
+
+@streams.command()
+@click.argument("directory", metavar="DIR")
+@_control
+@json_option
+def status(directory: str, control: Path | None, as_json: bool) -> None:
+    """Show how far the job with its checkpoint in DIR is: rates, lag, watermark, late records, state.
+
+    Exits 1 if the job died, or its process is gone.
+
+    \b
+    broker streams status counting.state
+    broker streams status counting.state --json
+    """  # noqa: D301
+    files = Control(folder_of(directory, control))
+    is_held = files.is_held  # Before the file, which the process writes last.
+    told = files.told()
+    told["state"] = state_of(told, is_held=is_held)
+    if as_json:
+        write_json(told)
+    else:
+        click.echo(screen.head(told, SystemClock().now_ms()))
+        if told["queries"]:
+            write_table(screen.HEADS, screen.rows(told))
+    if told["state"] in {"died", "gone"}:
+        raise click.exceptions.Exit(1)
+
+
+@streams.command()
+@click.argument("directory", metavar="DIR")
+@_control
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait until it has stopped.",
+)
+@json_option
+def stop(directory: str, control: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Stop the job with its checkpoint in DIR, and wait until it has.
+
+    What it has not published by then is processed when it is run again.
+
+    \b
+    broker streams stop counting.state
+    broker streams stop counting.state --timeout 5 --json
+    """  # noqa: D301
+    files = Control(folder_of(directory, control))
+    if not files.is_held:
+        told = files.told()
+        raise click.ClickException(
+            f"no process runs the job {told['job']}: it is {state_of(told, is_held=False)}."
+        )
+    files.ask_to_stop()
+    _wait(files, timeout_s, as_json=as_json)
+    told = files.told()
+    state = state_of(told, is_held=False)
+    if state in {"died", "gone"}:
+        raise click.ClickException(screen.head({**told, "state": state}, SystemClock().now_ms()))
+    if as_json:
+        write_json({"job": told["job"], "state": state})
+    else:
+        click.echo(f"{told['job']} {state}")
+
+
+def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
+    """Wait until no process runs the job. Raises NotNow."""
+    from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+
+    ends_s = time.monotonic() + timeout_s
+    pause = threading.Event()  # Nothing sets it; Ctrl-C ends its wait.
+    is_shown = sys.stderr.isatty() and not as_json
+    shown = Console(stderr=True).status("stopping …") if is_shown else nullcontext()
+    with shown:
+        while files.is_held:
+            if time.monotonic() >= ends_s:
+                raise NotNow(
+                    Unavailable(
+                        f"The job has not stopped in {timeout_s:g} s. It is asked to, and ends with its micro-batch."
+                    )
+                )
+            pause.wait(LOOK_S)
+
+
+@streams.command()
+@_TARGET
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the plan as a picture to this file.",
+)
+@json_option
+def explain(target: str, svg: Path | None, as_json: bool) -> None:
+    """Show the plan of the job MODULE:JOB; nothing is run.
+
+    \b
+    broker streams explain counting:job
+    broker streams explain counting:job --svg counting.svg
+    """  # noqa: D301
+    job = load(target)
+    if svg is not None:
+        svg.write_text(job.explain("svg"), encoding="utf-8")
+    if as_json:
+        write_json({"job": job.id, "operators": _operators(job)})
+    elif svg is None:
+        click.echo(job.explain(), nl=False)
+
+
+def _operators(job: Any) -> list[dict[str, Any]]:
+    from broker.streams import graph  # noqa: PLC0415 - The extra may be missing.
+
+    return [
+        {
+            "name": each.name,
+            "text": each.text,
+            "parents": [parent.name for parent in each.parents],
+            "state": isinstance(each, graph.Stateful),
+        }
+        for each in job.graph.operators()
+    ]
+
+
+@streams.command(name="state")
+@click.argument("directory", metavar="DIR")
+@click.argument("end")
+@click.option("--operator", metavar="NAME", help="Of this operator alone.")
+@click.option("--key", metavar="TEXT", help="Of this key alone, as it is shown.")
+@click.option(
+    "-n",
+    "--limit",
+    "entries_max",
+    type=click.IntRange(1, 100_000),
+    default=50,
+    show_default=True,
+    help="At most so many entries.",
+)
+@_MASTER
+@_conf
+@json_option
+def show_state(  # noqa: PLR0913 - One parameter per option.
+    *,
+    directory: str,
+    end: str,
+    operator: str | None,
+    key: str | None,
+    entries_max: int,
+    master: str,
+    conf: dict[str, str],
+    as_json: bool,
+) -> None:
+    """Show what the job with its checkpoint in DIR keeps for END, a sink or print, by operator, key and window.
+
+    It is what the last finished micro-batch has left; the job may run meanwhile. Nothing of the job is
+    imported: objects are shown by their fields.
+
+    \b
+    broker streams state counting.state sink-1
+    broker streams state counting.state sink-1 --operator count-1 --key apple
+    broker streams state counting.state sink-1 --json | jq .kept
+    """  # noqa: D301
+    check_spark()
+    from broker.streams.launching import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
+    from broker.streams.stored import NoState, Stored  # noqa: PLC0415
+
+    spark = started("broker streams state", master, conf)
+    try:
+        with told_short():
+            found = Stored(spark, directory, end).entries(operator, key, entries_max + 1)
+    except (NoState, SparkFailed) as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        spark.stop()
+    shown = found[:entries_max]
+    if as_json:
+        for entry in shown:
+            write_json(entry.as_dict())
+    else:
+        write_table(screen.STATE_HEADS, screen.state_rows(shown))
+    if len(found) > len(shown):
+        click.echo(f"the first {entries_max:,} entries; see more with --limit", err=True)

@@ -1,0 +1,70 @@
+"""The files by which a job that runs is watched and stopped."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from broker.cli.streams.control import Control, folder_of, here, state_of
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return Control(tmp_path / "checkpoint" / "job")
+
+
+@pytest.mark.parametrize("checkpoint", ["/a/b", "file:///a/b", "file:/a/b"])
+def test_the_files_lie_beside_the_checkpoint(checkpoint: str) -> None:
+    assert folder_of(checkpoint, None) == Path("/a/b/job")
+
+
+@pytest.mark.parametrize("checkpoint", ["hdfs://name:9000/a", "s3a://bucket/a"])
+def test_a_checkpoint_elsewhere_needs_a_folder_for_them(checkpoint: str) -> None:
+    with pytest.raises(click.UsageError, match="--control DIR"):
+        folder_of(checkpoint, None)
+    assert folder_of(checkpoint, Path("here")) == Path("here/job")
+
+
+def test_only_one_process_runs_a_job(control: Control) -> None:
+    assert not control.is_held
+    with control.held():
+        control.tell({"job": "words", "state": "running", **here()})
+        assert control.is_held
+        with (
+            pytest.raises(click.ClickException, match="broker streams stop") as refused,
+            Control(control.folder).held(),
+        ):
+            pass
+        assert f"process {here()['pid']}" in refused.value.message
+    assert not control.is_held
+    with control.held():
+        assert control.is_held
+
+
+def test_a_wish_to_stop_is_for_the_process_that_runs(control: Control) -> None:
+    with control.held():
+        assert not control.is_asked_to_stop
+        control.ask_to_stop()
+        assert control.is_asked_to_stop
+    with control.held():
+        assert not control.is_asked_to_stop
+
+
+def test_where_no_job_was_run_that_is_said(control: Control) -> None:
+    with pytest.raises(click.ClickException, match="no job was run"):
+        control.told()
+
+
+@pytest.mark.parametrize(
+    ("told", "is_held", "state"),
+    [
+        ("running", True, "running"),
+        ("starting", True, "starting"),
+        ("running", False, "gone"),
+        ("starting", False, "gone"),
+        ("stopped", False, "stopped"),
+        ("died", True, "died"),
+    ],
+)
+def test_a_job_whose_process_is_not_there_is_gone(told: str, is_held: bool, state: str) -> None:
+    assert state_of({"state": told}, is_held=is_held) == state
