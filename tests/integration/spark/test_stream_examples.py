@@ -210,7 +210,7 @@ def test_users_are_text_both_ways() -> None:
 @pytest.mark.nightly
 def test_an_example_runs_by_one_command(broker: BrokerProcess, client: SyncClient) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "examples.streams", "user_sessions", "--url", broker.url],
+        [sys.executable, "-m", "examples.streams", "word_count", "--url", broker.url],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -219,6 +219,6 @@ def test_an_example_runs_by_one_command(broker: BrokerProcess, client: SyncClien
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "aggregate-1 by sessions with gaps of 30000 ms" in done.stdout
-    assert '"user":"ann","start":"2026-01-01T12:00:00Z"' in done.stdout
+    assert "flat_map-1  str.split()" in done.stdout
+    assert '["be",2]' in done.stdout
     assert client.topics("examples") == []
