@@ -42,7 +42,7 @@ from broker.streams.passes import (
     Write,
     read_values,
 )
-from broker.streams.records import COLUMNS, LETTER
+from broker.streams.records import lists_of
 from broker.streams.steps import Step
 
 STEPS: Final[dict[str, Callable[[Any], steps.Take]]] = {
@@ -92,7 +92,7 @@ class Compiler:
                 end.name, end.topic, end.serde, self._failures, has_keys=end.has_keys
             )
             rows = self._run(branch, write)
-            key = sf.when(sf.col("kind") != LETTER, sf.col("key")).alias("key")
+            key = sf.when(sf.col("headers").isNull(), sf.col("key")).alias("key")
             found = rows.select("topic", "value", key, "headers")
             letters = list(branch.letters)
         return _together([found, *letters])
@@ -317,13 +317,16 @@ class Compiler:
         if not branch.is_keyed:
             assert branch.reader is not None
             work = Pass(branch.reader, [*map(step_alone, branch.parts)], write, self._failures)
-            rows = branch.frame.mapInArrow(work, COLUMNS)
-            return rows.where((sf.col("kind") != LETTER) | is_of(branch.owned))
+            rows = branch.frame.mapInArrow(work, work.columns)
+            return rows.where(sf.col("headers").isNull() | is_of(branch.owned))
         chain = Chain(branch.parts, self._failures)
         mode = "EventTime" if chain.is_timed else "None"
         grouped = branch.frame.groupBy("key")
-        rows = grouped.transformWithState(KeyedPass(chain, write), COLUMNS, "Append", mode)
-        return rows.where((sf.col("kind") != LETTER) | is_of(branch.owned))
+        keyed_work = KeyedPass(chain, write)
+        schema = lists_of(keyed_work.columns)
+        lists = grouped.transformWithState(keyed_work, schema, "Append", mode)
+        rows = lists.select(sf.inline(sf.arrays_zip(*lists.columns)))
+        return rows.where(sf.col("headers").isNull() | is_of(branch.owned))
 
     def _row_writer(self, branch: Branch, work: keyed.Operator, side: int) -> RowWriter:
         keying = [

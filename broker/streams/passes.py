@@ -7,6 +7,7 @@ Both travel to Spark's workers pickled, and so do the functions in them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import orjson
@@ -24,22 +25,26 @@ from broker.streams.keys import decode_key, encode_key
 from broker.streams.letters import Failures
 from broker.streams.records import (
     BEAT,
+    COLUMNS,
     LETTER,
-    NAMES,
+    MESSAGES,
     NO_KEY,
     RECORD,
     Letter,
     Record,
     Row,
     beat_row,
-    record_of,
+    kinds_of,
+    packed_rows,
+    unpacked_records,
 )
 from broker.streams.serdes import Serde
 from broker.streams.steps import Step
 from broker.streams.windows import Window
 
-ROWS_AT_ONCE: Final = 5_000
-"""Rows that a pass gives to Spark together."""
+ROWS_AT_ONCE: Final = 20_000
+BYTES_AT_ONCE: Final = 8 << 20
+"""Rows that a pass gives to Spark together, and about the bytes of their values."""
 
 TYPES: Final = {
     "kind": pa.int8(),
@@ -53,7 +58,8 @@ TYPES: Final = {
     "topic": pa.string(),
     "headers": pa.map_(pa.string(), pa.binary()),
 }
-_Named = SparkRow(*NAMES)
+ROWS_OF_KEY: Final = 1_000
+"""Rows that a key gives to Spark together."""
 
 Read = Record | Letter | Row
 """A row stands for itself: a beat, or a letter of before."""
@@ -96,15 +102,6 @@ class SourceReader:
                 yield self._failures.letter("decode", self._name, record, error)
             else:
                 yield record
-
-
-def read_rows(batch: pa.RecordBatch) -> Iterator[Read]:
-    """Yield the records of rows that an earlier pass wrote."""
-    for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-        if row[0] == RECORD:
-            yield record_of(row, decode_key(row[3]) if row[3] else None)
-        else:
-            yield row
 
 
 def read_values(batch: pa.RecordBatch) -> Iterator[Read]:
@@ -177,6 +174,22 @@ def key_bytes(key: Any) -> bytes | None:
     )
 
 
+class _Leaving:
+    """Makes rows what they are as they leave a pass: messages, or the records of a key together."""
+
+    def __init__(self, write: Write) -> None:
+        self._is_packed = isinstance(write, RowWriter)
+        self.columns = MESSAGES if isinstance(write, MessageWriter) else COLUMNS
+        """The columns that they have then, as SQL has them."""
+        self.names = list(kinds_of(self.columns))
+        self._places = [list(TYPES).index(name) for name in self.names]
+
+    def __call__(self, rows: Sequence[Row]) -> list[Sequence[Any]]:
+        """Return the columns of rows."""
+        columns = list(zip(*(packed_rows(rows) if self._is_packed else rows), strict=True))
+        return [columns[place] for place in self._places]
+
+
 class Pass:
     """Reads batches, runs steps, and writes rows."""
 
@@ -186,18 +199,33 @@ class Pass:
         self._steps = run
         self._write = write
         self._failures = failures
+        self._leave = _Leaving(write)
+
+    @property
+    def columns(self) -> str:
+        """The columns of its rows, as SQL has them."""
+        return self._leave.columns
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield rows for batches."""
         rows: list[Row] = []
+        size = 0
         for batch in batches:
             for read in self._read(batch):
-                rows += self._rows(read)
-                if len(rows) >= ROWS_AT_ONCE:
-                    yield batch_of(rows)
-                    rows = []
+                for row in self._rows(read):
+                    rows.append(row)
+                    size += len(row[4] or b"")
+                if len(rows) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
+                    yield self._batch_of(rows)
+                    rows, size = [], 0
         if rows:
-            yield batch_of(rows)
+            yield self._batch_of(rows)
+
+    def _batch_of(self, rows: Sequence[Row]) -> pa.RecordBatch:
+        names = self._leave.names
+        found = zip(self._leave(rows), names, strict=True)
+        arrays = [pa.array(column, TYPES[name]) for column, name in found]
+        return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _rows(self, read: Read) -> Iterator[Row]:
         if not isinstance(read, Record | Letter):
@@ -259,13 +287,6 @@ class TypedPass(Pass):
             )
 
 
-def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
-    """Return rows as a batch."""
-    columns = zip(*rows, strict=True)
-    arrays = [pa.array(column, kind) for column, kind in zip(columns, TYPES.values(), strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
-
-
 class KeyedPass(StatefulProcessor):
     """A chain, as Spark calls it: for each key with its rows, and when a time has come for a key."""
 
@@ -273,6 +294,12 @@ class KeyedPass(StatefulProcessor):
         """Keep both."""
         self._chain = chain
         self._write = write
+        self._leave = _Leaving(write)
+
+    @property
+    def columns(self) -> str:
+        """The columns of its rows, as SQL has them; Spark gets lists of them."""
+        return self._leave.columns
 
     @override
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -284,15 +311,14 @@ class KeyedPass(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[SparkRow]:
         """Yield what the rows of a key give. Letters have no key, and go through."""
         if bytes(key[0]) == NO_KEY:
-            yield from rows
+            yield from self._together(tuple(row) for row in rows)
             return
         decoded = decode_key(bytes(key[0]))
         cells = self._cells()
         due_ms = self._chain.due_ms(cells)
         watermark_ms = self._watermark_ms(timerValues)
-        records = [record_of(row, decoded) for row in rows]
-        for found in self._chain.take(records, cells, watermark_ms):
-            yield from self._written(found)
+        records = [record for row in rows for record in unpacked_records(row, decoded)]
+        yield from self._together(self._written(self._chain.take(records, cells, watermark_ms)))
         self._keep(cells, due_ms)
 
     @override
@@ -302,8 +328,8 @@ class KeyedPass(StatefulProcessor):
         """Yield what is due for a key."""
         cells = self._cells()
         watermark_ms = self._watermark_ms(timerValues)
-        for found in self._chain.expire(decode_key(bytes(key[0])), cells, watermark_ms):
-            yield from self._written(found)
+        found = self._chain.expire(decode_key(bytes(key[0])), cells, watermark_ms)
+        yield from self._together(self._written(found))
         self._keep(cells, None)
 
     @override
@@ -326,10 +352,17 @@ class KeyedPass(StatefulProcessor):
         if due_ms is not None and due_ms != due_before_ms:
             self._handle.registerTimer(due_ms)
 
-    def _written(self, found: Record | Letter) -> Iterator[SparkRow]:
-        row = found if isinstance(found, Letter) else self._write(found)
-        if row is not None:
-            yield _Named(*(row.row() if isinstance(row, Letter) else row))
+    def _written(self, given: Iterable[Record | Letter]) -> Iterator[Row]:
+        for found in given:
+            row = found if isinstance(found, Letter) else self._write(found)
+            if row is not None:
+                yield row.row() if isinstance(row, Letter) else row
+
+    def _together(self, rows: Iterator[Row]) -> Iterator[SparkRow]:
+        """Yield rows as lists, one for each column."""
+        named = SparkRow(*self._leave.names)
+        while some := list(islice(rows, ROWS_OF_KEY)):
+            yield named(*self._leave(some))
 
 
 STATE: Final = "cells"

@@ -7,8 +7,20 @@ import pytest
 
 from broker.streams import steps
 from broker.streams.letters import Failed, Failures, late_letter, payload_of
-from broker.streams.matching import LEFT
-from broker.streams.records import BEAT, LETTER, NAMES, RECORD, Letter, Record, beat_row, record_of
+from broker.streams.records import (
+    BEAT,
+    COLUMNS,
+    LETTER,
+    MESSAGES,
+    RECORD,
+    Letter,
+    Record,
+    beat_row,
+    kinds_of,
+    lists_of,
+    packed_rows,
+    unpacked_records,
+)
 from broker.streams.steps import Step
 from broker.streams.windows import Window
 from broker.wire.attributes import encode
@@ -144,15 +156,32 @@ class TestLetters:
         assert (letter.headers["start"], letter.headers["end"]) == (b"0", b"10")
 
 
+NAMES = list(kinds_of(COLUMNS))
+
+
 class TestRows:
-    def test_a_record_is_read_back(self) -> None:
-        record = Record({"n": {1, 2}}, ID, 5, "k", Window(0, 10))
-        row = dict(zip(NAMES, record.row(b"key"), strict=True))
-        assert (row["kind"], row["key"], row["at"], row["side"]) == (RECORD, b"key", ID, LEFT)
-        found = record_of([bytearray(v) if v == ID else v for v in row.values()], "k")
-        for name in ("value", "at", "time_ms", "key", "window", "side"):
-            assert getattr(found, name) == getattr(record, name)
-        assert type(found.at) is bytes
+    def test_columns_are_named(self) -> None:
+        assert kinds_of(MESSAGES)["headers"] == "MAP<STRING, BINARY>"
+        assert set(kinds_of(MESSAGES)) < set(NAMES)
+        assert lists_of("a BINARY, b MAP<STRING, BINARY>") == (
+            "a ARRAY<BINARY>, b ARRAY<MAP<STRING, BINARY>>"
+        )
+
+    def test_records_of_a_key_travel_in_one_row_and_are_read_back(self) -> None:
+        records = [Record({"n": {n}}, ID + bytes([n]), 5 - n, "k", Window(0, n)) for n in range(3)]
+        other = Record(None, ID, 9, "l")
+        rows = [each.row(each.key.encode()) for each in (*records, other)]
+        packed = list(packed_rows([*rows, beat_row(7)]))
+        assert [(row[0], row[2], row[3]) for row in packed] == [
+            (BEAT, 7, b""),
+            (RECORD, 5, b"k"),
+            (RECORD, 9, b"l"),
+        ]
+        found = list(unpacked_records(packed[1], "k"))
+        assert len(found) == 3
+        for mine, theirs in zip(found, records, strict=True):
+            for name in ("value", "at", "time_ms", "key", "window", "side"):
+                assert getattr(mine, name) == getattr(theirs, name)
 
     def test_beats_and_letters_have_no_key(self) -> None:
         beat = dict(zip(NAMES, beat_row(5), strict=True))
