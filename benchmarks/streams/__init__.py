@@ -1,0 +1,1 @@
+"""Stream jobs beside the same jobs written by hand in PySpark."""
