@@ -133,7 +133,7 @@ class Reader:
             topic: where.
             start: the first id or moment, as for ``poll``; inclusive. The oldest message by default.
             stop: the id or moment to stop before; exclusive.
-            limit: how many at most (100 by default, up to 10,000). Of payloads of more than 8 MiB together
+            limit: how many at most (100 by default, up to 10,000). Of payloads of more than 2 MiB together
                 there are fewer: go on at the page's ``next``.
             descending: newest first.
             full: False shows the first KiB of each payload.
