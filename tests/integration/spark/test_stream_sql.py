@@ -9,7 +9,7 @@ from broker.client import SyncClient
 from broker.streams import Json, StreamBuilder, graph
 from broker.streams.compiling import Compiler
 from broker.testing.process import BrokerProcess
-from tests.integration.spark.test_stream_jobs import Bed
+from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 
