@@ -190,7 +190,7 @@ class State:
         self._keep("value", value)
 
     def call_at(self, time_ms: int | None) -> None:
-        """Let ``on_time`` be called once the watermark has reached a time; None: not."""
+        """Let ``on_time`` be called once the watermark has reached a time; None: not. From there, give a later one."""
         self._keep("due", time_ms)
 
     def _keep(self, name: str, value: Any) -> None:

@@ -110,6 +110,7 @@ class TestWindows:
         bed.counted(late, "late", 5)  # Two of them sliding, and one of each other kind.
         assert not late.is_running
 
+    @pytest.mark.nightly
     def test_sql_gives_the_same_as_python(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("same", lateness="0s")
@@ -173,6 +174,7 @@ class TestWindows:
             job.stop()
         assert not job.is_running
 
+    @pytest.mark.nightly
     def test_late_records_without_a_topic_are_counted_alone(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("late", lateness="0s")
@@ -215,6 +217,7 @@ class TestJoins:
         assert bed.read("outer")[3:] == [[4, None]]
         assert bed.read("inner") == [[1, 10], [1, 20], [2, 20], [3, 20]]
 
+    @pytest.mark.nightly
     def test_with_a_window_all_pairs_or_the_last(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("pairs", lateness="0s")
@@ -336,7 +339,7 @@ class TestFailures:
                 assert letter.payload == ids[letter.headers["id"]]
         bed.counted(job, "skipped", 8)
 
-    @pytest.mark.parametrize("schema", [None, SCHEMA])
+    @pytest.mark.parametrize("schema", [None, pytest.param(SCHEMA, marks=pytest.mark.nightly)])
     def test_without_a_topic_the_job_stops_and_names_the_record(self, bed: Bed, schema) -> None:
         builder = StreamBuilder("stops")
         events = builder.source(bed.topic("in"), Json(schema), name="events")
@@ -350,6 +353,7 @@ class TestFailures:
         assert job.status is not None
         assert job.status.queries[0].error is not None
 
+    @pytest.mark.nightly
     def test_a_function_that_fails_stops_the_job_by_name(self, bed: Bed) -> None:
         builder = StreamBuilder("stops")
         events = builder.source(bed.topic("in"), Json())
