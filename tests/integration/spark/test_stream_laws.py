@@ -114,33 +114,29 @@ class TestWindows:
     def test_sql_gives_the_same_as_python(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("same", lateness="0s")
-            kinds = {"tumbling": tumbling("10s"), "sliding": sliding("4s", "2s")}
             sql = builder.source(bed.topic("events"), Json(SCHEMA)).filter("k <> 'left out'")
             timed = sql.select_timestamp("timestamp_millis(t)").key_by("k")
-            native, python = [], []
             events = builder.source(bed.topic("events"), Json())
             own = keyed(events.filter(lambda e: e["k"] != "left out"))
-            for name, windows in kinds.items():
-                text = "unix_millis(window.start) DIV 1000"
-                row = f"array('{name} WHAT', key, string({text}), string(double(value)))"
-                one, other = timed.window(windows), own.window(windows)
-                for what, aggregates in {
-                    "count": (one.count(), other.count()),
-                    "some": (one.count("n"), other.count(lambda e: e["n"])),
-                    "sum": (one.sum("n"), other.sum(lambda e: e["n"])),
-                    "avg": (one.avg("n"), other.avg(lambda e: e["n"])),
-                }.items():
-                    native.append(aggregates[0].to_stream(row.replace("WHAT", what)))
-                    python.append(
-                        aggregates[1].to_stream(
-                            lambda k, v, w, told=f"{name} {what}": [
-                                told,
-                                k,
-                                str(w.start_ms // 1000),
-                                str(float(v)),
-                            ]
-                        )
+            one, other = timed.window(tumbling("10s")), own.window(tumbling("10s"))
+            third, fourth = timed.window(sliding("4s", "2s")), own.window(sliding("4s", "2s"))
+            several = {
+                "count": (one.count(), other.count()),
+                "some": (one.count("n"), other.count(lambda e: e["n"])),
+                "sum": (third.sum("n"), fourth.sum(lambda e: e["n"])),
+                "avg": (third.avg("n"), fourth.avg(lambda e: e["n"])),
+            }
+            native, python = [], []
+            for name, (by_sql, by_python) in several.items():
+                start = "string(unix_millis(window.start) DIV 1000)"
+                native.append(
+                    by_sql.to_stream(f"array('{name}', key, {start}, string(double(value)))")
+                )
+                python.append(
+                    by_python.to_stream(
+                        lambda k, v, w, name=name: [name, k, str(w.start_ms // 1000), str(float(v))]
                     )
+                )
             native[0].union(*native[1:]).sink(bed.topic("native"), Json())
             python[0].union(*python[1:]).sink(bed.topic("python"), Json())
             return builder.build()
@@ -149,11 +145,9 @@ class TestWindows:
         none = {"k": "none", "t": 3_000, "n": None}
         bed.publish("events", *events, none, event("left out", 2))
         bed.run(job())
-        bed.publish("events", event("z", 100))
+        bed.publish("events", event("a", 5), event("z", 100))
         bed.run(job())
-        bed.publish("events", event("a", 5), event("z", 101))
-        bed.run(job())
-        assert len(bed.read("native")) > 60
+        assert len(bed.read("native")) > 40
         assert bed.sorted("native") == bed.sorted("python")
 
     def test_a_window_of_a_topic_that_has_gone_silent_is_closed(self, bed: Bed) -> None:
@@ -245,10 +239,9 @@ class TestJoins:
         bed.publish("left", event("k", 1, 1), event("k", 2, 2), event("m", 3, 3), event("k", 12, 4))
         bed.publish("right", event("k", 5, 10), event("k", 6, 20), event("n", 7, 30))
         bed.run(job())
-        for second in (50, 60):
-            bed.publish("right", event("end", second))
-            bed.publish("left", event("end too", second))
-            bed.run(job())
+        bed.publish("right", event("end", 50))
+        bed.publish("left", event("end too", 50))
+        bed.run(job())
         pairs = [[1, 10], [1, 20], [2, 10], [2, 20]]
         alone = [[3, None], [4, None], [1, None]]
         out = bed.read("out")
