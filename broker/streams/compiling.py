@@ -91,7 +91,7 @@ class Compiler:
             write = MessageWriter(
                 end.name, end.topic, end.serde, self._failures, has_keys=end.has_keys
             )
-            rows = self._run(branch, write)
+            rows = self._run(branch, write).where("value IS NOT NULL")  # Beats have none.
             key = sf.when(sf.col("headers").isNull(), sf.col("key")).alias("key")
             found = rows.select("topic", "value", key, "headers")
             letters = list(branch.letters)

@@ -371,6 +371,21 @@ def test_keys_are_of_any_content_and_values_are_printed(bed: Bed, capsys) -> Non
     assert sorted(row[1:] for row in shown) == sorted(expected)
 
 
+@pytest.mark.nightly
+def test_heart_beats_are_not_printed(bed: Bed, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = StreamBuilder("beats", idle="500ms", lateness="0s")
+    events = builder.source(bed.topic("events"), Json())
+    windows = events.key_by(str).window(tumbling("1s")).count().to_stream()
+    events.map(lambda e: [e, 1]).union(windows).print()
+    bed.publish("events", "a")
+    job = bed.start(builder.build())
+    printed = ""
+    while printed.count("\n") < 2 and not job.await_termination(1):
+        printed += capsys.readouterr().out
+    job.stop()
+    assert printed == '["a",1]\n["a",1]\n'
+
+
 class TestChanges:
     def job(self, bed: Bed, windows: Any = None, *, more: bool = False) -> Job:
         builder = StreamBuilder("changing", lateness="0s")
