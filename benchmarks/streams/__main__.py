@@ -1,6 +1,6 @@
 """``python -m benchmarks.streams [questions…] [--scale X] [--runs N] [--json FILE] [--page]``.
 
-Questions: sql python keyed window join; all of them if none is named. The sides take turns in one Spark session
+Questions: sql window join keyed python; all of them if none is named. The sides take turns in one Spark session
 with two threads; the broker, Spark and its Python processes share the machine's cores. Exits with 1 if a figure
 misses what it must be, or if the sides of a question publish different numbers of messages.
 """
@@ -65,22 +65,6 @@ QUESTIONS: Final = {
         {BY_HAND: hand.stateless_sql},
         MUST,
     ),
-    "python": Asked(
-        "stateless: filter and map, in Python",
-        150_000,
-        ["middle"],
-        here.stateless_python,
-        {BY_HAND: hand.stateless_python},
-        None,
-    ),
-    "keyed": Asked(
-        "keyed count, a result for each record",
-        60_000,
-        ["small"],
-        here.keyed_count,
-        {BY_HAND: hand.keyed_count, "groupBy by hand": hand.grouped_count},
-        None,
-    ),
     "window": Asked(
         "windowed count",
         300_000,
@@ -96,6 +80,22 @@ QUESTIONS: Final = {
         here.windowed_join,
         {BY_HAND: hand.windowed_join},
         MUST,
+    ),
+    "keyed": Asked(
+        "keyed count, a result for each record",
+        60_000,
+        ["small"],
+        here.keyed_count,
+        {BY_HAND: hand.keyed_count, "groupBy by hand": hand.grouped_count},
+        None,
+    ),
+    "python": Asked(
+        "stateless: filter and map, in Python",
+        150_000,
+        ["middle"],
+        here.stateless_python,
+        {BY_HAND: hand.stateless_python},
+        None,
     ),
 }
 

@@ -11,13 +11,16 @@ from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.report import DOCS, section
 
 PAGE, FIGURES = "benchmarks-streams.md", "benchmarks-streams.json"
+LETTERS = ("sql", "window", "join", "keyed", "python")
 LOAD_ALONE_MAX = 1.0
 _MADE = "<!-- Made by `python -m benchmarks.streams.page`: measure anew, don't edit. -->"
 
 _INTRODUCTION = """\
 Measured by `python -m benchmarks.streams` on {date}: {processor}, {cores} cores, Linux {kernel}, Python
 {python}, Java {java}; the commit was {commit}. One Spark session with two threads; the broker, Spark's own processes
-and those of Python share the cores. {alone}
+and those of Python share the cores.
+
+{alone}
 
 *Here* is a job of `broker.streams` (`benchmarks/streams/here.py`), *by hand* the same job as a person would write it
 in PySpark (`benchmarks/streams/hand.py`). Both read the same topics, of JSON of about 100 bytes, and publish to topics
@@ -32,7 +35,7 @@ processor time for each record that was read.
 
 _SHARED = (
     "**Other work ran on the machine at the time** (load {before:.1f} before and {after:.1f} after, of {cores} cores): "
-    "the ratios of sides that take turns are still fair, the figures themselves are too low."
+    "the ratios of sides that take turns are fair\nstill, the figures themselves are too low."
 )
 _ALONE = "Little else ran (load {before:.1f} before)."
 
@@ -73,6 +76,9 @@ def as_markdown(results: dict[str, Any]) -> str:
     for question in results["questions"]:
         parts += [part for part in section(question) if part]
         parts += [_NOTES[name] for name in (question["letter"],) if name in _NOTES]
+    answered = {question["letter"] for question in results["questions"]}
+    if missing := [letter for letter in LETTERS if letter not in answered]:
+        parts.append(f"**Not measured in this run:** {', '.join(missing)}.")
     return "\n\n".join(part.strip() for part in (*parts, _ROCKETMQ)) + "\n"
 
 
