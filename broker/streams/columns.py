@@ -26,7 +26,7 @@ _CORRUPT: Final = "_corrupt"
 _VALUE: Final = "value"
 
 
-def decoded(source: graph.Source, frame: DataFrame) -> DataFrame:
+def decoded(source: graph.Source, frame: DataFrame, *, keeps_payload: bool) -> DataFrame:
     """Return a source's messages as values; ``_error`` is not null for those that can't be decoded."""
     time = sf.current_timestamp() if source.is_processing_time else sf.col("timestamp")
     payload = sf.col("value")
@@ -52,7 +52,9 @@ def decoded(source: graph.Source, frame: DataFrame) -> DataFrame:
     else:
         parsed = frame.select(*kept, payload.alias(_VALUE))
         wrong, value = sf.lit(False), sf.col(_VALUE)
-    error = sf.when(~sf.col("_beat") & wrong, sf.col("_payload"))
+    # Without a topic for letters nothing asks for the payload, so Spark need not carry it.
+    told = sf.col("_payload") if keeps_payload else sf.lit(b"")
+    error = sf.when(~sf.col("_beat") & wrong, told)
     return parsed.select(*KEPT, value.alias(_VALUE), error.alias("_error"))
 
 

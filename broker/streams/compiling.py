@@ -287,7 +287,9 @@ class Compiler:
             return branch
         if branch.source is None or not native.is_decoded_here(branch.source):
             return None
-        decoded = columns.decoded(branch.source, branch.frame)
+        decoded = columns.decoded(
+            branch.source, branch.frame, keeps_payload=self.job.dead_letters is not None
+        )
         is_owner = branch.source.name in branch.owned
         good, letters = columns.without_errors(decoded, branch.source, self.job, is_owner=is_owner)
         return replace(branch, columns=good, source=None, letters=(*branch.letters, *letters))
