@@ -216,7 +216,11 @@ def of_columns(operator: str, side: str | None, key: Columns, value: Columns) ->
     """Return what an aggregate or a join of Spark's keeps in a row; ``side``: of a join, left or right."""
     if side is not None:
         bounds, key_text = value.get(f"_{side}_bounds"), value.get(f"_{side}_key")
-        return Entry(operator, shown(key_text), _bounds(bounds), {side: shown(value.get(side))})
+        own = {f"_{side}_{name}" for name in ("bounds", "key", "at")}
+        rest = {name: each for name, each in value.items() if name not in own}
+        # Spark keeps the fields alone that are asked for, if they are few.
+        kept = rest[side] if rest.keys() == {side} else rest
+        return Entry(operator, shown(key_text), _bounds(bounds), {side: shown(kept)})
     bounds = key.get("window") or value.get("session_window")
     kept = {
         name: shown(each)

@@ -35,7 +35,9 @@ class Stored:
         try:
             [line] = spark.read.text(f"{checkpoint.rstrip('/')}/job/{end}").collect()
         except (AnalysisException, ValueError) as error:
-            raise NoState(f"{checkpoint} has no checkpoint of an end called {end}.") from error
+            raise NoState(
+                f"{checkpoint} has no checkpoint of an end called {end}: broker streams status names the ends of a job."
+            ) from error
         self._stores: Sequence[Store] = changes.decode(line.value)["stores"]
 
     @property

@@ -238,6 +238,9 @@ def test_a_join_of_sparks_shows_one_side_of_a_row() -> None:
     value = {"_left_bounds": bounds, "_left_key": "a", "_left_at": b"\x00", "left": {"id": 1}}
     found = of_columns("join-1", "left", {"field0": "a"}, value)
     assert found == Entry("join-1", "a", HOUR_SHOWN, {"left": {"id": 1}})
+    pruned = {"_left_bounds": bounds, "_left_key": "a", "_extract_id": 1}
+    found = of_columns("join-1", "left", {"field0": "a"}, pruned)
+    assert found.kept == {"left": {"_extract_id": 1}}
 
 
 def test_the_columns_of_spark_have_the_operators_name_if_it_can_be_only_one() -> None:
