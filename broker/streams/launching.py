@@ -68,8 +68,15 @@ def spark_session(name: str, master: str, conf: Mapping[str, str], folder: Path)
 
 @contextmanager
 def told_short() -> Iterator[None]:
-    """Turn Spark's errors into SparkFailed."""
+    """Turn errors of Spark, and of the way to it, into SparkFailed."""
     try:
         yield
     except PySparkException as error:
         raise SparkFailed(cause_of(str(error))) from error
+    except Exception as error:
+        if not (isinstance(error, ConnectionError) or type(error).__module__.startswith("py4j.")):
+            raise
+        raise SparkFailed(
+            f"Spark's process can't be reached, it may have ended ({type(error).__name__}: {error}). Perhaps it was "
+            "killed, or had too little memory: see its log, or give it more by spark.driver.memory."
+        ) from error

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from broker.cli.options import NotNow, json_option, to_broker
+from broker.cli.options import NotNow, client_settings, json_option, to_broker
 from broker.cli.output import write_json, write_table
 from broker.cli.streams import screen
 from broker.cli.streams.control import Control, folder_of, state_of
@@ -121,9 +121,9 @@ def run_job(  # noqa: PLR0913 - One parameter per option.
     broker streams run counting:job --checkpoint hdfs://name:9000/counting --control counting.run --master yarn
     """  # noqa: D301
     files = Control(folder_of(checkpoint, control))
-    wanted = Wanted(
-        target, checkpoint, {"url": url, **options}, deadline_s, master, conf, available
-    )
+    ca_file = client_settings(url, deadline_s).ca_file
+    given = {"url": url, **({"tms.ca_file": ca_file} if ca_file else {}), **options}
+    wanted = Wanted(target, checkpoint, given, deadline_s, master, conf, available)
     with telling(as_json=as_json, write_json=write_json) as tell:
         run(wanted, files, tell)
 

@@ -155,70 +155,75 @@ class _Follower:
         self._control = control
         self._tell = tell
         self._signals = signals
-        self._running: Running | None = None
         self._clock = SystemClock()
         self._started_ms = self._clock.now_ms()
         self._queries: list[Any] = []
 
     def run(self) -> None:
         """Run the job to its end. Raises click.ClickException if it dies."""
+        from broker.streams.launching import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
+
         self.told("starting")
-        spark = started(self._job.id, self._wanted.master, self._wanted.conf)
-        try:
-            self._signals.take()
-            if self._is_to_stop():
-                self.told("stopped")
-                return
-            self._start(spark)
-            self.told(self._followed())
-        finally:
-            spark.stop()
-
-    def _start(self, spark: Session) -> None:
-        from broker.streams import JobChanged  # noqa: PLC0415 - With PySpark.
-        from broker.streams.launching import SparkFailed, told_short  # noqa: PLC0415
-        from broker.streams.running import Running  # noqa: PLC0415
-
-        wanted = self._wanted
+        session = started(self._job.id, self._wanted.master, self._wanted.conf)
         try:
             with told_short():
-                self._running = Running.start(
-                    self._job.graph,
-                    spark,
-                    wanted.checkpoint,
-                    wanted.options,
-                    is_available=wanted.is_available,
-                )
-        except (SparkFailed, JobChanged, TypeError, ValueError) as error:
-            raise click.ClickException(f"the job {self._job.id} can't run: {error}") from error
+                try:
+                    self.told(self._followed(session))
+                finally:
+                    session.stop()
+        except SparkFailed as error:
+            raise click.ClickException(self._death(str(error))) from error
 
-    def _followed(self) -> str:
-        """Follow the job until it ends, or is to stop; return which."""
-        from broker.streams.launching import SparkFailed, told_short  # noqa: PLC0415
-
-        assert self._running is not None
+    def _followed(self, session: Session) -> str:
+        """Follow the job until it ends, or is to stop; return which. Raises what it dies of."""
+        self._signals.take()
+        if self._is_to_stop():
+            return "stopped"
+        running = self._start(session)
         due_s = 0.0
         while not self._is_to_stop():
-            status = self._running.status()
-            dead = [query for query in status.queries if query.error is not None]
-            if dead or not any(query.is_running for query in status.queries):
+            if self._is_over(running):
                 try:
-                    with told_short():
-                        self._running.await_termination(None)
-                except SparkFailed as error:
-                    names = ", ".join(query.name for query in dead)
-                    raise click.ClickException(self._death(names, str(error))) from error
+                    running.await_termination(None)
+                finally:
+                    self._is_over(running)
                 return "ended"
             if time.monotonic() >= due_s:
                 self.told("running")
                 due_s = time.monotonic() + EVERY_S
             self._signals.came.wait(TICK_S)
-        self._running.stop()
+        running.stop()
+        self._is_over(running)
         return "stopped"
 
-    def _death(self, ends: str, cause: str) -> str:
+    def _start(self, session: Session) -> Running:
+        from broker.streams import JobChanged  # noqa: PLC0415 - With PySpark.
+        from broker.streams.running import Running  # noqa: PLC0415
+
+        wanted = self._wanted
+        try:
+            return Running.start(
+                self._job.graph,
+                session,
+                wanted.checkpoint,
+                wanted.options,
+                is_available=wanted.is_available,
+            )
+        except (JobChanged, TypeError, ValueError) as error:
+            raise click.ClickException(f"the job {self._job.id} can't run: {error}") from error
+
+    def _is_over(self, running: Running) -> bool:
+        """Look at the queries; return whether one has died, or all have ended."""
+        status = running.status()
+        self._queries = list(status.as_dict()["queries"])
+        return any(query.error is not None for query in status.queries) or not any(
+            query.is_running for query in status.queries
+        )
+
+    def _death(self, cause: str) -> str:
+        ends = ", ".join(query["name"] for query in self._queries if query["error"])
         return (
-            f"the job {self._job.id} died ({ends}): {cause}\n"
+            f"the job {self._job.id} died{f' ({ends})' if ends else ''}: {cause}\n"
             "Mend the cause, and run it again with the same checkpoint: what it has not published is processed then."
         )
 
@@ -227,8 +232,6 @@ class _Follower:
 
     def told(self, state: str, error: str | None = None) -> None:
         """Tell of the job, in its file and to ``tell``."""
-        if self._running is not None:
-            self._queries = list(self._running.status().as_dict()["queries"])
         told = {
             "job": self._job.id,
             "state": state,

@@ -177,7 +177,9 @@ def test_a_job_runs_until_it_is_asked_to_stop(shop: Shop) -> None:
     assert len(shop.read("counts")) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
+)
 def test_a_signal_stops_a_job(shop: Shop, number: signal.Signals) -> None:
     shop.publish("lines", "a b")
     with shop.running("words", "ck") as process:
@@ -187,6 +189,7 @@ def test_a_signal_stops_a_job(shop: Shop, number: signal.Signals) -> None:
     assert json.loads(shop.streams("status", "ck", "--json").stdout)["state"] == "stopped"
 
 
+@pytest.mark.nightly
 def test_a_job_that_was_killed_is_gone(shop: Shop) -> None:
     shop.publish("lines", "a b")
     with shop.running("words", "ck") as process:
