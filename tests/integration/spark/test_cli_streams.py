@@ -149,6 +149,7 @@ def test_a_job_counts_what_is_there_and_its_state_shows_the_counts(shop: Shop) -
     assert "no process runs the job words" in again.stderr
 
 
+@pytest.mark.nightly
 def test_sums_of_windows_that_spark_keeps_are_shown(shop: Shop) -> None:
     orders = [
         {"customer": name, "amount": amount} for name, amount in (("a", 1), ("a", 2), ("b", 4))
@@ -177,9 +178,8 @@ def test_a_job_runs_until_it_is_asked_to_stop(shop: Shop) -> None:
     assert len(shop.read("counts")) == 2
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_a_job(shop: Shop, number: signal.Signals) -> None:
     shop.publish("lines", "a b")
     with shop.running("words", "ck") as process:

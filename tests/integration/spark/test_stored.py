@@ -48,6 +48,7 @@ def test_the_sums_that_spark_keeps_are_read_back(bed: Bed) -> None:
         Stored(bed.spark, bed.checkpoint, "nothing")
 
 
+@pytest.mark.nightly
 def test_the_sessions_that_spark_keeps_are_read_back(bed: Bed) -> None:
     found = stored(bed, lambda orders: orders.key_by("customer").window(session("1h")).count())
     [entry] = found.entries(None, "a", 10)
@@ -55,6 +56,7 @@ def test_the_sessions_that_spark_keeps_are_read_back(bed: Bed) -> None:
     assert entry == Entry("count-1", "a", window, {"count": 2})
 
 
+@pytest.mark.nightly
 def test_both_sides_of_a_join_of_sparks_are_read_back(bed: Bed) -> None:
     def joined(orders: Stream[Any]) -> Any:
         same = orders.join(orders).where("customer").equal_to("customer")
@@ -72,6 +74,7 @@ def test_both_sides_of_a_join_of_sparks_are_read_back(bed: Bed) -> None:
     assert sorted(sides) == [("left", 1.0), ("left", 2.5), ("right", 1.0), ("right", 2.5)]
 
 
+@pytest.mark.nightly
 def test_the_windows_of_a_chain_are_read_back(bed: Bed) -> None:
     def best(orders: Stream[Any]) -> Any:
         keyed = orders.key_by("customer").window(tumbling("1h"))
