@@ -157,7 +157,7 @@ def inner_class() -> Any:
         Named(name="a"),
         Rights.READ | Rights.WRITE,
     ],
-    ids=repr,
+    ids=lambda wrong: type(wrong).__name__,
 )
 def test_what_can_not_be_read_back_is_refused_at_once(wrong) -> None:
     with pytest.raises(TypeError, match="can't be a key"):
