@@ -162,6 +162,7 @@ def test_sums_of_windows_that_spark_keeps_are_shown(shop: Shop) -> None:
     assert found["window"]["start"].endswith("T00:00:00.000Z")
 
 
+@pytest.mark.nightly
 def test_a_job_runs_until_it_is_asked_to_stop(shop: Shop) -> None:
     shop.publish("lines", "a b")
     with shop.running("words", "ck") as process:
@@ -202,6 +203,7 @@ def test_a_job_that_was_killed_is_gone(shop: Shop) -> None:
     assert "it is gone" in shop.streams("stop", "ck").stderr
 
 
+@pytest.mark.nightly
 def test_a_job_that_dies_says_of_what(shop: Shop) -> None:
     shop.publish("lines", "a")
     done = shop.streams("run", "shop_jobs:dying", "--checkpoint", "ck", *SPARK)

@@ -85,6 +85,7 @@ def test_the_windows_of_a_chain_are_read_back(bed: Bed) -> None:
     assert entry.kept["best"][0] == 2.5
 
 
+@pytest.mark.nightly
 def test_an_end_without_state_says_so(bed: Bed) -> None:
     with pytest.raises(NoState, match="keep no state"):
         stored(bed, lambda orders: orders.filter("amount > 2")).entries(None, None, 1)

@@ -150,6 +150,7 @@ class TestWindows:
         assert len(bed.read("native")) > 40
         assert bed.sorted("native") == bed.sorted("python")
 
+    @pytest.mark.nightly
     def test_a_window_of_a_topic_that_has_gone_silent_is_closed(self, bed: Bed) -> None:
         """Its times are those of publishing; that of the values is far behind."""
         builder = StreamBuilder("idle", lateness="0s", idle="300ms")
@@ -255,6 +256,7 @@ class TestJoins:
         same = [row for row in out if row[0].endswith("all")]
         assert sorted(map(str, native)) == sorted(map(str, same))
 
+    @pytest.mark.nightly
     def test_streams_meet_themselves_and_fan_out(self, bed: Bed) -> None:
         builder = StreamBuilder("fans", dead_letters=bed.topic("dead"))
         numbers = builder.source(bed.topic("numbers"), Json(), name="numbers")
@@ -357,6 +359,7 @@ class TestFailures:
             bed.run(builder.build())
 
 
+@pytest.mark.nightly
 def test_keys_are_of_any_content_and_values_are_printed(bed: Bed, capsys) -> None:
     builder = StreamBuilder("keys")
     keys = [None, True, 1, 1.0, "1", "a&&b", b"\xff", ("a", ("b",)), [1, {"x": None}], {"b": 1}]
@@ -397,6 +400,7 @@ class TestChanges:
         found.to_stream().sink(bed.topic("out"), Json())
         return builder.build()
 
+    @pytest.mark.nightly
     def test_state_goes_on_with_other_functions_and_more_operators(self, bed: Bed) -> None:
         bed.publish("in", event("a", 1), event("a", 1))
         bed.run(self.job(bed))
@@ -411,6 +415,7 @@ class TestChanges:
             bed.run(self.job(bed, tumbling("1s")))
 
 
+@pytest.mark.nightly
 def test_sql_follows_a_function_that_says_what_it_returns(bed: Bed) -> None:
     builder = StreamBuilder("typed", dead_letters=bed.topic("dead"), lateness="0s")
     lines = builder.source(bed.topic("lines"), Text(), name="lines")

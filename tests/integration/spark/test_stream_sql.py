@@ -35,6 +35,7 @@ def test_a_message_is_parsed_once_however_many_fields_are_asked_for(
     assert plan.count("from_json(") == 1, plan
 
 
+@pytest.mark.nightly
 def test_messages_that_are_not_what_the_schema_says_go_to_the_dead_letters(bed: Bed) -> None:
     builder = StreamBuilder("sql-letters", dead_letters=bed.topic("dead"))
     orders = builder.source(bed.topic("orders"), Json("customer STRING, amount DOUBLE"))
