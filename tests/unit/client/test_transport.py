@@ -427,6 +427,26 @@ async def test_who_is_cancelled_while_it_waits_for_a_connection_is_told_so(nobod
         await call
 
 
+async def test_a_connection_that_is_made_as_its_caller_is_cancelled_is_closed(
+    transport, raw_broker, monkeypatch
+):
+    made = []
+
+    async def open_connection(connection, timeout_s, tls):
+        await opened(connection, timeout_s, tls)
+        made.append(connection._transport)
+        call.cancel()
+        return connection
+
+    opened = asking.open_connection
+    monkeypatch.setattr(asking, "open_connection", open_connection)
+    call = asyncio.create_task(transport.send(PUBLISH, 60))
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    [socket_transport] = made
+    assert socket_transport.is_closing()
+
+
 @pytest.mark.parametrize("follow", [True, False])
 async def test_an_answer_may_name_the_node_to_ask_from_now_on(raw_broker, follow):
     raw_broker.answers.append(CHUNKED + b"0\r\n\r\n")
