@@ -34,6 +34,7 @@ def stored(bed: Bed, write: End) -> Stored:
     return Stored(bed.spark, bed.checkpoint, "end")
 
 
+@pytest.mark.nightly
 def test_the_sums_that_spark_keeps_are_read_back(bed: Bed) -> None:
     found = stored(
         bed, lambda orders: orders.key_by("customer").window(tumbling("1h")).sum("amount")

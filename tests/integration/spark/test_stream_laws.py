@@ -45,6 +45,7 @@ def keyed(stream: Stream[Any]) -> GroupedStream[Any, Any]:
 
 
 class TestWindows:
+    @pytest.mark.nightly
     def test_each_kind_gives_each_window_once_by_the_time_of_its_values(self, bed: Bed) -> None:
         def job() -> Job:
             builder = StreamBuilder("windows", lateness="2s")
