@@ -10,7 +10,8 @@ from broker.streams import accumulators, graph
 from broker.streams.accumulators import Accumulator
 
 if TYPE_CHECKING:
-    from broker.streams.building import GroupedStream
+    from broker.streams.building import GroupedStream, StreamBuilder
+    from broker.streams.windows import Windows
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -22,7 +23,15 @@ Select = Callable[[V], Any] | str | None
 class Aggregating(Generic[K, V]):
     """The aggregates that grouped and windowed streams have."""
 
+    builder: StreamBuilder
+    operator: graph.Operator
+    _windows: Windows | None = None
+    _late: str | None = None
+
     @abstractmethod
+    def _grouped(self, operator: graph.Operator) -> GroupedStream[K, Any]:
+        """Return the stream behind an operator."""
+
     def _aggregated(
         self,
         kind: str,
@@ -30,7 +39,16 @@ class Aggregating(Generic[K, V]):
         select: graph.Function | None,
         name: str | None,
     ) -> GroupedStream[K, Any]:
-        """Return the stream behind an aggregate."""
+        operator = graph.Aggregate(
+            name=self.builder.name_of(kind, name),
+            parents=(self.operator,),
+            kind=kind,
+            make=make,
+            select=select,
+            windows=self._windows,
+            late=self._late,
+        )
+        return self._grouped(operator)
 
     def count(self, select: Select[V] = None, *, name: str | None = None) -> GroupedStream[K, int]:
         """Count values, or those of which ``select`` is not None."""

@@ -19,7 +19,6 @@ from typing import Any, Generic
 from typing_extensions import TypeVar, override
 
 from broker.streams import graph
-from broker.streams.accumulators import Accumulator
 from broker.streams.aggregating import Aggregating
 from broker.streams.job import Job
 from broker.streams.joining import JoinedStream, check_same
@@ -115,7 +114,7 @@ class StreamBuilder:
 
 
 class _Streaming(Generic[T]):
-    """What all streams can."""
+    """The ends that every stream can have."""
 
     def __init__(self, builder: StreamBuilder, operator: graph.Operator) -> None:
         """Stand behind an operator."""
@@ -301,20 +300,7 @@ class GroupedStream(_Streaming[V], Aggregating[K, V], Generic[K, V]):
         return Stream(self.builder, self._then("to_stream", function or _pair, name))
 
     @override
-    def _aggregated(
-        self,
-        kind: str,
-        make: Callable[[], Accumulator[Any, Any]],
-        select: graph.Function | None,
-        name: str | None,
-    ) -> GroupedStream[K, Any]:
-        operator = graph.Aggregate(
-            name=self.builder.name_of(kind, name),
-            parents=(self.operator,),
-            kind=kind,
-            make=make,
-            select=select,
-        )
+    def _grouped(self, operator: graph.Operator) -> GroupedStream[K, Any]:
         return GroupedStream(self.builder, operator)
 
 
@@ -331,22 +317,7 @@ class WindowedStream(Aggregating[K, V]):
         self._late = late
 
     @override
-    def _aggregated(
-        self,
-        kind: str,
-        make: Callable[[], Accumulator[Any, Any]],
-        select: graph.Function | None,
-        name: str | None,
-    ) -> GroupedStream[K, Any]:
-        operator = graph.Aggregate(
-            name=self.builder.name_of(kind, name),
-            parents=(self.operator,),
-            kind=kind,
-            make=make,
-            select=select,
-            windows=self._windows,
-            late=self._late,
-        )
+    def _grouped(self, operator: graph.Operator) -> GroupedStream[K, Any]:
         return GroupedStream(self.builder, operator)
 
 

@@ -301,7 +301,7 @@ class Compiler:
                 branch, frame=frame, columns=None, source=None, reader=read_values, is_keyed=False
             )
         if branch.source is not None and getattr(branch.source.serde, "schema", None) is not None:
-            in_columns = self._in_columns(branch)  # What a schema means is Spark's to say.
+            in_columns = self._in_columns(branch)  # Spark says how a schema is applied.
             if in_columns is not None:
                 return self._in_python(in_columns)
         if branch.source is not None:

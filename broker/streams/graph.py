@@ -1,4 +1,4 @@
-"""What a job does, as a graph of operators: values alone, made by building.py and read by the rest. Pure.
+"""A job as a graph of operators: values alone, made by building.py and read by the rest. Pure.
 
 An operator knows those that it gets records from. A job is what its **ends** need: its sinks and prints. Names are
 unique in a job. Operators with state are found again by them, so they count each kind for itself: one that is added
@@ -27,7 +27,7 @@ Function = Callable[..., Any] | str
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Operator:
-    """What all operators have."""
+    """The name and the parents of an operator."""
 
     name: str
     parents: tuple[Operator, ...] = ()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """What a StreamBuilder has built. It may be started once at a time."""
+    """A job that a StreamBuilder has built. It may be started once at a time."""
 
     def __init__(self, found: graph.Graph) -> None:
         """Keep the graph."""

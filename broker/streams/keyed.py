@@ -182,7 +182,7 @@ class State:
 
     @property
     def value(self) -> Any:
-        """What was set before; None at first."""
+        """The value that the processor set last; None at first."""
         return self._cell.get("value")
 
     @value.setter
