@@ -83,7 +83,7 @@ def next_offset(
 def beat_ms_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> int | None:
     """Return the time of the heart-beat between two offsets, in ms since 1970; None: there is none."""
     if start == end:
-        return None  # Nothing was there; another source of the query had something.
+        return None  # This topic had no message; another source of the query had one.
     beat_ms: int | None = end.get("beat")
     return beat_ms
 
@@ -106,7 +106,7 @@ def range_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> tuple[MessageI
     """Return the range ``(after, through]`` of the micro-batch between two offsets. Raises ValueError."""
     through = id_of(end)
     if start.get("init") and end.get("init"):
-        return through, through  # Nothing was there; another source of the query had something.
+        return through, through  # This topic had no message; another source of the query had one.
     if start.get("init") and "from" in end:
         return message_id_from_hex(str(end["from"])), through
     return id_of(start), through

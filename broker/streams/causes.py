@@ -1,4 +1,4 @@
-"""What a job died of, out of what Spark says: a page with traces and plans, of which a person needs a line. Pure."""
+"""The line that says why a job died, out of Spark's error: a page with traces and plans. Pure."""
 
 from __future__ import annotations
 

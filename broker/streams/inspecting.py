@@ -43,7 +43,7 @@ _PLAIN: Final = {
 
 
 class Entry(NamedTuple):
-    """What an operator keeps for a key, or for one of its windows; all parts are as JSON has them."""
+    """The state of an operator for a key, or for one of its windows; all parts are as JSON has them."""
 
     operator: str
     key: Any

@@ -24,7 +24,7 @@ SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.log.level": "FATAL",  # What a job dies of is told by this process.
+    "spark.log.level": "FATAL",  # This process tells why a job died.
 }
 
 

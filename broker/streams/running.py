@@ -31,6 +31,7 @@ SETTINGS: Final = {
 LETTERS: Final = "letters"
 POLL_S: Final = 1
 PAUSE_S: Final = 0.05
+NO_PATH: Final = "PATH_NOT_FOUND"
 INITIALIZING: Final = "Initializing sources"
 """What Spark says of a query that has none of its sources yet."""
 
@@ -245,8 +246,10 @@ class _Starter:
         now = changes.form_of(end)
         try:
             lines = self._session.read.text(path).collect()
-        except AnalysisException:  # There is none: the job is new.
-            lines = []
+        except AnalysisException as error:
+            if error.getCondition() != NO_PATH:
+                raise
+            lines = []  # The job is new.
         if lines:
             before = changes.decode(lines[0].value)
             changes.check(self._graph.job_id, end.name, before, now)

@@ -199,7 +199,7 @@ def _wait(files: Control, timeout_s: float, *, as_json: bool) -> None:
     from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
 
     ends_s = time.monotonic() + timeout_s
-    pause = threading.Event()  # Nothing sets it; Ctrl-C ends its wait.
+    pause = threading.Event()  # It is never set: its wait ends with its time, or with Ctrl-C.
     is_shown = sys.stderr.isatty() and not as_json
     shown = Console(stderr=True).status("stopping …") if is_shown else nullcontext()
     with shown:
@@ -281,7 +281,7 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Show what the job with its checkpoint in DIR keeps for END, a sink or print, by operator, key and window.
 
-    It is what the last finished micro-batch has left; the job may run meanwhile. Nothing of the job is
+    The command shows the state behind the last finished micro-batch; the job may run meanwhile. Nothing of the job is
     imported: objects are shown by their fields.
 
     \b
