@@ -229,7 +229,6 @@ class Attacked:
         peak_bytes_max: int,
         prepare: Attack | None = None,
         log_lines_max: int = 30,
-        slower_max: float = SLOWER_MAX,
         held_s_max: float = LOOP_HELD_S_MAX,
     ) -> Withstood:
         """Run an attack beside the neighbour, over and over until there are PUBLISHES_MIN publishes.
@@ -246,7 +245,7 @@ class Attacked:
         peak = 0
 
         def passes(measured: Round) -> bool:
-            is_as_fast = measured.slower <= slower_max or measured.others_cores > OTHERS_CORES_MAX
+            is_as_fast = measured.slower <= SLOWER_MAX or measured.others_cores > OTHERS_CORES_MAX
             return is_as_fast and measured.held_s <= held_s_max
 
         while _goes_on(rounds, passes):
