@@ -121,6 +121,27 @@ class TransactionTooOld(RequestError):
     http_status = 422
 
 
+class TransactionNotInProgress(RequestError):
+    """The transaction is over, or its time has passed and it is invalid."""
+
+    code = "transaction_not_in_progress"
+    http_status = 409
+
+
+class TransactionConflict(RequestError):
+    """A transaction that was committed since this one began changed the same."""
+
+    code = "transaction_conflict"
+    http_status = 409
+
+
+class ChangesTooLarge(RequestError):
+    """The transaction's change set has more, or larger, keys than the service takes."""
+
+    code = "changes_too_large"
+    http_status = 413
+
+
 class IdempotencyKeyReused(RequestError):
     """The key came before, with another body."""
 
