@@ -12,6 +12,7 @@ from broker.client.stage import Stage
 from broker.client.subscriber import TailOptions
 from broker.client.sync import SyncClient, SyncReading, SyncStage, SyncTransactionPublisher
 from broker.client.transaction import TransactionPublisher
+from broker.client.transactions import TransactionService
 from broker.client.values import (
     Browsed,
     BrowsePage,
@@ -85,6 +86,7 @@ __all__ = [
     "TransactionConflict",
     "TransactionNotInProgress",
     "TransactionPublisher",
+    "TransactionService",
     "TransactionTooOld",
     "Trouble",
     "Unavailable",

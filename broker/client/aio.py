@@ -45,6 +45,7 @@ from broker.client.reader import Reader
 from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
+from broker.client.transactions import TransactionService
 from broker.client.transport import HttpTransport, Transport
 from broker.client.values import (
     NewMessage,
@@ -383,6 +384,11 @@ class Client(Reader):
     def transaction(self, pointer: int, snapshot: Snapshot | None = None) -> TransactionPublisher:
         """Return a publisher for one transaction, which remembers what it may have to undo."""
         return TransactionPublisher(self, pointer, snapshot)
+
+    @property
+    def transactions(self) -> TransactionService:
+        """The calls of the broker's transaction service, one by one; ``transaction`` makes them in the right order."""
+        return TransactionService(self._calls)
 
     # --- The cluster ------------------------------------------------------------------------------
 

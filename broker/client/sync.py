@@ -15,30 +15,28 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import functools
-import inspect
 import os
 import ssl
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import closing
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
 
 from typing_extensions import override
 
 from broker.client.aio import Client
+from broker.client.blocking import blocking, described
 from broker.client.later import Counts
-from broker.client.reader import Reader
 from broker.client.reading import Reading
 from broker.client.retrying import OnTrouble
 from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
+from broker.client.transactions import TransactionService
 from broker.client.values import OnFull, Publishable, Published, Settings, TopicName
 from broker.model import Message, Snapshot
 
 P = ParamSpec("P")
 T = TypeVar("T")
-A_co = TypeVar("A_co", covariant=True)
 
 ENDING_S: Final = 1.0
 """How long calls may take to end once the client is closed."""
@@ -89,42 +87,6 @@ async def _make(
     return Client(settings=settings, tls=tls, on_trouble=on_trouble)
 
 
-class _Blocking(Protocol[A_co]):
-    """Has, on the loop's thread, an object with methods for asyncio, and waits for what they do."""
-
-    @property
-    def _client(self) -> A_co:
-        """That object."""
-
-    def _wait(self, work: Awaitable[T]) -> T:
-        """Wait for one of its calls."""
-
-
-def _described(call: Callable[P, T], method: Callable[..., Any]) -> Callable[P, T]:
-    """Give ``call`` what ``help`` shows of ``method``."""
-    functools.update_wrapper(call, method)
-    signature = inspect.signature(method)
-    given = str(signature.return_annotation).replace("AsyncGenerator", "Generator")
-    given = given.replace("Reading", "SyncReading")
-    owner, _, name = method.__qualname__.partition(".")
-    if owner == Reader.__name__:
-        owner = Client.__name__
-    call.__module__, call.__qualname__ = __name__, f"Sync{owner}.{name}"
-    vars(call)["__signature__"] = signature.replace(return_annotation=given)
-    return call
-
-
-def _blocking(
-    method: Callable[Concatenate[A_co, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[_Blocking[A_co], P], T]:
-    """Return the form of a method that waits for its outcome."""
-
-    def call(self: _Blocking[A_co], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._wait(method(self._client, *args, **kwargs))
-
-    return _described(call, method)
-
-
 def _iterating(
     method: Callable[Concatenate[Client, P], AsyncGenerator[T]],
 ) -> Callable[Concatenate[SyncClient, P], Generator[T]]:
@@ -133,7 +95,7 @@ def _iterating(
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T]:
         yield from self._iterate(method(self._client, *args, **kwargs))
 
-    return _described(call, method)
+    return described(call, method)
 
 
 def _in_pages(
@@ -147,7 +109,7 @@ def _in_pages(
             for page in received:
                 yield from page
 
-    return _described(call, method)
+    return described(call, method)
 
 
 def _reading(
@@ -158,7 +120,7 @@ def _reading(
     def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> SyncReading:
         return SyncReading(self, method(self._client, *args, **kwargs))
 
-    return _described(call, method)
+    return described(call, method)
 
 
 class SyncClient:
@@ -212,32 +174,32 @@ class SyncClient:
             running.stop()
             self._counts = running.client.later.counts
 
-    create_topic = _blocking(Client.create_topic)
-    delete_topic = _blocking(Client.delete_topic)
-    topic = _blocking(Client.topic)
-    set_topic = _blocking(Client.set_topic)
-    purge = _blocking(Client.purge)
-    topics = _blocking(Client.topics)
-    namespaces = _blocking(Client.namespaces)
-    leader = _blocking(Client.leader)
+    create_topic = blocking(Client.create_topic)
+    delete_topic = blocking(Client.delete_topic)
+    topic = blocking(Client.topic)
+    set_topic = blocking(Client.set_topic)
+    purge = blocking(Client.purge)
+    topics = blocking(Client.topics)
+    namespaces = blocking(Client.namespaces)
+    leader = blocking(Client.leader)
 
-    publish = _blocking(Client.publish)
-    flush = _blocking(Client.flush)
-    store = _blocking(Client.store)
-    publish_stored = _blocking(Client.publish_stored)
-    rollback = _blocking(Client.rollback)
-    publish_stages = _blocking(Client.publish_stages)
+    publish = blocking(Client.publish)
+    flush = blocking(Client.flush)
+    store = blocking(Client.store)
+    publish_stored = blocking(Client.publish_stored)
+    rollback = blocking(Client.rollback)
+    publish_stages = blocking(Client.publish_stages)
 
-    poll = _blocking(Client.poll)
+    poll = blocking(Client.poll)
     tail = _in_pages(Client.tail, Client.tail_pages)
     events = _iterating(Client.events)
-    browse = _blocking(Client.browse)
-    stats = _blocking(Client.stats)
-    lag = _blocking(Client.lag)
-    range = _blocking(Client.range)
+    browse = blocking(Client.browse)
+    stats = blocking(Client.stats)
+    lag = blocking(Client.lag)
+    range = blocking(Client.range)
     read = _reading(Client.read)
     read_arrow = _iterating(Client.read_arrow)
-    ask = _blocking(Client.ask)
+    ask = blocking(Client.ask)
 
     def publish_later(
         self,
@@ -267,6 +229,11 @@ class SyncClient:
     ) -> SyncTransactionPublisher:
         """Return a publisher for one transaction, which remembers what it may have to undo."""
         return SyncTransactionPublisher(self, pointer, snapshot)
+
+    @property
+    def transactions(self) -> SyncTransactionService:
+        """The calls of the broker's transaction service; see ``Client.transactions``."""
+        return SyncTransactionService(self)
 
     def stage(self, topic: TopicName) -> SyncStage:
         """Return a stage of a topic, which begins with ``with``; see ``Client.stage``."""
@@ -319,11 +286,30 @@ class SyncTransactionPublisher:
         self._client = client._client.transaction(pointer, snapshot)  # noqa: SLF001 - Its own.
         self._wait = client._wait  # noqa: SLF001
 
-    publish = _blocking(TransactionPublisher.publish)
-    store = _blocking(TransactionPublisher.store)
-    publish_stored = _blocking(TransactionPublisher.publish_stored)
-    poll = _blocking(TransactionPublisher.poll)
-    rollback = _blocking(TransactionPublisher.rollback)
+    publish = blocking(TransactionPublisher.publish)
+    store = blocking(TransactionPublisher.store)
+    publish_stored = blocking(TransactionPublisher.publish_stored)
+    poll = blocking(TransactionPublisher.poll)
+    rollback = blocking(TransactionPublisher.rollback)
+
+
+class SyncTransactionService:
+    """The broker's transaction service; see ``transactions.TransactionService``, whose methods these are."""
+
+    def __init__(self, client: SyncClient) -> None:
+        self._client = client._client.transactions  # noqa: SLF001 - Its own.
+        self._wait = client._wait  # noqa: SLF001
+
+    start = blocking(TransactionService.start)
+    can_commit = blocking(TransactionService.can_commit)
+    commit = blocking(TransactionService.commit)
+    abort = blocking(TransactionService.abort)
+    invalidate = blocking(TransactionService.invalidate)
+    checkpoint = blocking(TransactionService.checkpoint)
+    snapshot = blocking(TransactionService.snapshot)
+    list = blocking(TransactionService.list)
+    show = blocking(TransactionService.show)
+    truncate = blocking(TransactionService.truncate)
 
 
 class SyncStage:
@@ -345,7 +331,7 @@ class SyncStage:
         """The number that the broker gave it."""
         return self._client.id
 
-    store = _blocking(Stage.store)
+    store = blocking(Stage.store)
 
 
 class SyncReading:
@@ -364,9 +350,9 @@ class SyncReading:
         """Give the messages in the lists in which they arrive, none of them empty."""
         return self._iterate(self._client.pages())
 
-    to_arrow = _blocking(Reading.to_arrow)
-    to_pandas = _blocking(Reading.to_pandas)
-    to_polars = _blocking(Reading.to_polars)
+    to_arrow = blocking(Reading.to_arrow)
+    to_pandas = blocking(Reading.to_pandas)
+    to_polars = blocking(Reading.to_polars)
 
 
 async def _outcome(work: Awaitable[T]) -> T:

@@ -1,0 +1,205 @@
+"""The transaction service over HTTP: the calls of ``/v1/transactions``, one method each.
+
+What may be sent again when its answer is lost decides how long a call goes on by itself::
+
+    start, checkpoint     twice makes a second transaction, or a second pointer, that stays unused: repeatable
+    can-commit, abort, invalidate, truncate            twice has the effect of once: repeatable
+    snapshot, list, show                               change nothing: reading
+    commit      the second one is answered "not in progress", which would hide the success of the first:
+                never sent again, so its outcome may be unknown. A fresh snapshot tells what became of it.
+
+An error is one of ``broker.errors``. Its ``outcome`` says whether the call has certainly had no effect.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from broker.client import protocol
+from broker.client.calls import Calls
+from broker.client.protocol import JSON, Reply, Request
+from broker.errors import BadRequest, BrokerError, OutcomeUnknown
+from broker.model import Snapshot
+from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.transaction import decode_transaction
+
+THRIFT: Final = "application/x-thrift"
+"""A snapshot as the bytes of ``broker.wire.transaction``."""
+
+_PATH: Final = "/v1/transactions"
+_CHANGING: Final = {"Content-Type": JSON, "Accept": JSON}
+
+
+class TransactionService:
+    """The broker's transaction service; ``client.transactions`` is one.
+
+    Every method raises BrokerError by name: NoLeader or Unavailable while no node leads the service (nothing was
+    done), OutcomeUnknown if the call may have been carried out.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def start(
+        self, *, long: bool = False, timeout_s: float | None = None, client: str = ""
+    ) -> Snapshot:
+        """Start a transaction.
+
+        Args:
+            long: whether it may take long: it does not hold back the service's memory of changes.
+            timeout_s: after how many seconds it becomes invalid; by default 30, a long one's a day.
+            client: a text that the list of transactions shows, to tell people whose it is.
+
+        Returns:
+            The transaction: its id, and what it may see.
+
+        Raises:
+            BadRequest: the time-out is not positive, or longer than the service allows.
+        """
+        asked: dict[str, object] = {"type": "long"} if long else {}
+        if timeout_s is not None:
+            asked["timeout_s"] = timeout_s
+        if client:
+            asked["client"] = client
+        headers = {"Accept": THRIFT, **({"Content-Type": JSON} if asked else {})}
+        body = json.dumps(asked).encode() if asked else b""
+        return _snapshot(await self._write(_PATH, body, headers))
+
+    async def can_commit(self, transaction_id: int, changes: Collection[bytes] = ()) -> None:
+        """Tell the service what the transaction has changed, and ask whether it may be committed.
+
+        Raises:
+            TransactionConflict: a transaction that was committed since this one began changed the same.
+            TransactionNotInProgress: it is over, or its time has passed.
+            ChangesTooLarge: there are too many keys, or they are too large.
+        """
+        keys = [base64.b64encode(key).decode() for key in changes]
+        await self._change(transaction_id, "can-commit", {"changes": keys})
+
+    async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
+        """Commit a transaction. It is sent once.
+
+        Args:
+            transaction_id: which.
+            write_pointer: its last one, if it has checkpoints.
+
+        Raises:
+            TransactionConflict, TransactionNotInProgress: it is certainly not committed by this call.
+            OutcomeUnknown: it may be committed; a fresh ``snapshot`` tells.
+        """
+        asked = {} if write_pointer is None else {"write_pointer": write_pointer}
+        await self._change(transaction_id, "commit", asked, repeatable=False)
+
+    async def abort(self, transaction_id: int) -> None:
+        """Abort a transaction whose changes are all undone for certain: its pointers become visible."""
+        await self._change(transaction_id, "abort")
+
+    async def invalidate(self, transaction_id: int) -> bool:
+        """Make a transaction invalid: consumers in transactions skip its messages for good.
+
+        Returns:
+            Whether it was in progress, as far as the answer to the last attempt tells.
+        """
+        reply = await self._change(transaction_id, "invalidate")
+        return bool(_object(reply).get("invalidated"))
+
+    async def checkpoint(self, transaction_id: int) -> Snapshot:
+        """Return the transaction with a further write pointer. Raises TransactionNotInProgress."""
+        path = f"{_of(transaction_id)}/checkpoint"
+        return _snapshot(await self._write(path, b"", {"Accept": THRIFT}))
+
+    async def snapshot(self) -> Snapshot:
+        """Return what a transaction that begins now would see; none is started."""
+        headers = {"Accept": THRIFT}
+        request = Request("GET", f"{_PATH}/snapshot", headers, reading=True, repeatable=True)
+        return _snapshot(await self._calls.read(request))
+
+    async def list(self, *, limit: int | None = None) -> dict[str, Any]:
+        """Return what the service knows, as the JSON object of ``GET /v1/transactions``.
+
+        ``in_progress`` has at most ``limit`` transactions, the oldest first; the other parts are figures.
+        """
+        query = "" if limit is None else "?" + urlencode({"limit": limit})
+        return await self._read(_PATH + query)
+
+    async def show(self, transaction_id: int) -> dict[str, Any]:
+        """Return one transaction as the service knows it. Raises NotFound."""
+        return await self._read(_of(transaction_id))
+
+    async def truncate(
+        self, *, ids: Collection[int] | None = None, before_ms: int | None = None
+    ) -> int:
+        """Forget invalid transactions, of which no message may be left: from now on their pointers are visible.
+
+        Args:
+            ids: which ones; or
+            before_ms: all that began before that moment, in ms since 1970.
+
+        Returns:
+            How many were forgotten.
+
+        Raises:
+            ValueError: both are given, or neither.
+            BadRequest: a transaction that began before that moment is in progress.
+        """
+        if (ids is None) == (before_ms is None):
+            raise ValueError("Give ids or before_ms, one of both.")
+        asked = {"before_ms": before_ms} if ids is None else {"ids": list(ids)}
+        reply = await self._write(f"{_PATH}/truncate", json.dumps(asked).encode(), _CHANGING)
+        return int(_object(reply).get("removed", 0))
+
+    # --- Inside -----------------------------------------------------------------------------------
+
+    async def _change(
+        self,
+        transaction_id: int,
+        action: str,
+        asked: Mapping[str, object] | None = None,
+        *,
+        repeatable: bool = True,
+    ) -> Reply:
+        headers = _CHANGING if asked else {"Accept": JSON}
+        body = json.dumps(asked).encode() if asked else b""
+        path = f"{_of(transaction_id)}/{action}"
+        return await self._write(path, body, headers, repeatable=repeatable)
+
+    async def _write(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, repeatable: bool = True
+    ) -> Reply:
+        return await self._calls.write(Request("POST", path, headers, body, repeatable=repeatable))
+
+    async def _read(self, path: str) -> dict[str, Any]:
+        request = Request("GET", path, {"Accept": JSON}, reading=True, repeatable=True)
+        return protocol.json_object(await self._calls.read(request))
+
+
+def _of(transaction_id: int) -> str:
+    if transaction_id < 1:
+        raise BadRequest(f"A transaction's id is a number above 0, not {transaction_id}.")
+    return f"{_PATH}/{transaction_id}"
+
+
+def _object(reply: Reply) -> dict[str, Any]:
+    """Return an answer's JSON object. Raises OutcomeUnknown: it is none, so nothing is known."""
+    try:
+        return protocol.json_object(reply)
+    except (ValueError, BrokerError) as error:
+        raise OutcomeUnknown(
+            f"The answer of the transaction service is not legible: {error}"
+        ) from error
+
+
+def _snapshot(reply: Reply) -> Snapshot:
+    """Return the snapshot in an answer, in either form. Raises OutcomeUnknown: it is none."""
+    try:
+        if reply.headers.get("content-type", "").startswith(THRIFT):
+            return decode_transaction(reply.body)
+        return decode_snapshot(json.loads(reply.body))
+    except (ValueError, BadRequest) as error:
+        raise OutcomeUnknown(
+            f"The answer of the transaction service is not legible: {error}"
+        ) from error
