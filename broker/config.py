@@ -185,6 +185,7 @@ class TopicsConfig:
     stage_life_s: int = key(
         3_600, "How long a stage may be stored into and published; then it is removed.", least=1
     )
+    cursors_max: int = key(100, "Named cursors of one topic; over it 409.", least=1)
     id_lead_ms_max: int = key(1_000, "How far message ids may run ahead of the clock.", least=0)
 
 

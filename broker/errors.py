@@ -7,6 +7,7 @@
     │   ├── BadRequest  BadName  BodyTooLarge  TooManyMessages
     │   ├── TopicNotFound  TopicExists  NotFound  MethodNotAllowed
     │   ├── PayloadsSealed  TransactionTooOld  IdempotencyKeyReused
+    │   ├── CursorMoved  TooManyCursors
     │   └── Forbidden  NotInstalled
     ├── UnavailableError      definitely not done; repeating it later may succeed (503, 507, 421)
     │   ├── Overloaded  NoLeader  NotLeader  ClockSkew  Unavailable
@@ -24,7 +25,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 Outcome = Literal["refused", "unknown"]
 
@@ -94,7 +96,7 @@ class TopicExists(RequestError):
 
 
 class NotFound(RequestError):
-    """No such path, no such node, or no cluster."""
+    """No such path, no such cursor, no such node, or no cluster."""
 
     code = "not_found"
     http_status = 404
@@ -147,6 +149,28 @@ class IdempotencyKeyReused(RequestError):
 
     code = "idempotency_key_reused"
     http_status = 422
+
+
+class CursorMoved(RequestError):
+    """The cursor is not at the version that the request expects: somebody else moved, made or deleted it.
+
+    ``cursor`` is what is there, as the interface shows it; None: there is no such cursor.
+    """
+
+    code = "cursor_moved"
+    http_status = 409
+
+    def __init__(self, message: str, *, cursor: Mapping[str, Any] | None = None) -> None:
+        """Keep the text and the cursor that is there."""
+        super().__init__(message)
+        self.cursor = cursor
+
+
+class TooManyCursors(RequestError):
+    """The topic has as many cursors as it may have (`topics.cursors_max`)."""
+
+    code = "too_many_cursors"
+    http_status = 409
 
 
 class Forbidden(RequestError):

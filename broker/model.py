@@ -46,6 +46,7 @@ _ROW_ID = struct.Struct(">qH")
 _NAMESPACE = re.compile(r"[a-zA-Z0-9_]+")
 _TOPIC = re.compile(r"[a-zA-Z0-9_-]+")
 _KEY = re.compile(r"[!-~]{1,255}")
+_CURSOR = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 class TopicId(NamedTuple):
@@ -82,6 +83,15 @@ def check_topic(namespace: str, topic: str) -> TopicId:
             f"Invalid topic ID: {topic}. Should only contain alphanumeric characters and _ or -."
         )
     return TopicId(namespace, topic)
+
+
+def check_cursor(name: str) -> str:
+    """Return ``name`` if it can be the name of a cursor, else raise BadName."""
+    if not _CURSOR.fullmatch(name):
+        raise BadName(
+            f"A cursor's name has 1 to 128 letters, digits, and any of _ - . in it, unlike {name!r:.200}."
+        )
+    return name
 
 
 def check_producer(producer: str) -> str:

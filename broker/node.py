@@ -63,6 +63,7 @@ def topic_settings(config: Config) -> TopicSettings:
     return TopicSettings(
         transaction_life_max_s=topics.transaction_life_max_s,
         stage_life_s=topics.stage_life_s,
+        cursors_max=topics.cursors_max,
         request_deadline_s=config.server.request_deadline_s,
         id_lead_ms_max=topics.id_lead_ms_max,
         clock_skew_ms_max=config.cluster.clock_skew_ms_max,

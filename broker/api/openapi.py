@@ -16,10 +16,12 @@ import orjson
 from broker import __version__
 from broker.api.arrow import ARROW
 from broker.api.cluster import TOPICS_NAMED_MAX
+from broker.api.cursors import LIMIT_MAX
 from broker.api.plainschemas import PLAIN_SCHEMAS
 from broker.api.routes import SHAPES, TOPIC, Shape
 from broker.api.schemas import (
     BYTES,
+    CURSOR_NAME,
     INTEGER,
     MESSAGE_ID,
     RESPONSES,
@@ -42,6 +44,7 @@ _NAMES = {
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},
     "service": {"type": "string", "pattern": "^[a-zA-Z0-9._-]+$"},
     "stage": STAGE,
+    "cursor": CURSOR_NAME,
     "node": {
         "type": "string",
         "pattern": "^([0-9]{1,3}|https?://[^/]+/?)$",
@@ -325,6 +328,35 @@ OPERATIONS: Final[dict[str, Spec]] = {
             {**_query("after", "The id of a message, 40 hex digits.", MESSAGE_ID), "required": True}
         ],
         "responses": {"200": _ok("How many.", (JSON, of("Lag")))},
+        "errors": ("400", "404"),
+    },
+    "cursors": {
+        "summary": "List a topic's named cursors, each with its lag, in the order of their names.",
+        "parameters": [
+            _query("after", "Only cursors behind this name: `next` of the page before.", STRING),
+            _query(
+                "limit",
+                "Cursors.",
+                {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_MAX},
+            ),
+        ],
+        "responses": {"200": _ok("A page.", (JSON, of("Cursors")))},
+        "errors": ("400", "404"),
+    },
+    "show_cursor": {
+        "summary": "Show a named cursor and its lag.",
+        "responses": {"200": _ok("The cursor.", (JSON, of("CursorLag")))},
+        "errors": ("400", "404"),
+    },
+    "put_cursor": {
+        "summary": "Move a named cursor, or create it, if it is at the version that is expected.",
+        "requestBody": _body((JSON, of("CursorSent"))),
+        "responses": {"200": _ok("It is there.", (JSON, of("Cursor")))},
+        "errors": ("400", "404", "409"),
+    },
+    "delete_cursor": {
+        "summary": "Delete a named cursor.",
+        "responses": {"200": _ok("It is not there.", (JSON, of("CursorDeleted")))},
         "errors": ("400", "404"),
     },
     "range": {

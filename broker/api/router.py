@@ -155,4 +155,9 @@ def _names(shape: tuple[str, ...], segments: list[str]) -> Names:
     topic = given.get("{topic}")
     if topic is None:
         return Names(check_namespace(namespace))
-    return Names(namespace, check_topic(namespace, topic), stage=given.get("{stage}", ""))
+    return Names(
+        namespace,
+        check_topic(namespace, topic),
+        stage=given.get("{stage}", ""),
+        cursor=given.get("{cursor}", ""),
+    )

@@ -8,6 +8,7 @@ from broker.api.access import Action
 from broker.api.browsing import Browsing
 from broker.api.bulk import BulkReading
 from broker.api.cluster import Cluster, ClusterView
+from broker.api.cursors import CursorHandlers
 from broker.api.events import Events, PollNext
 from broker.api.health import Health
 from broker.api.leadership import Leadership
@@ -26,6 +27,9 @@ SMALL_BYTES_MAX: Final = 1024 * 1024
 """The largest body where neither messages nor a snapshot are sent."""
 SNAPSHOT_BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest body with a snapshot: a million pointers have 8 MB. What is JSON has a smaller bound (wire/jsontext.py)."""
+
+CURSOR_BYTES_MAX: Final = 16 * 1024
+"""The largest body of a cursor: 1 KiB of data, each byte written as an escape."""
 
 
 class Shape(NamedTuple):
@@ -46,6 +50,7 @@ _NAMESPACES = "/v1/namespaces"
 _TOPICS = f"{_NAMESPACES}/{{namespace}}/topics"
 TOPIC = f"{_TOPICS}/{{topic}}"
 _MESSAGES = f"{TOPIC}/messages"
+_CURSOR = f"{TOPIC}/cursors/{{cursor}}"
 _CLUSTER = "/v1/cluster"
 _PIN = f"{_CLUSTER}/pins/{{namespace}}/{{topic}}"
 _PAGE = ("from", "to", "limit", "order", "payload")
@@ -91,6 +96,10 @@ SHAPES = (
     ),
     Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME, ("from",)),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
+    Shape("cursors", "GET", f"{TOPIC}/cursors", Action.BROWSE, ("after", "limit")),
+    Shape("show_cursor", "GET", _CURSOR, Action.CONSUME),
+    Shape("put_cursor", "PUT", _CURSOR, Action.CONSUME, (), CURSOR_BYTES_MAX),
+    Shape("delete_cursor", "DELETE", _CURSOR, Action.CONSUME),
     # The cluster.
     Shape("cluster", "GET", _CLUSTER, Action.CLUSTER, ("topics",)),
     Shape("cluster_node", "GET", f"{_CLUSTER}/node", Action.CLUSTER, ("topics",)),
@@ -159,6 +168,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
     polling = Polling(topics, wait_max_s=limits.wait_max_s)
     poll, poll_next = (polling.poll, None) if around is None else around.polls(polling)
     leader = Leadership(topics).leader if around is None else around.leader(topics)
+    cursors = CursorHandlers(topics)
     handlers: dict[str, Handler] = {
         "create_topic": admin.create,
         "update_topic": admin.update,
@@ -183,6 +193,10 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "arrow_as": bulk.arrow_with_snapshot,
         "events": Events(topics, poll=poll_next).stream,
         "leader": leader,
+        "cursors": cursors.list,
+        "show_cursor": cursors.show,
+        "put_cursor": cursors.put,
+        "delete_cursor": cursors.delete,
     }
     if around is not None:
         handlers = {name: around.bind(name, handler) for name, handler in handlers.items()}

@@ -66,6 +66,7 @@ def decimals_up_to(most: int) -> str:
     return f"^({'|'.join(ways)})$"
 
 
+CURSOR_NAME: Final[Spec] = {"type": "string", "pattern": "^[a-zA-Z0-9_.-]{1,128}$"}
 STAGE: Final[Spec] = {"type": "string", "pattern": decimals_up_to((1 << 63) - 1)}
 
 
@@ -144,13 +145,36 @@ _NODE_VIEW = record(
     now_ms=INTEGER,
 )
 
+_CURSOR: Final[dict[str, Spec]] = {
+    "name": CURSOR_NAME,
+    "after": nullable(MESSAGE_ID),
+    "version": STRING,
+    "data": STRING,
+    "updated_ms": INTEGER,
+    "generation": INTEGER,
+}
+_CURSOR_LAG: Final = record(
+    **_CURSOR,
+    lag=record(messages=INTEGER, lost=INTEGER, oldest=_END),
+)
 SCHEMAS: Final[dict[str, Spec]] = {
-    "Error": record(
-        code={"enum": sorted({error.code for error in registry()})},
-        message=STRING,
-        retriable=BOOLEAN,
-        outcome={"enum": ["refused", "unknown"]},
-    ),
+    "Error": {
+        "type": "object",
+        "properties": {
+            "code": {"enum": sorted({error.code for error in registry()})},
+            "message": STRING,
+            "retriable": BOOLEAN,
+            "outcome": {"enum": ["refused", "unknown"]},
+            "cursor": {
+                **nullable(
+                    record(**{name: _CURSOR[name] for name in _CURSOR if name != "generation"})
+                ),
+                "description": "Of `cursor_moved` alone: the cursor that is there; null: there is none.",
+            },
+        },
+        "required": ["code", "message", "retriable", "outcome"],
+        "additionalProperties": False,
+    },
     "PropertiesSent": {
         "type": "object",
         "description": "All properties; what is left out gets its default.",
@@ -234,6 +258,24 @@ SCHEMAS: Final[dict[str, Spec]] = {
     ),
     "Purged": record(purged_before=MOMENT, purged_ms=INTEGER),
     "Lag": record(after=MESSAGE_ID, messages=INTEGER),
+    "Cursor": record(**_CURSOR),
+    "CursorLag": _CURSOR_LAG,
+    "Cursors": record(cursors=array(_CURSOR_LAG), next=nullable(CURSOR_NAME)),
+    "CursorSent": {
+        "type": "object",
+        "properties": {
+            "after": nullable(MESSAGE_ID),
+            "expected": nullable(STRING),
+            "data": {
+                "type": "string",
+                "maxLength": 1024,
+                "description": "Text of the reader's own, at most 1,024 bytes of UTF-8.",
+            },
+        },
+        "required": ["after", "expected"],
+        "additionalProperties": False,
+    },
+    "CursorDeleted": record(deleted=BOOLEAN),
     "Range": record(
         earliest=MESSAGE_ID,
         latest=MESSAGE_ID,
@@ -330,9 +372,11 @@ def _error(text: str) -> Spec:
 RESPONSES: Final[dict[str, Spec]] = {
     "400": _error("The request is malformed, or a name is not valid."),
     "403": _error("The caller may not do this, or a browser asks for a page of another site."),
-    "404": _error("There is no such topic, no such path, no such node, or no cluster."),
+    "404": _error(
+        "There is no such topic, no such path, no such cursor, no such node, or no cluster."
+    ),
     "405": _error("The path has no such method; the header Allow names those it has."),
-    "409": _error("It exists already, or is sealed."),
+    "409": _error("It exists already, is sealed, has moved, or there are too many."),
     "413": _error("The body, one message or their number is over a bound."),
     "422": _error("The transaction is too old, or the idempotency key had another body."),
     "500": _error("What became of the request is unknown."),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import click
 
-from broker.cli import cursor as cursors
+from broker.cli import cursorfile
 from broker.cli import span as spans
 from broker.cli.layout import Layout, chosen, layout_options, write_message
 from broker.cli.options import connect, to_broker, topic_argument
@@ -66,21 +66,21 @@ class _Bookmark(NamedTuple):
     """The cursor file of a tail: what was read from it, and what is kept in it."""
 
     file: Path
-    log: cursors.Log
-    found: cursors.Cursor | None
+    log: cursorfile.Log
+    found: cursorfile.Cursor | None
 
     def keep(self, message: Message) -> None:
         """Note that a message was handled. Raises OSError."""
-        cursors.save(self.file, self.log, message.id)
+        cursorfile.save(self.file, self.log, message.id)
 
 
 def _bookmark(client: SyncClient, topic: TopicId, file: Path, *, as_json: bool) -> _Bookmark:
     """Read a cursor file. Raises click.ClickException if it is another topic's or broker's."""
     name = f"{topic.namespace}/{topic.topic}"
-    log = cursors.Log(name, client.topic(topic).generation, client.settings.urls)
-    found = cursors.load(file)
+    log = cursorfile.Log(name, client.topic(topic).generation, client.settings.urls)
+    found = cursorfile.load(file)
     if found is not None:
-        cursors.check(file, found, log)
+        cursorfile.check(file, found, log)
         if found.log is None and not as_json:
             click.echo(f"{file} names no topic, and is taken for one of {name}", err=True)
     return _Bookmark(file, log, found)

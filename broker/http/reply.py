@@ -15,7 +15,7 @@ from http import HTTPStatus
 
 import orjson
 
-from broker.errors import BrokerError, UnavailableError
+from broker.errors import BrokerError, CursorMoved, UnavailableError
 
 AVRO = "avro/binary"
 MESSAGES = "avro/message"
@@ -189,14 +189,15 @@ def error_reply(
         reply_headers.append(("Retry-After", str(retry_after_s(error))))
     message = error.message[:TEXT_CHARACTERS_MAX]
     if names_json(headers):
-        body = orjson.dumps(
-            {
-                "code": error.code,
-                "message": message.encode("utf-8", "replace").decode(),
-                "retriable": error.retriable,
-                "outcome": error.outcome,
-            }
-        )
+        told = {
+            "code": error.code,
+            "message": message.encode("utf-8", "replace").decode(),
+            "retriable": error.retriable,
+            "outcome": error.outcome,
+        }
+        if isinstance(error, CursorMoved):
+            told["cursor"] = error.cursor
+        body = orjson.dumps(told)
         content_type = JSON
     else:
         body, content_type = message.encode("utf-8", "replace"), PLAIN

@@ -1,4 +1,4 @@
-"""Records: topics, pins, claims, settings. Small and few, each changed by compare-and-set.
+"""Records: topics, cursors, pins, claims, settings. Small and few, each changed by compare-and-set.
 
 A record's stored value is a nonce, the data and a checksum. The version that a compare-and-set names is the
 stored value itself, which no other write has: so a record that changed and changed back is another one.
@@ -7,7 +7,7 @@ stored value itself, which no other write has: so a record that changed and chan
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from broker.storage import entry as entries
@@ -44,6 +44,9 @@ class RecordStore(Protocol):
         Raises:
             OutcomeUnknown: it may have been put.
         """
+
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        """Remove records, whatever they say: only such whose keys are never used again."""
 
     async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
         """Return all records whose key begins with ``prefix``, in key order."""
@@ -82,6 +85,14 @@ class Records:
         new = entries.checked(self._nonce() + value)
         done = await self._resolver.swap(Space.RECORDS, key, expected, new)
         return new if done else None
+
+    async def remove(self, keys: Sequence[bytes]) -> None:
+        """Remove records, whatever they say: only such whose keys are never used again.
+
+        Raises:
+            Unavailable: they may be there, or not; removing them again is safe.
+        """
+        await self._resolver.read(lambda: self._resolver.table.delete(Space.RECORDS, keys))
 
     async def scan_prefix(self, prefix: bytes) -> list[tuple[bytes, Record]]:
         """Return all records whose key begins with ``prefix``, in key order."""

@@ -5,15 +5,19 @@ Each takes one check away and does nothing else: what a careless change would do
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from broker.errors import NotFound
 from broker.leading import instances
 from broker.leading.claims import Written
+from broker.model import MessageId, Topic
 from broker.routing import deadlines
 from broker.routing.lanes import ReceivedLanes, Turn
 from broker.storage.reading import LogReader
 from broker.topics.comparing import ClockComparison
+from broker.topics.cursors import Cursor, Cursors
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed import KeyedLog
 from broker.topics.payload_reading import PayloadReader
@@ -97,6 +101,22 @@ def _whole_range(_: Any) -> Any:
     return mutant
 
 
+def _cursor_version(put: Any) -> Any:
+    async def mutant(
+        self: Cursors,
+        topic: Topic,
+        name: str,
+        after: MessageId | None,
+        expected: str | None,
+        data: str,
+    ) -> Cursor:
+        with contextlib.suppress(NotFound):
+            expected = (await self.get(topic, name)).version
+        return await put(self, topic, name, after, expected, data)  # type: ignore[no-any-return]
+
+    return mutant
+
+
 MUTANTS: Final[Mapping[str, Above]] = {
     "id-claim": Above(
         "a node goes on under a number that another has claimed",
@@ -149,6 +169,9 @@ MUTANTS: Final[Mapping[str, Above]] = {
         PayloadReader,
         "_is_whole",
         _closed_reference,
+    ),
+    "cursor-version": Above(
+        "a cursor is moved whatever version the request expects", Cursors, "put", _cursor_version
     ),
     "whole-range": Above(
         "a bulk read ends where storage ends, though its range goes on",

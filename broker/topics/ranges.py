@@ -58,6 +58,14 @@ class Range(NamedTuple):
     ends: list[RowId]
 
 
+class Unread(NamedTuple):
+    """What lies behind a place: how many messages can be read, how many can't any more, and the first of the former."""
+
+    messages: int
+    lost: int
+    oldest: RowId | None
+
+
 class _Known:
     """A numbering, which one request at a time may use."""
 
@@ -95,6 +103,21 @@ class Ranges:
             try:
                 await numbering.refresh()
                 return numbering.all.messages - (await numbering.count(row)).messages
+            finally:
+                self._count(known)
+
+    async def unread(self, topic: Topic, after: RowId | None) -> Unread:
+        """Return what lies behind an id; None: behind nothing, so that it is everything. Raises Unavailable."""
+        known = self._of(topic)
+        async with known.lock:
+            numbering = known.numbering
+            try:
+                await numbering.refresh()
+                found = await self._range(topic, RangeQuery(after), numbering)
+                if found.messages <= 0:
+                    return Unread(0, found.lost, None)
+                oldest = await numbering.next_id(max(found.after, found.earliest))
+                return Unread(found.messages, found.lost, oldest)
             finally:
                 self._count(known)
 

@@ -7,7 +7,7 @@ One sweep goes over all records, of deleted topics too, and over each topic in t
     lifetimes      entries whose own, shorter life is over become stubs, one change a page
     marks          whose window has passed
     payload logs   dropped once no reference to them can be alive, emptied, and a margin later forgotten
-    generations    all older ones, and a deleted topic's own
+    generations    all older ones, and a deleted topic's own, with their cursors
 
 A margin stands between what has expired and what is removed, so that a reader that judged a message alive a moment
 ago still finds it, and a record is read again just before it is acted upon: a stale view removes nothing. What was
@@ -48,6 +48,7 @@ from broker.storage.marks import PRODUCER_LIFE_MS, MarksBefore, forget_marks, sw
 from broker.storage.root import Root, RootState
 from broker.storage.sweeping import Ends
 from broker.topics import stages
+from broker.topics.cursors import forget_cursors
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 
@@ -380,8 +381,6 @@ class Sweeper:
         if may_forget(root, number, floor=floor, now_ms=now_ms, lives=self._lives):
             await leader.payloads.forget(number)
 
-    # Dead generations.
-
     async def _sweep_generations(self, topic: TopicId, below: int, report: SweepReport) -> None:
         if self._cleared.get(topic, 1) >= below:
             return
@@ -397,4 +396,5 @@ class Sweeper:
         while found := await self._around.payload_logs.of_generations(topic, below):
             for log in found:
                 await self._around.payload_logs.forget(log)
+        await forget_cursors(self._leaders.registry.records, topic, below)
         self._cleared[topic] = below

@@ -22,6 +22,7 @@ from broker.model import (
     Poll,
     PublishRequest,
     RollbackRange,
+    RowId,
     Snapshot,
     Topic,
     TopicId,
@@ -32,11 +33,12 @@ from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore
 from broker.topics import admitting, changing
 from broker.topics.browse import BrowsePage, BrowseQuery, browse
+from broker.topics.cursors import Cursors
 from broker.topics.fetch import behind
 from broker.topics.finishing import to_its_end
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
-from broker.topics.ranges import Range, RangeQuery, Ranges
+from broker.topics.ranges import Range, RangeQuery, Ranges, Unread
 from broker.topics.reading import Reading
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
@@ -61,6 +63,7 @@ class Topics:
         self._states = self.leaders.states
         self._polls = WaitingPolls(self.leaders)
         self._ranges = Ranges(around)
+        self.cursors = Cursors(records, around.clock, cursors_max=around.settings.cursors_max)
 
     # Administration.
 
@@ -384,6 +387,10 @@ class Topics:
     async def lag(self, topic: TopicId, after: MessageId) -> int:
         """Return how many messages were published behind an id."""
         return await self._ranges.behind(await self.get(topic), after[:ROW_ID_BYTES])
+
+    async def unread(self, topic: Topic, after: RowId | None) -> Unread:
+        """Return what lies behind a place; any node can tell. Raises Unavailable."""
+        return await self._ranges.unread(topic, after)
 
     async def range(self, topic: TopicId, query: RangeQuery) -> Range:
         """Return a range of a topic's ids, how much it has, and where its parts end."""

@@ -17,6 +17,8 @@ class TopicSettings:
     """How old a write pointer may be when something is published or stored under it."""
     stage_life_s: int = 3600
     """How old a stage may be when something is stored into it, or it is published."""
+    cursors_max: int = 100
+    """Named cursors of one topic."""
     request_deadline_s: float = 30.0
     """How long a request may take that names no deadline of its own."""
     id_lead_ms_max: int = 1000

@@ -7,6 +7,7 @@ from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.storage.resolve import Resolver
+from broker.testing.contract.cursors import CursorsContract
 from broker.testing.contract.record_store import RecordStoreContract
 
 
@@ -42,6 +43,18 @@ class TestMemory(RecordStoreContract):
 
 
 class TestLevelDB(RecordStoreContract):
+    @pytest.fixture
+    def harness(self, tmp_path: Path):
+        return LevelDBHarness(tmp_path)
+
+
+class TestCursorsInMemory(CursorsContract):
+    @pytest.fixture
+    def harness(self):
+        return MemoryHarness()
+
+
+class TestCursorsInLevelDB(CursorsContract):
     @pytest.fixture
     def harness(self, tmp_path: Path):
         return LevelDBHarness(tmp_path)

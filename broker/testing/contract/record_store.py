@@ -88,6 +88,13 @@ class RecordStoreContract:
         assert found is not None
         assert (found.value, found.version) == (str(winner).encode(), results[winner])
 
+    async def test_records_that_are_removed_are_absent(self, records: RecordStore) -> None:
+        for key in (b"a", b"b", b"c"):
+            await records.put_if(key, None, b"value")
+        await records.remove([b"a", b"c", b"never put"])
+        assert [key for key, _ in await records.scan_prefix(b"")] == [b"b"]
+        await records.remove([b"a"])
+
     async def test_records_are_there_after_reopening(self, harness: RecordHarness) -> None:
         records = await harness.open()
         version = await records.put_if(b"k", None, b"one")

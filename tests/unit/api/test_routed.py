@@ -35,7 +35,10 @@ async def ring() -> AsyncIterator[Ring]:
 def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
     about_topics = {shape.name for shape in SHAPES if shape.template.startswith(TOPIC)}
     # Polls have a handler of their own, streams of events are made of polls, and any node reads in bulk.
-    assert about_topics == set(KINDS) | {"poll", "events", "arrow", "arrow_as"}
+    anywhere = {"poll", "events", "arrow", "arrow_as"}
+    # Cursors are records, which change by compare-and-set wherever the request comes.
+    anywhere |= {"cursors", "show_cursor", "put_cursor", "delete_cursor"}
+    assert about_topics == set(KINDS) | anywhere
 
 
 def test_only_what_is_harmless_is_sent_twice() -> None:

@@ -3,8 +3,8 @@ import json
 import click
 import pytest
 
-from broker.cli import cursor
-from broker.cli.cursor import Cursor, Log
+from broker.cli import cursorfile as cursor
+from broker.cli.cursorfile import Cursor, Log
 
 HERE = Log("jobs/states", 2, ("http://127.0.0.1:8080", "http://b:8080"))
 ID = bytes(range(20))

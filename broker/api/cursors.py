@@ -1,0 +1,100 @@
+"""Named cursors of topics: list, show, put, delete. Any node answers; none passes such a request on."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from broker.api.times import rfc3339
+from broker.errors import BadRequest
+from broker.http.reply import Answer, json_reply
+from broker.http.request import Request, whole_number
+from broker.model import (
+    ROW_ID_BYTES,
+    ROW_ID_MIN,
+    MessageId,
+    Topic,
+    check_cursor,
+    message_id_from_hex,
+    timestamp_of,
+)
+from broker.topics.cursors import Cursor, shown
+from broker.topics.service import Topics
+
+LIMIT_MAX: Final = 100
+DATA_BYTES_MAX: Final = 1024
+_FIELDS: Final = {"after", "expected", "data"}
+
+
+class CursorHandlers:
+    """The handlers of named cursors."""
+
+    def __init__(self, topics: Topics) -> None:
+        """Keep the service."""
+        self._topics = topics
+
+    async def list(self, request: Request) -> Answer:
+        """Answer a page of a topic's cursors, each with its lag."""
+        query = request.query
+        limit = whole_number(query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_MAX)
+        topic = await self._topics.get(request.topic)
+        page = await self._topics.cursors.page(topic, query.get("after", ""), limit)
+        told = [await self._with_lag(topic, cursor) for cursor in page.cursors]
+        return json_reply({"cursors": told, "next": page.next})
+
+    async def show(self, request: Request) -> Answer:
+        """Answer one cursor with its lag."""
+        name = check_cursor(request.names.cursor)
+        topic = await self._topics.get(request.topic)
+        cursor = await self._topics.cursors.get(topic, name)
+        return json_reply(await self._with_lag(topic, cursor))
+
+    async def put(self, request: Request) -> Answer:
+        """Move a cursor, or create it, if it is at the version that the request expects."""
+        name = check_cursor(request.names.cursor)
+        after, expected, data = _wanted(request.body)
+        topic = await self._topics.get(request.topic)
+        cursor = await self._topics.cursors.put(topic, name, after, expected, data)
+        return json_reply({**shown(cursor), "generation": topic.generation})
+
+    async def delete(self, request: Request) -> Answer:
+        """Delete a cursor; answer whether there was one."""
+        name = check_cursor(request.names.cursor)
+        topic = await self._topics.get(request.topic)
+        return json_reply({"deleted": await self._topics.cursors.delete(topic, name)})
+
+    async def _with_lag(self, topic: Topic, cursor: Cursor) -> dict[str, Any]:
+        after = None if cursor.after is None else cursor.after[:ROW_ID_BYTES]
+        unread = await self._topics.unread(topic, after)
+        oldest = unread.oldest
+        return {
+            **shown(cursor),
+            "generation": topic.generation,
+            "lag": {
+                "messages": unread.messages,
+                "lost": unread.lost,
+                "oldest": None
+                if oldest is None
+                else {"id": (oldest + ROW_ID_MIN).hex(), "time": rfc3339(timestamp_of(oldest))},
+            },
+        }
+
+
+def _wanted(body: bytes) -> tuple[MessageId | None, str | None, str]:
+    """Return what a put wants: the place, the version that it expects, the data. Raises BadRequest."""
+    try:
+        told = orjson.loads(body)
+    except ValueError as error:
+        raise BadRequest(f"The body is no JSON: {error}") from error
+    if not isinstance(told, dict) or not {"after", "expected"} <= told.keys() <= _FIELDS:
+        raise BadRequest(
+            'The body of a cursor is {"after": message id or null, "expected": the version that is there, null '
+            'for none, "data": text of your own, optional}.'
+        )
+    after, expected, data = told["after"], told["expected"], told.get("data", "")
+    if not isinstance(after, str | None) or not isinstance(expected, str | None):
+        raise BadRequest("after and expected are strings, or null.")
+    if not isinstance(data, str) or len(data.encode("utf-8")) > DATA_BYTES_MAX:
+        raise BadRequest(f"data is text of at most {DATA_BYTES_MAX} bytes.")
+    return None if after is None else message_id_from_hex(after), expected, data

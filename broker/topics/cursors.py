@@ -1,0 +1,277 @@
+"""Named cursors: places in a topic that readers keep here, each changed by compare-and-set.
+
+They are records, so any node answers, and no leader is needed. Two kinds, of one generation of a topic::
+
+    cursor/ns:topic: | generation int32                        the index: {"name": "incarnation", …}
+    cursor/ns:topic: | generation int32 | name 0 incarnation    a cursor: its place, version, data
+
+A cursor exists if the index names it. To create one, this code puts its record under a fresh incarnation, then
+changes the index; to delete one it changes the index, then removes the record. So the index bounds their number
+exactly, and a record that is removed is never used again: no incarnation comes twice. A record that a crash left
+out of the index goes with its generation, by the sweeper.
+
+Each write has a fresh version, and notes the version before. A put that is repeated, because its answer was lost,
+finds its own place behind the version that it expected, and is answered as the first time.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, NamedTuple, NoReturn
+
+from broker.clock import Clock
+from broker.errors import CursorMoved, NotFound, OutcomeUnknown, StorageCorrupt, TooManyCursors
+from broker.model import MessageId, Topic, TopicId
+from broker.storage.keys import topic_prefix
+from broker.storage.records import Record, RecordStore
+
+RECORD_PREFIX: Final = b"cursor/"
+TRIES_MAX: Final = 16
+"""Each try that fails means that another request changed the same cursor, or the index, meanwhile."""
+_GENERATION: Final = struct.Struct(">i")
+
+
+class Cursor(NamedTuple):
+    """A cursor as stored. ``after``: the last message that was read; None: none yet.
+
+    ``version`` is what the next put expects; ``before`` what the last put expected, None if it created the cursor.
+    ``data`` is the reader's own.
+    """
+
+    name: str
+    after: MessageId | None
+    version: str
+    data: str
+    updated_ms: int
+    before: str | None = None
+
+
+class CursorPage(NamedTuple):
+    """Some cursors in the order of their names; ``next`` is the name behind which more follow."""
+
+    cursors: list[Cursor]
+    next: str | None
+
+
+class _Index(NamedTuple):
+    incarnations: Mapping[str, str]
+    version: bytes | None
+
+
+def random_text() -> str:
+    """Return a version, or an incarnation, that was not given before."""
+    return secrets.token_hex(8)
+
+
+class Cursors:
+    """The named cursors of all topics. Every method raises Unavailable if storage does not answer."""
+
+    def __init__(
+        self,
+        records: RecordStore,
+        clock: Clock,
+        *,
+        cursors_max: int,
+        fresh: Callable[[], str] = random_text,
+    ) -> None:
+        """Keep cursors in ``records``, at most ``cursors_max`` of one topic. ``fresh`` is for tests."""
+        self._records = records
+        self._clock = clock
+        self._cursors_max = cursors_max
+        self._fresh = fresh
+
+    async def get(self, topic: Topic, name: str) -> Cursor:
+        """Return a cursor. Raises NotFound."""
+        found = await self._find(topic, name, (await self._index(topic)).incarnations)
+        if found is None:
+            raise NotFound(f"Topic {topic.id} has no cursor {name}.")
+        return found[0]
+
+    async def page(self, topic: Topic, after_name: str, limit: int) -> CursorPage:
+        """Return at most ``limit`` cursors behind a name, which need not be there; "" is before all."""
+        incarnations = (await self._index(topic)).incarnations
+        names = sorted(name for name in incarnations if name > after_name)
+        found = [await self._find(topic, name, incarnations) for name in names[:limit]]
+        following = names[limit - 1] if len(names) > limit else None
+        return CursorPage([each[0] for each in found if each is not None], following)
+
+    async def put(
+        self, topic: Topic, name: str, after: MessageId | None, expected: str | None, data: str
+    ) -> Cursor:
+        """Move a cursor whose version is ``expected``, or create it (None). Repeated, it changes nothing more.
+
+        Raises:
+            CursorMoved: its version is another, or there is no such cursor; nothing was done.
+            TooManyCursors: the topic has as many as it may have.
+            OutcomeUnknown: it may have been done; repeating it is safe.
+        """
+        for _ in range(TRIES_MAX):
+            index = await self._index(topic)
+            if name not in index.incarnations:
+                if expected is not None:
+                    self._moved(topic, name, None)
+                created = await self._create(topic, name, after, data, index)
+                if created is not None:
+                    return created
+                continue
+            found = await self._find(topic, name, index.incarnations)
+            if found is None:
+                continue  # It was deleted since the index was read.
+            now, record = found
+            if now.version == expected:
+                moved = self._fresh_cursor(name, after, data, expected)
+                key = _cursor_key(topic, name, index.incarnations[name])
+                if await self._records.put_if(key, record.version, _encode(moved)) is not None:
+                    return moved
+            elif (now.before, now.after, now.data) == (expected, after, data):
+                return now  # The first attempt did it.
+            else:
+                self._moved(topic, name, now)
+        raise OutcomeUnknown(f"Changing cursor {name} of {topic.id} did not finish.")
+
+    @staticmethod
+    def _moved(topic: Topic, name: str, now: Cursor | None) -> NoReturn:
+        if now is None:
+            raise CursorMoved(f"Topic {topic.id} has no cursor {name}, so it is at no version.")
+        place = "the beginning" if now.after is None else now.after.hex()
+        raise CursorMoved(
+            f"Cursor {name} of {topic.id} is at {place} by now, with version {now.version}.",
+            cursor=shown(now),
+        )
+
+    async def _create(
+        self, topic: Topic, name: str, after: MessageId | None, data: str, index: _Index
+    ) -> Cursor | None:
+        """Create a cursor; None: the index is another by now."""
+        if len(index.incarnations) >= self._cursors_max:
+            raise TooManyCursors(
+                f"Topic {topic.id} has {len(index.incarnations)} cursors, and may have "
+                f"{self._cursors_max} (topics.cursors_max). Delete those that are not used."
+            )
+        incarnation = self._fresh()
+        created = self._fresh_cursor(name, after, data, None)
+        key = _cursor_key(topic, name, incarnation)
+        # First the record, then its name: whatever the index names is there.
+        await self._records.put_if(key, None, _encode(created))
+        if await self._put_index(topic, index, {**index.incarnations, name: incarnation}):
+            return created
+        await self._records.remove([key])
+        return None
+
+    def _fresh_cursor(
+        self, name: str, after: MessageId | None, data: str, before: str | None
+    ) -> Cursor:
+        return Cursor(name, after, self._fresh(), data, self._clock.now_ms(), before)
+
+    async def delete(self, topic: Topic, name: str) -> bool:
+        """Delete a cursor, wherever it is; return whether there was one. Raises OutcomeUnknown: repeat it."""
+        for _ in range(TRIES_MAX):
+            index = await self._index(topic)
+            incarnation = index.incarnations.get(name)
+            if incarnation is None:
+                return False
+            left = {each: kept for each, kept in index.incarnations.items() if each != name}
+            if await self._put_index(topic, index, left):
+                await self._records.remove([_cursor_key(topic, name, incarnation)])
+                return True
+        raise OutcomeUnknown(f"Deleting cursor {name} of {topic.id} did not finish.")
+
+    # Records.
+
+    async def _index(self, topic: Topic) -> _Index:
+        key = _index_key(topic)
+        found = await self._records.get(key)
+        if found is None:
+            return _Index({}, None)
+        return _Index(_decoded(key, found), found.version)
+
+    async def _put_index(self, topic: Topic, old: _Index, incarnations: Mapping[str, str]) -> bool:
+        value = json.dumps(incarnations, separators=(",", ":")).encode()
+        return await self._records.put_if(_index_key(topic), old.version, value) is not None
+
+    async def _find(
+        self, topic: Topic, name: str, incarnations: Mapping[str, str]
+    ) -> tuple[Cursor, Record] | None:
+        incarnation = incarnations.get(name)
+        if incarnation is None:
+            return None
+        key = _cursor_key(topic, name, incarnation)
+        record = await self._records.get(key)
+        if record is None:
+            return None
+        told = _decoded(key, record)
+        try:
+            after = told["after"]
+            cursor = Cursor(
+                name,
+                None if after is None else bytes.fromhex(after),
+                told["version"],
+                told["data"],
+                told["updated_ms"],
+                told["before"],
+            )
+        except (ValueError, TypeError, KeyError) as error:
+            raise StorageCorrupt(f"the record {key!r} is no cursor") from error
+        return cursor, record
+
+
+async def forget_cursors(records: RecordStore, topic: TopicId, below: int) -> int:
+    """Remove what is kept of generations below one, which take no requests any more; return how many records.
+
+    Raises:
+        Unavailable: storage does not answer; the rest is removed the next time.
+    """
+    prefix, went = RECORD_PREFIX + topic_prefix(topic), 0
+    async with aclosing(records.pages(prefix)) as pages:
+        async for page in pages:
+            old = [key for key, _ in page if _generation_of(prefix, key) < below]
+            if old:
+                await records.remove(old)
+            went += len(old)
+            if len(old) < len(page):
+                break  # Keys are in the order of generations.
+    return went
+
+
+def shown(cursor: Cursor) -> dict[str, Any]:
+    """Return a cursor as the interface shows it."""
+    return {
+        "name": cursor.name,
+        "after": None if cursor.after is None else cursor.after.hex(),
+        "version": cursor.version,
+        "data": cursor.data,
+        "updated_ms": cursor.updated_ms,
+    }
+
+
+def _index_key(topic: Topic) -> bytes:
+    return RECORD_PREFIX + topic_prefix(topic.id) + _GENERATION.pack(topic.generation)
+
+
+def _cursor_key(topic: Topic, name: str, incarnation: str) -> bytes:
+    return _index_key(topic) + f"{name}\0{incarnation}".encode()
+
+
+def _generation_of(prefix: bytes, key: bytes) -> int:
+    generation: int = _GENERATION.unpack_from(key, len(prefix))[0]
+    return generation
+
+
+def _encode(cursor: Cursor) -> bytes:
+    told = {**shown(cursor), "before": cursor.before}
+    del told["name"]  # It is in the key.
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def _decoded(key: bytes, record: Record) -> dict[str, Any]:
+    try:
+        told = json.loads(record.value)
+    except ValueError as error:
+        raise StorageCorrupt(f"the record {key!r} does not decode") from error
+    if not isinstance(told, dict):
+        raise StorageCorrupt(f"the record {key!r} does not decode")
+    return told

@@ -1,0 +1,143 @@
+"""Named cursors where storage does not say what it did, where nodes race, and where topics end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from broker.errors import CursorMoved, NotFound, OutcomeUnknown, StorageCorrupt, TooManyCursors
+from broker.model import MessageId
+from broker.storage.records import Records
+from broker.storage.resolve import Resolver
+from broker.storage.table import NoAnswer
+from broker.testing.bench import TOPIC, Bench, Gate, done_but
+from broker.testing.mutants import in_force
+from broker.topics.cursors import RECORD_PREFIX, Cursors
+
+PLACE, LATER = bytes(range(20)), bytes(range(1, 21))
+
+
+def of_another_node(bench: Bench) -> Cursors:
+    records = Records(Resolver(bench.memory, bench.clock))
+    return Cursors(records, bench.clock, cursors_max=100)
+
+
+async def two_readers_move_one_cursor(bench: Bench) -> MessageId | None:
+    """Let two readers of one cursor each write a place; return where it is. Raises CursorMoved: one is told."""
+    topic, mine, others = await bench.create(), bench.topics.cursors, of_another_node(bench)
+    made = await mine.put(topic, "c", None, None, "")
+    await others.put(topic, "c", LATER, made.version, "other")
+    await mine.put(topic, "c", PLACE, made.version, "mine")
+    return (await mine.get(topic, "c")).after
+
+
+async def test_a_reader_that_lost_a_race_moves_nothing(bench: Bench) -> None:
+    with pytest.raises(CursorMoved):
+        await two_readers_move_one_cursor(bench)
+
+
+async def test_without_its_version_a_put_moves_a_cursor_back(bench: Bench) -> None:
+    with in_force("cursor-version"):
+        assert await two_readers_move_one_cursor(bench) == PLACE < LATER
+
+
+async def test_a_race_between_reading_and_writing_is_lost_by_one(bench: Bench) -> None:
+    topic, gate = await bench.create(), Gate()
+    made = await bench.topics.cursors.put(topic, "c", None, None, "")
+    bench.table.on("record", gate.before)
+    late = asyncio.ensure_future(bench.topics.cursors.put(topic, "c", PLACE, made.version, "late"))
+    await gate.reached.wait()
+    moved = await of_another_node(bench).put(topic, "c", LATER, made.version, "")
+    gate.open()
+    with pytest.raises(CursorMoved) as lost:
+        await late
+    assert lost.value.cursor["version"] == moved.version
+
+
+async def test_a_put_without_an_answer_is_repeated(bench: Bench) -> None:
+    topic, cursors = await bench.create(), bench.topics.cursors
+    made = await cursors.put(topic, "c", None, None, "")
+    bench.table.on("record", done_but(OutcomeUnknown("x")))
+    with pytest.raises(OutcomeUnknown):
+        await cursors.put(topic, "c", PLACE, made.version, "mine")
+    moved = await cursors.put(topic, "c", PLACE, made.version, "mine")
+    bench.table.on("record", done_but(NoAnswer("x")))  # The store reads, and finds out.
+    assert (await cursors.put(topic, "c", LATER, moved.version, "mine")).after == LATER
+
+
+async def test_a_creation_without_an_answer_is_repeated(bench: Bench) -> None:
+    topic, cursors = await bench.create(), bench.topics.cursors
+
+    async def passed(real, *arguments, **named):
+        return await real(*arguments, **named)
+
+    bench.table.on("record", passed, done_but(OutcomeUnknown("of the index")))
+    with pytest.raises(OutcomeUnknown):
+        await cursors.put(topic, "c", None, None, "mine")
+    made = await cursors.put(topic, "c", None, None, "mine")
+    assert made.before is None
+    assert [each.name for each in (await cursors.page(topic, "", 9)).cursors] == ["c"]
+
+
+async def test_a_cursor_that_is_deleted_meanwhile_is_gone(bench: Bench) -> None:
+    topic, gate = await bench.create(), Gate()
+    cursors = bench.topics.cursors
+    made = await cursors.put(topic, "c", None, None, "")
+    bench.table.on("record", gate.before)
+    late = asyncio.ensure_future(cursors.put(topic, "c", PLACE, made.version, ""))
+    await gate.reached.wait()
+    others = of_another_node(bench)
+    assert await others.delete(topic, "c")
+    gate.open()
+    with pytest.raises(CursorMoved):
+        await late
+    with pytest.raises(NotFound):
+        await cursors.get(topic, "c")
+    # A new one of the name is another one.
+    await others.put(topic, "c", LATER, None, "")
+    with pytest.raises(CursorMoved):
+        await cursors.put(topic, "c", PLACE, made.version, "")
+
+
+async def test_the_bound_holds_where_nodes_create_at_once(bench: Bench) -> None:
+    bench.restart(cursors_max=1)
+    topic, gate = await bench.create(), Gate()
+    bench.table.on("record", gate.before)
+    late = asyncio.ensure_future(bench.topics.cursors.put(topic, "late", None, None, ""))
+    await gate.reached.wait()
+    await of_another_node(bench).put(topic, "early", None, None, "")
+    gate.open()
+    with pytest.raises(TooManyCursors):
+        await late
+    assert len(await records_of(bench)) == 2  # The index and one cursor.
+
+
+async def records_of(bench: Bench) -> list[bytes]:
+    return [key for key, _ in await bench.records.scan_prefix(RECORD_PREFIX)]
+
+
+async def test_the_sweeper_removes_the_cursors_of_topics_that_are_gone(bench: Bench) -> None:
+    for generation in (1, 2):
+        topic = await bench.create()
+        await bench.topics.cursors.put(topic, f"c{generation}", None, None, "")
+        if generation == 1:
+            await bench.topics.delete(TOPIC)
+    await bench.sweeper.sweep()
+    page = await bench.topics.cursors.page(topic, "", 9)
+    assert ([each.name for each in page.cursors], len(await records_of(bench))) == (["c2"], 2)
+    await bench.topics.delete(TOPIC)
+    await bench.sweeper.sweep()
+    assert await records_of(bench) == []
+
+
+@pytest.mark.parametrize("value", [b"{", b"[]", json.dumps({"after": "x"}).encode()])
+async def test_a_record_that_is_no_cursor_is_told(bench: Bench, value: bytes) -> None:
+    topic, cursors = await bench.create(), bench.topics.cursors
+    await cursors.put(topic, "c", None, None, "")
+    _, key = await records_of(bench)
+    found = await bench.records.get(key)
+    await bench.records.put_if(key, found.version, value)
+    with pytest.raises(StorageCorrupt):
+        await cursors.get(topic, "c")
