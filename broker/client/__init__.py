@@ -5,6 +5,7 @@ original. Errors are those of ``broker.errors``, by name.
 """
 
 from broker.client.aio import Client
+from broker.client.cursors import Cursor, CursorLag
 from broker.client.leaders import Leader
 from broker.client.reading import Reading
 from broker.client.retrying import Trouble
@@ -28,6 +29,7 @@ from broker.errors import (
     BodyTooLarge,
     BrokerError,
     ChangesTooLarge,
+    CursorMoved,
     Forbidden,
     IdempotencyKeyReused,
     NotFound,
@@ -36,6 +38,7 @@ from broker.errors import (
     PayloadsSealed,
     RequestError,
     StorageFull,
+    TooManyCursors,
     TooManyMessages,
     TopicExists,
     TopicNotFound,
@@ -56,6 +59,9 @@ __all__ = [
     "Browsed",
     "ChangesTooLarge",
     "Client",
+    "Cursor",
+    "CursorLag",
+    "CursorMoved",
     "Forbidden",
     "IdempotencyKeyReused",
     "Leader",
@@ -77,6 +83,7 @@ __all__ = [
     "SyncStage",
     "SyncTransactionPublisher",
     "TailOptions",
+    "TooManyCursors",
     "TooManyMessages",
     "TopicExists",
     "TopicId",

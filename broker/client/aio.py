@@ -35,6 +35,7 @@ from typing import Any, Literal, Self
 
 from broker.client import admin, protocol
 from broker.client.calls import Calls
+from broker.client.cursors import CursorCalls
 from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.leaders import Leader
@@ -384,6 +385,11 @@ class Client(Reader):
     def transaction(self, pointer: int, snapshot: Snapshot | None = None) -> TransactionPublisher:
         """Return a publisher for one transaction, which remembers what it may have to undo."""
         return TransactionPublisher(self, pointer, snapshot)
+
+    @property
+    def cursors(self) -> CursorCalls:
+        """The calls of named cursors: the places of readers that the broker keeps."""
+        return CursorCalls(self._calls, self._topic)
 
     @property
     def transactions(self) -> TransactionService:

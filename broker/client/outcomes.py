@@ -14,7 +14,8 @@ import json
 import os
 import random
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from broker.client.protocol import Reply, Request
 from broker.errors import (
@@ -24,6 +25,7 @@ from broker.errors import (
     BrokerError,
     ChangesTooLarge,
     ClockSkew,
+    CursorMoved,
     Forbidden,
     IdempotencyKeyReused,
     MethodNotAllowed,
@@ -37,6 +39,7 @@ from broker.errors import (
     RequestError,
     StorageCorrupt,
     StorageFull,
+    TooManyCursors,
     TooManyMessages,
     TopicExists,
     TopicNotFound,
@@ -61,6 +64,8 @@ _BY_CODE: Final[dict[str, type[BrokerError]]] = {
         TransactionNotInProgress,
         TransactionConflict,
         ChangesTooLarge,
+        CursorMoved,
+        TooManyCursors,
         IdempotencyKeyReused,
         Forbidden,
         NotInstalled,
@@ -122,6 +127,8 @@ def error_of(request: Request, reply: Reply) -> BrokerError:
         kind, message = NotFound, NO_BROKER
     kind = kind or _kind_by_text(message) or _kind_by_status(request, reply.status)
     error = kind(message)
+    if isinstance(error, CursorMoved):
+        error.cursor = _json(reply).get("cursor")
     outcome = reply.headers.get("broker-outcome")
     if outcome == "unknown":
         error.outcome, error.retriable = "unknown", False
@@ -144,6 +151,15 @@ def _message(reply: Reply) -> str:
         except (ValueError, KeyError, TypeError):
             return text
     return text
+
+
+def _json(reply: Reply) -> Mapping[str, Any]:
+    """Return an answer's JSON object, an empty one if it is none."""
+    try:
+        told = json.loads(reply.body)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _seconds(text: str | None) -> float | None:

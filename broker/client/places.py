@@ -17,7 +17,17 @@ from typing import Any, Final, SupportsIndex
 
 from broker.client.values import Start
 from broker.errors import BadRequest
-from broker.model import MESSAGE_ID_BYTES, MessageId, checked_time_ms, message_id_from_hex
+from broker.model import (
+    MESSAGE_ID_BYTES,
+    ROW_ID_BYTES,
+    ROW_ID_MAX,
+    ROW_ID_MIN,
+    MessageId,
+    checked_time_ms,
+    first_row_at,
+    message_id_from_hex,
+    row_before,
+)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -72,6 +82,15 @@ def id_of(identifier: MessageId | str, name: str) -> MessageId:
         return message_id_from_hex(identifier)
     except BadRequest as error:
         raise BadRequest(f"{name}: {error.message}") from None
+
+
+def before(place: MessageId | int) -> MessageId:
+    """Return the greatest id below a message, or below all of a moment (ms): what follows it begins there."""
+    row = first_row_at(place) if isinstance(place, int) else place[:ROW_ID_BYTES]
+    inside = ROW_ID_MIN if isinstance(place, int) else place[ROW_ID_BYTES:]
+    if inside > ROW_ID_MIN:
+        return row + row_before(inside)
+    return row + ROW_ID_MIN if row == ROW_ID_MIN else row_before(row) + ROW_ID_MAX
 
 
 def _moment_ms(moment: datetime, name: str) -> int:

@@ -105,7 +105,8 @@ def _topics_path(namespace: str) -> str:
     return f"/v1/namespaces/{check_namespace(namespace)}/topics"
 
 
-def _topic_path(topic: TopicId) -> str:
+def topic_path(topic: TopicId) -> str:
+    """Return the path of a topic."""
     return f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}"
 
 
@@ -116,24 +117,24 @@ def _properties_body(properties: Mapping[str, str]) -> bytes:
 def create_topic(topic: TopicId, properties: Mapping[str, str]) -> Request:
     """Ask for a new topic."""
     headers = {"Content-Type": JSON}
-    return Request("PUT", _topic_path(topic), headers, _properties_body(properties), topic)
+    return Request("PUT", topic_path(topic), headers, _properties_body(properties), topic)
 
 
 def set_properties(topic: TopicId, properties: Mapping[str, str]) -> Request:
     """Replace all properties of a topic. Doing so twice is as good as once."""
-    path = f"{_topic_path(topic)}/properties"
+    path = f"{topic_path(topic)}/properties"
     headers = {"Content-Type": JSON}
     return Request("PUT", path, headers, _properties_body(properties), topic, repeatable=True)
 
 
 def delete_topic(topic: TopicId) -> Request:
     """Ask for a topic's deletion."""
-    return Request("DELETE", _topic_path(topic), topic=topic)
+    return Request("DELETE", topic_path(topic), topic=topic)
 
 
 def show_topic(topic: TopicId) -> Request:
     """Ask for a topic's properties."""
-    return _read("GET", _topic_path(topic), topic=topic)
+    return _read("GET", topic_path(topic), topic=topic)
 
 
 def list_topics(namespace: str) -> Request:
@@ -152,7 +153,7 @@ def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> Request:
     Raises:
         BadRequest, TypeError: it is no moment.
     """
-    path = f"{_topic_path(topic)}/purge?before={_purge_moment(before)}"
+    path = f"{topic_path(topic)}/purge?before={_purge_moment(before)}"
     return Request("POST", path, {"Accept": JSON}, topic=topic, repeatable=before != "now")
 
 
@@ -196,7 +197,7 @@ def _write(
     ttl_s: int | None,
     headers: Mapping[str, str],
 ) -> Request:
-    path = f"{_topic_path(topic)}/{action}"
+    path = f"{topic_path(topic)}/{action}"
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
     # As the original has it, unless there is what the original has not.
@@ -245,7 +246,7 @@ def store(
 
 def begin_stage(topic: TopicId) -> Request:
     """Ask for a stage. Twice gives two, of which one is not used."""
-    return Request("POST", f"{_topic_path(topic)}/stages", topic=topic, repeatable=True)
+    return Request("POST", f"{topic_path(topic)}/stages", topic=topic, repeatable=True)
 
 
 def stage_begun(reply: Reply) -> str:
@@ -278,7 +279,7 @@ def publish_stages(
     asked: dict[str, Any] = {"stages": [_stage(stage) for stage in stages]}
     if pointer is not None:
         asked["write_pointer"] = pointer
-    path = f"{_topic_path(topic)}/stages/publish"
+    path = f"{topic_path(topic)}/stages/publish"
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
     headers = {"Content-Type": JSON, "Accept": AVRO, **_once(None, producer)}
@@ -322,7 +323,7 @@ _leader = lru_cache(maxsize=1024)(leader_of)
 
 def rollback(topic: TopicId, rollback_body: bytes) -> Request:
     """Undo a transactional publish; the broker gets its own answer back. Twice is as once."""
-    path = f"{_topic_path(topic)}/rollback"
+    path = f"{topic_path(topic)}/rollback"
     return Request("POST", path, {"Content-Type": AVRO}, rollback_body, topic, repeatable=True)
 
 
@@ -331,7 +332,7 @@ def rollback(topic: TopicId, rollback_body: bytes) -> Request:
 
 def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> Request:
     """Ask for messages as a consumer."""
-    path = f"{_topic_path(topic)}/poll"
+    path = f"{topic_path(topic)}/poll"
     if wait_s:
         path = f"{path}?wait={wait_s:g}"
     headers = {"Content-Type": AVRO, "Accept": messages.CONTENT_TYPE}
@@ -346,7 +347,7 @@ def browse(
 ) -> Request:
     """Ask to see messages without consuming; ``bounds`` are the query's from, to and so on."""
     query = urlencode(bounds, quote_via=quote)
-    path = f"{_topic_path(topic)}/messages" + (f"?{query}" if query else "")
+    path = f"{topic_path(topic)}/messages" + (f"?{query}" if query else "")
     if snapshot is None:
         return _read("GET", path, {"Accept": JSON}, topic=topic)
     headers = {"Accept": JSON, "Content-Type": JSON}
@@ -437,12 +438,12 @@ def _bytes_of(value: str | Mapping[str, str]) -> bytes:
 
 def stats(topic: TopicId) -> Request:
     """Ask for a topic's figures."""
-    return _read("GET", f"{_topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
+    return _read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
 
 
 def lag(topic: TopicId, after: MessageId | str) -> Request:
     """Ask how many messages were published behind an id. Raises BadRequest, TypeError."""
-    path = f"{_topic_path(topic)}/lag?after={id_of(after, 'after').hex()}"
+    path = f"{topic_path(topic)}/lag?after={id_of(after, 'after').hex()}"
     return _read("GET", path, {"Accept": JSON}, topic=topic)
 
 
@@ -469,7 +470,7 @@ def topic_range(
         "parts": parts if parts != 1 else None,
     }
     query = urlencode({name: value for name, value in asked.items() if value is not None})
-    path = f"{_topic_path(topic)}/range" + (f"?{query}" if query else "")
+    path = f"{topic_path(topic)}/range" + (f"?{query}" if query else "")
     return _read("GET", path, {"Accept": JSON}, topic=topic)
 
 
@@ -497,7 +498,7 @@ def arrow(
         if after is None
         else f"after={after.hex()}&through={through.hex()}"
     )
-    path = f"{_topic_path(topic)}/arrow?{query}"
+    path = f"{topic_path(topic)}/arrow?{query}"
     if snapshot is None:
         return _read("GET", path, {"Accept": ARROW}, topic=topic)
     return _read("POST", path, {"Accept": ARROW, "Content-Type": JSON}, _snapshot(snapshot), topic)
@@ -511,7 +512,7 @@ def json_object(reply: Reply) -> dict[str, Any]:
 
 def events(topic: TopicId, *, start: str | None, last_event_id: str | None) -> Request:
     """Ask for the topic as server-sent events."""
-    path = f"{_topic_path(topic)}/events" + (f"?from={start}" if start else "")
+    path = f"{topic_path(topic)}/events" + (f"?from={start}" if start else "")
     headers = {"Accept": "text/event-stream"}
     if last_event_id is not None:
         headers["Last-Event-ID"] = last_event_id

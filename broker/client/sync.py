@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.blocking import blocking, described
+from broker.client.cursors import CursorCalls
 from broker.client.later import Counts
 from broker.client.reading import Reading
 from broker.client.retrying import OnTrouble
@@ -231,6 +232,11 @@ class SyncClient:
         return SyncTransactionPublisher(self, pointer, snapshot)
 
     @property
+    def cursors(self) -> SyncCursorCalls:
+        """The calls of named cursors; see ``Client.cursors``."""
+        return SyncCursorCalls(self)
+
+    @property
     def transactions(self) -> SyncTransactionService:
         """The calls of the broker's transaction service; see ``Client.transactions``."""
         return SyncTransactionService(self)
@@ -310,6 +316,19 @@ class SyncTransactionService:
     list = blocking(TransactionService.list)
     show = blocking(TransactionService.show)
     truncate = blocking(TransactionService.truncate)
+
+
+class SyncCursorCalls:
+    """The calls of named cursors; see ``Client.cursors``."""
+
+    def __init__(self, client: SyncClient) -> None:
+        self._client = client._client.cursors  # noqa: SLF001 - Its own.
+        self._wait = client._wait  # noqa: SLF001
+
+    list = blocking(CursorCalls.list)
+    get = blocking(CursorCalls.get)
+    put = blocking(CursorCalls.put)
+    delete = blocking(CursorCalls.delete)
 
 
 class SyncStage:

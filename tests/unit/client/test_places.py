@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from broker.client import Snapshot, TailOptions
-from broker.client.places import id_of, start_of
+from broker.client.places import before, id_of, start_of
 from broker.client.protocol import Reply
 from broker.errors import BadRequest, TopicNotFound
-from broker.model import row_id
+from broker.model import ROW_ID_MAX, row_id
 from broker.wire import avro
 
 ID = row_id(1_764_000_000_123, 7) + bytes(10)
@@ -134,3 +134,11 @@ async def test_no_door_sends_what_is_no_place(make_client, transport, door, plac
         with pytest.raises((BadRequest, TypeError)):
             await DOORS[door](client, place)
     assert transport.requests == []
+
+
+def test_what_follows_the_id_before_a_place_begins_there():
+    row = row_id(1000, 7)
+    assert before(row + bytes(10)) == row_id(1000, 6) + ROW_ID_MAX
+    assert before(row + row_id(5, 2)) == row + row_id(5, 1)
+    assert before(1000) == row_id(999, 65535) + ROW_ID_MAX
+    assert before(bytes(20)) == before(0) == bytes(20)

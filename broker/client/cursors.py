@@ -1,0 +1,139 @@
+"""Named cursors: the places of readers that the broker keeps, each changed by compare-and-set.
+
+A put names the version that it expects. One that is sent again, because its answer was lost, has the effect of
+once, and is answered as the first time: so it is repeated like any other call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from broker.client import protocol
+from broker.client.calls import Calls
+from broker.client.places import id_of
+from broker.client.protocol import JSON, Request
+from broker.client.values import TopicName
+from broker.model import MessageId, TopicId, check_cursor
+
+
+class CursorLag(NamedTuple):
+    """What lies behind a cursor.
+
+    ``messages`` can be read, of which ``oldest`` is the id of the first, by its row; None: there is none. ``lost``
+    is how many were published behind the cursor and can't be read any more, at least.
+    """
+
+    messages: int
+    lost: int
+    oldest: MessageId | None
+
+
+class Cursor(NamedTuple):
+    """A named cursor.
+
+    ``after`` is the last message that was read, None if none was. ``version`` is what the next put expects. ``data``
+    is the reader's own. ``generation`` is that of the topic. ``lag`` is None in the answer to a put.
+    """
+
+    name: str
+    after: MessageId | None
+    version: str
+    data: str
+    updated_ms: int
+    generation: int
+    lag: CursorLag | None = None
+
+
+class CursorCalls:
+    """The calls of named cursors, one method each; ``client.cursors`` is one.
+
+    Every method raises TopicNotFound if there is no such topic, and BadName if a name can be none.
+    """
+
+    def __init__(self, calls: Calls, topic_of: Callable[[TopicName], TopicId]) -> None:
+        self._calls = calls
+        self._topic_of = topic_of
+
+    async def list(self, topic: TopicName) -> list[Cursor]:
+        """Return all named cursors of a topic, each with its lag, in the order of their names."""
+        found: list[Cursor] = []
+        behind: str | None = ""
+        while behind is not None:
+            told = protocol.json_object(
+                await self._calls.read(_list(self._topic_of(topic), behind))
+            )
+            found += [_cursor(one) for one in told["cursors"]]
+            behind = told["next"]
+        return found
+
+    async def get(self, topic: TopicName, name: str) -> Cursor:
+        """Return a cursor with its lag. Raises NotFound."""
+        request = _request("GET", self._topic_of(topic), name)
+        return _cursor(protocol.json_object(await self._calls.read(request)))
+
+    async def put(
+        self,
+        topic: TopicName,
+        name: str,
+        after: MessageId | str | None,
+        *,
+        expected: str | None,
+        data: str = "",
+    ) -> Cursor:
+        """Move a cursor, or create it.
+
+        Args:
+            topic: whose.
+            name: 1 to 128 letters, digits and any of ``_ - .``
+            after: the id of the last message that was read; None: of none.
+            expected: the version that it has; None: there is no such cursor yet.
+            data: up to 1,024 bytes of text of the reader's own.
+
+        Raises:
+            CursorMoved: it has another version, or is not there; ``error.cursor`` tells. Nothing was done.
+            TooManyCursors: the topic has as many as it may have.
+            OutcomeUnknown: it may have been done. The same put again tells.
+        """
+        place = None if after is None else id_of(after, "after").hex()
+        body = json.dumps({"after": place, "expected": expected, "data": data}).encode()
+        request = _request("PUT", self._topic_of(topic), name, body)
+        return _cursor(protocol.json_object(await self._calls.write(request)))
+
+    async def delete(self, topic: TopicName, name: str) -> bool:
+        """Delete a cursor, wherever it is; return whether there was one at the last attempt."""
+        request = _request("DELETE", self._topic_of(topic), name)
+        return bool(protocol.json_object(await self._calls.write(request))["deleted"])
+
+
+def _request(method: str, topic: TopicId, name: str, body: bytes = b"") -> Request:
+    path = f"{protocol.topic_path(topic)}/cursors/{check_cursor(name)}"
+    headers = {"Accept": JSON, **({"Content-Type": JSON} if body else {})}
+    return Request(method, path, headers, body, topic, reading=method == "GET", repeatable=True)
+
+
+def _list(topic: TopicId, behind: str) -> Request:
+    query = f"?{urlencode({'after': behind})}" if behind else ""
+    path = f"{protocol.topic_path(topic)}/cursors{query}"
+    return Request("GET", path, {"Accept": JSON}, topic=topic, reading=True, repeatable=True)
+
+
+def _cursor(told: Mapping[str, Any]) -> Cursor:
+    lag = told.get("lag")
+    return Cursor(
+        told["name"],
+        _id(told["after"]),
+        told["version"],
+        told["data"],
+        told["updated_ms"],
+        told["generation"],
+        None
+        if lag is None
+        else CursorLag(lag["messages"], lag["lost"], _id(lag["oldest"] and lag["oldest"]["id"])),
+    )
+
+
+def _id(text: str | None) -> MessageId | None:
+    return None if text is None else bytes.fromhex(text)
