@@ -64,6 +64,7 @@ def test_the_commands_are_there():
         "chaos",
         "cluster",
         "completion",
+        "cursors",
         "config",
         "context",
         "namespaces",
