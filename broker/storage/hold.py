@@ -9,11 +9,11 @@ from a page at or above the floor by ``next`` to its own. A sealed page is chang
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final, NamedTuple
 
 from broker.errors import BrokerError, OutcomeUnknown
-from broker.model import RowId, timestamp_of
+from broker.model import ROW_ID_MIN, RowId, timestamp_of
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.columns import (
@@ -45,6 +45,18 @@ class _Slice(NamedTuple):
     first: RowId
     last: RowId
     columns: list[bytes]
+
+
+class Looked(NamedTuple):
+    """What a look at the columns of one page showed: its least and greatest pointer, None if it has none.
+
+    ``inverted``: the transactions of which something was inverted now. ``last``: the last id that was looked at.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    inverted: frozenset[int] = frozenset()
+    last: RowId = ROW_ID_MIN
 
 
 class Hold(OwnChain):
@@ -153,6 +165,65 @@ class Hold(OwnChain):
             ranges = entries.decode_rolled(before[x]) if x in before else ()
             puts[x] = entries.encode_rolled(entries.merged((*ranges, (part.first, part.last))))
         return puts
+
+    # Inverting what invalid transactions published.
+
+    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> Looked:
+        """Roll back all that invalid transactions published into a page (rule 7). May be repeated.
+
+        Columns tell the transaction, so no payload is read. The caller goes over all pages, and then calls
+        ``end_inverting``.
+
+        Raises:
+            Unavailable, Fenced, OutcomeUnknown: part of it may be done.
+        """
+        self._must_go_on()
+        head = self.head
+        if page != self.page:
+            found = await self._sealed_head(page, self._resolver.pauses())
+            if found is None:
+                return Looked()
+            _, head = found
+        if not head.cells:
+            return Looked()
+        row = page_key(self.log, page)
+        columns = await self._columns(row, column_from(page), ENTRIES_END, head.pointer)
+        pointers = {
+            column: pointer
+            for column in columns
+            if not is_rolled_column(column) and (pointer := pointer_of(column)) is not None
+        }
+        if not pointers:
+            return Looked(last=head.pointer)
+        invalid = [column for column, pointer in pointers.items() if is_invalid(pointer)]
+        targets = await self._not_inverted(page, invalid, set(columns))
+        for at in range(0, len(targets), ROLLED_AT_ONCE):
+            some = targets[at : at + ROLLED_AT_ONCE]
+            await self._roll_back(page, _Slice(page, last_of(some[-1]), some))
+        low, high = min(pointers.values()), max(pointers.values())
+        return Looked(low, high, frozenset(map(pointers.__getitem__, targets)), head.pointer)
+
+    async def _not_inverted(
+        self, page: RowId, columns: Sequence[bytes], there: Collection[bytes]
+    ) -> list[bytes]:
+        """Return those of some entries' columns of which not all was rolled back from the page's begin on."""
+        known = [x for x in map(rolled_column, columns) if x in there]
+        values = await self._values(page_key(self.log, page), known)
+
+        def is_inverted(column: bytes) -> bool:
+            value = values.get(rolled_column(column))
+            ranges = () if value is None else entries.decode_rolled(value)
+            return any(first <= page and last_of(column) <= last for first, last in ranges)
+
+        return [column for column in columns if not is_inverted(column)]
+
+    async def end_inverting(self) -> None:
+        """Change the own head: the leader led until all else was done, and no change from before can follow.
+
+        Raises:
+            Fenced, OutcomeUnknown: another may have led meanwhile.
+        """
+        await self._last_change()
 
     # Retention.
 
@@ -307,4 +378,4 @@ def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[
     return found
 
 
-__all__ = ["Hold", "PageBounds", "rolled_targets"]
+__all__ = ["Hold", "Looked", "PageBounds", "rolled_targets"]

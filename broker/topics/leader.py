@@ -18,7 +18,7 @@ from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.slices import Slice
 from broker.storage import sweeping
-from broker.storage.hold import Hold
+from broker.storage.hold import Hold, Looked
 from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
@@ -41,11 +41,15 @@ class TopicLeader:
         topic: Topic,
         hold: Hold,
         around: Surroundings,
-        *,
         committed: Callable[[], None],
         lost: Callable[[TopicLeader], None],
+        refused_below: Callable[[], Awaitable[int]],
     ) -> None:
-        """Lead ``topic`` through ``hold``; ``committed`` is called after every change to the log."""
+        """Lead ``topic`` through ``hold``; ``committed`` is called after every change to the log.
+
+        ``refused_below`` reads the pointer below which no transaction may publish any more; it is asked once,
+        before the first publish of a transaction.
+        """
         self.topic = topic
         self.hold = hold
         self.ended: BrokerError | None = None
@@ -69,6 +73,7 @@ class TopicLeader:
         self.producers = Producers(hold)
         self.payloads = StoredPayloads(around, self.messages, self.end)
         self._changing: set[asyncio.Task[None]] = set()
+        self._refused_below: Callable[[], Awaitable[int]] | None = refused_below
 
     @property
     def epoch(self) -> int:
@@ -141,6 +146,8 @@ class TopicLeader:
         key: KeyMark | None,
         producer: ProducerMark | None,
     ) -> Published:
+        if request.pointer is not None:
+            await self.learn_refused()
         lives = lifetimes_of(request, options)
         write = Write(
             self.loop.create_future(),
@@ -159,6 +166,13 @@ class TopicLeader:
             return await self.payloads.publish(tuple(request.stages), write)
         assert request.pointer is not None, "a publish without messages is a transaction's"
         return await self.payloads.publish((request.pointer,), write)
+
+    async def learn_refused(self) -> None:
+        """Learn, once, which transactions are too old for this topic, whatever the clock says. Raises Unavailable."""
+        if self._refused_below is not None:
+            pointer = await self._refused_below()
+            self.writer.refused_below = max(self.writer.refused_below, pointer)
+            self._refused_below = None
 
     async def begin_stage(self) -> int:
         """Return the number of a new stage, which is on disk."""
@@ -209,6 +223,17 @@ class TopicLeader:
         return shown and self.ended is None
 
     # Retention.
+
+    async def invert(self, page: RowId, is_invalid: Callable[[int], bool]) -> Looked:
+        """Roll back all that invalid transactions published into a page. Raises as Hold.invert does."""
+        looked = await self.guarded(self.hold.invert(page, is_invalid))
+        mine = Slice()
+        for pointer in looked.inverted:
+            for _ in self.cache.negate(page, looked.last, pointer):
+                await mine.go_on()
+        if looked.inverted:
+            self._notify()
+        return looked
 
     async def raise_floor(self, bound: RowId) -> None:
         """Raise the floor to the page that holds the first id at or above ``bound``."""

@@ -19,6 +19,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 from broker import logs
@@ -41,6 +42,7 @@ from broker.topics.handing_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
 from broker.topics.registry import TopicRegistry, not_found
 from broker.topics.settings import PublishOptions
+from broker.topics.settling import refused_below
 from broker.topics.state import TopicState
 from broker.topics.surroundings import Surroundings
 from broker.topics.writer import fail
@@ -210,7 +212,10 @@ class Leaders:
         await self._back_off(state, deadline)
         found, hold = await self._claimed(state, deadline)
         state.topic = found
-        leader = TopicLeader(found, hold, self.around, committed=state.wake, lost=self._lost)
+        refused = partial(refused_below, self.registry.records, state.id)
+        leader = TopicLeader(found, hold, self.around, state.wake, self._lost, refused)
+        if any(write.pointer is not None for write in state.carried):
+            await leader.learn_refused()
         leader.rates = state.rates
         state.leader = leader
         carried, state.carried = state.carried, []

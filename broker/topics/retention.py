@@ -6,6 +6,7 @@ One sweep goes over all records, of deleted topics too, and over each topic in t
     pages          below the floor: their entries go with one change a page; their heads stay
     lifetimes      entries whose own, shorter life is over become stubs, one change a page
     marks          whose window has passed
+    invalid        what invalid transactions published is rolled back (inverting.py)
     payload logs   dropped once no reference to them can be alive, emptied, and a margin later forgotten
     generations    all older ones, and a deleted topic's own, with their cursors
 
@@ -26,29 +27,27 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
 from broker.leading.claims import Written, read_clock
 from broker.model import (
-    POINTER_MAX,
-    POINTERS_PER_MS,
     ROW_ID_MIN,
     RowId,
     Topic,
     TopicId,
     first_row_at,
-    timestamp_of,
 )
 from broker.slices import Slice
 from broker.storage import sweeping
-from broker.storage.head import NO_END, Head
+from broker.storage.head import NO_END
 from broker.storage.keys import LogId
 from broker.storage.marks import PRODUCER_LIFE_MS, MarksBefore, forget_marks, sweep_marks
 from broker.storage.root import Root, RootState
 from broker.storage.sweeping import Ends
 from broker.topics import stages
 from broker.topics.cursors import forget_cursors
+from broker.topics.expiry import Lives, due_through, floor_of, may_drop, may_forget
+from broker.topics.inverting import Inverting, Source
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 
@@ -64,6 +63,8 @@ class SweepReport:
     rows: int = 0
     """Messages that were removed, and marks."""
     payload_logs: int = 0
+    inverted: int = 0
+    """Invalid transactions of which messages were rolled back, once for each topic."""
     skipped: int = 0
     """Topics that could not be swept just now; the next sweep finds them again."""
     problem: str | None = None
@@ -72,59 +73,12 @@ class SweepReport:
     """Whether it ended before the last topic, because the clock jumped."""
 
 
-def floor_of(topic: Topic, now_ms: int, margin_ms: int) -> RowId:
-    """Return the least id that may still be read, a margin aside; what was purged needs none."""
-    return first_row_at(max(now_ms - topic.ttl_ms - margin_ms, topic.purged_ms))
-
-
-def due_through(topic: Topic, *, now_ms: int, lives: Lives) -> int:
-    """Return the greatest number of a payload log that may be due: by when its transaction began."""
-    began_ms = now_ms - lives.transaction_ms - topic.ttl_ms - lives.margin_ms
-    return min(max(began_ms, -1) * POINTERS_PER_MS, POINTER_MAX)
-
-
-class Lives(NamedTuple):
-    """How long payload logs may be stored to and published, in ms, and the margin."""
-
-    transaction_ms: int
-    stage_ms: int
-    margin_ms: int
-
-    def end_ms(self, number: int) -> int:
-        """Return when nothing can be stored to a payload log any more, a margin included."""
-        if number < 0:
-            return stages.began_ms(number) + self.stage_ms + self.margin_ms
-        return number // POINTERS_PER_MS + self.transaction_ms + self.margin_ms
-
-
-def may_drop(
-    number: int, root: Root, tail: Head | None, topic: Topic, *, now_ms: int, lives: Lives
-) -> bool:
-    """Whether nothing can ever show a payload log's messages again."""
-    if number < 0 and root.state is RootState.OPEN:
-        return now_ms > lives.end_ms(number)
-    stored = tail.pointer if tail is not None else ROW_ID_MIN
-    last_ms = timestamp_of(max(stored, root.at, root.reference))
-    life_ms = lives.stage_ms if number < 0 else lives.transaction_ms
-    return now_ms > last_ms + life_ms + topic.ttl_ms + lives.margin_ms
-
-
-def may_forget(root: Root, number: int, *, floor: RowId, now_ms: int, lives: Lives) -> bool:
-    """Whether no request can ask for a dropped payload log any more, and nothing of it is under way.
-
-    Its number can't come again, since a store of it would be too old, and no message from ``floor`` on, the
-    floor of the topic, can be its reference.
-    """
-    referred = max(root.reference, root.at)
-    is_quiet = now_ms > max(root.dropped_ms + lives.margin_ms, lives.end_ms(number))
-    return is_quiet and (referred < floor or referred == ROW_ID_MIN)
-
-
 class Sweeper:
     """Sweeps topics that this node may lead."""
 
-    def __init__(self, leaders: Leaders) -> None:
-        """Sweep under the bounds of the leaders' settings."""
+    def __init__(self, leaders: Leaders, source: Source | None = None) -> None:
+        """Sweep under the bounds of the leaders' settings; ``source`` tells what is invalid, None: nothing does."""
+        self._inverting = None if source is None else Inverting(leaders, source)
         self._leaders = leaders
         self._around = leaders.around
         settings = leaders.around.settings
@@ -155,6 +109,8 @@ class Sweeper:
         """Sweep every topic that this node should lead; stop at one's end if the clock jumps."""
         report = SweepReport()
         self._has_compared = False
+        if self._inverting is not None:
+            await self._inverting.begin()
         steady_ms, piece = self._around.clock.steady_ms(), Slice()
         for topic in await self._leaders.registry.all():
             await piece.go_on()
@@ -192,6 +148,8 @@ class Sweeper:
             self._forget(topic)
         else:
             await self._sweep_live(record.topic(topic), report)
+            if self._inverting is not None:
+                report.inverted += await self._inverting.clean(record.topic(topic))
         below = record.generation + 1 if record.deleted else record.generation
         await self._sweep_generations(topic, below, report)
 
@@ -199,6 +157,8 @@ class Sweeper:
         self._ends.pop(topic, None)
         self._marks_until_ms.pop(topic, None)
         self._stages_looked_at.pop(topic, None)
+        if self._inverting is not None:
+            self._inverting.forget(topic)
 
     # A live topic. Its leader is told of changes; the record that was read may be old.
 

@@ -30,6 +30,7 @@ from broker.errors import (
     OutcomeUnknown,
     Overloaded,
     RequestError,
+    TransactionTooOld,
     Unavailable,
 )
 from broker.model import RowId, timestamp_of
@@ -65,6 +66,8 @@ class LogWriter:
         self.hold = hold
         self.ids = around.row_ids(timestamp_of(hold.pointer))
         self.closed = False
+        self.refused_below = 0
+        """Nothing of a transaction with a lower pointer is written (see settling.py)."""
         self._rows_max = min(around.settings.batch_rows_max, self.ids.at_once_max)
         self._around = around
         self._message_bytes_max = around.logs.entry_bytes_max
@@ -144,6 +147,12 @@ class LogWriter:
         self._budget.bytes += sum(write.size for write in writes)
         self._overdue.watch(min((write.deadline for write in writes), default=math.inf))
         self._form()
+
+    async def refuse_below(self, pointer: int) -> None:
+        """Write nothing more of transactions below a pointer; on return nothing of them is under way."""
+        self.refused_below = max(self.refused_below, pointer)
+        if self._under_way:
+            await asyncio.wait(set(self._under_way))
 
     async def idle(self) -> None:
         """Wait until nothing waits and nothing is under way; a closed writer sends nothing more."""
@@ -250,6 +259,10 @@ class LogWriter:
             if write.future.done() or (write.deadline <= now and _refused(write)):
                 dropped += write.size
                 continue
+            if write.pointer is not None and write.pointer < self.refused_below:
+                write.future.set_exception(_settled(write.pointer))
+                dropped += write.size
+                continue
             writes.append(write)
             size += write.size
             rows += write.rows
@@ -337,6 +350,13 @@ def _refused(write: Write) -> bool:
     """Refuse a request whose deadline passed before it was sent."""
     write.future.set_exception(Overloaded("The deadline passed in the queue."))
     return True
+
+
+def _settled(pointer: int) -> TransactionTooOld:
+    return TransactionTooOld(
+        f"Transaction {pointer} is past the longest life of a transaction, and what it published was "
+        "looked for already. Begin a new one."
+    )
 
 
 def ends_hold(error: BrokerError, hold: Hold) -> bool:

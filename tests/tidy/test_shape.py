@@ -21,6 +21,7 @@ LONG = {
     "broker/testing/contract/log.py": "one suite, read from top to bottom",
     "broker/testing/logs/node.py": "all that a node of the random runs does, one program after the other",
     "broker/testing/mutants.py": "one list, a function for each clause",
+    "broker/topics/leaders.py": "every way from one leader of a topic to the next",
     "broker/topics/service.py": "all that the interface calls, half of it contracts",
     "broker/testing/contract/table.py": "one suite, read from top to bottom",
 }
