@@ -24,7 +24,7 @@ async def main() -> None:
         pointer = time.time_ns()  # Write pointers are nanoseconds; a service hands them out.
 
         # A long job stores an event for each partition; consumers see them when one reference is.
-        loading = client.transaction(pointer)
+        loading = client.transaction_publisher(pointer)
         await loading.store(TOPIC, "partition 2026-01-30")
         await loading.store(TOPIC, "partition 2026-01-31")
         await loading.publish_stored(TOPIC)
@@ -37,7 +37,7 @@ async def main() -> None:
         for message in committed:
             print(f"start the report for {message.payload.decode()}")
 
-        failing = client.transaction(pointer + 2)
+        failing = client.transaction_publisher(pointer + 2)
         await failing.publish(TOPIC, "partition 2026-02-01")
         undone = await failing.rollback()
         after = await client.poll(TOPIC, snapshot=seen_by(pointer + 3, in_progress=[]))

@@ -11,8 +11,22 @@ from broker.client.reading import Reading
 from broker.client.retrying import Trouble
 from broker.client.stage import Stage
 from broker.client.subscriber import TailOptions
-from broker.client.sync import SyncClient, SyncReading, SyncStage, SyncTransactionPublisher
+from broker.client.sync import SyncClient, SyncReading, SyncStage
 from broker.client.transaction import TransactionPublisher
+from broker.client.transaction_aware import (
+    AnyTransactionService,
+    DecidingAware,
+    ParticipantFailed,
+    TransactionAware,
+    Undoable,
+)
+from broker.client.transaction_block import Transaction
+from broker.client.transaction_context import TransactionContext
+from broker.client.transaction_sync import (
+    SyncTransaction,
+    SyncTransactionPublisher,
+    SyncTransactionService,
+)
 from broker.client.transactions import TransactionService
 from broker.client.values import (
     Browsed,
@@ -51,6 +65,7 @@ from broker.errors import (
 from broker.model import Message, Snapshot, TopicId
 
 __all__ = [
+    "AnyTransactionService",
     "BadName",
     "BadRequest",
     "BodyTooLarge",
@@ -62,6 +77,7 @@ __all__ = [
     "Cursor",
     "CursorLag",
     "CursorMoved",
+    "DecidingAware",
     "Forbidden",
     "IdempotencyKeyReused",
     "Leader",
@@ -70,6 +86,7 @@ __all__ = [
     "NotFound",
     "OutcomeUnknown",
     "Overloaded",
+    "ParticipantFailed",
     "PayloadsSealed",
     "Published",
     "Reading",
@@ -81,7 +98,9 @@ __all__ = [
     "SyncClient",
     "SyncReading",
     "SyncStage",
+    "SyncTransaction",
     "SyncTransactionPublisher",
+    "SyncTransactionService",
     "TailOptions",
     "TooManyCursors",
     "TooManyMessages",
@@ -90,7 +109,10 @@ __all__ = [
     "TopicInfo",
     "TopicNotFound",
     "TopicRange",
+    "Transaction",
+    "TransactionAware",
     "TransactionConflict",
+    "TransactionContext",
     "TransactionNotInProgress",
     "TransactionPublisher",
     "TransactionService",
@@ -98,4 +120,5 @@ __all__ = [
     "Trouble",
     "Unavailable",
     "UnavailableError",
+    "Undoable",
 ]

@@ -29,9 +29,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from broker.client import admin, protocol
 from broker.client.calls import Calls
@@ -46,6 +46,11 @@ from broker.client.reader import Reader
 from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
 from broker.client.transaction import TransactionPublisher
+from broker.client.transaction_aware import AnyTransactionService, TransactionAware
+from broker.client.transaction_block import Transaction
+from broker.client.transaction_buffer import BUFFER_BYTES_MAX, BufferedPublisher
+from broker.client.transaction_context import TransactionContext
+from broker.client.transaction_retrying import ATTEMPTS_MAX, repeat
 from broker.client.transactions import TransactionService
 from broker.client.transport import HttpTransport, Transport
 from broker.client.values import (
@@ -62,6 +67,8 @@ from broker.client.values import (
 from broker.errors import TopicExists
 from broker.model import NO_HEADERS, PublishRequest, Snapshot
 from broker.wire.topics import GENERATION
+
+T = TypeVar("T")
 
 
 class Client(Reader):
@@ -382,9 +389,82 @@ class Client(Reader):
             raise ValueError("Only a publish with a write pointer can be rolled back.")
         await self._calls.write(protocol.rollback(self._topic(topic), published.rollback))
 
-    def transaction(self, pointer: int, snapshot: Snapshot | None = None) -> TransactionPublisher:
-        """Return a publisher for one transaction, which remembers what it may have to undo."""
+    def transaction_publisher(
+        self, pointer: int, snapshot: Snapshot | None = None
+    ) -> TransactionPublisher:
+        """Return a publisher under the write pointer of a transaction that another program runs.
+
+        It remembers what it may have to undo; ``rollback`` says how that transaction may end.
+        """
         return TransactionPublisher(self, pointer, snapshot)
+
+    def transaction(
+        self,
+        *,
+        long: bool = False,
+        timeout_s: float | None = None,
+        label: str = "",
+        aware: Sequence[TransactionAware] = (),
+        service: AnyTransactionService | None = None,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+    ) -> Transaction:
+        """Return a transaction: its block begins it, and commits it at the end; an exception rolls it back.
+
+        ::
+
+            async with client.transaction() as tx:
+                await tx.publish("audit/logins", b"alice")
+
+        Args:
+            long: whether it may take long, as a load of many messages does.
+            timeout_s: after how many seconds it becomes invalid; by default the service's own: 30, a long one's a day.
+            label: a text that ``broker tx list`` shows.
+            aware: its participants beside the publisher, in the order of their calls.
+            service: the transaction service, if not the broker's.
+            buffer_bytes_max: how many bytes of messages it holds in memory; beyond, they are stored in the broker.
+
+        Raises:
+            TransactionConflict, TransactionNotInProgress: at the end of the block: it is not committed.
+            OutcomeUnknown: a publish, or the commit, has an unknown outcome; ``tx.state`` says how it stands.
+            BrokerError: at the beginning of the block: no transaction could be started.
+        """
+        publisher = BufferedPublisher(
+            self, self._calls, lambda: self._key(None), bytes_max=buffer_bytes_max
+        )
+        context = TransactionContext(
+            self.transactions if service is None else service,
+            last=publisher,
+            long=long,
+            timeout_s=timeout_s,
+            client=label,
+        )
+        return Transaction(self, publisher, context, aware)
+
+    async def in_transaction(
+        self,
+        work: Callable[[Transaction], Awaitable[T]],
+        *,
+        attempts_max: int = ATTEMPTS_MAX,
+        begin: Callable[[], Transaction] | None = None,
+    ) -> T:
+        """Carry ``work`` out in a transaction, and again in a fresh one if that conflicts with another one.
+
+        Only a conflict is repeated, and a beginning that was refused for now, after a pause that doubles and is drawn
+        at random. All else is raised as it comes: what is unknown may be committed.
+
+        Args:
+            work: is given the transaction. It may be called several times, so what it does outside of the
+                transaction it does as often.
+            attempts_max: how often it is tried.
+            begin: makes each transaction; by default ``transaction``, without arguments.
+
+        Returns:
+            What ``work`` returned, once that is committed.
+
+        Raises:
+            TransactionConflict: it conflicted to the last.
+        """
+        return await repeat(begin or self.transaction, work, attempts_max)
 
     @property
     def cursors(self) -> CursorCalls:

@@ -65,13 +65,13 @@ def request_of(
         TypeError: they are no messages; the text says which, and what to give.
         BadRequest: there is no message, or the headers of one are too many or too large.
     """
-    several = _several(messages)
-    if key is None and not headers and not any(isinstance(each, NewMessage) for each in several):
-        payloads = [payload_bytes(each, "messages", at) for at, each in enumerate(several)]  # type: ignore[arg-type]
+    found = several(messages)
+    if key is None and not headers and not any(isinstance(each, NewMessage) for each in found):
+        payloads = [payload_bytes(each, "messages", at) for at, each in enumerate(found)]  # type: ignore[arg-type]
         return PublishRequest(pointer, payloads)
     parts = [
         parts_of(each, key=key, headers=headers, name="messages", place=at)
-        for at, each in enumerate(several)
+        for at, each in enumerate(found)
     ]
     return joined(parts)._replace(pointer=pointer)
 
@@ -118,7 +118,8 @@ def joined(parts: Sequence[Parts]) -> PublishRequest:
     )
 
 
-def _several(messages: Publishable | Sequence[Publishable]) -> Sequence[Publishable]:
+def several(messages: Publishable | Sequence[Publishable]) -> Sequence[Publishable]:
+    """Return one message, or several, as several. Raises TypeError, BadRequest."""
     if isinstance(messages, SINGLE):
         return [messages]
     if not isinstance(messages, list | tuple) or hasattr(messages, "_fields"):

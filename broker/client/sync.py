@@ -31,8 +31,14 @@ from broker.client.later import Counts
 from broker.client.reading import Reading
 from broker.client.retrying import OnTrouble
 from broker.client.stage import Stage
-from broker.client.transaction import TransactionPublisher
-from broker.client.transactions import TransactionService
+from broker.client.transaction_aware import AnyTransactionService, TransactionAware
+from broker.client.transaction_buffer import BUFFER_BYTES_MAX
+from broker.client.transaction_retrying import ATTEMPTS_MAX, repeat_blocking
+from broker.client.transaction_sync import (
+    SyncTransaction,
+    SyncTransactionPublisher,
+    SyncTransactionService,
+)
 from broker.client.values import OnFull, Publishable, Published, Settings, TopicName
 from broker.model import Message, Snapshot
 
@@ -225,11 +231,45 @@ class SyncClient:
             return self._counts
         return running.client.later.counts
 
-    def transaction(
+    def transaction_publisher(
         self, pointer: int, snapshot: Snapshot | None = None
     ) -> SyncTransactionPublisher:
-        """Return a publisher for one transaction, which remembers what it may have to undo."""
+        """Return a publisher under the pointer of another program's transaction; see ``Client.transaction_publisher``."""
         return SyncTransactionPublisher(self, pointer, snapshot)
+
+    def transaction(
+        self,
+        *,
+        long: bool = False,
+        timeout_s: float | None = None,
+        label: str = "",
+        aware: Sequence[TransactionAware] = (),
+        service: AnyTransactionService | None = None,
+        buffer_bytes_max: int = BUFFER_BYTES_MAX,
+    ) -> SyncTransaction:
+        """Return a transaction for ``with``; see ``Client.transaction``.
+
+        Participants and the service may be plain or for asyncio: plain ones run in the thread that runs the block.
+        """
+        return SyncTransaction(
+            self,
+            aware,
+            service,
+            long=long,
+            timeout_s=timeout_s,
+            label=label,
+            buffer_bytes_max=buffer_bytes_max,
+        )
+
+    def in_transaction(
+        self,
+        work: Callable[[SyncTransaction], T],
+        *,
+        attempts_max: int = ATTEMPTS_MAX,
+        begin: Callable[[], SyncTransaction] | None = None,
+    ) -> T:
+        """Carry ``work`` out in a transaction, again if that conflicts with another one; see ``Client.in_transaction``."""
+        return repeat_blocking(begin or self.transaction, work, attempts_max)
 
     @property
     def cursors(self) -> SyncCursorCalls:
@@ -281,41 +321,6 @@ class SyncClient:
             if not self._closed:
                 self._wait(source.aclose())
             raise
-
-
-class SyncTransactionPublisher:
-    """Publishes under one write pointer and keeps what a rollback needs; see ``transaction``."""
-
-    def __init__(self, client: SyncClient, pointer: int, snapshot: Snapshot | None = None) -> None:
-        self.pointer = pointer
-        self.snapshot = snapshot
-        self._client = client._client.transaction(pointer, snapshot)  # noqa: SLF001 - Its own.
-        self._wait = client._wait  # noqa: SLF001
-
-    publish = blocking(TransactionPublisher.publish)
-    store = blocking(TransactionPublisher.store)
-    publish_stored = blocking(TransactionPublisher.publish_stored)
-    poll = blocking(TransactionPublisher.poll)
-    rollback = blocking(TransactionPublisher.rollback)
-
-
-class SyncTransactionService:
-    """The broker's transaction service; see ``transactions.TransactionService``, whose methods these are."""
-
-    def __init__(self, client: SyncClient) -> None:
-        self._client = client._client.transactions  # noqa: SLF001 - Its own.
-        self._wait = client._wait  # noqa: SLF001
-
-    start = blocking(TransactionService.start)
-    can_commit = blocking(TransactionService.can_commit)
-    commit = blocking(TransactionService.commit)
-    abort = blocking(TransactionService.abort)
-    invalidate = blocking(TransactionService.invalidate)
-    checkpoint = blocking(TransactionService.checkpoint)
-    snapshot = blocking(TransactionService.snapshot)
-    list = blocking(TransactionService.list)
-    show = blocking(TransactionService.show)
-    truncate = blocking(TransactionService.truncate)
 
 
 class SyncCursorCalls:

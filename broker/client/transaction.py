@@ -1,22 +1,17 @@
-"""What one transaction publishes, and how to undo it.
+"""Publishing under a write pointer that another program's transaction has: ``Client.transaction_publisher``.
 
-The broker can roll back only what it is told: each transactional publish answers with the range of
-its rows, and this object keeps these answers. Its last word decides how the transaction may end:
-
-    rollback() -> True     everything is undone: the transaction may be aborted
-    rollback() -> False    a publish or a rollback has an unknown outcome: the transaction must be
-                           *invalidated*. Aborted, its write pointer would become visible, and with it
-                           a message of which the publisher never heard.
+The caller runs the transaction. This object keeps what a rollback needs (``transaction_undo``), and says by the
+result of ``rollback`` whether the transaction may be aborted or must be invalidated. ``Client.transaction`` does all
+of that by itself.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+from broker.client.transaction_undo import Undo
 from broker.client.values import Payload, Publishable, Published, Start, TopicName
-from broker.errors import BrokerError
 from broker.model import NO_HEADERS, Message, Snapshot
 
 if TYPE_CHECKING:
@@ -30,9 +25,7 @@ class TransactionPublisher:
         self.pointer = pointer
         self.snapshot = snapshot
         self._client = client
-        self._published: list[tuple[TopicName, Published]] = []
-        self._unknown = False
-        self._under_way: set[asyncio.Future[None]] = set()
+        self._undo = Undo(client)
 
     async def publish(
         self,
@@ -45,7 +38,7 @@ class TransactionPublisher:
         idempotency_key: str | None = None,
     ) -> Published:
         """Publish within the transaction. Raises as ``Client.publish``."""
-        return await self._keep(
+        return await self._undo.keep(
             topic,
             self._client.publish(
                 topic,
@@ -83,7 +76,7 @@ class TransactionPublisher:
         self, topic: TopicName, *, idempotency_key: str | None = None
     ) -> Published:
         """Publish what was stored in that topic. Raises as ``Client.publish``."""
-        return await self._keep(
+        return await self._undo.keep(
             topic,
             self._client.publish_stored(
                 topic, pointer=self.pointer, idempotency_key=idempotency_key
@@ -120,33 +113,4 @@ class TransactionPublisher:
         Returns:
             Whether all is undone for certain; if not, the transaction must be invalidated.
         """
-        while self._under_way:
-            await asyncio.wait(set(self._under_way))
-        for entry in reversed(self._published.copy()):
-            try:
-                await self._client.rollback(*entry)
-            except BrokerError:
-                continue  # It stays in the list, which is what the answer goes by.
-            self._published.remove(entry)
-        return not (self._unknown or self._published or self._under_way)
-
-    async def _keep(
-        self, topic: TopicName, publishing: Coroutine[Any, Any, Published]
-    ) -> Published:
-        """Await a publish and keep its answer, or that it has none."""
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._under_way.add(settled)
-        try:
-            published = await publishing
-        except BrokerError as error:
-            self._unknown = self._unknown or error.outcome == "unknown"
-            raise
-        except asyncio.CancelledError:
-            self._unknown = True
-            raise
-        else:
-            self._published.append((topic, published))
-            return published
-        finally:
-            self._under_way.discard(settled)
-            settled.set_result(None)
+        return await self._undo.rollback()

@@ -115,7 +115,7 @@ async def test_a_transaction_is_published_stored_and_rolled_back(
     pointer = pointer_now()
     open_snapshot = Snapshot(transaction_id=pointer + 9, read_pointer=pointer - 1)
     committed = Snapshot(transaction_id=pointer + 9, read_pointer=pointer)
-    transaction = client.transaction(pointer, committed)
+    transaction = client.transaction_publisher(pointer, committed)
     await transaction.publish(topic, [b"0", b"1"])
     await transaction.store(topic, b"2")
     await transaction.store(topic, [b"3", b"4"])

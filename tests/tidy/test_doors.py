@@ -49,7 +49,7 @@ DOORS = {
     "pytest": [TEST_KIT],
     "rich": ["broker/cli.py", "broker/cli/*"],
     "structlog": ["broker/logs.py"],
-    "tenacity": ["broker/routing/*"],
+    "tenacity": ["broker/client/*", "broker/routing/*"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
     "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*", TEST_KIT],
     "yarl": [TEST_KIT],  # Of aiohttp.

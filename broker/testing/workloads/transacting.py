@@ -43,7 +43,7 @@ class Transaction:
         self.pointer = begun.pointer
         self._process = process
         self._service = service
-        self._publisher = process.client.transaction(begun.pointer, begun.snapshot)
+        self._publisher = process.client.transaction_publisher(begun.pointer, begun.snapshot)
         self._published: list[tuple[Target, Published]] = []
         self._stored: list[Target] = []
 

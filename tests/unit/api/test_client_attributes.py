@@ -30,7 +30,7 @@ async def test_all_ways_to_publish_and_to_read_have_them(broker: Broker, http: H
             "t", ["a", NewMessage("a", key="other")], key="k", headers=KEYED.headers
         )
         await (await client.publish_later("t", KEYED))
-        transaction = client.transaction(pointer)
+        transaction = client.transaction_publisher(pointer)
         await transaction.publish("t", "a", key="k", headers=KEYED.headers)
         await transaction.store("t", [KEYED, "b"])
         await transaction.publish_stored("t")

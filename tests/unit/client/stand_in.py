@@ -12,8 +12,11 @@ from typing import Any
 from broker.client.protocol import Reply, Request
 from broker.errors import BrokerError, RequestError, TransactionConflict, TransactionNotInProgress
 from broker.model import POINTER_MAX, Snapshot
+from broker.wire import avro, messages
 from broker.wire.snapshotjson import encode_snapshot
 from broker.wire.transaction import encode_transaction
+
+LOST = Reply(500, {"broker-error": "outcome_unknown"}, b"lost")
 
 
 class Rules:
@@ -190,3 +193,32 @@ class OverHttp:
         if name == "invalidate":
             told = {"invalidated": result}
         return Reply(200, {"content-type": "application/json"}, json.dumps(told).encode())
+
+
+class Topics:
+    """Takes publishes and stores as a broker would, and loses answers as told."""
+
+    def __init__(self):
+        self.cut = []
+        self.published = []
+        """Topic, pointer and payloads of each publish; None for the payloads of a reference."""
+        self.stored = []
+        self.rolled_back = []
+
+    def __call__(self, request):
+        action = request.path.split("?")[0].rsplit("/", 1)[1]
+        if action == "rollback":
+            self.rolled_back.append(request.body)
+            return Reply(200, {}, b"")
+        if action == "poll":
+            return [b"\x00"]
+        cut = self.cut.pop(0) if self.cut else ""
+        if isinstance(cut, Reply):
+            return cut
+        if cut == "before":
+            return LOST
+        form = avro if request.headers["Content-Type"] == avro.CONTENT_TYPE else messages
+        asked = form.decode_publish_request(request.body, messages_max=10**6)
+        whole = (request.topic.topic, asked.pointer, list(asked.payloads))
+        (self.stored if action == "store" else self.published).append(whole)
+        return LOST if cut == "after" else Reply(200, {}, b"range %d" % len(self.published))

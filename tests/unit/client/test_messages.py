@@ -85,8 +85,8 @@ async def test_no_door_publishes_what_is_no_message(make_client, transport, mess
             lambda: client.publish("t", messages),
             lambda: client.publish("t", messages, idempotency_key="k"),
             lambda: client.store("t", messages, pointer=7),
-            lambda: client.transaction(7).publish("t", messages),
-            lambda: client.transaction(7).store("t", messages),
+            lambda: client.transaction_publisher(7).publish("t", messages),
+            lambda: client.transaction_publisher(7).store("t", messages),
             lambda: client.stage("t").store(messages),
         ]
         for door in doors:
@@ -110,7 +110,7 @@ def test_a_client_without_asyncio_says_the_same() -> None:
             with pytest.raises(TypeError, match=r"json\.dumps"):
                 publish("t", {"a": 1})  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"json\.dumps"):
-            client.transaction(7).publish("t", {"a": 1})  # type: ignore[arg-type]
+            client.transaction_publisher(7).publish("t", {"a": 1})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("messages", [[], ()])

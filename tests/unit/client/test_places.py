@@ -80,7 +80,7 @@ ONCE = TailOptions(follow=False)
 SNAPSHOT = Snapshot(transaction_id=7, read_pointer=7)
 POLLING = {
     "poll": lambda client, place: client.poll("t", place),
-    "transaction": lambda client, place: client.transaction(7, SNAPSHOT).poll("t", place),
+    "transaction": lambda client, place: client.transaction_publisher(7, SNAPSHOT).poll("t", place),
     "tail": lambda client, place: anext(client.tail("t", place, options=ONCE), None),
     "tail_pages": lambda client, place: anext(client.tail_pages("t", place, options=ONCE), None),
 }

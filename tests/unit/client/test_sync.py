@@ -91,9 +91,19 @@ def test_calls_block_until_they_are_answered(url):
 
 
 def test_the_methods_are_those_of_the_client_with_their_signatures_and_documentation():
-    differing = {"tail_pages", "transaction", "close", "publish_later", "stage"}
+    differing = {
+        "tail_pages",
+        "transaction",
+        "in_transaction",
+        "transaction_publisher",
+        "close",
+        "publish_later",
+        "stage",
+    }
     assert inspect.signature(SyncClient.close) == inspect.signature(Client.close)
-    assert inspect.getdoc(SyncClient.transaction) == inspect.getdoc(Client.transaction)
+    for name in ("transaction", "in_transaction", "transaction_publisher"):
+        given = [inspect.signature(getattr(each, name)) for each in (SyncClient, Client)]
+        assert list(given[0].parameters) == list(given[1].parameters)
     stages = [inspect.signature(each.store) for each in (SyncStage, Stage)]
     assert stages[0].parameters == stages[1].parameters
     later = [inspect.signature(each.publish_later) for each in (SyncClient, Client)]
@@ -131,7 +141,7 @@ def test_a_transaction_has_the_methods_of_the_clients():
 def test_a_transaction_is_published_and_rolled_back(url):
     snapshot = Snapshot(transaction_id=7, read_pointer=7)
     with SyncClient(url) as client:
-        transaction = client.transaction(7, snapshot)
+        transaction = client.transaction_publisher(7, snapshot)
         assert (transaction.pointer, transaction.snapshot) == (7, snapshot)
         assert (
             transaction.publish("ns1/t1", b"x").rollback == b"/v1/namespaces/ns1/topics/t1/publish"

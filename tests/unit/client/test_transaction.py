@@ -23,7 +23,7 @@ def answering(*rollbacks):
 async def test_every_publish_is_rolled_back_the_last_one_first(make_client, transport):
     transport.answer = answering()
     async with make_client() as client:
-        transaction = client.transaction(7)
+        transaction = client.transaction_publisher(7)
         await transaction.publish("ns1/a", [b"0", b"1"])
         await transaction.store("ns1/b", b"2")
         await transaction.publish_stored("ns1/b")
@@ -41,7 +41,7 @@ async def test_a_rollback_waits_for_publishes_that_are_under_way(make_client, tr
     transport.answer = answering()
     transport.gate = asyncio.Event()
     async with make_client() as client:
-        transaction = client.transaction(7)
+        transaction = client.transaction_publisher(7)
         publishing = asyncio.create_task(transaction.publish("ns1/a", b"0"))
         await transport.arrived()
         rolling_back = asyncio.create_task(transaction.rollback())
@@ -54,7 +54,7 @@ async def test_a_rollback_waits_for_publishes_that_are_under_way(make_client, tr
 async def test_what_is_published_during_a_rollback_is_not_forgotten(make_client, transport):
     transport.answer = answering()
     async with make_client() as client:
-        transaction = client.transaction(7)
+        transaction = client.transaction_publisher(7)
         await transaction.publish("ns1/a", b"0")
         transport.gate = asyncio.Event()
         rolling_back = asyncio.create_task(transaction.rollback())
@@ -71,7 +71,7 @@ async def test_what_is_published_during_a_rollback_is_not_forgotten(make_client,
 
 async def test_a_publish_of_unknown_outcome_can_never_be_undone_for_certain(make_client, transport):
     async with make_client() as client:
-        transaction = client.transaction(7)
+        transaction = client.transaction_publisher(7)
         transport.answer = answering()
         await transaction.publish("ns1/a", b"0")
         transport.answer = lambda _: OutcomeUnknown("lost")
@@ -85,7 +85,7 @@ async def test_a_publish_of_unknown_outcome_can_never_be_undone_for_certain(make
 async def test_a_refused_publish_needs_no_undoing(make_client, transport):
     transport.answer = lambda _: TopicNotFound("no")
     async with make_client() as client:
-        transaction = client.transaction(7)
+        transaction = client.transaction_publisher(7)
         with pytest.raises(TopicNotFound):
             await transaction.publish("ns1/a", b"0")
         assert await transaction.rollback()
@@ -97,7 +97,7 @@ async def test_a_rollback_that_fails_does_not_stop_the_others_and_may_be_repeate
     refused = Reply(404, {"broker-error": "topic_not_found"}, b"")
     transport.answer = answering(refused)
     async with make_client() as client:
-        transaction = client.transaction(7)
+        transaction = client.transaction_publisher(7)
         await transaction.publish("ns1/a", b"0")
         await transaction.publish("ns1/b", b"1")
         assert not await transaction.rollback()
@@ -117,6 +117,6 @@ async def test_polls_see_what_the_transaction_sees(make_client, transport):
     transport.answer = lambda _: [b"\x00"]
     async with make_client() as client:
         with pytest.raises(ValueError, match="snapshot"):
-            await client.transaction(7).poll("ns1/a")
+            await client.transaction_publisher(7).poll("ns1/a")
         snapshot = Snapshot(transaction_id=7, read_pointer=7)
-        assert await client.transaction(7, snapshot).poll("ns1/a") == []
+        assert await client.transaction_publisher(7, snapshot).poll("ns1/a") == []

@@ -1,0 +1,236 @@
+"""The publisher inside a transaction: it holds messages back until the commit, in memory and then in the broker.
+
+::
+
+    publish ─▶ [ buffer of each topic ]            commit_tx: one request for each topic, in the order of first use
+                     │ all together over the bound
+                     └▶ store: the fullest topics go to the broker's payload table, until the half is free.
+                        From then on everything of such a topic is stored, and commit_tx publishes one reference
+
+So a topic has either one publish or one reference for each write pointer, and the order in the topic is the order of
+the calls. A stored message keeps what it has: its key, its headers, and its lifetime, which counts from the commit
+as that of every other one. What is stored and not published is seen by nobody, and expires.
+
+A store that fails ends the transaction, also if its caller goes on: the broker has a part of the messages, or may
+have one. A store of unknown outcome needs no undoing, since its reference is never published.
+
+With a deciding participant (``transaction_sql``) messages are recorded in its database. They stay in memory until
+the commit then, and the bound of the buffer is the bound of the transaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.client import protocol
+from broker.client.messages import Parts, joined
+from broker.client.transaction_aware import Topical
+from broker.client.transaction_undo import Undo
+from broker.client.values import Published, Settings
+from broker.errors import BodyTooLarge
+from broker.model import PublishRequest, Snapshot, TopicId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.client.aio import Client
+    from broker.client.calls import Calls
+
+BUFFER_BYTES_MAX: Final = 8 << 20
+"""How many bytes of messages a transaction holds in memory, unless it says otherwise."""
+
+PER_MESSAGE_BYTES: Final = 100
+"""What a message counts for beside its own bytes."""
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """What one topic is to get."""
+
+    parts: list[Parts] = field(default_factory=list)
+    size: int = 0
+    stored: bool = False
+    """Whether earlier messages are in the payload table."""
+
+
+class BufferedPublisher:
+    """Publishes at the commit. It is a participant, and the last one of a ``Transaction``."""
+
+    name = "the publisher"
+
+    def __init__(
+        self,
+        client: Client,
+        calls: Calls,
+        key: Callable[[], str | None],
+        *,
+        bytes_max: int = BUFFER_BYTES_MAX,
+    ) -> None:
+        """Begin empty; ``key`` gives each write its idempotency key, or None."""
+        self._settings: Settings = client.settings
+        self._calls = calls
+        self._key = key
+        self._bytes_max = bytes_max
+        self._undo = Undo(client)
+        self._pointer = 0
+        self._buffers: dict[TopicId, _Buffer] = {}
+        self._size = 0
+        self._turn = asyncio.Lock()
+        """Of those that add: who waits for a store must not be overtaken."""
+        self._failure: BaseException | None = None
+        self._kept: dict[TopicId, list[Parts]] | None = None
+
+    # --- Taking messages --------------------------------------------------------------------------
+
+    async def take(self, topic: TopicId, parts: Sequence[Parts], *, store: bool = False) -> None:
+        """Take messages. With ``store``, or over the bound, they go to the payload table.
+
+        Raises:
+            BodyTooLarge: there is a deciding participant, and the messages are over the bound.
+            BrokerError: storing failed, which ends the transaction.
+        """
+        async with self._turn:
+            if self._failure is not None:
+                raise self._failure
+            size = sum(_size(part) for part in parts)
+            if self._kept is not None:
+                self._check_bound(size, store=store)
+            buffer = self._buffers.setdefault(topic, _Buffer())
+            buffer.parts += parts
+            buffer.size += size
+            self._size += size
+            if store:
+                await self._store(topic, buffer)
+            elif self._size > self._bytes_max and self._kept is None:
+                await self._spill()
+
+    def keep_messages(self) -> None:
+        """Keep all messages until the end, for a deciding participant.
+
+        Raises:
+            ValueError: some were stored or published already.
+        """
+        if self._kept is None and (
+            self._undo.began or any(buffer.stored for buffer in self._buffers.values())
+        ):
+            raise ValueError(
+                "Add the SQL session first: messages of this transaction were stored or published already, and its "
+                "database must record all of them."
+            )
+        self._kept = {} if self._kept is None else self._kept
+
+    def published(self) -> list[Topical]:
+        """Return what was published, if messages are kept."""
+        return [Topical(topic, parts) for topic, parts in (self._kept or {}).items()]
+
+    def _check_bound(self, size: int, *, store: bool) -> None:
+        if store:
+            raise ValueError(
+                "With a SQL session messages can't be stored: its database records all of them."
+            )
+        kept = sum(_size(part) for parts in (self._kept or {}).values() for part in parts)
+        if self._size + kept + size > self._bytes_max:
+            raise BodyTooLarge(
+                f"With a SQL session a transaction holds its messages in memory, at most {self._bytes_max} bytes "
+                "(buffer_bytes_max): its database records all of them."
+            )
+
+    async def _spill(self) -> None:
+        while self._size > self._bytes_max // 2:
+            topic = max(self._buffers, key=lambda each: self._buffers[each].size)
+            await self._store(topic, self._buffers[topic])
+
+    async def _store(self, topic: TopicId, buffer: _Buffer) -> None:
+        """Send what a topic's buffer has to the payload table, in as many requests as it takes."""
+        parts, buffer.parts, buffer.stored = buffer.parts, [], True
+        self._size -= buffer.size
+        buffer.size = 0
+        try:
+            for chunk in self._chunks(parts):
+                wanted, ttl_s = _request(chunk, self._pointer)
+                await self._calls.write(protocol.store(topic, wanted, ttl_s=ttl_s, key=self._key()))
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _chunks(self, parts: Sequence[Parts]) -> list[list[Parts]]:
+        """Return messages as the lists that travel together."""
+        chunks: list[list[Parts]] = []
+        size, settings = 0, self._settings
+        for part in parts:
+            fits = size + part.size <= settings.batch_bytes_max
+            if chunks and fits and len(chunks[-1]) < settings.batch_messages_max:
+                chunks[-1].append(part)
+                size += part.size
+            else:
+                chunks.append([part])
+                size = part.size
+        return chunks
+
+    # --- As a participant -------------------------------------------------------------------------
+
+    def start_tx(self, transaction: Snapshot) -> None:
+        """Publish under the transaction's pointer."""
+        self._pointer = transaction.write_pointer
+
+    def update_tx(self, transaction: Snapshot) -> None:
+        """Go on under another pointer."""
+        self._pointer = transaction.write_pointer
+
+    def changes(self) -> Sequence[bytes]:
+        """Return nothing: published messages don't conflict."""
+        return ()
+
+    async def commit_tx(self) -> bool:
+        """Publish everything, topic by topic."""
+        async with self._turn:
+            if self._failure is not None:
+                raise self._failure
+            for topic, buffer in self._buffers.items():
+                if buffer.stored:
+                    await self._store(topic, buffer)
+                    await self._publish(topic, [])
+                elif buffer.parts:
+                    await self._publish(topic, buffer.parts)
+                if self._kept is not None and buffer.parts:
+                    self._kept.setdefault(topic, []).extend(buffer.parts)
+            self._clear()
+        return True
+
+    async def _publish(self, topic: TopicId, parts: Sequence[Parts]) -> None:
+        wanted, ttl_s = _request(parts, self._pointer)
+        request = protocol.publish(topic, wanted, ttl_s=ttl_s, key=self._key())
+
+        async def publishing() -> Published:
+            return protocol.published(await self._calls.write(request))
+
+        await self._undo.keep(topic, publishing())
+
+    def post_commit(self) -> None:
+        """Forget what was kept."""
+        self._kept = None
+
+    async def rollback_tx(self) -> bool:
+        """Undo what was published; see ``Undo.rollback``."""
+        self._clear()
+        return await self._undo.rollback()
+
+    def _clear(self) -> None:
+        self._buffers.clear()
+        self._size = 0
+
+
+def _size(part: Parts) -> int:
+    return part.size + PER_MESSAGE_BYTES
+
+
+def _request(parts: Sequence[Parts], pointer: int) -> tuple[PublishRequest, int | None]:
+    """Return messages as a request, and the lifetime that they all have, if it is one."""
+    wanted: Any = joined(parts)._replace(pointer=pointer)
+    lives = set(wanted.ttls_s)
+    if len(lives) == 1 and len(wanted.ttls_s) == len(parts):
+        return wanted._replace(ttls_s=()), lives.pop()
+    return wanted, None

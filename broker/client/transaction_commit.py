@@ -1,0 +1,141 @@
+"""The commit of one transaction, to a known end if there is any.
+
+::
+
+    service.commit ─▶ an answer: committed
+        │      └────▶ refused, and no earlier attempt is unknown: raised, the caller rolls back
+        └ unknown ──▶ a fresh snapshot (transaction_fate):   committed    done
+                                                             invalid      TransactionNotInProgress: roll back
+                                                             in progress  commit again
+                                                             no answer    OutcomeUnknown: all stays as it is
+
+From a commit of unknown outcome on, *not in progress* says nothing by itself: of two commits that both arrive, the
+second one is answered so. A conflict does: it is the answer to a transaction that is still in progress, and an
+earlier attempt that is still on its way will meet the same conflict.
+
+A cancelled commit is one of unknown outcome. It is brought to its end, and the cancellation then goes on by
+``interrupted``. A second cancellation ends the asking.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Collection
+from typing import Final
+
+from broker.client.transaction_aware import AnyTransactionService, told
+from broker.client.transaction_fate import Fate, Pause, ask, pause_s, pointers_of
+from broker.errors import BrokerError, OutcomeUnknown, TransactionConflict, TransactionNotInProgress
+from broker.model import Snapshot
+
+COMMITS_MAX: Final = 10
+"""How often a transaction that is still in progress after a commit is committed again."""
+
+
+class Committing:
+    """One commit.
+
+    Args:
+        service: a transaction service.
+        transaction: which, with its last write pointer.
+        pause: waits so many seconds.
+        rng: jitter of pauses.
+        decided: whether a database has decided that the transaction is committed. Then no refusal is the last word.
+
+    Attributes:
+        interrupted: the cancellation that came meanwhile, for the caller to raise.
+        unknown: whether nobody says what became of the commit.
+    """
+
+    def __init__(
+        self,
+        service: AnyTransactionService,
+        transaction: Snapshot,
+        pause: Pause,
+        rng: random.Random,
+        *,
+        decided: bool = False,
+    ) -> None:
+        self.interrupted: asyncio.CancelledError | None = None
+        self.unknown = False
+        self._service = service
+        self._transaction = transaction
+        self._pause = pause
+        self._rng = rng
+        self._decided = decided
+
+    async def run(self) -> None:
+        """Commit.
+
+        Raises:
+            TransactionNotInProgress, TransactionConflict, BrokerError of outcome "refused": certainly not committed.
+            OutcomeUnknown: ``unknown`` is set, or the database has decided and recovery does the rest.
+        """
+        pointers, sure = pointers_of(self._transaction), not self._decided
+        for attempt in range(COMMITS_MAX):
+            if attempt:
+                await self._between(attempt)
+            try:
+                await self._commit()
+            except (Exception, asyncio.CancelledError) as error:
+                refused = isinstance(error, BrokerError) and error.outcome == "refused"
+                if (sure and refused) or isinstance(error, TransactionConflict):
+                    raise
+                sure, failure = False, error
+                self._note(error)
+            else:
+                return
+            found = await self._ask(pointers)
+            if found is Fate.COMMITTED:
+                return
+            if found is Fate.INVALID:
+                raise self._invalid() from failure
+            if found is Fate.UNKNOWN:
+                break
+        self.unknown = True
+        raise self._nobody_says()
+
+    async def _commit(self) -> None:
+        transaction = self._transaction
+        await told(self._service.commit(transaction.transaction_id, transaction.write_pointer))
+
+    async def _ask(self, pointers: Collection[int]) -> Fate:
+        try:
+            return await ask(self._service, pointers, self._pause, self._rng)
+        except asyncio.CancelledError as error:
+            if self.interrupted is not None:
+                return Fate.UNKNOWN
+            self._note(error)
+        return await self._ask(pointers)
+
+    async def _between(self, attempt: int) -> None:
+        try:
+            await self._pause(pause_s(attempt, self._rng))
+        except asyncio.CancelledError as error:
+            self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError) and self.interrupted is None:
+            self.interrupted = error
+
+    def _invalid(self) -> BrokerError:
+        """Return the error for a commit that came too late."""
+        transaction_id = self._transaction.transaction_id
+        if self._decided:
+            return OutcomeUnknown(
+                f"The database has committed, but transaction {transaction_id} has become invalid. Recovery publishes "
+                "its messages again."
+            )
+        return TransactionNotInProgress(
+            f"Transaction {transaction_id} has become invalid; it is not committed."
+        )
+
+    def _nobody_says(self) -> BrokerError:
+        rest = (
+            "Recovery does the rest." if self._decided else "Nothing of it was undone or aborted."
+        )
+        return OutcomeUnknown(
+            f"It is unknown whether transaction {self._transaction.transaction_id} is committed: the transaction "
+            f"service does not say. {rest}"
+        )

@@ -1,0 +1,348 @@
+"""One transaction over several participants: Tephra's order of calls, and the right end whatever goes wrong.
+
+::
+
+    start       service.start, then start_tx on each participant, in the order in which they were added;
+                a failure: service.abort
+    finish      1 changes of each    2 service.can_commit    3 commit_tx on each, our publisher last
+                  (a deciding participant: decide_tx)        4 service.commit          5 post_commit on each
+                a failure of 1 to 4: abort. A failure of 5 is raised; the transaction stays committed
+    abort       rollback_tx on all, also after an error; all True: service.abort, else service.invalidate
+    checkpoint  commit_tx on each, service.checkpoint, update_tx on each; a failure: abort
+
+The first error is raised; the others are its notes. Two outcomes may be unknown, and each has a rule:
+
+* **A publish**: rollback_tx of the publisher is False, so the transaction becomes invalid and is never aborted: an
+  aborted transaction's pointer is visible, and so would be messages of which the publisher has not heard.
+* **A commit**: nothing is rolled back before a fresh snapshot tells what became of it (``transaction_commit``).
+
+A cancelled call is one of unknown outcome. What began is brought to its end first, and then the cancellation goes
+on; a second one during that is an error as any other.
+
+A deciding participant (a SQL database, ``transaction_sql``) commits after all others have persisted. From then on
+the transaction is never rolled back: the participant's own record decides, and recovery goes by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final, Literal
+
+from broker.client.transaction_aware import (
+    AnyTransactionService,
+    DecidingAware,
+    ParticipantFailed,
+    Topical,
+    TransactionAware,
+    told,
+)
+from broker.client.transaction_commit import Committing
+from broker.client.transaction_fate import Fate, Pause, ask
+from broker.errors import BrokerError, OutcomeUnknown, TransactionConflict, TransactionNotInProgress
+from broker.model import Snapshot
+
+State = Literal["new", "in_progress", "committed", "aborted", "invalid", "unknown", "decided"]
+"""``decided``: the deciding participant has committed, and the service not yet; recovery does the rest."""
+
+Published = Callable[[], Collection[Topical]]
+
+_FAILURE: Final = (Exception, asyncio.CancelledError)
+
+
+class TransactionContext:
+    """Runs one transaction after the other over the same participants.
+
+    Args:
+        service: a transaction service, ours (``client.transactions``) or another one.
+        awares: the participants, in the order of their calls.
+        last: one that comes behind all others, also behind those that are added later.
+        long: as for ``TransactionService.start``, as are ``timeout_s`` and ``client``.
+        pause: waits so many seconds between attempts.
+
+    Attributes:
+        transaction: the present or last transaction, as the service gave it; None before the first.
+        state: how far it has come.
+        conflicted: whether it ended by a conflict.
+        left: the names of participants, other than ``last``, that have not undone their changes for certain.
+    """
+
+    def __init__(  # noqa: PLR0913 - All by name.
+        self,
+        service: AnyTransactionService,
+        awares: Sequence[TransactionAware] = (),
+        *,
+        last: TransactionAware | None = None,
+        long: bool = False,
+        timeout_s: float | None = None,
+        client: str = "",
+        pause: Pause = asyncio.sleep,
+    ) -> None:
+        self.transaction: Snapshot | None = None
+        self.state: State = "new"
+        self.conflicted = False
+        self.left: list[str] = []
+        self._service = service
+        self._awares: list[TransactionAware] = []
+        self._last = last
+        self._wanted: dict[str, Any] = {"long": long, "timeout_s": timeout_s, "client": client}
+        self._pause = pause
+        self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
+        self._interrupted: asyncio.CancelledError | None = None
+        for aware in awares:
+            self._append(aware)
+
+    # --- Participants -----------------------------------------------------------------------------
+
+    async def add(self, aware: TransactionAware) -> None:
+        """Add a participant; during a transaction, ``start_tx`` is called at once. Twice is as once.
+
+        Raises:
+            ValueError: there is a deciding participant already.
+        """
+        if self._append(aware) and self.state == "in_progress":
+            await told(aware.start_tx(self._present()))
+
+    def remove(self, aware: TransactionAware) -> None:
+        """Remove a participant. Raises ValueError during a transaction, or if it is none."""
+        if self.state == "in_progress":
+            raise ValueError("A participant can't be removed during a transaction.")
+        self._awares.remove(aware)
+
+    def _append(self, aware: TransactionAware) -> bool:
+        if any(aware is other for other in self._awares):
+            return False
+        if isinstance(aware, DecidingAware) and self.decider is not None:
+            raise ValueError("One participant decides a transaction: there is one already.")
+        self._awares.append(aware)
+        return True
+
+    @property
+    def decider(self) -> DecidingAware | None:
+        """The participant whose commit decides, if there is one."""
+        return next((each for each in self._awares if isinstance(each, DecidingAware)), None)
+
+    @property
+    def participants(self) -> list[TransactionAware]:
+        """All participants, in the order of their calls."""
+        return self._awares if self._last is None else [*self._awares, self._last]
+
+    # --- The course of a transaction --------------------------------------------------------------
+
+    async def start(self) -> Snapshot:
+        """Start a transaction. Raises what the service or a participant raises."""
+        if self.state == "in_progress":
+            raise ValueError("A transaction is in progress already.")
+        self.state, self.conflicted, self.left = "new", False, []
+        self._interrupted = None
+        started = self.transaction = await told(self._service.start(**self._wanted))
+        self.state = "in_progress"
+        try:
+            for aware in self.participants:
+                await told(aware.start_tx(started))
+        except _FAILURE as error:
+            await self._abort_service(error)
+            raise
+        return started
+
+    async def finish(self, *, published: Published = tuple) -> None:
+        """Commit the transaction.
+
+        Args:
+            published: gives what the publisher has published, for a deciding participant to record.
+
+        Raises:
+            TransactionConflict, TransactionNotInProgress: it is not committed, and its changes are undone, or invalid.
+            OutcomeUnknown: by ``state``: ``unknown``, nobody says whether it is committed; ``decided``, the deciding
+                participant has committed, and recovery does the rest.
+            Exception: what a participant raised. If ``state`` is ``committed``, it did so in ``post_commit``.
+        """
+        transaction = self._present()
+        try:
+            await self._collect_and_persist(transaction)
+            await self._decide(transaction, published)
+            await self._commit(transaction)
+        except _FAILURE as error:
+            if self.state == "in_progress":
+                self.conflicted = isinstance(error, TransactionConflict)
+                await self._undo(error)
+            if self._interrupted is not None:
+                raise self._interrupted from error
+            raise
+        self.state = "committed"
+        await self._post_commit()
+
+    async def abort(self, cause: BaseException | None = None) -> None:
+        """Roll back and abort, or invalidate; without a transaction it does nothing.
+
+        Args:
+            cause: why; other errors become its notes. Without it, the first error is raised.
+        """
+        if self.state == "in_progress":
+            await self._undo(cause)
+
+    async def checkpoint(self) -> Snapshot:
+        """Persist what there is, and go on under a further write pointer. A failure aborts the transaction."""
+        transaction = self._present()
+        try:
+            await self._persist()
+            renewed = await told(self._service.checkpoint(transaction.transaction_id))
+            self.transaction = renewed
+            for aware in self.participants:
+                await told(aware.update_tx(renewed))
+        except _FAILURE as error:
+            await self._undo(error)
+            raise
+        return renewed
+
+    # --- Committing -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise TransactionNotInProgress if there is no transaction in progress."""
+        self._present()
+
+    def _present(self) -> Snapshot:
+        """Return the transaction in progress. Raises TransactionNotInProgress."""
+        if self.transaction is None or self.state != "in_progress":
+            raise TransactionNotInProgress(f"There is no transaction in progress: {self.state}.")
+        return self.transaction
+
+    async def _collect_and_persist(self, transaction: Snapshot) -> None:
+        changes: set[bytes] = set()
+        for aware in self.participants:
+            changes.update(await told(aware.changes()))
+        if changes and self.decider is not None:
+            raise ValueError(
+                "A transaction that a SQL database decides can't have keys of changes: a conflict would be found "
+                "when the database has committed. Let the database find conflicts."
+            )
+        await told(self._service.can_commit(transaction.transaction_id, changes))
+        await self._persist()
+
+    async def _persist(self) -> None:
+        for aware in self.participants:
+            if not await told(aware.commit_tx()):
+                raise ParticipantFailed(f"{aware.name} could not persist its changes.")
+
+    async def _decide(self, transaction: Snapshot, published: Published) -> None:
+        decider = self.decider
+        if decider is None:
+            return
+        try:
+            await told(decider.decide_tx(transaction, list(published())))
+        except ParticipantFailed:
+            raise
+        except _FAILURE as error:
+            self.state = "unknown"
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise OutcomeUnknown(
+                f"It is unknown whether transaction {transaction.transaction_id} is committed: {error}. Nothing of it "
+                "was undone; recovery goes by the record in the database."
+            ) from error
+        self.state = "decided"
+
+    async def _commit(self, transaction: Snapshot) -> None:
+        committing = Committing(
+            self._service, transaction, self._pause, self._rng, decided=self.state == "decided"
+        )
+        try:
+            await committing.run()
+        finally:
+            self._interrupted = committing.interrupted
+            if committing.unknown and self.state != "decided":
+                self.state = "unknown"
+
+    async def _post_commit(self) -> None:
+        errors: list[BaseException] = []
+        for aware in self.participants:
+            try:
+                await told(aware.post_commit())
+            except _FAILURE as error:
+                error.add_note(f"Raised by {aware.name} after the transaction was committed.")
+                errors.append(error)
+        if self._interrupted is not None:
+            errors.insert(0, self._interrupted)
+        if errors:
+            raise _with_notes(errors)
+
+    # --- Undoing ----------------------------------------------------------------------------------
+
+    async def _undo(self, cause: BaseException | None) -> None:
+        """Roll everything back, and abort or invalidate. Raises the first error unless it is ``cause``."""
+        errors: list[BaseException] = [] if cause is None else [cause]
+        undone = True
+        for aware in self.participants:
+            try:
+                complete = await told(aware.rollback_tx())
+            except _FAILURE as error:
+                complete = False
+                errors.append(error)
+            if not complete:
+                undone = False
+                if aware is not self._last:
+                    self.left.append(aware.name)
+        if undone:
+            self.state = "aborted"
+            await self._tell_abort(errors)
+        else:
+            await self._invalidate(errors)
+        if errors and (first := _with_notes(errors)) is not cause:
+            raise first
+
+    async def _abort_service(self, cause: BaseException) -> None:
+        """Abort a transaction in which nothing was done yet."""
+        errors = [cause]
+        self.state = "aborted"
+        await self._tell_abort(errors)
+        _with_notes(errors)
+
+    async def _tell_abort(self, errors: list[BaseException]) -> None:
+        transaction_id = self._id
+        try:
+            await told(self._service.abort(transaction_id))
+        except _FAILURE as error:
+            error.add_note(
+                f"Everything was undone, but the service may not know that transaction {transaction_id} is aborted: "
+                "consumers may wait until its time-out."
+            )
+            errors.append(error)
+
+    async def _invalidate(self, errors: list[BaseException]) -> None:
+        """Make the transaction invalid. If nobody confirms that it is, the error says so."""
+        transaction_id, failure = self._id, None
+        try:
+            done = await told(self._service.invalidate(transaction_id))
+        except _FAILURE as error:
+            done, failure = False, error
+        if not done:
+            found = await ask(self._service, {transaction_id}, self._pause, self._rng)
+            done = found is Fate.INVALID
+        self.state = "invalid" if done else "unknown"
+        if done:
+            return
+        text = (
+            f"Something of transaction {transaction_id} is not undone for certain, and it is unknown whether it is "
+            "invalid. It was not aborted."
+        )
+        unknown = OutcomeUnknown(f"{text} {errors[0]}" if errors else text)
+        unknown.__cause__ = failure or (errors[0] if errors else None)
+        if errors and not isinstance(errors[0], BrokerError):
+            errors.append(unknown)
+        else:
+            errors.insert(0, unknown)
+
+    @property
+    def _id(self) -> int:
+        assert self.transaction is not None, "started"
+        return self.transaction.transaction_id
+
+
+def _with_notes(errors: Sequence[BaseException]) -> BaseException:
+    """Return the first error, with the others as its notes."""
+    first, *others = errors
+    for other in others:
+        notes = "".join(f" {note}" for note in getattr(other, "__notes__", ()))
+        first.add_note(f"Then: {type(other).__name__}: {other}{notes}")
+    return first

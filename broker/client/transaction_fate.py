@@ -1,0 +1,88 @@
+"""What became of a transaction, by a fresh snapshot of its service.
+
+::
+
+    a pointer of it is invalid                            INVALID        its messages are skipped for good
+    a pointer of it is in progress                        IN_PROGRESS    it may be committed
+    all of them are at or below the read pointer          COMMITTED      provided that nobody has aborted it
+    else                                                  UNKNOWN
+
+An aborted transaction looks as a committed one, so this is asked only about a transaction that no one has aborted:
+only its own client could, and that client asks because it has not. A pointer above the read pointer that is neither
+in progress nor invalid is one that the service does not know: a commit, an abort and an invalidation each raise the
+read pointer to it. So the snapshot is an old one, or the service has lost its memory, and tells nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection
+from typing import Final
+
+from broker.client.transaction_aware import AnyTransactionService, told
+from broker.model import Snapshot
+
+log: Final = logging.getLogger(__name__)
+
+ASKED_MAX: Final = 4
+"""How often a service that gives no answer is asked what became of a transaction."""
+
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 2.0
+
+Pause = Callable[[float], Awaitable[object]]
+
+
+class Fate(enum.Enum):
+    """What became of a transaction."""
+
+    COMMITTED = "committed"
+    INVALID = "invalid"
+    IN_PROGRESS = "in progress"
+    UNKNOWN = "unknown"
+
+
+def pointers_of(transaction: Snapshot) -> set[int]:
+    """Return all write pointers that a transaction has had."""
+    return {
+        transaction.transaction_id,
+        transaction.write_pointer,
+        *transaction.checkpoint_pointers,
+    }
+
+
+def fate(snapshot: Snapshot, pointers: Collection[int]) -> Fate:
+    """Return what became of the transaction with these pointers."""
+    if any(snapshot.is_invalid(pointer) for pointer in pointers):
+        return Fate.INVALID
+    in_progress = set(snapshot.in_progress)
+    if any(pointer in in_progress for pointer in pointers):
+        return Fate.IN_PROGRESS
+    if all(pointer <= snapshot.read_pointer for pointer in pointers):
+        return Fate.COMMITTED
+    return Fate.UNKNOWN
+
+
+async def ask(
+    service: AnyTransactionService, pointers: Collection[int], pause: Pause, rng: random.Random
+) -> Fate:
+    """Ask the service, several times if it does not say, what became of a transaction."""
+    for attempt in range(ASKED_MAX):
+        if attempt:
+            await pause(pause_s(attempt, rng))
+        try:
+            found = fate(await told(service.snapshot()), pointers)
+        except Exception as error:  # noqa: BLE001 - Whatever it is, the service has not said it.
+            log.info("the transaction service does not say what became of a transaction: %s", error)
+            continue
+        if found is not Fate.UNKNOWN:
+            return found
+    return Fate.UNKNOWN
+
+
+def pause_s(attempt: int, rng: random.Random) -> float:
+    """Return how long to wait before a further attempt (the first is 1)."""
+    longest = min(PAUSE_MAX_S, PAUSE_MIN_S * float(1 << min(attempt - 1, 20)))
+    return longest * rng.uniform(0.5, 1.0)
