@@ -190,6 +190,45 @@ class TopicsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionsConfig:
+    """The transaction service. The longest life of a long transaction is `transaction_life_max_s`."""
+
+    transaction_timeout_default_s: float = key(
+        30.0, "Time-out of a short transaction that names none.", least=0.001
+    )
+    transaction_timeout_max_s: float = key(
+        600.0, "Longest time-out of a short transaction.", least=0.001
+    )
+    long_transaction_timeout_default_s: float = key(
+        86_400.0, "Time-out of a long transaction that names none.", least=0.001
+    )
+    transactions_in_progress_max: int = key(
+        4_000,
+        "Transactions in progress, with their checkpoints; over it a start gets 503.",
+        least=1,
+    )
+    transaction_changes_max: int = key(
+        10_000, "Keys of one transaction's change set; over it 413.", least=1
+    )
+    transaction_changes_bytes_max: int = key(_MIB, "Bytes of these keys; over it 413.", least=1)
+    change_sets_bytes_max: int = key(
+        256 * _MIB, "Memory for the change sets of all transactions; over it 503.", least=1
+    )
+    transaction_client_characters_max: int = key(
+        256, "Longest name that a client may give a transaction.", least=0
+    )
+    transaction_sweep_interval_s: float = key(
+        10.0, "How often transactions are looked for whose time is over.", least=0.01
+    )
+    journal_snapshot_edits: int = key(
+        50_000, "Changes after which the service's journal gets a snapshot.", least=100
+    )
+    journal_snapshot_bytes: int = key(
+        16 * _MIB, "Bytes of changes after which it gets one, too.", least=65_536
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SweepConfig:
     """How expired messages, and those of earlier generations, are removed."""
 
@@ -282,6 +321,7 @@ class Config:
     storage: StorageConfig = field(default_factory=StorageConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    transactions: TransactionsConfig = field(default_factory=TransactionsConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)
     logs: LogsConfig = field(default_factory=LogsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)

@@ -41,13 +41,14 @@ from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
 from broker.node_cluster import InCluster
+from broker.node_settings import topic_settings, transaction_settings
 from broker.storage.leveldb.files import is_store
 from broker.storage.log import Logs
 from broker.storage.records import Records, RecordStore
 from broker.topics.retention import Sweeper, SweepReport
 from broker.topics.service import Topics
-from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.transactions.service import Transactions
 
 STANDALONE = "standalone"
 LET_GO_S = 1.0
@@ -55,28 +56,6 @@ LET_GO_S = 1.0
 
 
 log = logs.get_logger()
-
-
-def topic_settings(config: Config) -> TopicSettings:
-    """Return what the configuration says of topics."""
-    limits, topics, sweep = config.limits, config.topics, config.sweep
-    return TopicSettings(
-        transaction_life_max_s=topics.transaction_life_max_s,
-        stage_life_s=topics.stage_life_s,
-        cursors_max=topics.cursors_max,
-        request_deadline_s=config.server.request_deadline_s,
-        id_lead_ms_max=topics.id_lead_ms_max,
-        clock_skew_ms_max=config.cluster.clock_skew_ms_max,
-        queued_requests_max=limits.queued_requests_max,
-        queued_bytes_max=limits.queued_bytes_max,
-        idempotency_window_ms=int(topics.idempotency_window_s * 1000),
-        idempotency_keys_max=limits.idempotency_keys_max,
-        poll_chunk_bytes=limits.poll_chunk_bytes,
-        poll_messages_max=limits.poll_messages_max,
-        cache_bytes_max=topics.cache_bytes_max,
-        sweep_margin_ms=int(sweep.sweep_margin_s * 1000),
-        sweep_rows_max=sweep.sweep_rows_max,
-    )
 
 
 class Ground(Protocol):
@@ -159,6 +138,7 @@ class Node:
         self.metrics = Metrics(node_name(config), config.metrics.metrics_topics, process=True)
         self._ground: Ground | None = None
         self._topics: Topics | None = None
+        self._transactions: Transactions | None = None
         self._server: Server | None = None
         self._listening: socket.socket | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -207,7 +187,11 @@ class Node:
         )
         view = ground.serve(topics)
         routed = ground.routed(topics, config.server.request_deadline_s)
-        router = Router(make_routes(topics, config, health, view, around=routed))
+        transactions = Transactions(topics.leaders, transaction_settings(config))
+        self._transactions = transactions
+        router = Router(
+            make_routes(topics, config, health, view, around=routed, transactions=transactions)
+        )
         server = Server(Dispatch(router, self.metrics, config), config, self.clock)
         await server.start(config.server.host, config.server.port, self._listening)
         self._server = server
@@ -256,6 +240,8 @@ class Node:
             self._topics.begin_drain()
         if self._server is not None:
             await self._server.close(max(deadline - self.clock.monotonic(), 0.0))
+        if self._transactions is not None:
+            await self._transactions.close()
         if self._topics is not None:
             await self._let_go(self._topics, max(deadline - self.clock.monotonic(), LET_GO_S))
         if self._ground is not None:

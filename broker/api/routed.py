@@ -61,6 +61,16 @@ KINDS: Final = {
     "store_staged": Kind.KEYED,
     "publish_stages": Kind.IDEMPOTENT,
     "leader": Kind.READING,
+    "start_transaction": Kind.ONCE,
+    "list_transactions": Kind.READING,
+    "transactions_snapshot": Kind.READING,
+    "truncate_transactions": Kind.IDEMPOTENT,
+    "show_transaction": Kind.READING,
+    "can_commit_transaction": Kind.IDEMPOTENT,
+    "commit_transaction": Kind.ONCE,
+    "abort_transaction": Kind.IDEMPOTENT,
+    "invalidate_transaction": Kind.IDEMPOTENT,
+    "checkpoint_transaction": Kind.ONCE,
 }
 """The routes that the topic's leader answers, beside polls (see ``routed_polls``). Bulk reads any node answers."""
 

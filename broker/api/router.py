@@ -22,12 +22,14 @@ from broker.errors import BadRequest, MethodNotAllowed, NotFound
 from broker.http.reply import Answer
 from broker.http.request import NO_NAMES, Names, Request
 from broker.model import check_namespace, check_topic
+from broker.topics.reserved import TRANSACTIONS
 
 PATHS_KEPT_MAX = 20_000
 KEPT_PATH_CHARACTERS_MAX = 500
 SEGMENTS_MAX = 12
 SHOWN_MAX = 80
 """Characters of an unknown parameter that an error repeats."""
+_OF_TRANSACTIONS = ("", "v1", "transactions")
 _SLASHES = re.compile("(?<=.)/{2,}")
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -149,6 +151,9 @@ def _fits(shape: tuple[str, ...], segments: list[str]) -> bool:
 def _names(shape: tuple[str, ...], segments: list[str]) -> Names:
     given = dict(zip(shape, segments, strict=True))
     namespace = given.get("{namespace}")
+    if shape[:3] == _OF_TRANSACTIONS:
+        # The topic whose leader answers.
+        return Names(topic=TRANSACTIONS, transaction=given.get("{transaction}", ""))
     if namespace is None:
         node = given.get("{node}")
         return NO_NAMES if node is None else Names(node=node)

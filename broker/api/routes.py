@@ -19,8 +19,11 @@ from broker.api.router import Handler, Route
 from broker.api.staging import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
+from broker.api.transactions import TransactionsApi
 from broker.config import Config
 from broker.topics.service import Topics
+from broker.transactions.service import Transactions
+from broker.wire import jsontext
 from broker.wire.topics import TTL
 
 SMALL_BYTES_MAX: Final = 1024 * 1024
@@ -52,6 +55,8 @@ TOPIC = f"{_TOPICS}/{{topic}}"
 _MESSAGES = f"{TOPIC}/messages"
 _CURSOR = f"{TOPIC}/cursors/{{cursor}}"
 _CLUSTER = "/v1/cluster"
+TRANSACTIONS = "/v1/transactions"
+_TRANSACTION = f"{TRANSACTIONS}/{{transaction}}"
 _PIN = f"{_CLUSTER}/pins/{{namespace}}/{{topic}}"
 _PAGE = ("from", "to", "limit", "order", "payload")
 
@@ -100,6 +105,31 @@ SHAPES = (
     Shape("show_cursor", "GET", _CURSOR, Action.CONSUME),
     Shape("put_cursor", "PUT", _CURSOR, Action.CONSUME, (), CURSOR_BYTES_MAX),
     Shape("delete_cursor", "DELETE", _CURSOR, Action.CONSUME),
+    # Transactions.
+    Shape("start_transaction", "POST", TRANSACTIONS, Action.TRANSACTIONS),
+    Shape("list_transactions", "GET", TRANSACTIONS, Action.TRANSACTIONS, ("limit",)),
+    Shape("transactions_snapshot", "GET", f"{TRANSACTIONS}/snapshot", Action.TRANSACTIONS),
+    Shape(
+        "truncate_transactions",
+        "POST",
+        f"{TRANSACTIONS}/truncate",
+        Action.TRANSACTIONS,
+        (),
+        jsontext.BYTES_MAX,
+    ),
+    Shape("show_transaction", "GET", _TRANSACTION, Action.TRANSACTIONS),
+    Shape(
+        "can_commit_transaction",
+        "POST",
+        f"{_TRANSACTION}/can-commit",
+        Action.TRANSACTIONS,
+        (),
+        jsontext.BYTES_MAX,
+    ),
+    Shape("commit_transaction", "POST", f"{_TRANSACTION}/commit", Action.TRANSACTIONS),
+    Shape("abort_transaction", "POST", f"{_TRANSACTION}/abort", Action.TRANSACTIONS),
+    Shape("invalidate_transaction", "POST", f"{_TRANSACTION}/invalidate", Action.TRANSACTIONS),
+    Shape("checkpoint_transaction", "POST", f"{_TRANSACTION}/checkpoint", Action.TRANSACTIONS),
     # The cluster.
     Shape("cluster", "GET", _CLUSTER, Action.CLUSTER, ("topics",)),
     Shape("cluster_node", "GET", f"{_CLUSTER}/node", Action.CLUSTER, ("topics",)),
@@ -138,13 +168,16 @@ def make_routes(
     cluster: ClusterView | None = None,
     *,
     around: Around | None = None,
+    transactions: Transactions | None = None,
 ) -> list[Route]:
     """Return all routes, bound to what answers them.
 
     ``cluster`` and ``around`` None: the node stands alone, and nothing is between routes and handlers.
+    ``transactions`` None: the service has the bounds that are usual.
     """
     handlers = {
         **_topic_handlers(topics, config, around),
+        **_transaction_handlers(transactions or Transactions(topics.leaders), around),
         **_cluster_handlers(topics, cluster),
         **_node_handlers(health),
     }
@@ -201,6 +234,25 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
     if around is not None:
         handlers = {name: around.bind(name, handler) for name, handler in handlers.items()}
     return {**handlers, "purge": admin.pinned(handlers["purge"])}
+
+
+def _transaction_handlers(transactions: Transactions, around: Around | None) -> dict[str, Handler]:
+    api = TransactionsApi(transactions)
+    handlers: dict[str, Handler] = {
+        "start_transaction": api.start,
+        "list_transactions": api.list,
+        "transactions_snapshot": api.snapshot,
+        "truncate_transactions": api.truncate,
+        "show_transaction": api.show,
+        "can_commit_transaction": api.can_commit,
+        "commit_transaction": api.commit,
+        "abort_transaction": api.abort,
+        "invalidate_transaction": api.invalidate,
+        "checkpoint_transaction": api.checkpoint,
+    }
+    if around is None:
+        return handlers
+    return {name: around.bind(name, handler) for name, handler in handlers.items()}
 
 
 def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:

@@ -376,7 +376,9 @@ RESPONSES: Final[dict[str, Spec]] = {
         "There is no such topic, no such path, no such cursor, no such node, or no cluster."
     ),
     "405": _error("The path has no such method; the header Allow names those it has."),
-    "409": _error("It exists already, is sealed, has moved, or there are too many."),
+    "409": _error(
+        "It exists already, is sealed, is over, conflicts, has moved, or there are too many."
+    ),
     "413": _error("The body, one message or their number is over a bound."),
     "422": _error("The transaction is too old, or the idempotency key had another body."),
     "500": _error("What became of the request is unknown."),

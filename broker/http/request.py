@@ -20,9 +20,9 @@ _NO_QUERY: Mapping[str, str] = {}
 
 
 class Names:
-    """The names in a path: a namespace, perhaps a topic in it and a stage or a cursor of that; or a node."""
+    """The names in a path: a namespace, perhaps a topic in it and a stage or a cursor of that; a transaction; or a node."""
 
-    __slots__ = ("cursor", "namespace", "node", "stage", "topic")
+    __slots__ = ("cursor", "namespace", "node", "stage", "topic", "transaction")
 
     def __init__(
         self,
@@ -32,13 +32,15 @@ class Names:
         node: str = "",
         stage: str = "",
         cursor: str = "",
+        transaction: str = "",
     ) -> None:
-        """Keep names that have been checked, but for node, stage and cursor; empty where the path has none."""
+        """Keep names that have been checked, but for those behind ``topic``; empty where the path has none."""
         self.namespace = namespace
         self.topic = topic
         self.node = node
         self.stage = stage
         self.cursor = cursor
+        self.transaction = transaction
 
 
 NO_NAMES = Names()

@@ -30,7 +30,7 @@ from broker.http.server import Server
 from broker.leading.tenure import HERE, Place, not_leader
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node import topic_settings
+from broker.node_settings import topic_settings, transaction_settings
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peers import HttpPeers, Peers, Relay
@@ -43,6 +43,7 @@ from broker.storage.records import Records
 from broker.testing.serving import Http
 from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
+from broker.transactions.service import Transactions
 
 TOPIC = TopicId("default", "t")
 Hook = Callable[[Callable[[], Awaitable[Reply]]], Awaitable[Reply]]
@@ -148,6 +149,7 @@ class RingNode:
         self.peers = TestedPeers(HttpPeers())
         self.is_dead = False
         self.topics: Topics
+        self.transactions: Transactions
         self.server: Server
         self.http: Http
         self.dispatch: Dispatch
@@ -185,7 +187,14 @@ class RingNode:
             metrics=self.metrics.render,
             openapi=document,
         )
-        routes = make_routes(self.topics, self.config, health, around=ClusterHandlers(routed))
+        self.transactions = Transactions(self.topics.leaders, transaction_settings(self.config))
+        routes = make_routes(
+            self.topics,
+            self.config,
+            health,
+            around=ClusterHandlers(routed),
+            transactions=self.transactions,
+        )
         self.dispatch = Dispatch(Router(routes), self.metrics, self.config)
         self.server = Server(self.dispatch, self.config, self.clock)
         await self.server.start("127.0.0.1", 0, listening)
@@ -220,6 +229,7 @@ class RingNode:
         await self.http.__aexit__(None, None, None)
         await self.server.close()
         await self.peers.close()
+        await self.transactions.close()
         await self.topics.close()
 
 

@@ -29,13 +29,14 @@ from broker.config import Config
 from broker.http.reply import Reply
 from broker.http.server import Server
 from broker.metrics import Metrics
-from broker.node import topic_settings
+from broker.node_settings import topic_settings, transaction_settings
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records, RecordStore
 from broker.testing.openapi import Answered, Checker
 from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
+from broker.transactions.service import Transactions
 
 REQUEST_ID = "X-Request-Id"
 NAMESPACE = "/v1/namespaces/default"
@@ -90,7 +91,10 @@ class Broker:
             metrics=self.metrics.render,
             openapi=document,
         )
-        router = Router(make_routes(self.topics, self.config, health, cluster))
+        self.transactions = Transactions(self.topics.leaders, transaction_settings(self.config))
+        router = Router(
+            make_routes(self.topics, self.config, health, cluster, transactions=self.transactions)
+        )
         self.dispatch = Dispatch(router, self.metrics, self.config, authorize=authorize)
         self.server = Server(self.dispatch, self.config, self.clock)
         self.checker = Checker()
@@ -134,6 +138,7 @@ class Broker:
     async def close(self) -> None:
         """Stop listening, if it was begun, and hand the topics' logs off."""
         await self.server.close()
+        await self.transactions.close()
         await self.topics.close()
 
 

@@ -263,8 +263,7 @@ class Leaders:
         writes = await former.settled()
         again = Fenced("Not done: another node leads the topic now.")
         for write in writes:
-            if write.key is not None or write.producer is not None or write.payloads is None:
-                # Under the next leader these are looked up anew, and so is a payload log's seal.
+            if not write.may_be_carried:
                 fail([write], again)
             else:
                 state.carried.append(write)

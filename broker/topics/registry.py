@@ -29,6 +29,7 @@ from broker.model import Topic, TopicId, TransactionUse
 from broker.slices import Slice
 from broker.storage.keys import GENERATION_MAX, topic_prefix
 from broker.storage.records import RecordStore
+from broker.topics import reserved
 
 RECORD_PREFIX = b"topic/"
 _DELETED: Final = b'{"deleted":true,'
@@ -229,12 +230,12 @@ class TopicRegistry:
                 yield [key[len(prefix) : -1].decode() for key in page]
 
     async def namespaces(self) -> list[str]:
-        """Return the namespaces that have a live topic, sorted."""
+        """Return the namespaces that have a live topic, sorted, but for the broker's own."""
         found: set[str] = set()
         async with aclosing(self._live(RECORD_PREFIX)) as pages:
             async for page in pages:
                 found |= {_topic_of(key).namespace for key in page}
-        return sorted(found)
+        return sorted(found - {reserved.NAMESPACE})
 
     async def _live(self, prefix: bytes) -> AsyncGenerator[list[bytes], None]:
         """Yield the keys of the records of live topics."""

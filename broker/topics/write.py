@@ -25,12 +25,14 @@ class Write:
     With ``payloads`` None it publishes ``references``, which stand for ``messages``, and is told their ``ids``. ``key`` is there if it came
     with an idempotency key, ``producer`` if with a producer's number. ``attributes`` are those of each payload,
     ``lifetimes_ms`` the lifetime of each, where they are not all ``lifetime_ms``; else they are empty. ``rows`` is how many ids it takes,
-    ``size`` what it counts for in queues.
+    ``size`` what it counts for in queues. ``depends``: it rests on those that were written before it through the same
+    writer; if one of these fails, it must not be stored.
     """
 
     __slots__ = (
         "attributes",
         "deadline",
+        "depends",
         "future",
         "ids",
         "key",
@@ -58,6 +60,7 @@ class Write:
         key: KeyMark | None = None,
         producer: ProducerMark | None = None,
         deadline: float | None = None,
+        depends: bool = False,
     ) -> None:
         """Keep the request."""
         self.future = future
@@ -69,6 +72,7 @@ class Write:
         self.key = key
         self.producer = producer
         self.deadline = math.inf if deadline is None else deadline
+        self.depends = depends
         self.references: Sequence[Reference] = ()
         self.ids: Sequence[RowId] = ()
         self.rows = self.messages = len(payloads or ())
@@ -84,6 +88,16 @@ class Write:
         self.rows = len(references)
         self.messages = sum(messages for _, messages in references)
         self.size = ROW_OVERHEAD_BYTES * self.rows
+
+    @property
+    def may_be_carried(self) -> bool:
+        """Whether the next leader may store it if the one before certainly did not.
+
+        A key, a producer's number and a payload log's seal are looked up anew under the next leader. What depends on
+        writes before it was decided on a state that may not be so any more.
+        """
+        is_looked_up = self.key is not None or self.producer is not None or self.payloads is None
+        return not (is_looked_up or self.depends)
 
     @property
     def is_plain(self) -> bool:

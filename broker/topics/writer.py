@@ -40,6 +40,7 @@ from broker.storage.hold import Hold
 from broker.topics.batches import Batch, answer, batch_of
 from broker.topics.ids import LeadExceeded
 from broker.topics.overdue import Overdue
+from broker.topics.reserved import is_reserved
 from broker.topics.settings import Published
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import Write
@@ -78,6 +79,8 @@ class LogWriter:
         self._topic_label = "/".join(hold.log.topic)
         self._is_stored = hold.log.number is not None
         self._kind = "store" if self._is_stored else "publish"
+        if is_reserved(hold.log.topic):
+            self._kind = "journal"
         self._committed = committed
         self._lost = lost
         self._confirm = confirm
@@ -308,6 +311,7 @@ class LogWriter:
         except RequestError as error:
             # Refused before anything was sent: the hold goes on.
             fail(writes, error)
+            self._close_if_others_depend(writes, error)
         except Fenced as error:
             # Nothing of it counts, so whoever takes the log next may have it, in the same order.
             self._returned[number] = writes
@@ -316,6 +320,7 @@ class LogWriter:
             fail(writes, error)
             if ends_hold(error, self.hold):
                 self.close(error)
+            self._close_if_others_depend(writes, error)
         except BaseException as error:
             # A bug, or the loop going down: whatever was sent may have been stored.
             unknown = OutcomeUnknown(f"The write was interrupted: {error!r}.")
@@ -329,6 +334,11 @@ class LogWriter:
             self._loop.call_soon(self._count, writes, batch)
         finally:
             self._budget.bytes -= size
+
+    def _close_if_others_depend(self, writes: Sequence[Write], error: BrokerError) -> None:
+        """Store nothing more behind a write that failed if what comes behind rests on it."""
+        if any(write.depends for write in writes):
+            self.close(error)
 
     @staticmethod
     async def _confirmed(confirm: Callable[[], Awaitable[None]]) -> None:

@@ -26,12 +26,12 @@ async def test_every_handler_stands_behind_authorize() -> None:
     broker = Broker(authorize=refuse)
     for route in broker.dispatch.router.routes:
         target = route.template.format(
-            namespace="n", topic="t", service="s", node="1", stage="7", cursor="c"
+            namespace="n", topic="t", service="s", node="1", stage="7", cursor="c", transaction="7"
         )
         reply = await broker.call(route.method, target)
         assert (reply.status, reply.headers["Broker-Error"]) == (403, "forbidden"), route
         assert asked[-1][1] is route.action
-    assert {action for _, action, _ in asked} == set(Action) - {Action.TRANSACTIONS}
+    assert {action for _, action, _ in asked} == set(Action)
     await broker.close()
 
 

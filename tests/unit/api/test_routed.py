@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.api.routed import KINDS
-from broker.api.routes import SHAPES, TOPIC
+from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS
 from broker.errors import NoLeader, Overloaded
 from broker.http.reply import EMPTY, EMPTY_REPLAYED
 from broker.model import PublishRequest, RollbackRange
@@ -33,7 +33,9 @@ async def ring() -> AsyncIterator[Ring]:
 
 
 def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
-    about_topics = {shape.name for shape in SHAPES if shape.template.startswith(TOPIC)}
+    about_topics = {
+        shape.name for shape in SHAPES if shape.template.startswith((TOPIC, TRANSACTIONS))
+    }
     # Polls have a handler of their own, streams of events are made of polls, and any node reads in bulk.
     anywhere = {"poll", "events", "arrow", "arrow_as"}
     # Cursors are records, which change by compare-and-set wherever the request comes.
@@ -41,9 +43,13 @@ def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
     assert about_topics == set(KINDS) | anywhere
 
 
+VERBS = ("start", "can_commit", "commit", "abort", "invalidate", "checkpoint")
+
+
 def test_only_what_is_harmless_is_sent_twice() -> None:
     writes = {"publish", "store", "rollback", "create_topic", "update_topic", "delete_topic"}
     writes |= {"begin_stage", "store_staged", "publish_stages", "purge"}
+    writes |= {f"{verb}_transaction" for verb in VERBS} | {"truncate_transactions"}
     keyed = {"publish", "store", "store_staged"}
     assert {name for name, kind in KINDS.items() if not kind.is_reading} == writes
     assert {name for name, kind in KINDS.items() if kind is Kind.KEYED} == keyed

@@ -1,0 +1,170 @@
+"""The transaction service over HTTP. A transaction is answered as JSON, or as the bytes of Tephra's TTransaction."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+from broker.api import decoding
+from broker.api.fields import record
+from broker.errors import BadRequest
+from broker.http.reply import Answer, Reply, json_reply
+from broker.http.request import Request, whole_number
+from broker.model import POINTER_MAX, Snapshot
+from broker.transactions.service import Transactions
+from broker.wire.jsontext import parse_steps
+from broker.wire.snapshotjson import encode_snapshot
+from broker.wire.steps import Steps, Take
+from broker.wire.transaction import encode_transaction
+
+THRIFT: Final = "application/x-thrift"
+LISTED_MAX: Final = 10_000
+LISTED_DEFAULT: Final = 100
+_STEP_KEYS: Final = 1_000
+
+
+class TransactionsApi:
+    """The handlers of transactions."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        """Answer for one service."""
+        self._service = transactions
+
+    async def start(self, request: Request) -> Answer:
+        """Begin a transaction."""
+        sent = await _sent(request, ("type", "timeout_s", "client"))
+        kind = sent.get("type", "short")
+        if kind not in ("short", "long"):
+            raise BadRequest(f"type: short or long, not {kind!r:.80}.")
+        timeout_s, client = sent.get("timeout_s"), sent.get("client", "")
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float | None):
+            raise BadRequest(f"timeout_s: a number of seconds, not {timeout_s!r:.80}.")
+        if not isinstance(client, str):
+            raise BadRequest("client: a text.")
+        begun = await self._service.start(
+            long=kind == "long", timeout_s=timeout_s, client=client, deadline=request.deadline
+        )
+        return snapshot_reply(request, begun)
+
+    async def can_commit(self, request: Request) -> Answer:
+        """Tell what a transaction changed, and hear whether it may commit."""
+        transaction = transaction_of(request)
+        steps = _changes_steps(request.body, decoding.counting(request))
+        changes = await decoding.read(request, steps)
+        request.let_go_of_body()
+        await self._service.can_commit(transaction, changes, request.deadline)
+        return json_reply({})
+
+    async def commit(self, request: Request) -> Answer:
+        """End a transaction; what it wrote is visible."""
+        pointer = (await _sent(request, ("write_pointer",))).get("write_pointer")
+        if pointer is not None:
+            pointer = _pointer("write_pointer", pointer)
+        await self._service.commit(transaction_of(request), pointer, request.deadline)
+        return json_reply({})
+
+    async def abort(self, request: Request) -> Answer:
+        """End a transaction that undid what it wrote."""
+        await _sent(request, ())
+        await self._service.abort(transaction_of(request), request.deadline)
+        return json_reply({})
+
+    async def invalidate(self, request: Request) -> Answer:
+        """Make a transaction invalid."""
+        await _sent(request, ())
+        done = await self._service.invalidate(transaction_of(request), request.deadline)
+        return json_reply({"invalidated": done})
+
+    async def checkpoint(self, request: Request) -> Answer:
+        """Give a transaction a further write pointer."""
+        await _sent(request, ())
+        found = await self._service.checkpoint(transaction_of(request), request.deadline)
+        return snapshot_reply(request, found)
+
+    async def snapshot(self, request: Request) -> Answer:
+        """Answer what is visible now."""
+        return snapshot_reply(request, await self._service.snapshot(request.deadline))
+
+    async def list(self, request: Request) -> Answer:
+        """Answer the transactions in progress, the oldest first, and how many there are of each state."""
+        limit = whole_number(
+            request.query, "limit", least=0, most=LISTED_MAX, default=LISTED_DEFAULT
+        )
+        return json_reply(await self._service.listing(limit, request.deadline))
+
+    async def show(self, request: Request) -> Answer:
+        """Answer what is known of a transaction."""
+        return json_reply(await self._service.show(transaction_of(request), request.deadline))
+
+    async def truncate(self, request: Request) -> Answer:
+        """Call pointers invalid no more."""
+        sent = await _sent(request, ("ids", "before_ms"))
+        if len(sent) != 1:
+            raise BadRequest('The body is {"ids": [...]} or {"before_ms": ...}.')
+        if "before_ms" in sent:
+            before_ms = _pointer("before_ms", sent["before_ms"])
+            removed = await self._service.truncate_invalid_before(before_ms, request.deadline)
+        else:
+            if not isinstance(sent["ids"], list):
+                raise BadRequest("ids: a list of transaction ids.")
+            ids = [_pointer("ids", each) for each in sent["ids"]]
+            removed = await self._service.truncate_invalid(ids, request.deadline)
+        return json_reply({"removed": removed})
+
+
+def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
+    """Return a transaction as its request wants it."""
+    if request.headers.get("Accept", "").strip().lower() == THRIFT:
+        return Reply(200, encode_transaction(snapshot), THRIFT)
+    return json_reply(encode_snapshot(snapshot))
+
+
+def transaction_of(request: Request) -> int:
+    """Return the transaction id in the path. Raises BadRequest."""
+    text = request.names.transaction
+    if text.isascii() and text.isdecimal() and len(text) <= 19 and int(text) <= POINTER_MAX:
+        return int(text)
+    raise BadRequest(f"A transaction's id is a whole number from 0 to 2^63-1, not {text!r:.80}.")
+
+
+def _pointer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= POINTER_MAX:
+        raise BadRequest(f"{name}: whole numbers from 0 to 2^63-1, not {value!r:.80}.")
+    return value
+
+
+async def _sent(request: Request, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the fields of a body, none if it is empty. Raises BadRequest, BodyTooLarge."""
+    if not request.body.strip():
+        return {}
+    value = await decoding.read(request, _counted_steps(request.body, decoding.counting(request)))
+    return record(value, names, names or ("no fields",))
+
+
+def _counted_steps(body: bytes, take: Take) -> Steps[object]:
+    take(body.count(b",") + 1)
+    return (yield from parse_steps(body))
+
+
+def _changes_steps(body: bytes, take: Take) -> Steps[list[bytes]]:
+    value = yield from _counted_steps(body, take)
+    yield
+    found = record(value, ("changes",), ("changes",)).get("changes")
+    if not isinstance(found, list):
+        raise BadRequest("changes: a list of keys, each in base64.")
+    keys = []
+    for at, text in enumerate(found):
+        if at % _STEP_KEYS == 0:
+            yield
+        keys.append(_key(text))
+    return keys
+
+
+def _key(text: object) -> bytes:
+    try:
+        if isinstance(text, str):
+            return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        pass
+    raise BadRequest(f"changes: {text!r:.80} is no base64.")

@@ -1,0 +1,246 @@
+"""Edits: what a decision changes, as values and as bytes.
+
+A decision of the manager gives edits, and only edits change the state. So the edits of a journal, applied in
+their order, give the state again::
+
+    format (1 byte) | kind (1 byte) | number (long) | fields        numbers and lengths as Avro's (wire/varint.py)
+
+``number`` counts the edits of the journal from 1, without a gap. A journal that has a gap can't be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_long
+
+FORMAT: Final = 1
+
+
+class Reset(NamedTuple):
+    """The state begins, or begins anew: nothing is in progress, all up to ``pointer`` is visible."""
+
+    pointer: int
+
+
+class Started(NamedTuple):
+    """A transaction began. Times are ms since 1970."""
+
+    pointer: int
+    long: bool
+    started_ms: int
+    expires_ms: int
+    client: str
+
+
+class Checkpointed(NamedTuple):
+    """A transaction has a further write pointer."""
+
+    transaction: int
+    pointer: int
+
+
+class Committing(NamedTuple):
+    """A transaction has told what it changed, and may commit."""
+
+    transaction: int
+    changes: tuple[bytes, ...]
+
+
+class Committed(NamedTuple):
+    """A transaction committed."""
+
+    transaction: int
+
+
+class Aborted(NamedTuple):
+    """A short transaction undid what it did: it is over, and its pointers count as visible."""
+
+    transaction: int
+
+
+class Invalidated(NamedTuple):
+    """Transactions are invalid; ``timed_out``: because their time was over."""
+
+    transactions: tuple[int, ...]
+    timed_out: bool
+
+
+class Truncated(NamedTuple):
+    """Pointers are invalid no more: nothing that they wrote is left."""
+
+    pointers: tuple[int, ...]
+
+
+class TruncatedBefore(NamedTuple):
+    """All pointers below one are invalid no more."""
+
+    pointer: int
+
+
+Edit = (
+    Reset
+    | Started
+    | Checkpointed
+    | Committing
+    | Committed
+    | Aborted
+    | Invalidated
+    | Truncated
+    | TruncatedBefore
+)
+
+KINDS: Final[tuple[type[Edit], ...]] = (
+    Reset,
+    Started,
+    Checkpointed,
+    Committing,
+    Committed,
+    Aborted,
+    Invalidated,
+    Truncated,
+    TruncatedBefore,
+)
+"""By their numbers in the journal. A kind keeps its number for ever; new ones come behind."""
+_NUMBERS: Final = {kind: number for number, kind in enumerate(KINDS)}
+
+
+def encode_edit(number: int, edit: Edit) -> bytes:
+    """Return an edit as a message of the journal."""
+    head = bytes((FORMAT, _NUMBERS[type(edit)])) + encode_long(number)
+    return head + b"".join(map(_encode_field, edit))
+
+
+def _encode_field(value: object) -> bytes:
+    if isinstance(value, int):
+        return encode_long(value)
+    if isinstance(value, str):
+        return encode_bytes(value.encode())
+    assert isinstance(value, tuple), "a field is a number, a text or a tuple"
+    return encode_long(len(value)) + b"".join(
+        encode_bytes(each) if isinstance(each, bytes) else encode_long(each) for each in value
+    )
+
+
+def decode_edit(message: bytes) -> tuple[int, Edit]:
+    """Return an edit and its number. Raises StorageCorrupt."""
+    try:
+        if message[0] != FORMAT:
+            raise StorageCorrupt(f"The journal has a message of format {message[0]}.")
+        number, at = read_long(message, 2)
+        edit, at = _DECODERS[message[1]](message, at)
+        check_end(message, at)
+    except (IndexError, Malformed, UnicodeDecodeError) as error:
+        raise StorageCorrupt("An edit of the journal does not decode.") from error
+    return number, edit
+
+
+def check_end(message: bytes, at: int) -> None:
+    """Raise Malformed if a message goes on behind its last field."""
+    if at != len(message):
+        raise Malformed("bytes are left")
+
+
+_Decoded = tuple[Edit, int]
+
+
+def _reset(body: bytes, at: int) -> _Decoded:
+    pointer, at = read_long(body, at)
+    return Reset(pointer), at
+
+
+def _started(body: bytes, at: int) -> _Decoded:
+    pointer, at = read_long(body, at)
+    long, at = read_long(body, at)
+    started_ms, at = read_long(body, at)
+    expires_ms, at = read_long(body, at)
+    client, at = read_bytes(body, at)
+    return Started(pointer, bool(long), started_ms, expires_ms, client.decode()), at
+
+
+def _checkpointed(body: bytes, at: int) -> _Decoded:
+    transaction, at = read_long(body, at)
+    pointer, at = read_long(body, at)
+    return Checkpointed(transaction, pointer), at
+
+
+def _committing(body: bytes, at: int) -> _Decoded:
+    transaction, at = read_long(body, at)
+    changes, at = read_keys(body, at)
+    return Committing(transaction, tuple(changes)), at
+
+
+def _committed(body: bytes, at: int) -> _Decoded:
+    transaction, at = read_long(body, at)
+    return Committed(transaction), at
+
+
+def _aborted(body: bytes, at: int) -> _Decoded:
+    transaction, at = read_long(body, at)
+    return Aborted(transaction), at
+
+
+def _invalidated(body: bytes, at: int) -> _Decoded:
+    transactions, at = read_numbers(body, at)
+    timed_out, at = read_long(body, at)
+    return Invalidated(tuple(transactions), bool(timed_out)), at
+
+
+def _truncated(body: bytes, at: int) -> _Decoded:
+    pointers, at = read_numbers(body, at)
+    return Truncated(tuple(pointers)), at
+
+
+def _truncated_before(body: bytes, at: int) -> _Decoded:
+    pointer, at = read_long(body, at)
+    return TruncatedBefore(pointer), at
+
+
+_DECODERS: Final[tuple[Callable[[bytes, int], _Decoded], ...]] = (
+    _reset,
+    _started,
+    _checkpointed,
+    _committing,
+    _committed,
+    _aborted,
+    _invalidated,
+    _truncated,
+    _truncated_before,
+)
+
+
+# Lists, for snapshots of the state, too.
+
+
+def encode_numbers(numbers: Iterable[int]) -> bytes:
+    """Return a list of numbers: how many, and each."""
+    each = [encode_long(number) for number in numbers]
+    return encode_long(len(each)) + b"".join(each)
+
+
+def read_numbers(body: bytes, at: int) -> tuple[list[int], int]:
+    """Return a list of numbers and the place after it. Raises Malformed, IndexError."""
+    count, at = read_long(body, at)
+    numbers = []
+    for _ in range(count):
+        number, at = read_long(body, at)
+        numbers.append(number)
+    return numbers, at
+
+
+def encode_keys(keys: Iterable[bytes]) -> bytes:
+    """Return a list of byte strings: how many, and each with its length."""
+    each = [encode_bytes(key) for key in keys]
+    return encode_long(len(each)) + b"".join(each)
+
+
+def read_keys(body: bytes, at: int) -> tuple[list[bytes], int]:
+    """Return a list of byte strings and the place after it. Raises Malformed, IndexError."""
+    count, at = read_long(body, at)
+    keys = []
+    for _ in range(count):
+        key, at = read_bytes(body, at)
+        keys.append(key)
+    return keys, at

@@ -1,0 +1,331 @@
+"""The journal: the log of a reserved topic, and the state that this node decides on while it leads that topic.
+
+Claims, leases, fencing and takeover are the topic's (topics/leaders.py), and so is group commit. What is added here::
+
+    request ─▶ lead ─▶ replay, if this leader is new ─▶ decide ─▶ edits: applied in memory, queued for the disk
+                                                          │                              │
+                                                          └── answer ◀── on disk ────────┘
+
+The state in memory runs ahead of the disk. So an append that fails ends the state: it is thrown away with all that
+was decided on it, and the next request claims the log and replays it. A request gets the outcome of its own edit.
+
+What changes nothing is answered when all is on disk that it rests on, and storage then shows that this node led
+until after the request had come: another leader may have decided otherwise. An edit on disk shows the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from broker import logs
+from broker.errors import (
+    BrokerError,
+    ChangesTooLarge,
+    Fenced,
+    NoLeader,
+    RequestError,
+    TopicExists,
+    TopicNotFound,
+    Unavailable,
+)
+from broker.model import ROW_ID_MIN, RowId
+from broker.slices import Slice
+from broker.storage.keys import LogId
+from broker.topics.leader import TopicLeader
+from broker.topics.leaders import Leaders
+from broker.topics.reserved import KEPT_S, TRANSACTIONS
+from broker.topics.settings import Published
+from broker.topics.write import Write
+from broker.transactions import manager, snapshots
+from broker.transactions.edits import Edit, encode_edit
+from broker.transactions.manager import Decision
+from broker.transactions.replay import Replay
+from broker.transactions.settings import TransactionSettings
+from broker.transactions.state import State
+
+Result = TypeVar("Result")
+Decide = Callable[[State, int], Decision[Result]]
+"""From the state and the time, ms since 1970. Raises RequestError, Overloaded: refused."""
+
+DOUBT_PAUSE_S: Final = 0.05
+READ_BYTES: Final = 1024 * 1024
+SNAPSHOT_PARTS_AHEAD: Final = 4
+"""Parts of a snapshot that are queued at once: edits go between them."""
+
+log = logs.get_logger()
+
+
+class _Doubt(Exception):
+    """Nothing was done, and what the answer rests on has gone: decide again on the state as it is."""
+
+
+class Led:
+    """The state while one leader leads. It ends with the first append that fails."""
+
+    def __init__(self, leader: TopicLeader, state: State, settings: TransactionSettings) -> None:
+        """Go on from a state that was replayed under ``leader``."""
+        self.leader = leader
+        self.state = state
+        self.ended = False
+        self.edits = 0
+        """Since the last snapshot."""
+        self.bytes = 0
+        self._settings = settings
+        self._last: asyncio.Future[Published] | None = None
+        """The outcome of the last append: when it is there, all before are."""
+        self._snapshot: asyncio.Task[None] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this state must not be decided on any more."""
+        return self.ended or self.leader.ended is not None
+
+    def append(self, message: bytes) -> asyncio.Future[Published]:
+        """Queue a message. Nothing may cancel the future: the next messages rest on this one.
+
+        Raises:
+            Fenced, Overloaded, ChangesTooLarge: it was not queued.
+        """
+        write = Write(self.leader.loop.create_future(), [message], depends=True)
+        try:
+            future = self.leader.publish(write)
+        except RequestError as error:
+            raise ChangesTooLarge(
+                "The change set has more bytes than the store can hold."
+            ) from error
+        future.add_done_callback(self._landed)
+        self._last = future
+        self.bytes += len(message)
+        return future
+
+    def _landed(self, future: asyncio.Future[Published]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled() or error is not None:
+            self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Decide nothing more on this state."""
+        self.ended = True
+        known = error if isinstance(error, BrokerError) else NoLeader("The journal was let go.")
+        self.leader.end(known)
+
+    async def carry_out(self, decide: Decide[Result], now_ms: int) -> Result:
+        """Decide, and answer once that is on disk.
+
+        Raises:
+            _Doubt: nothing was done; decide again.
+            BrokerError: refused, or what became of the edits.
+        """
+        last = self._last
+        try:
+            decision = decide(self.state, now_ms)
+        except BrokerError as refused:
+            await self._is_so(last)
+            raise refused from None
+        if not decision.edits:
+            await self._is_so(last)
+            return decision.answer
+        written = [self._make(edit) for edit in decision.edits]
+        try:
+            await asyncio.shield(written[-1])
+        except Fenced as error:
+            raise _Doubt from error
+        return decision.answer
+
+    def begin(self, now_ms: int) -> None:
+        """Queue the first edit of a journal."""
+        decision = manager.begin(self.state, now_ms)
+        self._last = self._make(decision.edits[0])
+
+    def _make(self, edit: Edit) -> asyncio.Future[Published]:
+        """Queue an edit and apply it."""
+        number = self.state.number + 1
+        future = self.append(encode_edit(number, edit))
+        self.state.apply(number, edit)
+        self.edits += 1
+        return future
+
+    async def _is_so(self, last: asyncio.Future[Published] | None) -> None:
+        """Return once what is known here was on disk, and this node led, after the call began. Raises _Doubt."""
+        if last is not None:
+            try:
+                await asyncio.shield(last)
+            except BrokerError as error:
+                raise _Doubt from error
+        if self.is_over or not await self.leader.is_proven():
+            raise _Doubt
+
+    # Snapshots.
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether so much came since the last snapshot that replaying it takes long."""
+        settings = self._settings
+        return self.edits >= settings.snapshot_edits or self.bytes >= settings.snapshot_bytes
+
+    def snapshot_soon(self) -> None:
+        """Begin a snapshot if it is time for one and none is being written."""
+        if self.wants_snapshot and self._snapshot is None and not self.is_over:
+            self._snapshot = asyncio.ensure_future(self._try_snapshot())
+
+    async def _try_snapshot(self) -> None:
+        try:
+            await self.write_snapshot()
+        except BrokerError as error:
+            # The journal is whole without it; if its append failed, this state has ended.
+            log.warning("no snapshot of the transactions was written", error=error.message)
+        finally:
+            self._snapshot = None
+
+    async def write_snapshot(self) -> None:
+        """Write the state as it is now into the journal, then let nothing before be read any more.
+
+        Raises:
+            BrokerError: it was not written as a whole, or the floor is where it was.
+        """
+        state = snapshots.frozen(self.state)
+        self.edits = self.bytes = 0
+        begun = self.append(snapshots.encode_begin(state.number))
+        parts, ahead, piece = 0, [begun], Slice()
+        for part in snapshots.encode_parts(state):
+            ahead.append(self.append(part))
+            parts += 1
+            if len(ahead) > SNAPSHOT_PARTS_AHEAD:
+                await asyncio.shield(ahead.pop(0))
+            await piece.go_on()
+        await asyncio.shield(self.append(snapshots.encode_end(state.number, parts)))
+        await self.leader.raise_floor(begun.result().first)
+
+    async def settle(self) -> None:
+        """Wait until a snapshot that is being written has ended."""
+        if self._snapshot is not None:
+            await asyncio.wait((self._snapshot,))
+
+
+class Journal:
+    """The journal as one node knows it."""
+
+    def __init__(
+        self,
+        leaders: Leaders,
+        settings: TransactionSettings,
+        *,
+        claimed: Callable[[Led], None],
+    ) -> None:
+        """Lead nothing before the first request. ``claimed`` hears of each state after its replay."""
+        self.led: Led | None = None
+        self._leaders = leaders
+        self._around = leaders.around
+        self._settings = settings
+        self._claimed = claimed
+        self._replaying: asyncio.Task[None] | None = None
+
+    async def carry_out(self, decide: Decide[Result], deadline: float | None) -> Result:
+        """Decide on the state as it is, as the journal's leader; ``deadline`` in monotonic seconds.
+
+        Raises:
+            NotLeader: another node should lead it.
+            NoLeader: none could be had until the deadline; nothing was done.
+            BrokerError: refused, or what became of it.
+        """
+        clock = self._around.clock
+        if deadline is None:
+            deadline = clock.monotonic() + self._settings.request_deadline_s
+        while True:
+            led = await self._lead(deadline)
+            try:
+                return await led.carry_out(decide, clock.now_ms())
+            except _Doubt as error:
+                if clock.monotonic() + DOUBT_PAUSE_S >= deadline:
+                    raise NoLeader("No node leads the transactions just now.") from error
+            await clock.sleep(0 if led.is_over else DOUBT_PAUSE_S)
+
+    async def _lead(self, deadline: float) -> Led:
+        """Return the state of this node's leader. Between the last wait in here and its return all is as it is said."""
+        while True:
+            leader = await self._leader(deadline)
+            led = self.led
+            if led is not None and led.leader is leader and not led.is_over:
+                return led
+            if self._replaying is None:
+                self._replaying = asyncio.ensure_future(self._replay(leader))
+            replaying = self._replaying
+            left_s = max(deadline - self._around.clock.monotonic(), 0)
+            await asyncio.wait((replaying,), timeout=left_s)
+            if not replaying.done():
+                raise NoLeader("The journal of transactions is still being read.")
+            replaying.result()
+
+    async def _replay(self, leader: TopicLeader) -> None:
+        """Read the journal for all that wait for it, though the first of them be gone by then."""
+        try:
+            led = await self._replayed(leader)
+            if not led.is_over:
+                self.led = led
+                self._claimed(led)
+        finally:
+            self._replaying = None
+
+    async def _leader(self, deadline: float) -> TopicLeader:
+        """Return this node's leader of the journal's topic, which is created if it does not exist."""
+        while True:
+            try:
+                return await self._leaders.lead(TRANSACTIONS, deadline)
+            except TopicNotFound:
+                try:
+                    await self._leaders.registry.create(TRANSACTIONS, {"ttl": str(KEPT_S)})
+                except TopicExists:
+                    continue
+
+    async def _replayed(self, leader: TopicLeader) -> Led:
+        """Read the journal to its end, as it is under this leader.
+
+        Raises:
+            Unavailable: storage only shows what was before.
+            StorageCorrupt: see Replay.
+        """
+        began = self._around.clock.monotonic()
+        replay, piece = Replay(), Slice()
+        pointer, after = leader.hold.pointer, ROW_ID_MIN
+        pauses = self._around.logs.resolver.pauses()
+        while after < pointer:
+            after = await self._read(leader, replay, after, pointer, piece)
+            if after < pointer and not await pauses.next():
+                raise Unavailable("Storage shows an old end of the journal. Try again.")
+        state = replay.state
+        led = Led(leader, state, self._settings)
+        if not state.number:
+            led.begin(self._around.clock.now_ms())
+        led.edits = replay.messages
+        seconds = round(self._around.clock.monotonic() - began, 3)
+        log.info(
+            "transactions are led here", epoch=leader.epoch, edit=state.number, seconds=seconds
+        )
+        return led
+
+    async def _read(
+        self, leader: TopicLeader, replay: Replay, after: RowId, pointer: RowId, piece: Slice
+    ) -> RowId:
+        reader = self._around.logs.reader(
+            LogId(TRANSACTIONS, leader.topic.generation), after, pointer
+        )
+        while not reader.ended:
+            for entry in await reader.next(READ_BYTES):
+                for place in range(entry.count):
+                    replay.take(bytes(entry.payload(place)))
+                    await piece.go_on()
+        return reader.reached
+
+    async def close(self) -> None:
+        """Write a last snapshot, if this node leads and there is anything to write."""
+        led = self.led
+        if led is None or led.is_over:
+            return
+        await led.settle()
+        if led.edits and not led.is_over:
+            try:
+                await led.write_snapshot()
+            except BrokerError as error:
+                log.warning("no snapshot of the transactions was written", error=error.message)

@@ -1,0 +1,271 @@
+"""The decisions of the transaction service, with Tephra's semantics: functions of the state, the request and ``now``.
+
+::
+
+    start ──▶ in progress ──can-commit──▶ committing ──commit──▶ visible
+                   │ ▲ │                       │
+                   │ └─┴──checkpoint           ├──abort (short)──────────────▶ visible: it undid what it wrote
+                   │                           └──invalidate, abort (long)───▶ invalid
+                   └──time-out──▶ invalid ──abort (short)──▶ visible
+
+A decision gives edits and an answer. It changes nothing: the journal applies the edits (state.py), at once in memory and
+again when the journal is replayed. An answer counts only once its edits are on disk.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from broker.errors import (
+    BadRequest,
+    ChangesTooLarge,
+    Overloaded,
+    TransactionConflict,
+    TransactionNotInProgress,
+)
+from broker.model import POINTER_MAX, POINTERS_PER_MS, Snapshot
+from broker.transactions.edits import (
+    Aborted,
+    Checkpointed,
+    Committed,
+    Committing,
+    Edit,
+    Invalidated,
+    Reset,
+    Started,
+    Truncated,
+    TruncatedBefore,
+)
+from broker.transactions.settings import TransactionSettings
+from broker.transactions.state import State, Transaction, size_of
+
+Result = TypeVar("Result")
+
+TIMED_OUT_AT_ONCE: Final = 1000
+"""Transactions that one edit makes invalid."""
+TRUNCATED_AT_ONCE: Final = 10_000
+"""Pointers that one edit truncates."""
+
+
+class OlderInProgress(BadRequest):
+    """A truncation before a time is refused: a transaction in progress began before."""
+
+
+class Decision(NamedTuple, Generic[Result]):
+    """What is to be changed, and the answer."""
+
+    edits: tuple[Edit, ...]
+    answer: Result
+
+
+def next_pointer(state: State, now_ms: int) -> int:
+    """Return the write pointer that is given next: the time if it is greater than the last one."""
+    return max(state.last + 1, now_ms * POINTERS_PER_MS)
+
+
+def begin(state: State, now_ms: int) -> Decision[None]:
+    """Begin a state that has nothing, or begin anew; pointers go on rising."""
+    return Decision((Reset(next_pointer(state, now_ms)),), None)
+
+
+def start(
+    state: State,
+    now_ms: int,
+    settings: TransactionSettings,
+    *,
+    long: bool = False,
+    timeout_s: float | None = None,
+    client: str = "",
+) -> Decision[Snapshot]:
+    """Begin a transaction.
+
+    Raises:
+        BadRequest: the time-out is not above 0, or too long; the client's name is too long.
+        Overloaded: too many are in progress.
+    """
+    default_s = settings.long_timeout_default_s if long else settings.timeout_default_s
+    max_s = settings.long_timeout_max_s if long else settings.timeout_max_s
+    timeout_s = min(default_s, max_s) if timeout_s is None else timeout_s
+    if not 0 < timeout_s <= max_s:
+        kind = "long" if long else "short"
+        raise BadRequest(
+            f"timeout_s: the time-out of a {kind} transaction is above 0 and at most {max_s:g} seconds, "
+            f"not {timeout_s:g}."
+        )
+    if len(client) > settings.client_characters_max:
+        raise BadRequest(
+            f"client: a client's name has at most {settings.client_characters_max} characters."
+        )
+    _check_room(state, settings)
+    pointer = next_pointer(state, now_ms)
+    expires_ms = now_ms + max(int(timeout_s * 1000), 1)
+    return Decision(
+        (Started(pointer, long, now_ms, expires_ms, client),), state.snapshot(pointer, long=long)
+    )
+
+
+def _check_room(state: State, settings: TransactionSettings) -> None:
+    if len(state.pointers) >= settings.in_progress_max:
+        raise Overloaded(
+            f"{len(state.pointers)} transactions are in progress, checkpoints among them, the most that this "
+            "service takes (transactions.transactions_in_progress_max). Try again.",
+            retry_after_s=1,
+        )
+
+
+def can_commit(
+    state: State, transaction: int, changes: Collection[bytes], settings: TransactionSettings
+) -> Decision[None]:
+    """Note what a transaction changed, if it conflicts with no other.
+
+    Raises:
+        TransactionNotInProgress, TransactionConflict: it can't commit.
+        ChangesTooLarge: it changed too much.
+        Overloaded: there is no room for its changes.
+    """
+    found = _in_progress(state, transaction)
+    keys = tuple(dict.fromkeys(changes))
+    _check_changes(state, found, keys, settings)
+    _check_conflict(state, found, keys)
+    if keys == (found.changes or ()):
+        return Decision((), None)
+    return Decision((Committing(transaction, keys),), None)
+
+
+def _check_changes(
+    state: State, found: Transaction, keys: tuple[bytes, ...], settings: TransactionSettings
+) -> None:
+    if len(keys) > settings.changes_max:
+        raise ChangesTooLarge(
+            f"The change set has {len(keys)} keys, at most {settings.changes_max} are taken."
+        )
+    size = sum(map(len, keys))
+    if size > settings.changes_bytes_max:
+        raise ChangesTooLarge(
+            f"The keys of the change set have {size} bytes, at most {settings.changes_bytes_max} are taken."
+        )
+    more = size_of(keys) - size_of(found.changes or ())
+    if more > 0 and state.change_bytes + more > settings.change_sets_bytes_max:
+        raise Overloaded(
+            "The change sets of all transactions take too much memory, since a transaction in progress is old. "
+            "Try again.",
+            retry_after_s=1,
+        )
+
+
+def commit(state: State, transaction: int, write_pointer: int | None = None) -> Decision[None]:
+    """End a transaction: what it wrote is visible.
+
+    Raises:
+        TransactionNotInProgress, TransactionConflict: it can't commit.
+        BadRequest: the write pointer is not one of the transaction's.
+    """
+    found = _in_progress(state, transaction)
+    if write_pointer is not None and write_pointer not in found.pointers:
+        raise BadRequest(f"{write_pointer} is no write pointer of transaction {transaction}.")
+    _check_conflict(state, found, found.changes or ())
+    return Decision((Committed(transaction),), None)
+
+
+def abort(state: State, transaction: int) -> Decision[None]:
+    """End a transaction that undid what it wrote; a long one is made invalid. One that is over stays as it is."""
+    found = state.in_progress.get(transaction)
+    if found is not None:
+        edit = Invalidated((transaction,), False) if found.long else Aborted(transaction)
+        return Decision((edit,), None)
+    ended = state.ended.get(transaction)
+    if ended is None or ended.long:
+        return Decision((), None)
+    return Decision((Aborted(transaction),), None)
+
+
+def invalidate(state: State, transaction: int) -> Decision[bool]:
+    """Make a transaction in progress invalid; whether it was in progress."""
+    if transaction not in state.in_progress:
+        return Decision((), False)
+    return Decision((Invalidated((transaction,), False),), True)
+
+
+def checkpoint(
+    state: State, now_ms: int, transaction: int, settings: TransactionSettings
+) -> Decision[Snapshot]:
+    """Give a transaction a further write pointer; the answer is its snapshot with that.
+
+    The invalid pointers in it are those of now: those that came since were in progress, so they were not visible.
+
+    Raises:
+        TransactionNotInProgress: it is over.
+        Overloaded: too many are in progress.
+    """
+    found = _in_progress(state, transaction)
+    _check_room(state, settings)
+    pointer = next_pointer(state, now_ms)
+    snapshot = Snapshot(
+        transaction_id=transaction,
+        read_pointer=found.read_pointer,
+        write_pointer=pointer,
+        invalids=state.invalids,
+        in_progress=found.seen,
+        first_short_in_progress=found.first_short,
+        long=found.long,
+        checkpoint_pointers=(*found.checkpoints, pointer),
+    )
+    return Decision((Checkpointed(transaction, pointer),), snapshot)
+
+
+def expire(state: State, now_ms: int) -> Decision[int]:
+    """Make all transactions invalid whose time is over; how many."""
+    over = [each.id for each in state.in_progress.values() if now_ms > each.expires_ms]
+    edits = tuple(
+        Invalidated(tuple(over[at : at + TIMED_OUT_AT_ONCE]), True)
+        for at in range(0, len(over), TIMED_OUT_AT_ONCE)
+    )
+    return Decision(edits, len(over))
+
+
+def truncate(state: State, pointers: Collection[int]) -> Decision[int]:
+    """Call pointers invalid no more; how many were."""
+    found = sorted({pointer for pointer in pointers if state.is_invalid(pointer)})
+    edits = tuple(
+        Truncated(tuple(found[at : at + TRUNCATED_AT_ONCE]))
+        for at in range(0, len(found), TRUNCATED_AT_ONCE)
+    )
+    return Decision(edits, len(found))
+
+
+def truncate_before(state: State, before_ms: int) -> Decision[int]:
+    """Call all pointers invalid no more that were given before a moment; how many were.
+
+    Raises:
+        OlderInProgress: a transaction in progress began before that.
+    """
+    bound = min(before_ms * POINTERS_PER_MS, POINTER_MAX)
+    if state.pointers and state.pointers[0] < bound:
+        raise OlderInProgress(
+            f"Transaction {state.pointers[0]} is in progress and began before {before_ms}. End it first, or "
+            "truncate before an earlier time."
+        )
+    count = bisect_left(state.invalids, bound)
+    return Decision((TruncatedBefore(bound),) if count else (), count)
+
+
+def _in_progress(state: State, transaction: int) -> Transaction:
+    found = state.in_progress.get(transaction)
+    if found is not None:
+        return found
+    if state.is_invalid(transaction):
+        raise TransactionNotInProgress(
+            f"Transaction {transaction} is not in progress: it is invalid. Its time was over, or it was invalidated."
+        )
+    raise TransactionNotInProgress(f"Transaction {transaction} is not in progress.")
+
+
+def _check_conflict(state: State, found: Transaction, changes: Collection[bytes]) -> None:
+    key = state.conflict(found, changes)
+    if key is not None:
+        raise TransactionConflict(
+            f"Transaction {found.id} conflicts: a transaction that committed since it began changed "
+            f"{key.hex()[:200]} (hex), too."
+        )

@@ -1,0 +1,92 @@
+"""From the messages of a journal to the state: a fold, without I/O.
+
+A journal that never had its floor raised begins with edit 1. Else it is known from its first whole snapshot on, and the
+edits that lie behind that snapshot's begin come after it::
+
+    edit edit begin edit part part edit end edit …
+              └── the snapshot's state ──┘
+      not needed    ▲ after it     ▲      ▲
+"""
+
+from __future__ import annotations
+
+from broker.errors import StorageCorrupt
+from broker.transactions import snapshots
+from broker.transactions.edits import FORMAT, Edit, decode_edit
+from broker.transactions.state import State
+from broker.wire.varint import Malformed, read_long
+
+
+class _Pending:
+    """A snapshot that is being read."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.state = State()
+        self.parts = 0
+        self.edits: list[tuple[int, Edit]] = []
+
+
+class Replay:
+    """Takes the messages of a journal in their order."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.messages = 0
+        self._state: State | None = None
+        self._pending: _Pending | None = None
+
+    @property
+    def state(self) -> State:
+        """The state after all messages. Raises StorageCorrupt if they do not tell it."""
+        if self._state is None:
+            if self.messages:
+                raise StorageCorrupt(
+                    "The journal of transactions has neither its first edit nor a whole snapshot."
+                )
+            return State()
+        return self._state
+
+    def take(self, message: bytes) -> None:
+        """Take the next message. Raises StorageCorrupt."""
+        self.messages += 1
+        if len(message) < 3 or message[0] != FORMAT:
+            raise StorageCorrupt("The journal of transactions has a message of another format.")
+        kind = message[1]
+        if kind == snapshots.BEGIN:
+            self._begin(message)
+        elif kind == snapshots.PART:
+            if self._state is None and self._pending is not None:
+                snapshots.take_part(self._pending.state, message)
+                self._pending.parts += 1
+        elif kind == snapshots.END:
+            self._end(message)
+        else:
+            self._edit(*decode_edit(message))
+
+    def _edit(self, number: int, edit: Edit) -> None:
+        if self._state is None and number == 1:
+            self._state = State()
+        if self._state is not None:
+            self._state.apply(number, edit)
+        elif self._pending is not None:
+            self._pending.edits.append((number, edit))
+
+    def _begin(self, message: bytes) -> None:
+        try:
+            number, _ = read_long(message, 2)
+        except (Malformed, IndexError) as error:
+            raise StorageCorrupt("The begin of a snapshot does not decode.") from error
+        self._pending = _Pending(number)
+
+    def _end(self, message: bytes) -> None:
+        number, parts = snapshots.read_end(message)
+        pending, self._pending = self._pending, None
+        if self._state is not None or pending is None or pending.number != number:
+            return
+        if pending.parts != parts:
+            raise StorageCorrupt("A snapshot of the journal of transactions lacks parts.")
+        state = snapshots.complete(pending.state, number)
+        for each, edit in pending.edits:
+            state.apply(each, edit)
+        self._state = state

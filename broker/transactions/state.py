@@ -1,0 +1,289 @@
+"""What the transaction service knows, and what each edit makes of it: no decisions, no time, no I/O.
+
+::
+
+    last           the last write pointer that was given
+    read pointer   pointers above are not visible yet
+    in progress    transactions, each with its pointers (its id, then one for each checkpoint)
+    invalid        pointers that must never be seen
+    change sets    of the committed ones that a transaction in progress may conflict with
+
+A pointer at or below the read pointer that is neither in progress nor invalid is visible. Pointers are kept in
+ascending arrays, since new ones are the greatest.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker.errors import StorageCorrupt
+from broker.model import POINTER_MAX, Snapshot
+from broker.transactions.edits import (
+    Aborted,
+    Checkpointed,
+    Committed,
+    Committing,
+    Edit,
+    Invalidated,
+    Reset,
+    Started,
+    Truncated,
+    TruncatedBefore,
+)
+
+KEY_OVERHEAD_BYTES: Final = 100
+"""What a key of a change set takes in memory beside its bytes, about."""
+
+
+class Transaction:
+    """A transaction in progress. ``changes`` None: it has not told what it changed.
+
+    ``read_pointer``, ``seen`` and ``first_short``: the read pointer, the pointers in progress, and the oldest short
+    transaction of them, when it began.
+    """
+
+    __slots__ = (
+        "changes",
+        "checkpoints",
+        "client",
+        "expires_ms",
+        "first_short",
+        "id",
+        "long",
+        "read_pointer",
+        "seen",
+        "started_ms",
+    )
+
+    def __init__(
+        self, started: Started, read_pointer: int, seen: array[int], first_short: int
+    ) -> None:
+        """Begin."""
+        self.id = started.pointer
+        self.long = started.long
+        self.started_ms = started.started_ms
+        self.expires_ms = started.expires_ms
+        self.client = started.client
+        self.read_pointer = read_pointer
+        self.seen = seen
+        self.first_short = first_short
+        self.checkpoints: tuple[int, ...] = ()
+        self.changes: tuple[bytes, ...] | None = None
+
+    @property
+    def pointers(self) -> tuple[int, ...]:
+        """All of its write pointers, ascending."""
+        return (self.id, *self.checkpoints)
+
+
+class Ended(NamedTuple):
+    """A transaction that is invalid."""
+
+    long: bool
+    checkpoints: tuple[int, ...]
+
+
+class State:
+    """What the service knows after edit number ``number``."""
+
+    def __init__(self) -> None:
+        """Know nothing: the first edit is a Reset."""
+        self.number = 0
+        self.last = 0
+        self.read_pointer = 0
+        self.in_progress: dict[int, Transaction] = {}
+        """By id, ascending."""
+        self.pointers: array[int] = array("q")
+        """Of all transactions in progress."""
+        self.shorts: array[int] = array("q")
+        """The ids of the short ones."""
+        self.invalids: array[int] = array("q")
+        """Never changed in place: snapshots share it."""
+        self.ended: dict[int, Ended] = {}
+        """The invalid transactions, by id; their pointers are in ``invalids``."""
+        self.committed: deque[tuple[int, tuple[bytes, ...]]] = deque()
+        """Commit pointers and change sets, in the order of the commits."""
+        self.committed_at: dict[bytes, int] = {}
+        """Of each key in ``committed``: the last commit pointer."""
+        self.change_bytes = 0
+        """What all change sets take."""
+
+    # What is asked.
+
+    @property
+    def first_short(self) -> int:
+        """The id of the oldest short transaction in progress; the greatest pointer if there is none."""
+        return self.shorts[0] if self.shorts else POINTER_MAX
+
+    def snapshot(self, pointer: int = 0, *, long: bool = False) -> Snapshot:
+        """Return what a transaction that begins now with ``pointer`` may see; 0: of no transaction."""
+        return Snapshot(
+            transaction_id=pointer,
+            read_pointer=self.read_pointer,
+            invalids=self.invalids,
+            in_progress=self.pointers[:],
+            first_short_in_progress=self.first_short,
+            long=long,
+        )
+
+    def conflict(self, transaction: Transaction, changes: Iterable[bytes]) -> bytes | None:
+        """Return a key that a transaction changed which committed since this one began."""
+        if not self.committed_at:
+            return None
+        for key in changes:
+            if self.committed_at.get(key, 0) > transaction.id:
+                return key
+        return None
+
+    def is_invalid(self, pointer: int) -> bool:
+        """Whether a pointer is invalid."""
+        at = bisect_left(self.invalids, pointer)
+        return at < len(self.invalids) and self.invalids[at] == pointer
+
+    # Edits.
+
+    def apply(self, number: int, edit: Edit) -> None:
+        """Make an edit. Raises StorageCorrupt if it is not the one that comes next, or does not fit."""
+        if number != self.number + 1:
+            raise StorageCorrupt(
+                f"The journal goes on with edit {number} behind edit {self.number}: one is missing."
+            )
+        try:
+            _APPLY[type(edit)](self, edit)
+        except KeyError as error:
+            raise StorageCorrupt(
+                f"Edit {number} of the journal does not fit: {edit!r:.200}"
+            ) from error
+        self.number = number
+
+    def reset(self, edit: Reset) -> None:
+        """Begin anew."""
+        vars(self).update(vars(State()), number=self.number)
+        self.last = self.read_pointer = edit.pointer
+
+    def start(self, edit: Started) -> None:
+        """Begin a transaction."""
+        self.in_progress[edit.pointer] = Transaction(
+            edit, self.read_pointer, self.pointers[:], self.first_short
+        )
+        self.last = edit.pointer
+        self.pointers.append(edit.pointer)
+        if not edit.long:
+            self.shorts.append(edit.pointer)
+
+    def checkpoint(self, edit: Checkpointed) -> None:
+        """Give a transaction a further pointer."""
+        found = self.in_progress[edit.transaction]
+        found.checkpoints = (*found.checkpoints, edit.pointer)
+        self.last = edit.pointer
+        self.pointers.append(edit.pointer)
+
+    def prepare(self, edit: Committing) -> None:
+        """Note what a transaction changed."""
+        found = self.in_progress[edit.transaction]
+        self.change_bytes += size_of(edit.changes) - size_of(found.changes or ())
+        found.changes = edit.changes
+
+    def commit(self, edit: Committed) -> None:
+        """End a transaction; what it wrote is visible."""
+        found = self._end(edit.transaction)
+        if found.changes:
+            # The first pointer that was not given yet: greater than those that began before this commit.
+            pointer = self.last + 1
+            self.committed.append((pointer, found.changes))
+            self.committed_at.update(dict.fromkeys(found.changes, pointer))
+            self.change_bytes += size_of(found.changes)
+        self._move(found.pointers[-1])
+        self._forget()
+
+    def abort(self, edit: Aborted) -> None:
+        """End a short transaction that undid what it wrote, also one that is invalid."""
+        ended = self.ended.get(edit.transaction)
+        if ended is None:
+            self._move(self._end(edit.transaction).pointers[-1])
+            self._forget()
+            return
+        pointers = (edit.transaction, *ended.checkpoints)
+        self._remove_invalid(pointers)
+        self._move(pointers[-1])
+
+    def invalidate(self, edit: Invalidated) -> None:
+        """End transactions; what they wrote is never seen."""
+        self.invalids = self.invalids[:]
+        for transaction in edit.transactions:
+            found = self._end(transaction)
+            self.ended[transaction] = Ended(found.long, found.checkpoints)
+            for pointer in found.pointers:
+                insort(self.invalids, pointer)
+            if not found.long or edit.timed_out:
+                self._move(found.id)
+        self._forget()
+
+    def truncate(self, edit: Truncated) -> None:
+        """Call pointers invalid no more."""
+        self._remove_invalid(edit.pointers)
+
+    def truncate_before(self, edit: TruncatedBefore) -> None:
+        """Call pointers below one invalid no more."""
+        self._remove_invalid(self.invalids[: bisect_left(self.invalids, edit.pointer)])
+
+    def _end(self, transaction: int) -> Transaction:
+        found = self.in_progress.pop(transaction)
+        for pointer in found.pointers:
+            _take_out(self.pointers, pointer)
+        if not found.long:
+            _take_out(self.shorts, transaction)
+        self.change_bytes -= size_of(found.changes or ())
+        return found
+
+    def _move(self, pointer: int) -> None:
+        self.read_pointer = max(self.read_pointer, pointer)
+
+    def _remove_invalid(self, pointers: Sequence[int]) -> None:
+        """Take pointers, ascending, out of the invalid ones; those that are not there are none."""
+        before, kept, at = self.invalids, array("q"), 0
+        for pointer in pointers:
+            self.ended.pop(pointer, None)
+            stop = bisect_left(before, pointer, at)
+            kept.extend(before[at:stop])
+            at = stop + (stop < len(before) and before[stop] == pointer)
+        kept.extend(before[at:])
+        self.invalids = kept
+
+    def _forget(self) -> None:
+        """Forget change sets that no short transaction in progress can conflict with."""
+        first = self.first_short
+        while self.committed and self.committed[0][0] < first:
+            pointer, changes = self.committed.popleft()
+            self.change_bytes -= size_of(changes)
+            for key in changes:
+                if self.committed_at.get(key) == pointer:
+                    del self.committed_at[key]
+
+
+def size_of(changes: Iterable[bytes]) -> int:
+    """Return about how many bytes a change set takes in memory."""
+    return sum([len(key) + KEY_OVERHEAD_BYTES for key in changes])
+
+
+def _take_out(pointers: array[int], pointer: int) -> None:
+    at = bisect_left(pointers, pointer)
+    assert pointers[at] == pointer, "a pointer in progress is in the array"
+    del pointers[at]
+
+
+_APPLY: Final[dict[type[Edit], Callable[[State, Any], None]]] = {
+    Reset: State.reset,
+    Started: State.start,
+    Checkpointed: State.checkpoint,
+    Committing: State.prepare,
+    Committed: State.commit,
+    Aborted: State.abort,
+    Invalidated: State.invalidate,
+    Truncated: State.truncate,
+    TruncatedBefore: State.truncate_before,
+}

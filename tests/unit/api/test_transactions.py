@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from broker.testing.serving import Answered, Broker
+from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.transaction import decode_transaction
+
+PATH = "/v1/transactions"
+JSON = {"Content-Type": "application/json", "Accept": "application/json"}
+
+
+async def call(broker: Broker, method: str, path: str = "", sent: Any = None) -> Answered:
+    body = b"" if sent is None else json.dumps(sent).encode()
+    return await broker.call(method, PATH + path, body, JSON)
+
+
+async def begun(broker: Broker, **sent: Any) -> dict[str, Any]:
+    reply = await call(broker, "POST", "", sent)
+    assert reply.status == 200, reply
+    found: dict[str, Any] = reply.json
+    return found
+
+
+def keys(*names: bytes) -> dict[str, Any]:
+    return {"changes": [base64.b64encode(name).decode() for name in names]}
+
+
+async def test_a_transaction_commits_and_is_visible(broker: Broker) -> None:
+    one, two = await begun(broker), await begun(broker, timeout_s=5, client="me")
+    assert (one["long"], (await begun(broker, type="long"))["long"]) == (False, True)
+    assert two["in_progress"] == [one["transaction_id"]]
+    path = f"/{one['transaction_id']}"
+    assert (await call(broker, "POST", f"{path}/can-commit", keys(b"a", b"\xff"))).json == {}
+    assert (await call(broker, "GET", path)).json["state"] == "committing"
+    assert (await call(broker, "POST", f"{path}/commit")).json == {}
+    reply = await call(broker, "POST", f"{path}/commit")
+    assert (reply.status, reply.json["code"]) == (409, "transaction_not_in_progress")
+    reply = await call(broker, "POST", f"/{two['transaction_id']}/can-commit", keys(b"\xff"))
+    assert (reply.status, reply.json["code"]) == (409, "transaction_conflict")
+    seen = decode_snapshot((await call(broker, "GET", "/snapshot")).json)
+    assert seen.is_visible(one["transaction_id"])
+    assert not seen.is_visible(two["transaction_id"])
+    listed = (await call(broker, "GET", "?limit=1")).json
+    assert [each["client"] for each in listed["in_progress"]] == ["me"]
+    assert listed["in_progress_count"] == 2
+    assert (listed["committing"], listed["committed"], listed["invalid"]) == (0, 1, 0)
+    await broker.close()
+
+
+async def test_the_same_as_tephras_bytes(broker: Broker) -> None:
+    accept = {"Accept": "application/x-thrift"}
+    reply = await broker.call("POST", PATH, b"", accept)
+    snapshot = decode_transaction(reply.body)
+    assert snapshot.transaction_id == snapshot.write_pointer > snapshot.read_pointer
+    reply = await broker.call("GET", f"{PATH}/snapshot", b"", accept)
+    assert list(decode_transaction(reply.body).in_progress) == [snapshot.transaction_id]
+
+
+async def test_what_ends_otherwise(broker: Broker) -> None:
+    aborted, invalid = (await begun(broker))["transaction_id"], await begun(broker)
+    assert (await call(broker, "POST", f"/{aborted}/abort")).json == {}
+    assert (await call(broker, "POST", f"/{aborted}/abort")).json == {}
+    path = f"/{invalid['transaction_id']}"
+    checked = (await call(broker, "POST", f"{path}/checkpoint")).json
+    assert checked["checkpoint_pointers"] == [checked["write_pointer"]]
+    assert checked["transaction_id"] == invalid["transaction_id"] < checked["write_pointer"]
+    assert (await call(broker, "POST", f"{path}/invalidate")).json == {"invalidated": True}
+    assert (await call(broker, "POST", f"{path}/invalidate")).json == {"invalidated": False}
+    assert (await call(broker, "GET", path)).json["state"] == "invalid"
+    pointers = [checked["transaction_id"], checked["write_pointer"]]
+    assert (await call(broker, "GET", "/snapshot")).json["invalids"] == pointers
+    removed = await call(broker, "POST", "/truncate", {"ids": [*pointers, 5]})
+    assert removed.json == {"removed": 2}
+    open_one = await begun(broker)
+    before_ms = open_one["transaction_id"] // 1_000_000 + 1000
+    reply = await call(broker, "POST", "/truncate", {"before_ms": before_ms})
+    assert (reply.status, reply.json["code"]) == (400, "bad_request")
+    assert (await call(broker, "GET", "/7")).status == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        ("", {"type": "medium"}),
+        ("", {"timeout_s": 0}),
+        ("", {"timeout_s": True}),
+        ("", {"timeout": 5}),
+        ("", {"client": 5}),
+        ("", {"client": "x" * 257}),
+        ("/x/commit", None),
+        ("/99999999999999999999/commit", None),
+        ("/5/can-commit", {"changes": ["!"]}),
+        ("/5/can-commit", {"changes": "aa"}),
+        ("/5/can-commit", {}),
+        ("/5/commit", {"write_pointer": -1}),
+        ("/5/abort", {"really": True}),
+        ("/truncate", {}),
+        ("/truncate", {"ids": [1], "before_ms": 1}),
+        ("/truncate", {"ids": ["1"]}),
+    ],
+)
+async def test_what_is_malformed_is_refused(broker: Broker, path: str, sent: Any) -> None:
+    reply = await call(broker, "POST", path, sent)
+    assert (reply.status, reply.json["outcome"]) == (400, "refused")
+
+
+async def test_a_change_set_is_bounded(broker: Broker) -> None:
+    path = f"/{(await begun(broker))['transaction_id']}/can-commit"
+    many = keys(*(b"%d" % number for number in range(10_001)))
+    large = keys(b"a" * (1 << 19), b"b" * (1 << 19), b"c")
+    for sent in (many, large):
+        reply = await call(broker, "POST", path, sent)
+        assert (reply.status, reply.json["code"]) == (413, "changes_too_large")
+
+
+async def test_the_journal_is_no_topic_of_anybodys(broker: Broker) -> None:
+    await begun(broker)
+    assert (await broker.call("GET", "/v1/namespaces")).json == ["default"]
+    for path in ("/v1/namespaces/*/topics", "/v1/namespaces/%2A/topics/transactions"):
+        reply = await broker.call("GET", path)
+        assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_name")

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.errors import (
+    BadRequest,
+    NotFound,
+    OutcomeUnknown,
+    TransactionConflict,
+    TransactionNotInProgress,
+    Unavailable,
+)
+from broker.testing.bench import Bench, Gate, done_but, failing, settle
+from broker.transactions.service import Transactions
+from broker.transactions.settings import TransactionSettings
+
+
+class Service(Transactions):
+    def __init__(self, bench: Bench, **settings: float) -> None:
+        super().__init__(bench.topics.leaders, TransactionSettings(**settings))  # type: ignore[arg-type]
+        self.bench = bench
+
+
+@pytest.fixture
+async def service(bench: Bench) -> AsyncIterator[Service]:
+    made = Service(bench)
+    yield made
+    await made.close()
+
+
+async def again(service: Service) -> Service:
+    """Return the service of the next incarnation of the node."""
+    service.bench.restart()
+    return Service(service.bench)
+
+
+async def test_what_commits_is_visible_and_what_is_in_progress_is_not(service: Service) -> None:
+    first, second = await service.start(), await service.start()
+    assert list(second.in_progress) == [first.transaction_id]
+    await service.can_commit(first.transaction_id, [b"a"])
+    await service.commit(first.transaction_id)
+    seen = await service.snapshot()
+    assert seen.is_visible(first.transaction_id)
+    assert not seen.is_visible(second.transaction_id)
+    assert not second.is_visible(first.transaction_id)
+    with pytest.raises(TransactionNotInProgress):
+        await service.commit(first.transaction_id)
+    await service.can_commit(second.transaction_id, [b"b"])
+    with pytest.raises(TransactionConflict):
+        await service.can_commit(second.transaction_id, [b"a"])
+
+
+async def test_the_next_incarnation_knows_all_that_was_answered(service: Service) -> None:
+    one, two, three = [await service.start(client=name) for name in ("one", "two", "three")]
+    await service.can_commit(one.transaction_id, [b"a"])
+    await service.commit(one.transaction_id)
+    await service.invalidate(two.transaction_id)
+    checked = await service.checkpoint(three.transaction_id)
+    before = await service.listing()
+    seen = await service.snapshot()
+    later = await again(service)
+    after = await later.listing()
+    assert {**after, "epoch": 0} == {**before, "epoch": 0}
+    assert await later.snapshot() == seen
+    assert (await later.start()).transaction_id > checked.write_pointer
+    with pytest.raises(TransactionConflict):
+        await later.can_commit(three.transaction_id, [b"a"])
+    assert (await later.show(two.transaction_id))["state"] == "invalid"
+    with pytest.raises(NotFound):
+        await later.show(1)
+
+
+async def test_an_answer_waits_for_the_disk(service: Service) -> None:
+    await service.snapshot()
+    gate = Gate()
+    service.bench.table.on("append", gate.before)
+    starting = asyncio.ensure_future(service.start())
+    await gate.reached.wait()
+    looking = asyncio.ensure_future(service.listing())
+    await settle()
+    assert not starting.done()
+    assert not looking.done()
+    gate.open()
+    assert (await looking)["in_progress"][0]["id"] == (await starting).transaction_id
+
+
+async def test_an_append_that_certainly_failed_leaves_nothing_behind(service: Service) -> None:
+    begun = await service.start()
+    service.bench.table.on("append", failing(Unavailable("down")))
+    with pytest.raises(Unavailable):
+        await service.commit(begun.transaction_id)
+    await service.commit(begun.transaction_id)
+    assert (await service.snapshot()).is_visible(begun.transaction_id)
+
+
+async def test_a_commit_whose_outcome_is_unknown_is_found_by_the_next_snapshot(
+    service: Service,
+) -> None:
+    begun = await service.start()
+    service.bench.table.on("append", done_but(RuntimeError("cut")))
+    with pytest.raises(OutcomeUnknown):
+        await service.commit(begun.transaction_id)
+    assert (await service.snapshot()).is_visible(begun.transaction_id)
+
+
+async def test_time_outs_make_invalid_and_an_abort_makes_visible(service: Service) -> None:
+    begun = await service.start(timeout_s=5)
+    await service.bench.pass_ms(16_000)
+    with pytest.raises(TransactionNotInProgress, match="invalid"):
+        await service.commit(begun.transaction_id)
+    assert (await service.snapshot()).is_invalid(begun.transaction_id)
+    await service.abort(begun.transaction_id)
+    assert (await service.snapshot()).is_visible(begun.transaction_id)
+
+
+async def test_snapshots_bound_the_replay(bench: Bench) -> None:
+    service = Service(bench, snapshot_edits=20)
+    kept = await service.start(client="kept", timeout_s=600)
+    for number in range(60):
+        begun = await service.start()
+        await service.can_commit(begun.transaction_id, [b"key %d" % number])
+        await service.commit(begun.transaction_id)
+    await service.close()
+    seen = await service.snapshot()
+    later = await again(service)
+    assert await later.snapshot() == seen
+    with pytest.raises(TransactionConflict):
+        await later.can_commit(kept.transaction_id, [b"key 59"])
+    with pytest.raises(TransactionConflict):
+        await later.can_commit(kept.transaction_id, [b"key 0"])
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 601, float("nan"), float("inf")])
+async def test_time_outs_are_bounded(service: Service, timeout_s: float) -> None:
+    with pytest.raises(BadRequest, match="timeout_s"):
+        await service.start(timeout_s=timeout_s)
