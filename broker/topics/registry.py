@@ -245,6 +245,18 @@ class TopicRegistry:
                 yield [key for key, record in page if not _is_deleted(key, record.value)]
                 await mine.go_on()
 
+    async def generations(self) -> AsyncGenerator[list[tuple[TopicId, int]], None]:
+        """Yield all live topics with their generations, some at a time."""
+        mine = Slice()
+        async with aclosing(self.records.pages(RECORD_PREFIX)) as pages:
+            async for page in pages:
+                yield [
+                    (_topic_of(key), _decode(key, record.value).generation)
+                    for key, record in page
+                    if not _is_deleted(key, record.value)
+                ]
+                await mine.go_on()
+
     async def all(self) -> list[TopicId]:
         """Return all topics that have a record, deleted ones too."""
         found: list[TopicId] = []

@@ -84,7 +84,7 @@ def bound_of(snapshot: Snapshot, *, now_ms: int, life_ms: int, margin_ms: int) -
         life_ms: the longest life of a transaction.
         margin_ms: what clocks may differ by, and more.
     """
-    begun = max(snapshot.read_pointer, *snapshot.invalids[-1:])
+    begun = max([snapshot.read_pointer, *snapshot.invalids[-1:]])
     by_age = _settled_by_age(now_ms, life_ms, margin_ms)
     return _below_in_progress(min(by_age, begun + 1), snapshot)
 
@@ -94,7 +94,7 @@ def _settled_by_age(now_ms: int, life_ms: int, margin_ms: int) -> int:
 
 
 def _below_in_progress(bound: int, snapshot: Snapshot) -> int:
-    return min(bound, *snapshot.in_progress[:1])
+    return min([bound, *snapshot.in_progress[:1]])
 
 
 def invalid_below(snapshot: Snapshot, bound: int) -> Sequence[int]:
