@@ -393,7 +393,10 @@ async def passed_by_a_leader_of_before(world: World) -> list[str]:
     await bench.create(ttl_s=10 * LIFE_S)
     await world.publish(None)
     around = Surroundings(
-        Logs(bench.memory, bench.clock), bench.clock, bench.around.settings, owner="another"
+        Logs(bench.memory, bench.clock, bounds=bench.bounds),
+        bench.clock,
+        bench.around.settings,
+        owner="another",
     )
     other = Topics(around, Records(around.logs.resolver))
     for _ in range(5):
