@@ -77,6 +77,14 @@ class Compression(enum.StrEnum):
     SNAPPY = "snappy"
 
 
+class Role(enum.StrEnum):
+    """What a node serves."""
+
+    ALL = "all"
+    TOPICS = "topics"
+    TRANSACTIONS = "transactions"
+
+
 def key(default: T, doc: str, *, least: float | None = None) -> T:
     """Declare a key. ``least`` is the smallest number that makes sense."""
     metadata = {"doc": doc, "least": least}
@@ -118,6 +126,7 @@ class ServerConfig:
         "How long a request waits for a leader, another node, its turn to be stored.",
         least=0.1,
     )
+    role: Role = key(Role.ALL, "What a node that stands alone serves: all, topics or transactions.")
     drain_s: float = key(10.0, "Longest wait for quiet after SIGTERM.", least=0)
 
 
@@ -455,6 +464,8 @@ def _of_clusters(config: Config) -> Iterator[str]:
         yield f"hbase.hbase_regions = {hbase.hbase_regions} must be at most {REGIONS_MAX}"
     if not cluster.zookeeper_root.startswith("/") or cluster.zookeeper_root.endswith("/"):
         yield f"cluster.zookeeper_root = {cluster.zookeeper_root} must be a path like /broker"
+    if cluster.is_on and config.server.role is not Role.ALL:
+        yield f"server.role = {config.server.role}: the nodes of a cluster serve all of it"
     yield from _of_urls(config)
     addresses = {
         "cluster.zookeeper_hosts": cluster.zookeeper_hosts,

@@ -189,6 +189,7 @@ class Node:
         routed = ground.routed(topics, config.server.request_deadline_s)
         transactions = Transactions(topics.leaders, transaction_settings(config))
         self._transactions = transactions
+        transactions.watch(self.metrics)
         router = Router(
             make_routes(topics, config, health, view, around=routed, transactions=transactions)
         )

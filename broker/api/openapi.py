@@ -40,7 +40,7 @@ from broker.routing.deadlines import REQUEST_TIMEOUT_S_MAX
 from broker.wire.topics import TTL_MAX_S
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
-_ALWAYS = ("400", "403", "405", "413", "500", "503")
+_ALWAYS = ("400", "403", "404", "405", "413", "500", "503")
 _NAMES = {
     "namespace": {"type": "string", "pattern": "^[a-zA-Z0-9_]+$"},
     "topic": {"type": "string", "pattern": "^[a-zA-Z0-9_-]+$"},

@@ -20,7 +20,10 @@ from broker.api.staging import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.api.transactions import TransactionsApi
-from broker.config import Config
+from broker.config import Config, Role
+from broker.errors import NotFound
+from broker.http.reply import Answer
+from broker.http.request import Request
 from broker.topics.service import Topics
 from broker.transactions.service import Transactions
 from broker.wire import jsontext
@@ -148,6 +151,10 @@ SHAPES = (
 )
 
 
+_ROLES: Final = {_NAMESPACES: Role.TOPICS, TRANSACTIONS: Role.TRANSACTIONS}
+"""The role that serves what lies under a path; the rest every node serves."""
+
+
 class Around(Protocol):
     """What a cluster puts around handlers, so that each request is answered where its topic is led."""
 
@@ -181,10 +188,26 @@ def make_routes(
         **_cluster_handlers(topics, cluster),
         **_node_handlers(health),
     }
+    for prefix, role in _ROLES.items():
+        if config.server.role not in (Role.ALL, role):
+            refuse = _refusing(config.server.role)
+            left_out = (shape.name for shape in SHAPES if shape.template.startswith(prefix))
+            handlers.update(dict.fromkeys(left_out, refuse))
     return [
         Route(*shape[:4], handlers[shape.name], shape.query, shape.body_bytes_max)
         for shape in SHAPES
     ]
+
+
+def _refusing(role: Role) -> Handler:
+    """Return what answers requests that a node does not serve by its role."""
+
+    async def refuse(_: Request) -> Answer:
+        raise NotFound(
+            f"This node serves {role} alone (server.role = {role}). Ask a node of another role."
+        )
+
+    return refuse
 
 
 def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> dict[str, Handler]:

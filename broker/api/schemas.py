@@ -373,7 +373,7 @@ RESPONSES: Final[dict[str, Spec]] = {
     "400": _error("The request is malformed, or a name is not valid."),
     "403": _error("The caller may not do this, or a browser asks for a page of another site."),
     "404": _error(
-        "There is no such topic, no such path, no such cursor, no such node, or no cluster."
+        "There is no such topic, no such path, no such cursor, no such node, no cluster, or this node does not serve it by its role."
     ),
     "405": _error("The path has no such method; the header Allow names those it has."),
     "409": _error(

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from broker import logs
 from broker.errors import BrokerError, NotFound, TransactionConflict
+from broker.metrics import Metrics
 from broker.model import Snapshot
 from broker.topics.leaders import Leaders
 from broker.transactions import manager
@@ -196,6 +197,34 @@ class Transactions:
             "leader": self._around.instance,
             "epoch": None if led is None else led.leader.epoch,
         }
+
+    def watch(self, metrics: Metrics) -> None:
+        """Show figures of what this node leads; 0 where another leads."""
+
+        def level(count: Callable[[State], int]) -> Callable[[], float]:
+            return lambda: 0 if self.state is None else count(self.state)
+
+        metrics.watch(
+            "transactions_in_progress",
+            "Transactions in progress, where they are led.",
+            level(lambda state: len(state.in_progress)),
+        )
+        metrics.watch(
+            "transactions_invalid",
+            "Invalid write pointers, where they are led.",
+            level(lambda state: len(state.invalids)),
+        )
+        metrics.watch(
+            "transactions_change_bytes",
+            "Memory of the change sets, where they are led.",
+            level(lambda state: state.change_bytes),
+        )
+        metrics.watch_each(
+            "transactions_total",
+            "Transactions by what became of them here.",
+            "kind",
+            lambda: self.counts,
+        )
 
     # The time-outs.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from broker.config import ClusterConfig, Config, ConfigError, HBaseConfig, Role, ServerConfig
 from broker.testing.serving import Answered, Broker
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
@@ -124,3 +125,30 @@ async def test_the_journal_is_no_topic_of_anybodys(broker: Broker) -> None:
     for path in ("/v1/namespaces/*/topics", "/v1/namespaces/%2A/topics/transactions"):
         reply = await broker.call("GET", path)
         assert (reply.status, reply.headers["Broker-Error"]) == (400, "bad_name")
+
+
+@pytest.mark.parametrize(
+    ("role", "topics", "transactions"),
+    [(Role.ALL, 200, 200), (Role.TOPICS, 200, 404), (Role.TRANSACTIONS, 404, 200)],
+)
+async def test_a_node_serves_what_its_role_says(role: Role, topics: int, transactions: int) -> None:
+    broker = Broker(Config(server=ServerConfig(role=role)))
+    told = await call(broker, "POST")
+    assert told.status == transactions
+    reply = await broker.call("PUT", "/v1/namespaces/ns/topics/t", b"", JSON)
+    assert reply.status == topics
+    for each in (told, reply):
+        if each.status == 404:
+            assert each.json["code"] == "not_found"
+            assert f"server.role = {role}" in each.json["message"]
+    assert (await broker.call("GET", "/ping")).status == 200
+    await broker.close()
+
+
+def test_the_nodes_of_a_cluster_serve_all() -> None:
+    with pytest.raises(ConfigError, match=r"server\.role = transactions"):
+        Config(
+            server=ServerConfig(role=Role.TRANSACTIONS),
+            cluster=ClusterConfig(zookeeper_hosts=("zk:2181",)),
+            hbase=HBaseConfig(hbase_gateways=("hb:9090",)),
+        )
