@@ -1,0 +1,174 @@
+"""Bringing the broker to follow the records of a SQL database; ``transaction_sql`` says why that is right."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from broker.client.sqlwork import SqlWork
+from broker.client.transaction_aware import AnyTransactionService, ParticipantFailed, Topical
+from broker.client.transaction_commit import Committing
+from broker.client.transaction_fate import Fate, ask
+from broker.errors import BrokerError, OutcomeUnknown
+from broker.model import Snapshot
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from broker.client.aio import Client
+    from broker.client.transaction_sql import Decision, SqlRecord
+
+log: Final = logging.getLogger(__name__)
+
+ROUNDS_MAX: Final = 10
+"""How often recovery looks at one record."""
+
+_ALL: Final = 1 << 62
+
+
+class Recovered(NamedTuple):
+    """What one recovery did, in records."""
+
+    committed: int = 0
+    """Whose transaction is committed, by this recovery or before it."""
+    republished: int = 0
+    """Whose messages it published again, since their transaction had become invalid."""
+
+
+class _Renewal:
+    """The deciding participant of a transaction that publishes the messages of a record again."""
+
+    name = "the record of a transaction"
+
+    def __init__(self, record: SqlRecord, work: SqlWork, old: Decision) -> None:
+        self._record = record
+        self._work = work
+        self._old = old
+        self._new = 0
+
+    def start_tx(self, transaction: Snapshot) -> None:
+        """Note the transaction that is to be named."""
+        self._new = transaction.transaction_id
+
+    def update_tx(self, transaction: Snapshot) -> None:
+        """There is no checkpoint."""
+
+    def changes(self) -> Sequence[bytes]:
+        """Return nothing."""
+        return ()
+
+    def commit_tx(self) -> bool:
+        """Persist nothing before the decision."""
+        return True
+
+    async def decide_tx(self, transaction: Snapshot, published: Sequence[Topical]) -> None:
+        """Name this transaction in the record. Raises ParticipantFailed: another recovery was first."""
+        if not await self._work(self._record.change, self._old, transaction):
+            raise ParticipantFailed("Another recovery has taken the record.")
+
+    async def post_commit(self) -> None:
+        """Delete the record."""
+        await self._work(self._record.forget, self._old.number, self._new)
+
+    def rollback_tx(self) -> bool:
+        """There is nothing to undo."""
+        return True
+
+
+class Recovery:
+    """One recovery of all records."""
+
+    def __init__(
+        self,
+        record: SqlRecord,
+        client: Client,
+        engine: Engine | AsyncEngine,
+        service: AnyTransactionService | None,
+    ) -> None:
+        self._record = record
+        self._client = client
+        self._work = SqlWork(engine)
+        self._service = client.transactions if service is None else service
+        self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
+
+    async def run(self) -> Recovered:
+        """Take one record after the other; what the service does not say of one does not stop the others."""
+        committed, republished = 0, 0
+        left: list[int] = []
+        for decision in await self._work(self._record.all):
+            try:
+                renewed = await self._follow(decision.number)
+            except BrokerError as error:
+                log.warning("the record of transaction %d stays: %s", decision.number, error)
+                left.append(decision.number)
+            else:
+                republished += renewed
+                committed += not renewed
+        if left:
+            raise OutcomeUnknown(
+                f"The transaction service does not say what became of {len(left)} transactions, such as {left[0]}. "
+                "Their records stay for the next recovery."
+            )
+        return Recovered(committed, republished)
+
+    async def _follow(self, number: int) -> bool:
+        """Bring the broker to follow one record. Return whether its messages were published again."""
+        renewed = False
+        for _ in range(ROUNDS_MAX):
+            decision = await self._work(self._record.get, number)
+            if decision is None:
+                return renewed
+            pointers = {decision.transaction_id, decision.write_pointer}
+            found = await ask(self._service, pointers, asyncio.sleep, self._rng)
+            if found is Fate.COMMITTED:
+                await self._work(self._record.forget, number, decision.transaction_id)
+                return renewed
+            if found is Fate.IN_PROGRESS:
+                await self._commit(decision)
+            elif found is Fate.INVALID:
+                renewed = await self._renew(decision) or renewed
+            else:
+                break
+        raise OutcomeUnknown(f"It is unknown what became of the transaction of record {number}.")
+
+    async def _commit(self, decision: Decision) -> None:
+        """Commit a transaction. How that ended is asked for again, so an unknown outcome is no error here."""
+        transaction = Snapshot(
+            transaction_id=decision.transaction_id,
+            read_pointer=0,
+            write_pointer=decision.write_pointer,
+        )
+        committing = Committing(self._service, transaction, asyncio.sleep, self._rng, decided=True)
+        try:
+            await committing.run()
+        except BrokerError as error:
+            if committing.unknown:
+                raise
+            log.info("a decided transaction was not committed in time: %s", error)
+        if committing.interrupted is not None:
+            raise committing.interrupted
+
+    async def _renew(self, decision: Decision) -> bool:
+        """Publish the messages of a record again. Return whether this recovery did it."""
+        published = await self._work(self._record.published, decision.number)
+        renewal = _Renewal(self._record, self._work, decision)
+        transaction = self._client.transaction(
+            aware=[renewal],
+            service=self._service,
+            label=f"recovery of {decision.number}",
+            buffer_bytes_max=_ALL,
+        )
+        try:
+            async with transaction as tx:
+                for topic, found in published:
+                    await tx.publish(topic, found)
+        except ParticipantFailed:
+            return False
+        except OutcomeUnknown:
+            if transaction.state != "decided":
+                raise
+        return True

@@ -1,0 +1,153 @@
+"""A session of SQLAlchemy as the deciding participant of a transaction; ``transaction_sql`` says why that is right."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from sqlalchemy import Engine, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from broker.client.sqlwork import run
+from broker.client.transaction_aware import ParticipantFailed, Topical
+from broker.model import Snapshot
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from broker.client.transaction_sql import SqlRecord
+
+log: Final = logging.getLogger(__name__)
+
+
+class Participant:
+    """A plain session as the deciding participant."""
+
+    name = "the SQL session"
+
+    def __init__(self, record: SqlRecord, session: Session) -> None:
+        self._record = record
+        self._session = session
+        self._number = 0
+        self._committed = False
+
+    def start_tx(self, transaction: Snapshot) -> None:
+        """Watch the session: a commit inside of the block would go without a record. Raises ValueError."""
+        if not isinstance(self._session.get_bind(clause=self._record.decisions), Engine):
+            raise ValueError(  # noqa: TRY004 - The session is right, its bind is not.
+                "The session is bound to a connection, so that its commit may commit nothing. Bind it to an engine."
+            )
+        self._number, self._committed = transaction.transaction_id, False
+        event.listen(self._session, "after_commit", self._note_commit)
+
+    def _note_commit(self, session: Session) -> None:
+        if not session.in_nested_transaction():
+            self._committed = True
+
+    def _watch_no_more(self) -> None:
+        if event.contains(self._session, "after_commit", self._note_commit):
+            event.remove(self._session, "after_commit", self._note_commit)
+
+    def update_tx(self, transaction: Snapshot) -> None:
+        """Take no note of the pointer: the record is written at the end."""
+
+    def changes(self) -> Sequence[bytes]:
+        """Return nothing: the database finds conflicts."""
+        return ()
+
+    def commit_tx(self) -> bool:
+        """Send all changes to the database, uncommitted."""
+        if self._committed:
+            raise ParticipantFailed(
+                "The SQL session was committed inside of the transaction. What it had written then stays."
+            )
+        self._session.flush()
+        return True
+
+    def decide_tx(self, transaction: Snapshot, published: Sequence[Topical]) -> None:
+        """Commit, with a record. Raises ParticipantFailed, or what leaves the outcome open."""
+        self._watch_no_more()
+        try:
+            self._record.write(self._session, transaction, published)
+            self._session.flush()
+        except SQLAlchemyError as error:
+            raise ParticipantFailed(f"The database took no record: {error}") from error
+        try:
+            self._session.commit()
+        except Exception as error:
+            if not self._is_decided(error):
+                raise ParticipantFailed(f"The database did not commit: {error}") from error
+
+    def _is_decided(self, error: Exception) -> bool:
+        """Look whether a commit that raised has committed. Raises what leaves that open."""
+        self._session.rollback()  # Raises if the connection is gone.
+        if run(self._engine, self._record.get, self._number) is not None:
+            return True
+        if isinstance(error, DBAPIError) and error.connection_invalidated:
+            raise error  # The commit may still be under way in the server.
+        return False
+
+    def post_commit(self) -> None:
+        """Delete the record; if that fails, recovery does it."""
+        try:
+            run(self._engine, self._record.forget, self._number, self._number)
+        except SQLAlchemyError as error:
+            log.warning(
+                "the record of transaction %d stays until recovery: %s", self._number, error
+            )
+
+    def rollback_tx(self) -> bool:
+        """Roll the session back. What was not committed is undone for certain, whatever the connection does."""
+        self._watch_no_more()
+        try:
+            self._session.rollback()
+        except SQLAlchemyError as error:
+            log.info("a rollback failed, so the database does it: %s", error)
+            self._session.invalidate()
+        return not self._committed
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._session.get_bind(clause=self._record.decisions)
+        assert isinstance(engine, Engine), "checked at the start"
+        return engine
+
+
+class AsyncParticipant:
+    """An AsyncSession as the deciding participant: the same, in the session's own greenlet."""
+
+    def __init__(self, record: SqlRecord, session: Any) -> None:
+        self.name = Participant.name
+        self._session = session
+        self._plain = Participant(record, session.sync_session)
+
+    async def _run(self, method: Any, *arguments: Any) -> Any:
+        return await self._session.run_sync(lambda _: method(*arguments))
+
+    async def start_tx(self, transaction: Snapshot) -> None:
+        """Do as the plain one."""
+        self._plain.start_tx(transaction)
+
+    def update_tx(self, transaction: Snapshot) -> None:
+        """Do as the plain one."""
+
+    def changes(self) -> Sequence[bytes]:
+        """Do as the plain one."""
+        return ()
+
+    async def commit_tx(self) -> bool:
+        """Do as the plain one."""
+        return bool(await self._run(self._plain.commit_tx))
+
+    async def decide_tx(self, transaction: Snapshot, published: Sequence[Topical]) -> None:
+        """Do as the plain one."""
+        await self._run(self._plain.decide_tx, transaction, published)
+
+    async def post_commit(self) -> None:
+        """Do as the plain one."""
+        await self._run(self._plain.post_commit)
+
+    async def rollback_tx(self) -> bool:
+        """Do as the plain one."""
+        return bool(await self._run(self._plain.rollback_tx))
