@@ -110,18 +110,17 @@ class SqlRecord:
         self, metadata: MetaData | None = None, *, name: str = "broker_transactions"
     ) -> None:
         self.metadata = MetaData() if metadata is None else metadata
-        number = Column("number", BigInteger, primary_key=True, autoincrement=False)
         self.decisions = Table(
             name,
             self.metadata,
-            number,
+            Column("number", BigInteger, primary_key=True, autoincrement=False),
             Column("transaction_id", BigInteger, nullable=False),
             Column("write_pointer", BigInteger, nullable=False),
         )
         self.messages = Table(
             f"{name}_messages",
             self.metadata,
-            number.copy(),
+            Column("number", BigInteger, primary_key=True, autoincrement=False),
             Column("place", Integer, primary_key=True, autoincrement=False),
             Column("topic", String(512), nullable=False),
             Column("body", LargeBinary, nullable=False),

@@ -1,0 +1,134 @@
+"""Programs that are killed at any of their steps: a transaction with a SQL database, its recovery, a relay.
+
+Each runs in a process of its own, forked from one that has imported all of this. A step is a call of the transaction
+service, of a participant, a write to the broker or a SQL commit, each before and behind it. A program that reaches
+its end leaves the names of its steps in a file.
+"""
+
+import asyncio
+import functools
+import inspect
+import multiprocessing
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Column, MetaData, String, Table, create_engine, event, insert
+from sqlalchemy.orm import Session
+
+from broker.client import Client
+from broker.client.transaction_sql import SqlRecord
+
+TOPIC = "victims/t"
+METADATA = MetaData()
+ORDERS = Table("orders", METADATA, Column("name", String(80), primary_key=True))
+RECORD = SqlRecord(METADATA)
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])
+
+Program = Callable[[str, Path, str, "Steps"], Any]
+
+
+class Steps:
+    """Counts the steps of a program, and kills it at one of them."""
+
+    def __init__(self, kill_at: str) -> None:
+        self.seen: list[str] = []
+        self._counts: Counter[str] = Counter()
+        self._kill_at = kill_at
+
+    def step(self, name: str) -> None:
+        self._counts[name] += 1
+        label = f"{name} {self._counts[name]}"
+        self.seen.append(label)
+        if label == self._kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a call with a step before and behind it."""
+
+        async def waiting(*arguments: Any, **named: Any) -> Any:
+            self.step(f"before {name}")
+            result = await call(*arguments, **named)
+            self.step(f"behind {name}")
+            return result
+
+        def plain(*arguments: Any, **named: Any) -> Any:
+            self.step(f"before {name}")
+            result = call(*arguments, **named)
+            self.step(f"behind {name}")
+            return result
+
+        wrapper = waiting if inspect.iscoroutinefunction(call) else plain
+        return functools.wraps(call)(wrapper)
+
+    def wrap(self, wrapped: Any, *names: str) -> Any:
+        """Let methods of an object be steps."""
+        for name in names:
+            setattr(wrapped, name, self.around(name, getattr(wrapped, name)))
+        return wrapped
+
+    def engine(self, path: Path) -> Any:
+        engine = create_engine(f"sqlite:///{path}")
+        event.listen(engine, "commit", lambda _: self.step("before a SQL commit"))
+        return engine
+
+    def client(self, url: str) -> Client:
+        client = Client(url)
+        self.wrap(client._calls, "write")
+        service = client.transactions
+        calls = ("start", "can_commit", "commit", "abort", "invalidate", "snapshot")
+        client.__class__ = _Stepping
+        client.stepping = self.wrap(service, *calls)
+        return client
+
+
+class _Stepping(Client):
+    """A client whose calls of the transaction service are steps."""
+
+    @property
+    def transactions(self) -> Any:
+        return self.stepping
+
+
+async def transact(url: str, path: Path, name: str, steps: Steps) -> None:
+    """Write a row, and publish two messages of its name, in one transaction."""
+    engine = steps.engine(path)
+    async with steps.client(url) as client:
+        with Session(engine) as session:
+            participant = steps.wrap(
+                RECORD.participant(session), "start_tx", "commit_tx", "decide_tx", "post_commit"
+            )
+            async with client.transaction(aware=[participant]) as tx:
+                session.execute(insert(ORDERS), [{"name": name}])
+                await tx.publish(TOPIC, [f"{name} 1", f"{name} 2"], key=name)
+
+
+async def recover(url: str, path: Path, name: str, steps: Steps) -> None:
+    """Bring the broker to follow the records."""
+    async with steps.client(url) as client:
+        await RECORD.recover(client, steps.engine(path))
+
+
+def _run(program: Program, url: str, path: Path, name: str, kill_at: str) -> None:
+    steps = Steps(kill_at)
+    asyncio.run(program(url, path, name, steps))
+    path.with_name("steps").write_text("\n".join(steps.seen))
+
+
+def run(program: Program, url: str, path: Path, name: str, kill_at: str = "") -> int | None:
+    """Run a program in a process of its own, and return how it ended."""
+    process = CONTEXT.Process(target=_run, args=(program, url, path, name, kill_at))
+    process.start()
+    process.join(60)
+    assert process.exitcode is not None, "it does not end"
+    return process.exitcode
+
+
+def steps_of(path: Path) -> list[str]:
+    """Return the steps of the last program that came to its end."""
+    return path.with_name("steps").read_text().splitlines()
