@@ -10,8 +10,8 @@ from broker.client.leaders import Leader
 from broker.client.reading import Reading
 from broker.client.retrying import Trouble
 from broker.client.stage import Stage
-from broker.client.subscriber import TailOptions
 from broker.client.sync import SyncClient, SyncReading, SyncStage
+from broker.client.tailing import TailOptions
 from broker.client.transaction import TransactionPublisher
 from broker.client.transaction_aware import (
     AnyTransactionService,

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from broker.client import bulk, protocol, subscriber
+from broker.client import bulk, protocol, tailing
 from broker.client.calls import Calls
 from broker.client.places import id_of, start_of
 from broker.client.reading import Reading, Wanted
@@ -69,12 +69,12 @@ class Reader:
         *,
         inclusive: bool = True,
         snapshot: Snapshot | None = None,
-        options: subscriber.TailOptions | None = None,
+        options: tailing.TailOptions | None = None,
     ) -> AsyncGenerator[Message]:
         """Give all messages from a place on, and new ones as they come, without end.
 
         Places are those of ``poll``. Lost connections are resumed after the last message that was handed out;
-        see ``subscriber``.
+        see ``tailing``.
         """
         pages = self.tail_pages(
             topic, start, inclusive=inclusive, snapshot=snapshot, options=options
@@ -91,11 +91,11 @@ class Reader:
         *,
         inclusive: bool = True,
         snapshot: Snapshot | None = None,
-        options: subscriber.TailOptions | None = None,
+        options: tailing.TailOptions | None = None,
     ) -> AsyncGenerator[list[Message]]:
         """Give what ``tail`` gives, in the lists in which it arrives."""
         poll = Poll(start_of(start), inclusive, None, snapshot)
-        return subscriber.tail(self._source(topic), poll, options or subscriber.TailOptions())
+        return tailing.tail(self._source(topic), poll, options or tailing.TailOptions())
 
     def events(
         self,
@@ -112,9 +112,9 @@ class Reader:
         Raises:
             BadRequest, TypeError: ``start`` is no place.
         """
-        is_now = start == subscriber.NOW
-        place = subscriber.NOW if is_now else protocol.place_text(start, "start")
-        return subscriber.events(self._source(topic), place)
+        is_now = start == tailing.NOW
+        place = tailing.NOW if is_now else protocol.place_text(start, "start")
+        return tailing.events(self._source(topic), place)
 
     async def browse(  # noqa: PLR0913 - These are the parameters of the endpoint.
         self,
@@ -258,5 +258,5 @@ class Reader:
     def _topic(self, name: TopicName) -> TopicId:
         return protocol.topic_id(name, self.settings.namespace)
 
-    def _source(self, topic: TopicName) -> subscriber.Source:
-        return subscriber.Source(self._topic(topic), self._calls.stream, self._retrier)
+    def _source(self, topic: TopicName) -> tailing.Source:
+        return tailing.Source(self._topic(topic), self._calls.stream, self._retrier)

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.client import bulk, subscriber, tables
+from broker.client import bulk, tables, tailing
 from broker.client.values import TopicRange
 from broker.model import (
     ROW_ID_BYTES,
@@ -102,7 +102,7 @@ class Reading:
 
     def __init__(
         self,
-        source: subscriber.Source,
+        source: tailing.Source,
         topic_range: Callable[[], Awaitable[TopicRange]],
         wanted: Wanted,
         deadline_s: float,
@@ -128,12 +128,12 @@ class Reading:
         if wanted.first >= stop:
             return
         poll = Poll(wanted.start, wanted.inclusive, None, wanted.snapshot)
-        options = subscriber.TailOptions(
+        options = tailing.TailOptions(
             follow=False,
             page_messages_max=PAGE_MESSAGES_MAX,
             give_up_after_s=self._deadline_s,
         )
-        async with aclosing(subscriber.tail(self._source, poll, options)) as pages:
+        async with aclosing(tailing.tail(self._source, poll, options)) as pages:
             async for page in pages:
                 count = bisect_left(page, stop, key=_id_of)
                 if count:

@@ -4,7 +4,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
-from broker.client import Settings, TailOptions, subscriber
+from broker.client import Settings, TailOptions, tailing
 from broker.client.protocol import Reply
 from broker.client.retrying import Retrier
 from broker.client.transport import StreamedReply
@@ -211,8 +211,8 @@ class Detours:
 
     def events(self, start):
         settings = Settings(retry_delay_min_s=0.0, retry_delay_max_s=0.0)
-        source = subscriber.Source(TopicId("ns1", "t1"), self._stream, Retrier(settings))
-        return subscriber.events(source, start)
+        source = tailing.Source(TopicId("ns1", "t1"), self._stream, Retrier(settings))
+        return tailing.events(source, start)
 
     @asynccontextmanager
     async def _stream(self, request, timeout_s):

@@ -1,6 +1,6 @@
 """Reading without end: long polls that resume, and the stream of events.
 
-The subscriber's whole state is the id of the last message that it handed out. Whatever happens, the
+A tail's whole state is the id of the last message that it handed out. Whatever happens, the
 next poll starts after it, so that nothing is lost, repeated or reordered::
 
     poll after the last id, wait up to wait_s ──> messages: hand them out, keep the last id ──┐
