@@ -6,11 +6,15 @@ original. Errors are those of ``broker.errors``, by name.
 
 from broker.client.aio import Client
 from broker.client.cursors import Cursor, CursorLag
+from broker.client.keeping import PlaceStore
 from broker.client.leaders import Leader
 from broker.client.reading import Reading
 from broker.client.retrying import Trouble
 from broker.client.stage import Stage
+from broker.client.subscriber import Subscriber
+from broker.client.subscription import SubscriberOptions
 from broker.client.sync import SyncClient, SyncReading, SyncStage
+from broker.client.sync_subscriber import SyncSubscriber
 from broker.client.tailing import TailOptions
 from broker.client.transaction import TransactionPublisher
 from broker.client.transaction_aware import (
@@ -88,6 +92,7 @@ __all__ = [
     "Overloaded",
     "ParticipantFailed",
     "PayloadsSealed",
+    "PlaceStore",
     "Published",
     "Reading",
     "RequestError",
@@ -95,9 +100,12 @@ __all__ = [
     "Snapshot",
     "Stage",
     "StorageFull",
+    "Subscriber",
+    "SubscriberOptions",
     "SyncClient",
     "SyncReading",
     "SyncStage",
+    "SyncSubscriber",
     "SyncTransaction",
     "SyncTransactionPublisher",
     "SyncTransactionService",

@@ -35,7 +35,6 @@ from typing import Any, Literal, Self, TypeVar
 
 from broker.client import admin, protocol
 from broker.client.calls import Calls
-from broker.client.cursors import CursorCalls
 from broker.client.lane import Lane
 from broker.client.later import Later
 from broker.client.leaders import Leader
@@ -465,11 +464,6 @@ class Client(Reader):
             TransactionConflict: it conflicted to the last.
         """
         return await repeat(begin or self.transaction, work, attempts_max)
-
-    @property
-    def cursors(self) -> CursorCalls:
-        """The calls of named cursors: the places of readers that the broker keeps."""
-        return CursorCalls(self._calls, self._topic)
 
     @property
     def transactions(self) -> TransactionService:

@@ -1,21 +1,29 @@
-"""The reading half of the client for asyncio: polls, tails, events, ranges, and what is told of a topic."""
+"""The reading half of the client for asyncio: polls, tails, events, ranges, subscribers, and what is told of a topic."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from broker.client import bulk, protocol, tailing
 from broker.client.calls import Calls
+from broker.client.cursors import CursorCalls
+from broker.client.handling import Handler
+from broker.client.keeping import PlaceStore
 from broker.client.places import id_of, start_of
 from broker.client.reading import Reading, Wanted
 from broker.client.retrying import Retrier
+from broker.client.subscriber import Subscriber
+from broker.client.subscription import SubscriberOptions
 from broker.client.values import BrowsePage, Settings, Start, Stats, TopicName, TopicRange
 from broker.model import Message, MessageId, Poll, Snapshot, TopicId
 
 if TYPE_CHECKING:
+    from broker.client.aio import Client
     from broker.client.bulk import RecordBatch
 
 
@@ -252,6 +260,53 @@ class Reader:
         before = None if after is None else id_of(after, "after")
         span = bulk.Span(before, id_of(through, "through"), snapshot)
         return bulk.record_batches(self._source(topic), span, self.settings.deadline_s)
+
+    # --- Keeping a place ---------------------------------------------------------------------------
+
+    def subscriber(
+        self,
+        topic: TopicName,
+        name: str,
+        handler: Handler,
+        *,
+        place: PlaceStore | None = None,
+        options: SubscriberOptions | None = None,
+        executor: Executor | None = None,
+        **single: Any,
+    ) -> Subscriber:
+        """Return a subscriber, whose ``run`` hands each message of a topic to ``handler`` (see ``subscriber``).
+
+        Args:
+            topic: which.
+            name: the name of its place, 1 to 128 letters, digits and any of ``_ - .``. Of several subscribers of one
+                name one works, and the others wait to take over.
+            handler: called with a message, or with a list if there is ``batch_messages_max``; for asyncio or not.
+                A message counts as handled when it returns; when it raises it is called again.
+            place: a store of the caller's own for the place, in the handler's own transaction; None: a named cursor
+                at the broker.
+            options: how it works.
+            executor: where a handler runs that is for no asyncio; a thread of the subscriber's own by default.
+            **single: single options by name, over ``options``.
+
+        Raises:
+            BadName: the name can be none.
+            TypeError, ValueError: an option is none, or can't be meant.
+        """
+        return Subscriber(
+            cast("Client", self),
+            self._retrier,
+            self._topic(topic),
+            name,
+            handler,
+            executor=executor or ThreadPoolExecutor(1, "broker-subscriber"),
+            place=place,
+            options=replace(options or SubscriberOptions(), **single),
+        )
+
+    @property
+    def cursors(self) -> CursorCalls:
+        """The calls of named cursors: the places of readers that the broker keeps."""
+        return CursorCalls(self._calls, self._topic)
 
     # --- Inside -----------------------------------------------------------------------------------
 

@@ -26,11 +26,15 @@ from typing_extensions import override
 
 from broker.client.aio import Client
 from broker.client.blocking import blocking, described
-from broker.client.cursors import CursorCalls
+from broker.client.handling import Handler
+from broker.client.keeping import PlaceStore
 from broker.client.later import Counts
 from broker.client.reading import Reading
 from broker.client.retrying import OnTrouble
 from broker.client.stage import Stage
+from broker.client.subscriber import Subscriber
+from broker.client.subscription import SubscriberOptions
+from broker.client.sync_subscriber import CallersThread, SyncCursorCalls, SyncSubscriber
 from broker.client.transaction_aware import AnyTransactionService, TransactionAware
 from broker.client.transaction_buffer import BUFFER_BYTES_MAX
 from broker.client.transaction_retrying import ATTEMPTS_MAX, repeat_blocking
@@ -271,10 +275,31 @@ class SyncClient:
         """Carry ``work`` out in a transaction, again if that conflicts with another one; see ``Client.in_transaction``."""
         return repeat_blocking(begin or self.transaction, work, attempts_max)
 
+    def subscriber(
+        self,
+        topic: TopicName,
+        name: str,
+        handler: Handler,
+        *,
+        place: PlaceStore | None = None,
+        options: SubscriberOptions | None = None,
+        **single: Any,
+    ) -> SyncSubscriber:
+        """Return a subscriber whose ``run`` calls the handler in its own caller's thread; see ``Client.subscriber``."""
+        executor = CallersThread()
+
+        async def make() -> Subscriber:
+            return self._client.subscriber(
+                topic, name, handler, place=place, options=options, executor=executor, **single
+            )
+
+        thread = self._thread
+        return SyncSubscriber(self._wait(make()), executor, thread.submit)
+
     @property
     def cursors(self) -> SyncCursorCalls:
         """The calls of named cursors; see ``Client.cursors``."""
-        return SyncCursorCalls(self)
+        return SyncCursorCalls(self._client.cursors, self._wait)
 
     @property
     def transactions(self) -> SyncTransactionService:
@@ -321,19 +346,6 @@ class SyncClient:
             if not self._closed:
                 self._wait(source.aclose())
             raise
-
-
-class SyncCursorCalls:
-    """The calls of named cursors; see ``Client.cursors``."""
-
-    def __init__(self, client: SyncClient) -> None:
-        self._client = client._client.cursors  # noqa: SLF001 - Its own.
-        self._wait = client._wait  # noqa: SLF001
-
-    list = blocking(CursorCalls.list)
-    get = blocking(CursorCalls.get)
-    put = blocking(CursorCalls.put)
-    delete = blocking(CursorCalls.delete)
 
 
 class SyncStage:

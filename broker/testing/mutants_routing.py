@@ -6,9 +6,11 @@ Each takes one check away and does nothing else: what a careless change would do
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from broker.client import letters
 from broker.errors import NotFound
 from broker.leading import instances
 from broker.leading.claims import Written
@@ -117,6 +119,13 @@ def _cursor_version(put: Any) -> Any:
     return mutant
 
 
+def _letter_once(_: Any) -> Any:
+    def mutant(*_: object) -> str:
+        return uuid.uuid4().hex
+
+    return mutant
+
+
 MUTANTS: Final[Mapping[str, Above]] = {
     "id-claim": Above(
         "a node goes on under a number that another has claimed",
@@ -172,6 +181,9 @@ MUTANTS: Final[Mapping[str, Above]] = {
     ),
     "cursor-version": Above(
         "a cursor is moved whatever version the request expects", Cursors, "put", _cursor_version
+    ),
+    "letter-once": Above(
+        "a dead letter has another idempotency key each time", letters, "key_of", _letter_once
     ),
     "whole-range": Above(
         "a bulk read ends where storage ends, though its range goes on",

@@ -31,7 +31,7 @@ def made(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("made", [()], indirect=True, ids=["base"])
 def test_the_client_runs_with_no_extra(made: Path) -> None:
-    without_what_is_missing(made, "aiohttp", "click", "plyvel", "tenacity")
+    without_what_is_missing(made, "aiohttp", "click", "plyvel", "structlog")
     done = run(made, "-c", IMPORT_ALL, "broker.client", "broker.wire")
     assert done.returncode == 0, done.stderr
     told = run(made, "-m", "broker.cli", "serve")

@@ -12,7 +12,16 @@ from broker.client import Client
 from broker.client.protocol import Reply, Request
 from broker.client.transport import StreamedReply
 from broker.model import TopicId
+from broker.testing.clock import VirtualLoop
 from broker.wire import avro
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:
+    """Run the tests of subscribers in virtual time, and all others in real time."""
+    if item.path.name in ("test_subscriber.py", "test_keeping.py"):
+        return {"virtual": VirtualLoop}
+    return {"asyncio": asyncio.new_event_loop}
+
 
 OK = Reply(200, {"x-request-id": "1"}, b"")
 

@@ -1,0 +1,347 @@
+"""The subscriber: hands each message of a topic to a handler, and keeps its place through restarts.
+
+::
+
+    take the place ──> poll behind it ──> hand over ──> done ──> keep the place ──┐
+         ^                ^                  │ fails: again, after a pause          │
+         │                │                  │ fails tries_max times                │
+         │                │                  v                                      │
+         │                │             dead letter ──> keep the place ─────────────┤
+         │ lost           └─────────────────────────────────────────────────────────┘
+         └── the place was taken by another
+
+*At least once*: the place is kept after the handler is done, so what was handled since the place was last written
+comes again after a crash. That is bounded: the place is written when ``place_messages_max`` messages were handled
+since, or ``place_interval_s`` seconds have passed, whichever is first; whenever there is nothing more to handle;
+behind each dead letter; and at the end. *Exactly once*: the place is in a store of the caller's own, and changes in
+one transaction with what the handler does (``PlaceStore``).
+
+No message is passed over in silence, and none holds the others up for good: one that fails ``tries_max`` times goes
+to a topic of dead letters. If none is named that is the topic's name and ``-dead-letters``, made on first use.
+
+Of several subscribers of one name one works, and the others wait to take over (see ``keeping``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from broker.client import letters, places
+from broker.client.handling import Calling, GaveUp, Handler, Trying, as_given, log
+from broker.client.keeping import CursorKeeper, Keeper, Lost, OwnKeeper, PlaceStore, Stopped, Wanted
+from broker.client.retrying import Retrier
+from broker.client.subscription import Progress, SubscriberCounts, SubscriberOptions
+from broker.client.tailing import NOW, Patience
+from broker.clock import Clock, SystemClock
+from broker.errors import (
+    BrokerError,
+    CursorMoved,
+    IdempotencyKeyReused,
+    OutcomeUnknown,
+    UnavailableError,
+)
+from broker.model import Message, MessageId, TopicId, check_cursor
+
+if TYPE_CHECKING:
+    from broker.client.aio import Client
+
+T = TypeVar("T")
+
+LOOK_S_MIN: Final = 0.02
+LOOK_S_MAX: Final = 0.5
+"""How long a poll with a snapshot waits: what is committed meanwhile only the next snapshot shows."""
+
+
+class Subscriber:
+    """Hands the messages of a topic to a handler; ``client.subscriber`` makes one.
+
+    ``run`` works until ``stop``. It is used once, in the client's event loop.
+    """
+
+    def __init__(  # noqa: PLR0913 - All by name.
+        self,
+        client: Client,
+        retrier: Retrier,
+        topic: TopicId,
+        name: str,
+        handler: Handler,
+        *,
+        executor: Executor,
+        place: PlaceStore | None,
+        options: SubscriberOptions,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Keep the parts. ``executor`` has one thread, where what is for no asyncio runs."""
+        self.topic = topic
+        self.name = check_cursor(name)
+        self.options = options
+        self.counts = SubscriberCounts()
+        self._client = client
+        self._retrier = retrier
+        self._executor = executor
+        self._calling = Calling(handler, executor)
+        self._clock = clock or SystemClock()
+        self._stopping = asyncio.Event()
+        self._trying = Trying(
+            tries_max=options.tries_max,
+            delay_min_s=options.retry_delay_min_s,
+            delay_max_s=options.retry_delay_max_s,
+            sleep=self._pause,
+            rng=rng,
+        )
+        self._keeper: Keeper
+        if place is not None:
+            self._keeper = OwnKeeper(place, self._calling)
+        else:
+            wanted = Wanted(topic, self.name, self._begin, options.takeover_s)
+            self._keeper = CursorKeeper(client.cursors, retrier, wanted, self._pause)
+        self._letters = letters.default_topic(topic)
+        self._has_letters = False
+        self._working = False
+
+    @property
+    def is_working(self) -> bool:
+        """Whether this subscriber holds the place; False: it waits for it, or has ended."""
+        return self._working
+
+    def stop(self) -> None:
+        """Let ``run`` finish the message in work, write the place, and return. To be called in the loop's thread."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Hand messages over until ``stop``. To cancel it is a crash: the place is not written.
+
+        Raises:
+            TopicNotFound: there is no such topic, or none for dead letters where one is named.
+            CursorMoved: the cursor was deleted under it; or the caller's own store says that its place was moved.
+            BrokerError: the broker refuses for good what it needs, such as a letter.
+        """
+        try:
+            await self._check_letters()
+            while not self._stopping.is_set():
+                await self._turn()
+        except Stopped:
+            return
+        finally:
+            self._executor.shutdown(wait=False)
+
+    async def _turn(self) -> None:
+        """Take the place and work until it is lost, or this subscriber shall stop. Raises Stopped."""
+        try:
+            after = await self._keeper.acquire()
+            await self._work(Progress(after, self._now_s()))
+        except Lost as lost:
+            self.counts.lost += 1
+            log.warning("subscriber %s of %s lost its place: %s", self.name, self.topic, lost)
+        finally:
+            self._working = False
+
+    # The loop.
+
+    async def _work(self, progress: Progress) -> None:
+        self._working = True
+        async with self._keeper.held():
+            try:
+                while not self._stopping.is_set():
+                    await self._page(progress, await self._polled(progress.after))
+            except Stopped:
+                pass
+            except Lost:
+                raise
+            except Exception as error:
+                await self._release(progress, error)
+                raise
+            await self._keeper.release(progress.after)
+
+    async def _release(self, progress: Progress, error: Exception) -> None:
+        """Let go of the place after an error, which counts more than one that comes of this."""
+        try:
+            await self._keeper.release(progress.after)
+        except BrokerError as second:
+            error.add_note(f"Its place could not be written either: {second.message}")
+
+    async def _page(self, progress: Progress, page: list[Message]) -> None:
+        size = self.options.batch_messages_max or 1
+        for start in range(0, len(page), size):
+            if self._stopping.is_set():
+                return
+            self._keeper.check()
+            await self._batch(progress, page[start : start + size])
+            if progress.is_due(self.options, self._now_s()):
+                await self._save(progress)
+        if len(page) < self.options.page_messages_max and not progress.is_written:
+            await self._save(progress)  # Who waits for more has nothing to lose.
+
+    async def _save(self, progress: Progress) -> None:
+        await self._keeper.save(progress.after)
+        progress.written(self._now_s())
+
+    async def _polled(self, after: MessageId | None) -> list[Message]:
+        """Return the next messages, however long they take. Raises Stopped."""
+        patience, look_s = Patience(self._retrier, None), LOOK_S_MIN
+        while True:
+            self._keeper.check()
+            try:
+                page = await self._unless_stopped(self._poll(after, look_s))
+            except UnavailableError as error:
+                await self._unless_stopped(patience.failed(error))
+                continue
+            if page:
+                return page
+            patience.succeeded()
+            look_s = min(2 * look_s, LOOK_S_MAX)
+
+    async def _poll(self, after: MessageId | None, look_s: float) -> list[Message]:
+        options = self.options
+        snapshot, wait_s = None, min(options.wait_s, options.takeover_s)
+        if options.transactional:
+            snapshot, wait_s = await self._client.transactions.snapshot(), look_s
+        asked_s = self._now_s()
+        page = await self._client.poll(
+            self.topic,
+            after,
+            inclusive=False,
+            limit=options.page_messages_max,
+            snapshot=snapshot,
+            wait_s=wait_s,
+        )
+        if not page and self._now_s() - asked_s < wait_s / 2:
+            # What holds a poll with a snapshot is told at once; and some brokers don't wait.
+            await asyncio.sleep(look_s)
+        return page
+
+    # One batch.
+
+    async def _batch(self, progress: Progress, batch: list[Message]) -> None:
+        """Have a batch handled, its messages one by one if it fails as a whole, or made dead letters."""
+        try:
+            await self._handle(batch)
+        except GaveUp as failure:
+            if len(batch) == 1:
+                await self._bury(progress, batch[0], failure)
+                return
+            for message in batch:
+                if self._stopping.is_set():
+                    return
+                self._keeper.check()
+                await self._batch(progress, [message])
+            return
+        progress.handled(batch)
+        self.counts.handled += len(batch)
+
+    async def _handle(self, batch: list[Message]) -> None:
+        given = as_given(batch, in_batches=self.options.batch_messages_max is not None)
+        work = self._keeper.work(batch[-1].id)
+
+        def failed(error: BaseException, tries: int) -> None:
+            self.counts.failed += 1
+            log.warning(
+                "handler of subscriber %s failed at message %s of %s, try %d of %d",
+                self.name,
+                batch[0].id.hex(),
+                self.topic,
+                tries,
+                self.options.tries_max,
+                exc_info=error,
+            )
+
+        # Only the caller's own store can say that its place was moved.
+        final = () if work is None else (CursorMoved,)
+        await self._trying.run(lambda: self._calling.hand(given, work), failed, final)
+
+    async def _bury(self, progress: Progress, message: Message, failure: GaveUp) -> None:
+        """Publish a message as a dead letter, then go past it. Whoever dies in between publishes it no second time."""
+        letter = letters.letter_of(
+            self.topic,
+            self.name,
+            message,
+            failure.error,
+            tries=failure.tries,
+            now_ms=self._clock.now_ms(),
+        )
+        await self._publish(letter, letters.key_of(self.topic, self.name, message))
+        work = self._keeper.work(message.id)
+        if work is not None:
+            await self._calling.skip(work)
+        progress.handled([message])
+        self.counts.dead_letters += 1
+        log.error(
+            "message %s of %s is a dead letter in %s",
+            message.id.hex(),
+            self.topic,
+            self._letters,
+            exc_info=failure.error,
+        )
+        await self._save(progress)
+
+    async def _publish(self, letter: Any, key: str) -> None:
+        """Publish a letter, however long that takes. Raises Stopped, BrokerError."""
+        patience = Patience(self._retrier, None)
+        while True:
+            try:
+                await self._create_letters()
+                await self._client.publish(self._letters, letter, idempotency_key=key)
+            except IdempotencyKeyReused:
+                return  # It was published before a crash, with another time in it.
+            except (UnavailableError, OutcomeUnknown) as error:
+                await self._unless_stopped(patience.failed(error))
+            else:
+                return
+
+    # Topics and places.
+
+    async def _check_letters(self) -> None:
+        """Find out before anything is handled whether the topic for letters is there."""
+        named = self.options.dead_letters
+        if named is None:
+            return
+        self._letters = self._client._topic(named)  # noqa: SLF001 - Its own.
+        if not self.options.create_dead_letters:
+            await self._client.topic(self._letters)
+            self._has_letters = True
+
+    async def _create_letters(self) -> None:
+        if not self._has_letters:
+            await self._client.create_topic(self._letters, if_exists="keep")
+            self._has_letters = True
+
+    async def _begin(self) -> MessageId | None:
+        """Return the place behind which a new name begins."""
+        start = self.options.start
+        if start == NOW:
+            return (await self._client.range(self.topic)).latest
+        place = places.start_of(start)
+        return places.before(place) if isinstance(place, int) else place
+
+    # Stopping.
+
+    def _now_s(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait. Raises Stopped, at once if need be."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+        raise Stopped
+
+    async def _unless_stopped(self, work: Awaitable[T]) -> T:
+        """Wait for something that a stop ends. Raises Stopped."""
+        doing, stopping = asyncio.ensure_future(work), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([doing, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if not doing.done():
+                raise Stopped
+            return await doing
+        finally:
+            stopping.cancel()
+            if not doing.done():
+                doing.cancel()
+                await asyncio.wait([doing])

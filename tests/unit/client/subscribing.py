@@ -1,0 +1,118 @@
+"""A broker over memory and a client of it, in one virtual loop, without a socket: for tests of subscribers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from broker.client import Client
+from broker.client.protocol import Reply, Request
+from broker.client.transport import StreamedReply
+from broker.errors import OutcomeUnknown, Unavailable
+from broker.testing.clock import VirtualClock
+from broker.testing.serving import Broker, topic_path
+
+TOPIC = "default/t"
+Fault = Callable[[Request], str | None]
+"""Says of a request what goes wrong: "before" (it never comes), "after" (its answer is lost), or nothing."""
+
+
+class DirectTransport:
+    """Gives each request to a broker in this process. ``fault`` may be set; ``dead``: nothing comes any more."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.requests: list[Request] = []
+        self.fault: Fault = lambda _: None
+        self.dead = False
+
+    async def _answered(self, request: Request) -> Reply:
+        self.requests.append(request)
+        await asyncio.sleep(0.001)
+        if self.dead:
+            await asyncio.get_running_loop().create_future()
+        wrong = self.fault(request)
+        if wrong == "before":
+            raise Unavailable("cut before")
+        told = await self.broker.ask(
+            request.method, request.path, request.body, dict(request.headers)
+        )
+        if wrong == "after":
+            raise (Unavailable if request.reading else OutcomeUnknown)("cut after")
+        headers = {name.lower(): value for name, value in told.headers.items()}
+        return Reply(told.status, headers, told.body)
+
+    async def send(self, request: Request, timeout_s: float) -> Reply:
+        return await self._answered(request)
+
+    @asynccontextmanager
+    async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
+        reply = await self._answered(request)
+        yield StreamedReply(reply.status, reply.headers, _one(reply.body))
+
+    async def connect(self, topic: Any) -> Any:
+        raise AssertionError("nothing in these tests has a lane")
+
+    async def close(self) -> None:
+        pass
+
+
+async def _one(body: bytes) -> AsyncIterator[bytes]:
+    if body:
+        yield body
+
+
+class World:
+    """A broker, and clients of it. ``client()`` makes one with a transport of its own."""
+
+    def __init__(self) -> None:
+        loop: Any = asyncio.get_running_loop()
+        self.clock = VirtualClock(loop)
+        self.broker = Broker(clock=self.clock)
+        self.transports: list[DirectTransport] = []
+        self.clients: list[Client] = []
+
+    def client(self) -> Client:
+        """Return a client, the transport of which is the last one."""
+        transport = DirectTransport(self.broker)
+        client = Client(transport=transport, coalesce=False)
+        self.transports.append(transport)
+        self.clients.append(client)
+        return client
+
+    async def create(self, topic: str = "t") -> None:
+        """Create a topic."""
+        assert (await self.broker.call("PUT", topic_path(topic))).status == 200
+
+    async def close(self) -> None:
+        """Close all."""
+        for client in self.clients:
+            await client.close(flush_s=0)
+        await self.broker.close()
+
+
+class Handled:
+    """A handler for asyncio that keeps what it was given, and fails as ``fails`` says."""
+
+    def __init__(self, fails: Callable[[bytes], bool] = lambda _: False) -> None:
+        self.payloads: list[bytes] = []
+        self.calls: list[list[bytes]] = []
+        self.fails = fails
+        self._more = asyncio.Event()
+
+    async def __call__(self, given: Any, *_: Any) -> None:
+        payloads = [each.payload for each in (given if isinstance(given, list) else [given])]
+        self.calls.append(payloads)
+        if any(self.fails(payload) for payload in payloads):
+            raise ValueError(f"can't handle {payloads}")
+        self.payloads += payloads
+        self._more.set()
+
+    async def until(self, count: int) -> None:
+        """Wait until so many were handled."""
+        async with asyncio.timeout(600):
+            while len(self.payloads) < count:
+                self._more.clear()
+                await self._more.wait()
