@@ -11,7 +11,7 @@ from broker.client import Client
 from broker.client.protocol import Reply, Request
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.testing.clock import VirtualClock
+from broker.testing.clock import VirtualClock, pass_time
 from broker.testing.serving import Broker, topic_path
 
 TOPIC = "default/t"
@@ -30,7 +30,7 @@ class DirectTransport:
 
     async def _answered(self, request: Request) -> Reply:
         self.requests.append(request)
-        await asyncio.sleep(0.001)
+        await pass_time(0.001)
         if self.dead:
             await asyncio.get_running_loop().create_future()
         wrong = self.fault(request)

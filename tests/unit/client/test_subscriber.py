@@ -16,6 +16,7 @@ from broker.client import CursorMoved, NewMessage, Subscriber, SubscriberOptions
 from broker.client.subscription import Progress
 from broker.errors import BodyTooLarge
 from broker.model import Message, Snapshot, row_id
+from broker.testing.clock import pass_time
 from broker.testing.mutants import in_force
 from tests.unit.client.subscribing import TOPIC, Handled, World
 
@@ -92,7 +93,7 @@ async def test_after_a_crash_no_more_comes_again_than_was_promised(world: World,
     again, handled = world.client(), Handled()
     async with running(again.subscriber(TOPIC, "mailer", handled, options=options)):
         await handled.until(15)
-        await asyncio.sleep(30)
+        await pass_time(30)
     assert handled.payloads[-15:] == numbers(15, 45)
     repeated = set(seen) & set(handled.payloads)
     assert set(seen) | set(handled.payloads) == set(numbers(60))
@@ -104,7 +105,7 @@ async def test_the_place_is_written_when_its_time_has_come(world: World) -> None
     waits = asyncio.Event()
 
     async def handler(message: Message) -> None:
-        await asyncio.sleep(0.1)
+        await pass_time(0.1)
         if message.payload == b"9":
             waits.set()
             await gate.wait()
@@ -144,7 +145,7 @@ async def test_a_handler_that_fails_is_tried_again_with_growing_pauses(world: Wo
     options = {"retry_delay_min_s": 1.0, "retry_delay_max_s": 4.0}
     subscriber = client.subscriber(TOPIC, "mailer", handler, **options)
     async with running(subscriber):
-        await asyncio.sleep(100)
+        await pass_time(100)
     pauses = [after - before for before, after in itertools.pairwise(times)]
     assert all(
         longest / 2 <= pause <= longest for pause, longest in zip(pauses, (1, 2, 4, 4), strict=True)
@@ -206,7 +207,7 @@ async def test_a_topic_that_is_named_for_letters_must_be_there_or_is_made(world:
     assert handled.calls == []
     subscriber = client.subscriber(TOPIC, "mailer", handled, create_dead_letters=True, **named)
     async with running(subscriber):
-        await asyncio.sleep(100)
+        await pass_time(100)
     assert len(await client.poll("default/letters")) == 1
 
 
@@ -226,12 +227,12 @@ async def letters_after_a_crash_behind_the_letter(world: World) -> int:
     handled = Handled(lambda _: True)
     task = asyncio.create_task(client.subscriber(TOPIC, "mailer", handled, tries_max=2).run())
     await published.wait()
-    await asyncio.sleep(1)
+    await pass_time(1)
     await crash(world, task)
     again = world.client()
     subscriber = again.subscriber(TOPIC, "mailer", handled, tries_max=3)
     async with running(subscriber):
-        await asyncio.sleep(100)
+        await pass_time(100)
     return len(await again.poll(LETTERS))
 
 
@@ -254,7 +255,7 @@ async def test_lost_answers_and_an_unreachable_broker_are_outlasted(world: World
     async with running(subscriber):
         await handled.until(50)
         transport.fault = lambda _: "before"
-        await asyncio.sleep(120)
+        await pass_time(120)
         transport.fault = lambda _: None
         await handled.until(100)
     assert (handled.payloads, subscriber.counts.lost) == (numbers(100), 0)
@@ -267,11 +268,11 @@ async def test_of_two_subscribers_one_works_and_the_other_takes_over(world: Worl
     one = first.subscriber(TOPIC, "mailer", handled, takeover_s=5.0)
     two = second.subscriber(TOPIC, "mailer", waiting, takeover_s=5.0)
     task = asyncio.create_task(one.run())
-    await asyncio.sleep(1)
+    await pass_time(1)
     async with running(two):
         await first.publish(TOPIC, numbers(10))
         await handled.until(10)
-        await asyncio.sleep(100)
+        await pass_time(100)
         assert (one.is_working, two.is_working, waiting.payloads) == (True, False, [])
         await crash(world, task, 0)
         await second.publish(TOPIC, numbers(10, 10))
@@ -307,13 +308,13 @@ async def test_a_holder_that_slept_too_long_moves_nothing(world: World) -> None:
     await client.publish(TOPIC, numbers(3))
     sleeps = client.subscriber(TOPIC, "mailer", sleeper, takeover_s=4.0, place_messages_max=1)
     async with running(sleeps):
-        await asyncio.sleep(1)
+        await pass_time(1)
         world.transports[0].fault = lambda _: "before"  # As if it was paused: it writes nothing.
         async with running(other.subscriber(TOPIC, "mailer", handled, takeover_s=4.0)):
             await handled.until(3)
             world.transports[0].fault = lambda _: None
             gate.set()
-            await asyncio.sleep(5)
+            await pass_time(5)
             assert (slept, sleeps.counts.lost, sleeps.is_working) == ([b"0"], 1, False)
             place = (await other.cursors.get(TOPIC, "mailer")).after
             assert place == (await other.poll(TOPIC))[-1].id
@@ -325,7 +326,7 @@ async def test_a_cursor_that_is_moved_under_a_subscriber_is_followed(world: Worl
     subscriber = client.subscriber(TOPIC, "mailer", handled, takeover_s=2.0)
     async with running(subscriber):
         await handled.until(3)
-        await asyncio.sleep(1)
+        await pass_time(1)
         for _ in range(5):  # A beat may come in between.
             version = (await client.cursors.get(TOPIC, "mailer")).version
             with contextlib.suppress(CursorMoved):
@@ -343,7 +344,7 @@ async def test_a_cursor_that_is_deleted_ends_its_subscriber(
     await client.publish(TOPIC, b"m")
     task = asyncio.create_task(client.subscriber(TOPIC, "mailer", handled, takeover_s=2).run())
     await handled.until(1)
-    await asyncio.sleep(1)
+    await pass_time(1)
     if with_topic:
         await client.delete_topic(TOPIC)
         await client.create_topic(TOPIC)
@@ -359,7 +360,7 @@ async def test_a_stop_finishes_the_message_in_work(world: World) -> None:
 
     async def handler(message: Message) -> None:
         begun.set()
-        await asyncio.sleep(20)
+        await pass_time(20)
         done.append(message.payload)
 
     await client.publish(TOPIC, numbers(3))
@@ -379,7 +380,7 @@ async def test_a_stop_ends_waiting_of_all_kinds(world: World) -> None:
         subscriber = client.subscriber(TOPIC, name, failing, **slow)
         begun_s = loop.time()
         async with running(subscriber):
-            await asyncio.sleep(5)
+            await pass_time(5)
         assert loop.time() - begun_s < 6
         assert await place_of(world, name) is None
 
@@ -388,12 +389,12 @@ async def test_a_stop_ends_waiting_of_all_kinds(world: World) -> None:
 async def test_where_a_new_name_begins(world: World, start: str | None) -> None:
     client, handled = world.client(), Handled()
     await client.publish(TOPIC, b"old")
-    await asyncio.sleep(1)
+    await pass_time(1)
     await client.publish(TOPIC, b"new")
     first, second = await client.poll(TOPIC)
     at = {"id": first.id, "moment": second.timestamp_ms}.get(start or "", start)
     async with running(client.subscriber(TOPIC, "mailer", handled, start=at)):
-        await asyncio.sleep(1)
+        await pass_time(1)
         await client.publish(TOPIC, b"last")
         await handled.until({"now": 1, None: 3}.get(start, 2))
     all_of = [b"old", b"new", b"last"]
@@ -445,7 +446,7 @@ async def test_a_place_in_the_handlers_own_transaction_counts_each_message_once(
     again = world.client()
     subscriber = again.subscriber(TOPIC, "m", handler, place=ledger, tries_max=2)
     async with running(subscriber):
-        await asyncio.sleep(100)
+        await pass_time(100)
     assert ledger.entries == [*numbers(7), b"8", b"9"]
     assert [letter.payload for letter in await again.poll(LETTERS)] == [b"7"]
     assert ledger.after == (await again.poll(TOPIC))[-1].id
@@ -503,7 +504,7 @@ async def test_a_poll_in_transactions_has_a_fresh_snapshot_for_each_page(
     await client.publish(TOPIC, b"uncommitted", pointer=pointer)
     await client.publish(TOPIC, b"behind")
     async with running(client.subscriber(TOPIC, "mailer", handled, transactional=True)):
-        await asyncio.sleep(30)
+        await pass_time(30)
         assert handled.payloads == [b"before"]
         service.open_pointers = ()
         await handled.until(3)
