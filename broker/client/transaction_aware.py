@@ -6,7 +6,7 @@ in a program for asyncio they must be quick. The order of the calls is that of `
 
 At most one participant of a transaction may be **deciding** (``DecidingAware``): its changes can be committed, but
 neither prepared nor taken back afterwards, as those of a SQL database. It commits last, and by that decides the
-transaction: see ``transaction_sql``.
+transaction: see ``broker.sql.record``.
 """
 
 from __future__ import annotations

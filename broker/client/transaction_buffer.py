@@ -14,7 +14,7 @@ as that of every other one. What is stored and not published is seen by nobody, 
 A store that fails ends the transaction, also if its caller goes on: the broker has a part of the messages, or may
 have one. A store of unknown outcome needs no undoing, since its reference is never published.
 
-With a deciding participant (``transaction_sql``) messages are recorded in its database. They stay in memory until
+With a deciding participant (``broker.sql.record``) messages are recorded in its database. They stay in memory until
 the commit then, and the bound of the buffer is the bound of the transaction.
 """
 

@@ -19,7 +19,7 @@ The first error is raised; the others are its notes. Two outcomes may be unknown
 A cancelled call is one of unknown outcome. What began is brought to its end first, and then the cancellation goes
 on; a second one during that is an error as any other.
 
-A deciding participant (a SQL database, ``transaction_sql``) commits after all others have persisted. From then on
+A deciding participant (a SQL database, ``broker.sql.record``) commits after all others have persisted. From then on
 the transaction is never rolled back: the participant's own record decides, and recovery goes by it.
 """
 

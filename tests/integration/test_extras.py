@@ -31,7 +31,7 @@ def made(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize("made", [()], indirect=True, ids=["base"])
 def test_the_client_runs_with_no_extra(made: Path) -> None:
-    without_what_is_missing(made, "aiohttp", "click", "plyvel", "structlog")
+    without_what_is_missing(made, "aiohttp", "click", "plyvel", "sqlalchemy", "structlog")
     done = run(made, "-c", IMPORT_ALL, "broker.client", "broker.wire")
     assert done.returncode == 0, done.stderr
     told = run(made, "-m", "broker.cli", "serve")
@@ -104,6 +104,13 @@ def test_spark_finds_the_format_with_the_extra_spark(made: Path) -> None:
         "broker.spark",
     )
     assert (done.returncode, done.stdout) == (0, "tms\n"), done.stderr
+
+
+@pytest.mark.parametrize("made", [("sql",)], indirect=True, ids=["sql"])
+def test_sql_databases_take_the_extra_sql(made: Path) -> None:
+    without_what_is_missing(made, "aiohttp", "click", "aiosqlite", "pytest")
+    done = run(made, "-c", IMPORT_ALL, "broker.sql")
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("made", [("chaos",)], indirect=True, ids=["chaos"])

@@ -20,7 +20,7 @@ from sqlalchemy import Column, MetaData, String, Table, create_engine, event, in
 from sqlalchemy.orm import Session
 
 from broker.client import Client
-from broker.client.transaction_sql import SqlRecord
+from broker.sql.record import SqlRecord
 
 TOPIC = "victims/t"
 METADATA = MetaData()

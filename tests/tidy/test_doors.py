@@ -48,11 +48,7 @@ DOORS = {
     "pyspark": ["broker/spark/*", "broker/streams/*"],
     "pytest": [TEST_KIT],
     "rich": ["broker/cli.py", "broker/cli/*"],
-    "sqlalchemy": [
-        "broker/client/outbox*.py",
-        "broker/client/sqlwork.py",
-        "broker/client/transaction_sql*.py",
-    ],
+    "sqlalchemy": ["broker/sql/*"],
     "structlog": ["broker/logs.py"],
     "tenacity": ["broker/client/*", "broker/routing/*"],
     "typing_extensions": [ANYWHERE, "chaos/*"],

@@ -1,4 +1,4 @@
-"""Bringing the broker to follow the records of a SQL database; ``transaction_sql`` says why that is right."""
+"""Bringing the broker to follow the records of a SQL database; ``broker.sql.record`` says why that is right."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from broker.client.sqlwork import SqlWork
 from broker.client.transaction_aware import AnyTransactionService, ParticipantFailed, Topical
 from broker.client.transaction_commit import Committing
 from broker.client.transaction_fate import Fate, ask
 from broker.errors import BrokerError, OutcomeUnknown
 from broker.model import Snapshot
+from broker.sql.work import SqlWork
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from broker.client.aio import Client
-    from broker.client.transaction_sql import Decision, SqlRecord
+    from broker.sql.record import Decision, SqlRecord
 
 log: Final = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from broker.client import (
     Undoable,
 )
 from broker.client.protocol import Reply
-from broker.client.transaction_sql import SqlRecord
+from broker.sql.record import SqlRecord
 from tests.unit.client.stand_in import LOST, OverHttp, Topics
 
 # ruff: noqa: PT012, SIM117 - Whole blocks are what is tested.

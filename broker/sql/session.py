@@ -1,4 +1,4 @@
-"""A session of SQLAlchemy as the deciding participant of a transaction; ``transaction_sql`` says why that is right."""
+"""A session of SQLAlchemy as the deciding participant of a transaction; ``broker.sql.record`` says why that is right."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from broker.client.sqlwork import run
 from broker.client.transaction_aware import ParticipantFailed, Topical
 from broker.model import Snapshot
+from broker.sql.work import run
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from broker.client.transaction_sql import SqlRecord
+    from broker.sql.record import SqlRecord
 
 log: Final = logging.getLogger(__name__)
 

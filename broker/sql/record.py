@@ -65,10 +65,10 @@ from sqlalchemy import (
 
 from broker.client.messages import joined
 from broker.client.transaction_aware import AnyTransactionService, Topical
-from broker.client.transaction_sql_recovery import Recovered, Recovery
-from broker.client.transaction_sql_session import AsyncParticipant, Participant
 from broker.client.values import NewMessage
 from broker.model import Snapshot
+from broker.sql.recovery import Recovered, Recovery
+from broker.sql.session import AsyncParticipant, Participant
 from broker.wire import attributes, messages
 
 if TYPE_CHECKING:
