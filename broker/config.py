@@ -202,6 +202,10 @@ class TopicsConfig:
 class TransactionsConfig:
     """The transaction service. The longest life of a long transaction is `transaction_life_max_s`."""
 
+    transactions_url: str | None = key(
+        None,
+        "Where a transaction service elsewhere is asked for the clean-up; none: this cluster's own.",
+    )
     transaction_timeout_default_s: float = key(
         30.0, "Time-out of a short transaction that names none.", least=0.001
     )
@@ -486,6 +490,9 @@ def _of_urls(config: Config) -> Iterator[str]:
             "names no machine, so other nodes would not find this one"
         )
     urls = [("cluster.advertised_url", cluster.advertised_url or "http://none")]
+    urls.append(
+        ("transactions.transactions_url", config.transactions.transactions_url or "http://none")
+    )
     urls += [("cluster.peer_urls", url) for pair in cluster.peer_urls.items() for url in pair]
     for dotted, url in urls:
         if not _is_url(url):

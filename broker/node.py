@@ -29,6 +29,7 @@ from broker.api.cluster import ClusterView
 from broker.api.dispatch import Dispatch
 from broker.api.health import Health
 from broker.api.openapi import document
+from broker.api.own_service import OwnService
 from broker.api.router import Router
 from broker.api.routes import Around, make_routes
 from broker.clock import Clock, SystemClock
@@ -42,6 +43,7 @@ from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
 from broker.node_cluster import InCluster
 from broker.node_settings import topic_settings, transaction_settings
+from broker.node_transactions import ServiceElsewhere, asked_service, sweep_source
 from broker.storage.leveldb.files import is_store
 from broker.storage.log import Logs
 from broker.storage.records import Records, RecordStore
@@ -139,6 +141,7 @@ class Node:
         self._ground: Ground | None = None
         self._topics: Topics | None = None
         self._transactions: Transactions | None = None
+        self._service: OwnService | ServiceElsewhere | None = None
         self._server: Server | None = None
         self._listening: socket.socket | None = None
         self._sweeping: asyncio.Task[None] | None = None
@@ -190,14 +193,17 @@ class Node:
         transactions = Transactions(topics.leaders, transaction_settings(config))
         self._transactions = transactions
         transactions.watch(self.metrics)
-        router = Router(
-            make_routes(topics, config, health, view, around=routed, transactions=transactions)
+        self._service = service = asked_service(config, self.clock)
+        routes = make_routes(
+            topics, config, health, view, around=routed, transactions=transactions, service=service
         )
+        router = Router(routes)
         server = Server(Dispatch(router, self.metrics, config), config, self.clock)
         await server.start(config.server.host, config.server.port, self._listening)
         self._server = server
         self._watch(topics, around, server)
-        self._sweeping = asyncio.create_task(self._sweep_forever(Sweeper(topics.leaders)))
+        sweeper = Sweeper(topics.leaders, sweep_source(service, topics.registry))
+        self._sweeping = asyncio.create_task(self._sweep_forever(sweeper))
         self._announce()
 
     @property
@@ -241,6 +247,8 @@ class Node:
             self._topics.begin_drain()
         if self._server is not None:
             await self._server.close(max(deadline - self.clock.monotonic(), 0.0))
+        if isinstance(self._service, ServiceElsewhere):
+            await self._service.close()
         if self._transactions is not None:
             await self._transactions.close()
         if self._topics is not None:
@@ -263,7 +271,9 @@ class Node:
     async def sweep(self) -> SweepReport:
         """Sweep every topic now."""
         assert self._topics is not None, "not started"
-        return await Sweeper(self._topics.leaders).sweep()
+        assert self._service is not None, "not started"
+        source = sweep_source(self._service, self._topics.registry)
+        return await Sweeper(self._topics.leaders, source).sweep()
 
     def _not_ready(self) -> str | None:
         if self._stopping:
@@ -304,7 +314,8 @@ class Node:
                 log.exception("sweep failed")
                 continue
             self.metrics.swept("expired", report.rows)
-            if report.rows or report.skipped:
+            self.metrics.swept("invalid", report.inverted)
+            if report.rows or report.inverted or report.skipped:
                 log.info("swept", **_told(report))
 
 
@@ -316,6 +327,7 @@ def _told(report: SweepReport) -> dict[str, int | str]:
     told: dict[str, int | str] = {
         "rows": report.rows,
         "topics": report.topics,
+        "inverted": report.inverted,
         "skipped": report.skipped,
     }
     if report.problem is not None:

@@ -15,6 +15,7 @@ import orjson
 
 from broker import __version__
 from broker.api.arrow import ARROW
+from broker.api.blocker_schemas import BLOCKER_OPERATIONS, BLOCKER_SCHEMAS
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.api.cursors import LIMIT_MAX
 from broker.api.plainschemas import PLAIN_SCHEMAS
@@ -388,6 +389,7 @@ OPERATIONS: Final[dict[str, Spec]] = {
         "errors": ("404",),
     },
     **TRANSACTION_OPERATIONS,
+    **BLOCKER_OPERATIONS,
     "cluster": {
         "summary": "Show all nodes of the cluster; each is asked.",
         "parameters": [_TOPICS_TOO],
@@ -471,7 +473,7 @@ def make_document() -> dict[str, Any]:
         "info": {"title": "Broker", "version": __version__},
         "paths": paths,
         "components": {
-            "schemas": {**SCHEMAS, **PLAIN_SCHEMAS, **TRANSACTION_SCHEMAS},
+            "schemas": {**SCHEMAS, **PLAIN_SCHEMAS, **TRANSACTION_SCHEMAS, **BLOCKER_SCHEMAS},
             "responses": RESPONSES,
         },
     }

@@ -61,6 +61,7 @@ KINDS: Final = {
     "store_staged": Kind.KEYED,
     "publish_stages": Kind.IDEMPOTENT,
     "leader": Kind.READING,
+    "blockers": Kind.READING,
     "start_transaction": Kind.ONCE,
     "list_transactions": Kind.READING,
     "transactions_snapshot": Kind.READING,

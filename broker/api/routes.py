@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple, Protocol
 
 from broker.api.access import Action
+from broker.api.blockers import BlockersApi
 from broker.api.browsing import Browsing
 from broker.api.bulk import BulkReading
 from broker.api.cluster import Cluster, ClusterView
@@ -12,8 +13,10 @@ from broker.api.cursors import CursorHandlers
 from broker.api.events import Events, PollNext
 from broker.api.health import Health
 from broker.api.leadership import Leadership
+from broker.api.own_service import OwnService, Service
 from broker.api.placing import Placing
 from broker.api.polling import Polling
+from broker.api.pruning import PruningApi
 from broker.api.publishing import Publishing
 from broker.api.router import Handler, Route
 from broker.api.staging import Staging
@@ -25,6 +28,7 @@ from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request
 from broker.topics.service import Topics
+from broker.transactions.pruning import Pruning
 from broker.transactions.service import Transactions
 from broker.wire import jsontext
 from broker.wire.topics import TTL
@@ -60,6 +64,7 @@ _CURSOR = f"{TOPIC}/cursors/{{cursor}}"
 _CLUSTER = "/v1/cluster"
 TRANSACTIONS = "/v1/transactions"
 _TRANSACTION = f"{TRANSACTIONS}/{{transaction}}"
+_PRUNE = f"{TRANSACTIONS}/prune"
 _PIN = f"{_CLUSTER}/pins/{{namespace}}/{{topic}}"
 _PAGE = ("from", "to", "limit", "order", "payload")
 
@@ -104,6 +109,14 @@ SHAPES = (
     ),
     Shape("events", "GET", f"{TOPIC}/events", Action.CONSUME, ("from",)),
     Shape("leader", "GET", f"{TOPIC}/leader", Action.BROWSE),
+    Shape(
+        "blockers",
+        "POST",
+        f"{TOPIC}/blockers",
+        Action.BROWSE,
+        ("transaction", "from", "limit"),
+        SNAPSHOT_BYTES_MAX,
+    ),
     Shape("cursors", "GET", f"{TOPIC}/cursors", Action.BROWSE, ("after", "limit")),
     Shape("show_cursor", "GET", _CURSOR, Action.CONSUME),
     Shape("put_cursor", "PUT", _CURSOR, Action.CONSUME, (), CURSOR_BYTES_MAX),
@@ -120,6 +133,8 @@ SHAPES = (
         (),
         jsontext.BYTES_MAX,
     ),
+    Shape("prune_plan", "GET", _PRUNE, Action.TRANSACTIONS, ("through",)),
+    Shape("prune_transactions", "POST", _PRUNE, Action.TRANSACTIONS, ("through",)),
     Shape("show_transaction", "GET", _TRANSACTION, Action.TRANSACTIONS),
     Shape(
         "can_commit_transaction",
@@ -168,7 +183,7 @@ class Around(Protocol):
         """Return what tells who leads."""
 
 
-def make_routes(
+def make_routes(  # noqa: PLR0913 - What a node wires, each by its name.
     topics: Topics,
     config: Config,
     health: Health,
@@ -176,27 +191,41 @@ def make_routes(
     *,
     around: Around | None = None,
     transactions: Transactions | None = None,
+    service: Service | None = None,
 ) -> list[Route]:
     """Return all routes, bound to what answers them.
 
     ``cluster`` and ``around`` None: the node stands alone, and nothing is between routes and handlers.
-    ``transactions`` None: the service has the bounds that are usual.
+    ``transactions`` None: the service has the bounds that are usual. ``service`` is what this node's own parts ask
+    about transactions, None: what answers these routes.
     """
+    of_transactions = _transaction_handlers(transactions or Transactions(topics.leaders), around)
+    asked = service or OwnService(topics.around.clock)
+    if isinstance(asked, OwnService):
+        asked.bind(of_transactions)
     handlers = {
-        **_topic_handlers(topics, config, around),
-        **_transaction_handlers(transactions or Transactions(topics.leaders), around),
+        **_topic_handlers(topics, config, asked, around),
+        **of_transactions,
+        **_pruning_handlers(topics, asked),
         **_cluster_handlers(topics, cluster),
         **_node_handlers(health),
     }
-    for prefix, role in _ROLES.items():
-        if config.server.role not in (Role.ALL, role):
-            refuse = _refusing(config.server.role)
-            left_out = (shape.name for shape in SHAPES if shape.template.startswith(prefix))
-            handlers.update(dict.fromkeys(left_out, refuse))
+    refuse = _refusing(config.server.role)
+    for shape in SHAPES:
+        if _role_of(shape) not in (Role.ALL, config.server.role) and config.server.role != Role.ALL:
+            handlers[shape.name] = refuse
     return [
         Route(*shape[:4], handlers[shape.name], shape.query, shape.body_bytes_max)
         for shape in SHAPES
     ]
+
+
+def _role_of(shape: Shape) -> Role:
+    """Return the role that serves a route; ALL: every node does."""
+    if shape.template == _PRUNE:
+        return Role.TOPICS  # What may be pruned is known where the topics are.
+    roles = (role for prefix, role in _ROLES.items() if shape.template.startswith(prefix))
+    return next(roles, Role.ALL)
 
 
 def _refusing(role: Role) -> Handler:
@@ -210,7 +239,9 @@ def _refusing(role: Role) -> Handler:
     return refuse
 
 
-def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> dict[str, Handler]:
+def _topic_handlers(
+    topics: Topics, config: Config, service: Service, around: Around | None
+) -> dict[str, Handler]:
     limits = config.limits
     defaults = {
         TTL: str(config.topics.topic_ttl_default_s),
@@ -249,6 +280,7 @@ def _topic_handlers(topics: Topics, config: Config, around: Around | None) -> di
         "arrow_as": bulk.arrow_with_snapshot,
         "events": Events(topics, poll=poll_next).stream,
         "leader": leader,
+        "blockers": BlockersApi(topics, service, topics.around.clock).blockers,
         "cursors": cursors.list,
         "show_cursor": cursors.show,
         "put_cursor": cursors.put,
@@ -276,6 +308,19 @@ def _transaction_handlers(transactions: Transactions, around: Around | None) -> 
     if around is None:
         return handlers
     return {name: around.bind(name, handler) for name, handler in handlers.items()}
+
+
+def _pruning_handlers(topics: Topics, service: Service) -> dict[str, Handler]:
+    settings = topics.around.settings
+    pruning = Pruning(
+        topics.registry,
+        service,
+        topics.around.clock,
+        life_ms=settings.transaction_life_max_s * 1000,
+        margin_ms=settings.sweep_margin_ms,
+    )
+    api = PruningApi(pruning)
+    return {"prune_plan": api.plan, "prune_transactions": api.prune}
 
 
 def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:

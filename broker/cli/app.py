@@ -22,6 +22,7 @@ from broker.cli import (
     storage,
     tailing,
     topics,
+    transactions,
 )
 from broker.cli.bench import commands as bench
 from broker.cli.given import Given
@@ -72,6 +73,7 @@ for command in (
     storage.storage,
     cluster.cluster,
     streams,
+    transactions.tx,
     chaos.chaos,
 ):
     cli.add_command(command)

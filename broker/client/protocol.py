@@ -436,6 +436,21 @@ def _bytes_of(value: str | Mapping[str, str]) -> bytes:
     return value.encode() if isinstance(value, str) else base64.b64decode(value["base64"])
 
 
+def blockers(
+    topic: TopicId,
+    *,
+    bounds: Mapping[str, str],
+    snapshot: Snapshot | None = None,
+) -> Request:
+    """Ask which transactions hold a consumer back; ``bounds`` are the query's transaction, from and limit."""
+    text = urlencode(bounds, quote_via=quote)
+    path = f"{topic_path(topic)}/blockers" + (f"?{text}" if text else "")
+    if snapshot is None:
+        return _read("POST", path, {"Accept": JSON}, topic=topic)
+    headers = {"Accept": JSON, "Content-Type": "application/x-thrift"}
+    return _read("POST", path, headers, encode_transaction(snapshot), topic)
+
+
 def stats(topic: TopicId) -> Request:
     """Ask for a topic's figures."""
     return _read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)

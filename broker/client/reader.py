@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -154,6 +154,38 @@ class Reader:
         bounds = protocol.browse_bounds(start, stop, limit, descending=descending, full=full)
         request = protocol.browse(self._topic(topic), bounds=bounds, snapshot=snapshot)
         return protocol.browse_page(await self._calls.read(request))
+
+    async def blockers(
+        self,
+        topic: TopicName,
+        *,
+        snapshot: Snapshot | None = None,
+        transaction: int | None = None,
+        start: Start = None,
+        limit: int | None = None,
+    ) -> Mapping[str, Any]:
+        """Return which transactions hold a consumer back, as the broker answers ``POST …/blockers``.
+
+        Args:
+            topic: where.
+            snapshot: what the consumer reads with; or
+            transaction: the id of its transaction, of the broker's service. By default a snapshot of now.
+            start: the consumer's place, as for ``poll``; inclusive. The oldest message by default.
+            limit: how many transactions are looked for (10 by default, up to 100).
+
+        Raises:
+            BadRequest: a snapshot and a transaction are given, or a transaction that reads nothing any more.
+            NotFound: the service knows nothing of that transaction.
+            TopicNotFound: there is no such topic.
+        """
+        bounds = {
+            "transaction": None if transaction is None else str(transaction),
+            "from": protocol.place_text(start, "start"),
+            "limit": None if limit is None else str(limit),
+        }
+        given = {name: value for name, value in bounds.items() if value is not None}
+        request = protocol.blockers(self._topic(topic), bounds=given, snapshot=snapshot)
+        return protocol.json_object(await self._calls.read(request))
 
     async def stats(self, topic: TopicName) -> Stats:
         """Return a topic's figures: messages, bytes, first and last, rates."""

@@ -205,6 +205,7 @@ class SyncClient:
     tail = _in_pages(Client.tail, Client.tail_pages)
     events = _iterating(Client.events)
     browse = blocking(Client.browse)
+    blockers = blocking(Client.blockers)
     stats = blocking(Client.stats)
     lag = blocking(Client.lag)
     range = blocking(Client.range)

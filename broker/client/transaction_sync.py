@@ -233,3 +233,5 @@ class SyncTransactionService:
     list = blocking(TransactionService.list)
     show = blocking(TransactionService.show)
     truncate = blocking(TransactionService.truncate)
+    prune_plan = blocking(TransactionService.prune_plan)
+    prune = blocking(TransactionService.prune)

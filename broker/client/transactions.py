@@ -3,7 +3,7 @@
 What may be sent again when its answer is lost decides how long a call goes on by itself::
 
     start, checkpoint     twice makes a second transaction, or a second pointer, that stays unused: repeatable
-    can-commit, abort, invalidate, truncate            twice has the effect of once: repeatable
+    can-commit, abort, invalidate, truncate, prune     twice has the effect of once: repeatable
     snapshot, list, show                               change nothing: reading
     commit      the second one is answered "not in progress", which would hide the success of the first:
                 never sent again, so its outcome may be unknown. A fresh snapshot tells what became of it.
@@ -152,6 +152,21 @@ class TransactionService:
         reply = await self._write(f"{_PATH}/truncate", json.dumps(asked).encode(), _CHANGING)
         return int(_object(reply).get("removed", 0))
 
+    async def prune_plan(self, *, through: int | None = None) -> dict[str, Any]:
+        """Return how many invalid transactions may be forgotten, and why not more: ``GET /v1/transactions/prune``.
+
+        Args:
+            through: none above this pointer.
+        """
+        return await self._read(_prune(through))
+
+    async def prune(self, *, through: int | None = None) -> dict[str, Any]:
+        """Forget the invalid transactions of which nothing is left in any topic.
+
+        Unlike ``truncate`` it asks the broker which ones these are. Returns the plan, and how many were ``removed``.
+        """
+        return _object(await self._write(_prune(through), b"", {"Accept": JSON}))
+
     # --- Inside -----------------------------------------------------------------------------------
 
     async def _change(
@@ -175,6 +190,10 @@ class TransactionService:
     async def _read(self, path: str) -> dict[str, Any]:
         request = Request("GET", path, {"Accept": JSON}, reading=True, repeatable=True)
         return protocol.json_object(await self._calls.read(request))
+
+
+def _prune(through: int | None) -> str:
+    return f"{_PATH}/prune" + ("" if through is None else f"?through={through}")
 
 
 def _of(transaction_id: int) -> str:

@@ -24,6 +24,7 @@ from broker.storage.root import RootState
 from broker.topics import settling
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
+from broker.topics.reserved import is_reserved
 from broker.topics.settling import Pass, View, Work
 
 ASK_S: Final = 10.0
@@ -95,7 +96,7 @@ class Inverting:
             BrokerError: it was not passed.
         """
         view = self._view
-        if view is None or not view.settled:
+        if view is None or not view.settled or is_reserved(topic.id):
             return 0
         before, version = await settling.read_pass(self._records, topic.id)
         now_ms, every_ms = self._around.clock.now_ms(), min(settling.PASS_EVERY_MS, self._life_ms)

@@ -32,6 +32,7 @@ from broker.storage.keys import LogId
 from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore
 from broker.topics import admitting, changing
+from broker.topics.blockers import Blockers, BlockersQuery, blockers
 from broker.topics.browse import BrowsePage, BrowseQuery, browse
 from broker.topics.cursors import Cursors
 from broker.topics.fetch import behind
@@ -376,6 +377,14 @@ class Topics:
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         return await browse(self.around, found, query, hold)
+
+    async def blockers(
+        self, topic: TopicId, query: BlockersQuery, hold: Hold | None = None
+    ) -> Blockers:
+        """Look for the transactions that hold a consumer back. ``hold`` is the request's."""
+        found, leader = await self._look_up(topic)
+        await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
+        return await blockers(self.around, self._ranges, found, query, hold)
 
     async def stats(self, topic: TopicId) -> TopicStats:
         """Return what is known of a topic, estimates among it."""

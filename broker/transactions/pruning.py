@@ -6,10 +6,14 @@ topic was passed by a clean-up that knew of it; the argument stands in ``broker.
     snapshot ─▶ announce for all topics ─▶ read the records of all topics ─▶ truncate below the lowest bound
 
 A plan without the announcement and the truncation is a dry run.
+
+The records are those of one broker or cluster. Where several use one service, each of them knows its own topics alone:
+then prune through the lowest pointer that all of them name.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import Final, NamedTuple, Protocol
@@ -19,6 +23,7 @@ from broker.model import POINTER_MAX, POINTERS_PER_MS, RowId, Snapshot, TopicId
 from broker.slices import Slice
 from broker.topics import settling
 from broker.topics.registry import TopicRegistry
+from broker.topics.reserved import is_reserved
 from broker.topics.settling import Pass, View
 
 TRUNCATED_AT_ONCE: Final = 10_000
@@ -81,12 +86,12 @@ class Pruning:
         self._life_ms = life_ms
         self._margin_ms = margin_ms
 
-    async def plan(self) -> Plan:
-        """Return what could be pruned now; change nothing. Raises BrokerError."""
-        return (await self._planned(announce=_nothing))[0]
+    async def plan(self, through: int = POINTER_MAX) -> Plan:
+        """Return what could be pruned now, up to a pointer; change nothing. Raises BrokerError."""
+        return _cut(await self._planned(announce=_nothing), through)
 
-    async def prune(self) -> tuple[Plan, int]:
-        """Prune what may be pruned; return the plan, and how many the service has forgotten.
+    async def prune(self, through: int = POINTER_MAX) -> tuple[Plan, int]:
+        """Prune what may be pruned, up to a pointer; return the plan, and how many the service has forgotten.
 
         Raises:
             Unavailable: nothing was pruned.
@@ -97,14 +102,14 @@ class Pruning:
         async def announce(bound: int) -> None:
             await settling.announce_pruning(records, bound)
 
-        plan, _ = await self._planned(announce=announce)
+        plan = _cut(await self._planned(announce=announce), through)
         removed = 0
         for first in range(0, len(plan.prunable), TRUNCATED_AT_ONCE):
             some = plan.prunable[first : first + TRUNCATED_AT_ONCE]
             removed += await self._service.truncate_invalid(list(some))
         return plan, removed
 
-    async def _planned(self, *, announce: Callable[[int], Awaitable[None]]) -> tuple[Plan, View]:
+    async def _planned(self, *, announce: Callable[[int], Awaitable[None]]) -> Plan:
         now_ms = self._clock.now_ms()
         snapshot = await self._service.snapshot()
         bound = settling.bound_of(
@@ -112,11 +117,11 @@ class Pruning:
         )
         view = View(snapshot, bound)
         if not view.settled:
-            return self._plan(snapshot, view, bound, None), view
+            return self._plan(snapshot, view, bound, None)
         await announce(bound)
         unpassed = await self._lowest(view)
         below = bound if unpassed is None else min(bound, unpassed.below)
-        return self._plan(snapshot, view, below, unpassed), view
+        return self._plan(snapshot, view, below, unpassed)
 
     async def _lowest(self, view: View) -> Unpassed | None:
         """Return the topic that was passed least far; None: there is no topic."""
@@ -130,6 +135,8 @@ class Pruning:
         async with aclosing(self._registry.generations()) as live:
             async for topics in live:
                 for topic, generation in topics:
+                    if is_reserved(topic):
+                        continue  # No transaction publishes there.
                     found = unpassed_of(topic, generation, passed.get(topic), view)
                     if lowest is None or found.below < lowest.below:
                         lowest = found
@@ -157,6 +164,12 @@ def unpassed_of(topic: TopicId, generation: int, record: Pass | None, view: View
     if record is None or not settling.counts(record, generation, view):
         return Unpassed(topic, generation, 0, b"" if record is None else record.start)
     return Unpassed(topic, generation, record.bound, record.start)
+
+
+def _cut(plan: Plan, through: int) -> Plan:
+    """Leave out what lies above a pointer."""
+    stop = bisect_right(plan.prunable, through)
+    return plan if stop == len(plan.prunable) else Plan(plan.invalid, plan.prunable[:stop])
 
 
 async def _nothing(_: int) -> None:

@@ -40,6 +40,8 @@ def test_every_route_about_a_topic_is_answered_by_its_leader() -> None:
     anywhere = {"poll", "events", "arrow", "arrow_as"}
     # Cursors are records, which change by compare-and-set wherever the request comes.
     anywhere |= {"cursors", "show_cursor", "put_cursor", "delete_cursor"}
+    # Pruning reads records, and asks the service like a client.
+    anywhere |= {"prune_plan", "prune_transactions"}
     assert about_topics == set(KINDS) | anywhere
 
 

@@ -1,0 +1,113 @@
+"""Blockers and pruning in the OpenAPI document: their values and operations."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from broker.api.blockers import LIMIT_DEFAULT, LIMIT_MAX, THRIFT
+from broker.api.schemas import (
+    BOOLEAN,
+    BYTES,
+    INT64,
+    INTEGER,
+    MESSAGE_ID,
+    MOMENT,
+    NUMBER,
+    STRING,
+    Spec,
+    array,
+    nullable,
+    of,
+    record,
+)
+from broker.api.specs import body, ok, query
+from broker.http.reply import JSON
+
+_STATE: Final[Spec] = {"enum": ["in_progress", "committing", "invalid", "unknown", None]}
+_BLOCKER: Final[Spec] = record(
+    transaction=INT64,
+    write_pointer=INT64,
+    first=record(id=MESSAGE_ID, time=MOMENT, timestamp_ms=INTEGER),
+    since_s=NUMBER,
+    messages=INTEGER,
+    waiting=INTEGER,
+    state={
+        **_STATE,
+        "description": "What the service says; null: it does not answer; unknown: it has ended, or is another's.",
+    },
+    type=nullable(STRING),
+    client=nullable(STRING),
+    started_at=nullable(MOMENT),
+    expires_at=nullable(MOMENT),
+    advice=STRING,
+)
+_PLAN: Final[dict[str, Spec]] = {
+    "invalid": INTEGER,
+    "prunable": INTEGER,
+    "oldest_prunable": nullable(INT64),
+    "newest_prunable": nullable(INT64),
+    "oldest_left": nullable(INT64),
+    "reason": nullable(STRING),
+    "settled_at": nullable(MOMENT),
+    "in_progress": nullable(INT64),
+    "unpassed": nullable(
+        record(
+            namespace=STRING,
+            topic=STRING,
+            generation=INTEGER,
+            passed_below=INT64,
+            page=MESSAGE_ID,
+            page_time=nullable(MOMENT),
+        )
+    ),
+}
+
+_THROUGH: Final = query("through", "None above this pointer.", {**INT64, "minimum": 0})
+
+BLOCKER_SCHEMAS: Final[dict[str, Spec]] = {
+    "Blockers": record(
+        snapshot_of={"enum": ["request", "transaction", "now"]},
+        read_pointer=INT64,
+        blockers=array(_BLOCKER),
+        complete=BOOLEAN,
+        service_problem=nullable(STRING),
+    ),
+    "PrunePlan": record(**_PLAN),
+    "Pruned": record(**_PLAN, removed=INTEGER),
+}
+
+BLOCKER_OPERATIONS: Final[dict[str, Spec]] = {
+    "blockers": {
+        "summary": "Show which transactions hold a consumer back, the first at the head.",
+        "parameters": [
+            query(
+                "transaction",
+                "The consumer reads in this transaction of the service. Absent, and without a body: "
+                "with a snapshot of now.",
+                INT64,
+            ),
+            query(
+                "from", "The consumer's place: an id, ms, or a moment. Absent: the oldest.", STRING
+            ),
+            query(
+                "limit",
+                "How many transactions are looked for.",
+                {"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT},
+            ),
+        ],
+        "requestBody": body((JSON, of("Snapshot")), (THRIFT, BYTES), required=False),
+        "responses": {"200": ok("None blocks if the list is empty.", (JSON, of("Blockers")))},
+        "errors": ("404",),
+    },
+    "prune_plan": {
+        "summary": "Show how many invalid transactions may be forgotten, and why not more.",
+        "parameters": [_THROUGH],
+        "responses": {"200": ok("Nothing was changed.", (JSON, of("PrunePlan")))},
+    },
+    "prune_transactions": {
+        "summary": "Let the service forget the invalid transactions of which nothing is left in any topic.",
+        "parameters": [_THROUGH],
+        "responses": {"200": ok("What was forgotten.", (JSON, of("Pruned")))},
+        "errors": ("507",),
+    },
+}

@@ -1,0 +1,139 @@
+"""What blocks the head of a topic: which transactions hold a consumer back, and what an operator can do."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from broker.api import decoding
+from broker.api.own_service import Service
+from broker.api.times import parse_place, rfc3339
+from broker.clock import Clock
+from broker.errors import BadRequest, BrokerError, NotFound
+from broker.http.reply import Answer, json_reply, media_type
+from broker.http.request import Request, whole_number
+from broker.model import POINTER_MAX, ROW_ID_MIN, Snapshot, timestamp_of
+from broker.topics.blockers import Blocker, BlockersQuery, as_transaction
+from broker.topics.service import Topics
+from broker.wire.transaction import transaction_steps
+
+THRIFT: Final = "application/x-thrift"
+LIMIT_DEFAULT: Final = 10
+LIMIT_MAX: Final = 100
+LISTED_MAX: Final = 10_000
+
+
+class BlockersApi:
+    """The handler."""
+
+    def __init__(self, topics: Topics, service: Service, clock: Clock) -> None:
+        """Ask the service for transactions' states."""
+        self._topics = topics
+        self._service = service
+        self._clock = clock
+
+    async def blockers(self, request: Request) -> Answer:
+        """Answer which transactions hold a consumer back, the first at the head."""
+        query = request.query
+        limit = whole_number(query, "limit", least=1, most=LIMIT_MAX, default=LIMIT_DEFAULT)
+        start = query.get("from")
+        place = None if start is None else parse_place("from", start)
+        snapshot, of = await self._snapshot(request)
+        wanted = BlockersQuery(snapshot, place, limit)
+        found = await self._topics.blockers(request.topic, wanted, request.hold)
+        known, problem = await self._known(found.blockers) if found.blockers else ({}, None)
+        now_ms = self._clock.now_ms()
+        return json_reply(
+            {
+                "snapshot_of": of,
+                "read_pointer": snapshot.read_pointer,
+                "blockers": [
+                    _told(each, known.get(each.pointer), now_ms) for each in found.blockers
+                ],
+                "complete": found.complete,
+                "service_problem": problem,
+            }
+        )
+
+    async def _snapshot(self, request: Request) -> tuple[Snapshot, str]:
+        """Return the consumer's snapshot, and where it comes from. Raises BadRequest, NotFound."""
+        text = request.query.get("transaction")
+        if request.body.strip():
+            if text is not None:
+                raise BadRequest("transaction: give it, or a snapshot in the body, not both.")
+            if media_type(request.headers) == THRIFT:
+                steps = transaction_steps(request.body, take=decoding.counting(request))
+                return await decoding.read(request, steps), "request"
+            return await decoding.read_snapshot(request), "request"
+        if text is None:
+            return await self._service.snapshot(), "now"
+        if not (text.isascii() and text.isdecimal() and len(text) <= 19):
+            raise BadRequest(f"transaction: the id of a transaction, a number, not {text!r:.80}.")
+        number = min(int(text), POINTER_MAX)
+        shown = await self._service.show(number)
+        if shown["state"] not in ("in_progress", "committing"):
+            raise BadRequest(
+                f"transaction: {number} is {shown['state']}; it reads nothing any more."
+            )
+        now, checkpoints = await self._service.snapshot(), list(shown.get("checkpoints", ()))
+        is_long = shown.get("type") == "long"
+        return as_transaction(now, number, checkpoints, long=is_long), "transaction"
+
+    async def _known(self, blockers: list[Blocker]) -> tuple[dict[int, dict[str, Any]], str | None]:
+        """Return by write pointer what the service knows, and why it can't be asked if it can't."""
+        try:
+            listed = await self._service.list(limit=LISTED_MAX)
+            known = {
+                pointer: {"state": "in_progress", **each}
+                for each in listed["in_progress"]
+                for pointer in (each["id"], *each["checkpoints"])
+            }
+            for pointer in (each.pointer for each in blockers):
+                try:
+                    known[pointer] = {**known.get(pointer, {}), **await self._service.show(pointer)}
+                except NotFound:
+                    known.setdefault(pointer, {"state": "unknown"})
+        except BrokerError as error:
+            return {}, error.message
+        return known, None
+
+
+def _told(blocker: Blocker, known: dict[str, Any] | None, now_ms: int) -> dict[str, Any]:
+    told = known or {}
+    since_ms = timestamp_of(blocker.first)
+    started_ms, expires_ms = told.get("started_ms"), told.get("expires_ms")
+    return {
+        "transaction": told.get("id", blocker.pointer),
+        "write_pointer": blocker.pointer,
+        "first": {
+            "id": (blocker.first + ROW_ID_MIN).hex(),
+            "time": rfc3339(since_ms),
+            "timestamp_ms": since_ms,
+        },
+        "since_s": max(now_ms - since_ms, 0) / 1000,
+        "messages": blocker.messages,
+        "waiting": blocker.waiting,
+        "state": told.get("state"),
+        "type": told.get("type"),
+        "client": told.get("client"),
+        "started_at": None if started_ms is None else rfc3339(started_ms),
+        "expires_at": None if expires_ms is None else rfc3339(expires_ms),
+        "advice": advice(told.get("state"), told.get("id", blocker.pointer), expires_ms),
+    }
+
+
+def advice(state: str | None, transaction: int, expires_ms: int | None) -> str:
+    """Say what an operator can do about a transaction that holds consumers back."""
+    if state in ("in_progress", "committing"):
+        until = "" if expires_ms is None else f" It ends by itself at {rfc3339(expires_ms)}."
+        return (
+            f"It is in progress.{until} If its client is gone, end it: broker tx invalidate {transaction}. "
+            "Consumers skip its messages then."
+        )
+    if state == "invalid":
+        return "It is invalid by now: consumers with a newer snapshot skip its messages. Begin a new transaction."
+    if state == "unknown":
+        return (
+            "The service knows nothing of it: it has ended, and a newer snapshot shows how; or another service gave its "
+            "number. If it blocks a snapshot of now, too, roll its messages back (POST …/rollback), or wait until they expire."
+        )
+    return "The transaction service does not answer. Ask again when it does: broker tx list."

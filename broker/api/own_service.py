@@ -1,0 +1,125 @@
+"""The transaction service as this node's own parts ask it: the sweeper, what blocks a topic, pruning.
+
+In a cluster another node may lead the service. So it is asked through the same handlers as a client's request, which
+pass it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Protocol
+
+import orjson
+
+from broker.api.router import Handler
+from broker.clock import Clock
+from broker.errors import BrokerError, NotFound, OutcomeUnknown, Unavailable, registry
+from broker.http.reply import JSON, Reply
+from broker.http.request import Names, Request
+from broker.model import Snapshot
+from broker.topics.reserved import TRANSACTIONS
+from broker.wire.transaction import decode_transaction
+
+DEADLINE_S: Final = 10.0
+_PATH: Final = "/v1/transactions"
+_THRIFT: Final = "application/x-thrift"
+_BY_CODE: Final = {error.code: error for error in reversed(registry()) if error.code != "internal"}
+
+
+class Service(Protocol):
+    """A transaction service, this cluster's or another one. Every method raises BrokerError."""
+
+    async def snapshot(self) -> Snapshot:
+        """Return a snapshot as of now."""
+
+    async def list(self, *, limit: int | None = None) -> dict[str, Any]:
+        """Return what is in progress, as ``GET /v1/transactions`` answers."""
+
+    async def show(self, transaction_id: int) -> dict[str, Any]:
+        """Return one transaction as the service knows it. Raises NotFound."""
+
+    async def truncate_invalid(self, ids: Collection[int]) -> int:
+        """Forget invalid transactions; return how many were known."""
+
+
+class OwnService:
+    """The service of this node or of its cluster. ``bind`` it to its handlers before the first call."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Ask by the clock's time."""
+        self._clock = clock
+        self._handlers: Mapping[str, Handler] = {}
+
+    def bind(self, handlers: Mapping[str, Handler]) -> None:
+        """Ask these handlers, by the names of their routes."""
+        self._handlers = handlers
+
+    async def snapshot(self) -> Snapshot:
+        """Return a snapshot as of now."""
+        reply = await self._ask(
+            "transactions_snapshot", "GET", f"{_PATH}/snapshot", {"Accept": _THRIFT}
+        )
+        return decode_transaction(bytes(reply.body))
+
+    async def list(self, *, limit: int | None = None) -> dict[str, Any]:
+        """Return what is in progress."""
+        query = "" if limit is None else f"limit={limit}"
+        return _object(await self._ask("list_transactions", "GET", _PATH, query=query))
+
+    async def show(self, transaction_id: int) -> dict[str, Any]:
+        """Return one transaction as the service knows it. Raises NotFound."""
+        path, names = f"{_PATH}/{transaction_id}", str(transaction_id)
+        return _object(await self._ask("show_transaction", "GET", path, transaction=names))
+
+    async def truncate_invalid(self, ids: Collection[int]) -> int:
+        """Forget invalid transactions; return how many were known."""
+        body = orjson.dumps({"ids": list(ids)})
+        headers = {"Content-Type": JSON}
+        reply = await self._ask(
+            "truncate_transactions", "POST", f"{_PATH}/truncate", headers, body=body
+        )
+        return int(_object(reply)["removed"])
+
+    async def _ask(  # noqa: PLR0913 - The parts of a request.
+        self,
+        name: str,
+        method: str,
+        path: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        query: str = "",
+        body: bytes = b"",
+        transaction: str = "",
+    ) -> Reply:
+        handler = self._handlers.get(name)
+        if handler is None:
+            raise Unavailable("This node has no transaction service yet.")
+        request = Request(
+            method,
+            path,
+            query,
+            headers or {},
+            body,
+            names=Names(topic=TRANSACTIONS, transaction=transaction),
+            deadline=self._clock.monotonic() + DEADLINE_S,
+        )
+        reply = await handler(request)
+        assert isinstance(reply, Reply), "these answers are no streams"
+        if reply.status >= 400:
+            raise _error_of(reply)
+        return reply
+
+
+def _object(reply: Reply) -> dict[str, Any]:
+    value: dict[str, Any] = orjson.loads(reply.body)
+    return value
+
+
+def _error_of(reply: Reply) -> BrokerError:
+    """Return the error with which another node answered."""
+    try:
+        told = orjson.loads(reply.body)
+        kind, message = _BY_CODE.get(told["code"], OutcomeUnknown), str(told["message"])
+    except (ValueError, KeyError, TypeError):
+        return OutcomeUnknown("Another node's answer is not legible.")
+    return NotFound(message) if kind is NotFound else kind(message)

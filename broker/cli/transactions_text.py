@@ -1,0 +1,131 @@
+"""What ``broker tx`` shows to people."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import click
+
+from broker.cli.output import time_text, write_properties
+from broker.model import TopicId
+
+Json = Mapping[str, Any]
+
+_WIDTH_OF_A_PIPE: Final = 220
+_WIDTH_MAX: Final = 10_000
+_COLOURS: Final = {"in_progress": "yellow", "committing": "yellow", "invalid": "red"}
+
+
+def _write(names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - Slow to import; --json goes without.
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell, _COLOURS.get(cell, "")) for cell in row))
+    console = Console(width=_WIDTH_MAX, highlight=False)
+    # A terminal that is too narrow breaks the lines by itself; rich would leave columns out.
+    columns = shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns
+    console.width = max(columns, console.measure(table).minimum)
+    console.print(table)
+
+
+def write_list(found: Json) -> None:
+    """Write the transactions in progress, and what else the service knows."""
+    rows = [
+        (
+            str(each["id"]),
+            each["type"],
+            time_text(each["started_ms"]),
+            time_text(each["expires_ms"]),
+            each["client"] or "",
+            str(len(each["checkpoints"]) or ""),
+        )
+        for each in found["in_progress"]
+    ]
+    if rows:
+        _write(("TRANSACTION", "TYPE", "STARTED", "EXPIRES", "CLIENT", "CHECKPOINTS"), rows)
+    more = found["in_progress_count"] - len(rows)
+    if more > 0:
+        click.echo(f"and {more} more: broker tx list --limit {found['in_progress_count']}")
+    click.echo(
+        f"{found['in_progress_count']} in progress, {found['committing']} of them committing; "
+        f"{found['invalid']} invalid",
+        err=True,
+    )
+
+
+def properties(found: Json) -> dict[str, object]:
+    """Return what is known of one transaction, as lines."""
+    out: dict[str, object] = {"transaction": found["id"], "state": found["state"].replace("_", " ")}
+    for name in ("type", "client"):
+        if found.get(name):
+            out[name] = found[name]
+    for name in ("started", "expires"):
+        if found.get(f"{name}_ms") is not None:
+            out[name] = time_text(found[f"{name}_ms"])
+    if found.get("checkpoints"):
+        out["checkpoints"] = ", ".join(map(str, found["checkpoints"]))
+    if found.get("changes"):
+        out["changes"] = found["changes"]
+    return out
+
+
+def write_blockers(topic: TopicId, found: Json) -> None:
+    """Write what holds consumers back, and what to do about it."""
+    name, blockers = f"{topic.namespace}/{topic.topic}", found["blockers"]
+    if not blockers:
+        click.echo(f"no transaction holds consumers of {name} back", err=True)
+        return
+    _write(
+        ("TRANSACTION", "STATE", "FIRST MESSAGE", "SINCE", "OWN", "WAITING", "EXPIRES", "CLIENT"),
+        map(_blocker, blockers),
+    )
+    for each in blockers:
+        click.echo(f"{each['write_pointer']}: {each['advice']}", err=True)
+    if not found["complete"]:
+        click.echo("there may be more behind them: see --limit and --from", err=True)
+    if found["service_problem"]:
+        click.echo(f"the transaction service does not answer: {found['service_problem']}", err=True)
+
+
+def _blocker(each: Json) -> Sequence[str]:
+    return (
+        str(each["transaction"]),
+        each["state"] or "",
+        each["first"]["id"],
+        f"{each['first']['time']} ({timedelta(seconds=int(each['since_s']))} ago)",
+        str(each["messages"]),
+        str(each["waiting"]),
+        each["expires_at"] or "",
+        each["client"] or "",
+    )
+
+
+def write_plan(plan: Json) -> None:
+    """Write what can be pruned, or was, and why not more."""
+    told: dict[str, object] = {"invalid": plan["invalid"]}
+    if "removed" in plan:
+        told["forgotten"] = plan["removed"]
+    else:
+        told["may be forgotten"] = plan["prunable"]
+    if plan["prunable"]:
+        told["from"], told["through"] = plan["oldest_prunable"], plan["newest_prunable"]
+    if plan["oldest_left"] is not None:
+        told["oldest that stays"] = plan["oldest_left"]
+    unpassed = plan["unpassed"]
+    if unpassed is not None:
+        told["topic"] = f"{unpassed['namespace']}/{unpassed['topic']}"
+        told["generation"] = unpassed["generation"]
+        told["page"] = unpassed["page"]
+    write_properties(told)
+    if plan["reason"]:
+        click.echo(plan["reason"], err=True)
+    if plan["prunable"] and "removed" not in plan:
+        click.echo("Let the service forget them with: broker tx prune --yes", err=True)

@@ -1,0 +1,160 @@
+"""What blocks the head: the transactions that hold a consumer back, who reads with a snapshot.
+
+A consumer ends at the first message of a transaction whose fate is open, since what comes behind must not be seen
+before it (fetch.py). Behind that one there may be others, at which it would be held next. Each is told once, with its
+first message and how many were published behind that.
+
+The search is bounded: it ends at so many transactions, or when it has read so many entries. Entries are read in
+slices, as for browsing.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from broker.http import budget
+from broker.http.budget import Hold
+from broker.model import (
+    POINTERS_PER_MS,
+    ROW_ID_BYTES,
+    MessageId,
+    RowId,
+    Snapshot,
+    Topic,
+    first_row_at,
+    row_before,
+)
+from broker.slices import Slice
+from broker.storage.entry import Entry, messages_of
+from broker.storage.keys import LogId
+from broker.topics.browse import AT_ONCE_BYTES, CLOCKS_DIFFER_MS_MAX
+from broker.topics.fetch import Verdict, judge, lives, oldest_held, oldest_live
+from broker.topics.ranges import Ranges
+from broker.topics.surroundings import Surroundings
+
+ENTRIES_MAX: Final = 200_000
+"""So many entries one search reads."""
+
+
+class BlockersQuery(NamedTuple):
+    """For whom: a consumer with ``snapshot``, from ``start`` on (inclusive; a time in ms; None: the oldest)."""
+
+    snapshot: Snapshot
+    start: MessageId | int | None = None
+    limit: int = 10
+
+
+class Blocker(NamedTuple):
+    """One write pointer that holds the consumer: its first message, and how many lie behind that.
+
+    ``messages``: how many of its own were seen by this search.
+    """
+
+    pointer: int
+    first: RowId
+    messages: int
+    waiting: int
+
+
+class Blockers(NamedTuple):
+    """In the order of the topic; ``complete`` unless there may be further ones."""
+
+    blockers: list[Blocker]
+    complete: bool
+
+
+async def blockers(
+    around: Surroundings,
+    ranges: Ranges,
+    topic: Topic,
+    query: BlockersQuery,
+    hold: Hold | None = None,
+) -> Blockers:
+    """Return what holds a consumer back. ``hold`` is the request's: it counts what was looked at.
+
+    Raises:
+        Unavailable: storage answers stale, and stays so.
+        Overloaded: too much is held.
+    """
+    found, complete = await _found(around, topic, query, hold or Hold(None))
+    out = []
+    for pointer, (first, messages) in found.items():
+        out.append(Blocker(pointer, first, messages, await ranges.behind(topic, first)))
+    return Blockers(out, complete)
+
+
+async def _found(
+    around: Surroundings, topic: Topic, query: BlockersQuery, hold: Hold
+) -> tuple[dict[int, tuple[RowId, int]], bool]:
+    """Return by pointer the first message and how many were seen; and whether that is all."""
+    found: dict[int, tuple[RowId, int]] = {}
+    looked, piece = 0, Slice()
+    log = LogId(topic.id, topic.generation)
+    reader = around.logs.reader(log, _beginning(around, topic, query))
+    while not reader.ended:
+        async with around.browsing:
+            await piece.next()
+            entries = await reader.next(min(AT_ONCE_BYTES, around.settings.page_bytes_max))
+        hold.take(budget.Kind.ROWS, len(entries))
+        for entry in entries:
+            looked += 1
+            await piece.go_on()
+            if judge(entry.pointer, query.snapshot) is not Verdict.HOLD:
+                continue
+            row, messages = _held_at(around, topic, entry)
+            assert entry.pointer is not None
+            if row is None:
+                continue
+            if entry.pointer not in found and len(found) >= query.limit:
+                return found, False
+            first, before = found.get(entry.pointer, (row, 0))
+            found[entry.pointer] = first, before + messages
+        if looked >= ENTRIES_MAX:
+            return found, reader.ended
+    return found, True
+
+
+def _beginning(around: Surroundings, topic: Topic, query: BlockersQuery) -> RowId:
+    """Return the id behind which to look: what a transaction publishes comes after its begin."""
+    start = query.start
+    if start is None:
+        begin = bytes(ROW_ID_BYTES)
+    else:
+        begin = first_row_at(start) if isinstance(start, int) else start[:ROW_ID_BYTES]
+    begun_ms = oldest_held(query.snapshot) // POINTERS_PER_MS
+    held = first_row_at(max(begun_ms - CLOCKS_DIFFER_MS_MAX, 0))
+    return row_before(max(begin, held, oldest_live(topic, around.clock.now_ms())))
+
+
+def _held_at(around: Surroundings, topic: Topic, entry: Entry) -> tuple[RowId | None, int]:
+    """Return the first message of an entry at which a consumer ends, and how many there are."""
+    if entry.is_stub:
+        return None, 0
+    now_ms = around.clock.now_ms()
+    rows = [
+        row
+        for row in entry.ids()
+        if not entry.is_rolled_back(row) and lives(topic, row, entry.lifetime_ms, now_ms)
+    ]
+    if not rows:
+        return None, 0
+    return rows[0], messages_of(entry) if entry.is_reference else len(rows)
+
+
+def as_transaction(
+    now: Snapshot, transaction_id: int, checkpoints: list[int], *, long: bool
+) -> Snapshot:
+    """Return what a transaction in progress sees, as far as a snapshot of now tells.
+
+    What was begun after it, it does not see. What was in progress when it began, and has ended since, is
+    taken for ended: the service keeps no more.
+    """
+    return Snapshot(
+        transaction_id=transaction_id,
+        read_pointer=min(now.read_pointer, transaction_id - 1),
+        write_pointer=checkpoints[-1] if checkpoints else transaction_id,
+        invalids=now.invalids,
+        in_progress=[pointer for pointer in now.in_progress if pointer < transaction_id],
+        checkpoint_pointers=checkpoints,
+        long=long,
+    )

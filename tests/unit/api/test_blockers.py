@@ -1,0 +1,278 @@
+"""What blocks the head of a topic, and pruning, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from broker.api.blockers import advice
+from broker.client import Client
+from broker.errors import NotFound, Unavailable
+from broker.model import PublishRequest, Snapshot, message_id_from_hex
+from broker.node_transactions import ServiceElsewhere
+from broker.testing.ring import Ring, ring_of
+from broker.testing.serving import Broker, Http, topic_path
+from broker.topics import blockers as searching
+from broker.wire import avro
+from broker.wire.transaction import encode_transaction
+
+AVRO = {"Content-Type": "avro/binary"}
+JSON = {"Content-Type": "application/json", "Accept": "application/json"}
+THRIFT = {"Content-Type": "application/x-thrift", "Accept": "application/json"}
+BLOCKERS = topic_path("t", "blockers")
+SERVICE = "/v1/transactions"
+
+
+async def publish(broker: Broker, *payloads: bytes, pointer: int | None = None) -> None:
+    body = avro.encode_publish_request(PublishRequest(pointer, payloads))
+    reply = await broker.call("POST", topic_path("t", "publish"), body, AVRO)
+    assert reply.status == 200, reply
+
+
+async def begun(broker: Broker, **sent: Any) -> int:
+    reply = await broker.call("POST", SERVICE, json.dumps(sent).encode(), JSON)
+    return int(reply.json["transaction_id"])
+
+
+async def blockers(broker: Broker, query: str = "", body: bytes = b"") -> Any:
+    reply = await broker.call("POST", BLOCKERS + query, body, THRIFT)
+    assert reply.status == 200, reply
+    return reply.json
+
+
+async def test_nothing_blocks_a_topic_without_open_transactions(broker: Broker) -> None:
+    await publish(broker, b"a", b"b")
+    assert await blockers(broker) == {
+        "snapshot_of": "now",
+        "read_pointer": (await broker.transactions.snapshot()).read_pointer,
+        "blockers": [],
+        "complete": True,
+        "service_problem": None,
+    }
+
+
+async def test_each_open_transaction_is_told_in_the_order_of_its_first_message(
+    broker: Broker,
+) -> None:
+    first, second = await begun(broker, client="cart"), await begun(broker, type="long")
+    await publish(broker, b"free")
+    await publish(broker, b"a", pointer=second)
+    await publish(broker, b"b", b"b", pointer=first)
+    await publish(broker, b"a", b"a", pointer=second)
+    await publish(broker, b"behind", b"behind")
+    told = (await blockers(broker))["blockers"]
+    assert [each["transaction"] for each in told] == [second, first]
+    assert [(each["messages"], each["waiting"]) for each in told] == [(3, 6), (2, 5)]
+    assert [each["state"] for each in told] == ["in_progress"] * 2
+    assert [each["type"] for each in told] == ["long", "short"]
+    assert told[1]["client"] == "cart"
+    assert told[0]["started_at"] < told[0]["expires_at"]
+    assert f"broker tx invalidate {second}" in told[0]["advice"]
+    page = await broker.call("GET", topic_path("t", "messages"))
+    assert told[0]["first"]["id"] == page.json["messages"][1]["id"]
+    # Ended, it blocks no more.
+    await broker.transactions.invalidate(second)
+    assert [each["transaction"] for each in (await blockers(broker))["blockers"]] == [first]
+    await broker.transactions.commit(first)
+    assert (await blockers(broker))["blockers"] == []
+
+
+async def test_a_blocker_is_found_by_its_checkpoints(broker: Broker) -> None:
+    transaction = await begun(broker)
+    pointer = (await broker.transactions.checkpoint(transaction)).write_pointer
+    await publish(broker, b"x", pointer=pointer)
+    (told,) = (await blockers(broker))["blockers"]
+    assert (told["transaction"], told["write_pointer"]) == (transaction, pointer)
+    assert told["state"] == "in_progress"
+
+
+async def test_a_snapshot_in_the_body_is_the_consumers(broker: Broker) -> None:
+    pointer = await begun(broker)
+    await publish(broker, b"x", pointer=pointer)
+    await broker.transactions.commit(pointer)
+    old = Snapshot(transaction_id=pointer + 1, read_pointer=pointer + 1, in_progress=[pointer])
+    bodies = [
+        (encode_transaction(old), THRIFT),
+        (json.dumps({"snapshot": encode_transaction(old).hex()}).encode(), JSON),
+    ]
+    for body, headers in bodies:
+        reply = await broker.call("POST", BLOCKERS, body, headers)
+        (told,) = reply.json["blockers"]
+        assert (reply.json["snapshot_of"], told["write_pointer"]) == ("request", pointer)
+        # The service has forgotten what was committed.
+        assert told["state"] == "unknown"
+        assert "newer snapshot" in told["advice"]
+
+
+async def test_a_transaction_of_the_service_is_a_consumer(broker: Broker) -> None:
+    older, mine = await begun(broker), await begun(broker)
+    younger = await begun(broker)
+    for pointer in (mine, older, younger):
+        await publish(broker, b"x", pointer=pointer)
+    await broker.transactions.commit(younger)
+    told = await blockers(broker, f"?transaction={mine}")
+    assert told["snapshot_of"] == "transaction"
+    # Its own it sees. What began after it, it does not see, committed or not.
+    assert [each["write_pointer"] for each in told["blockers"]] == [older, younger]
+    assert [each["write_pointer"] for each in (await blockers(broker))["blockers"]] == [mine, older]
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "status"),
+    [
+        ("?transaction=5", b"", 404),
+        ("?transaction=x", b"", 400),
+        ("?transaction=-1", b"", 400),
+        ("?limit=0", b"", 400),
+        ("?limit=101", b"", 400),
+        ("?from=x", b"", 400),
+        ("?transaction=5", b"{}", 400),
+        ("", b"{}", 400),
+        ("", b"\xff", 400),
+    ],
+)
+async def test_what_is_no_consumer_is_refused(
+    broker: Broker, query: str, body: bytes, status: int
+) -> None:
+    assert (await broker.call("POST", BLOCKERS + query, body, JSON)).status == status
+
+
+async def test_a_transaction_that_is_over_reads_nothing(broker: Broker) -> None:
+    pointer = await begun(broker)
+    await broker.transactions.invalidate(pointer)
+    reply = await broker.call("POST", f"{BLOCKERS}?transaction={pointer}", b"", JSON)
+    assert (reply.status, "invalid" in reply.json["message"]) == (400, True)
+
+
+async def test_a_search_has_its_place_and_its_bounds(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointers = [await begun(broker) for _ in range(3)]
+    for pointer in pointers:
+        await publish(broker, b"x", pointer=pointer)
+    told = await blockers(broker, "?limit=2")
+    assert [each["write_pointer"] for each in told["blockers"]] == pointers[:2]
+    assert told["complete"] is False
+    third = (await blockers(broker))["blockers"][2]["first"]["id"]
+    told = await blockers(broker, f"?from={third}")
+    assert [each["write_pointer"] for each in told["blockers"]] == pointers[2:]
+    behind = (int(third[:20], 16) + 1).to_bytes(10, "big") + bytes(10)
+    assert (await blockers(broker, f"?from={behind.hex()}"))["blockers"] == []
+    monkeypatch.setattr(searching, "ENTRIES_MAX", 1)
+    monkeypatch.setattr(searching, "AT_ONCE_BYTES", 1)
+    told = await blockers(broker)
+    assert (len(told["blockers"]), told["complete"]) == (1, False)
+
+
+async def test_rolled_back_messages_block_nothing(broker: Broker) -> None:
+    pointer = await begun(broker)
+    body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
+    published = await broker.call("POST", topic_path("t", "publish"), body, AVRO)
+    await broker.call("POST", topic_path("t", "rollback"), published.body, AVRO)
+    assert (await blockers(broker))["blockers"] == []
+
+
+async def test_a_reference_counts_as_what_it_shows(broker: Broker) -> None:
+    pointer = await begun(broker)
+    body = avro.encode_publish_request(PublishRequest(pointer, [b"a", b"b", b"c"]))
+    assert (await broker.call("POST", topic_path("t", "store"), body, AVRO)).status == 200
+    await publish(broker, pointer=pointer)
+    (told,) = (await blockers(broker))["blockers"]
+    assert told["messages"] == 3
+
+
+async def test_the_service_may_be_silent_for_a_snapshot_of_the_body(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pointer = await begun(broker)
+    await publish(broker, b"x", pointer=pointer)
+
+    async def silent(*_: object, **__: object) -> None:
+        raise Unavailable("nobody leads it")
+
+    for name in ("listing", "show", "snapshot"):
+        monkeypatch.setattr(broker.transactions, name, silent)
+    old = Snapshot(transaction_id=pointer + 1, read_pointer=pointer + 1, in_progress=[pointer])
+    told = await blockers(broker, body=encode_transaction(old))
+    (blocker,) = told["blockers"]
+    assert (blocker["state"], told["service_problem"]) == (None, "nobody leads it")
+    assert "does not answer" in blocker["advice"]
+    assert (await broker.call("POST", BLOCKERS, b"", JSON)).status == 503
+
+
+@pytest.mark.parametrize("state", ["in_progress", "committing", "invalid", "unknown", None])
+def test_there_is_advice_for_each_state(state: str | None) -> None:
+    assert advice(state, 7, 1_764_000_000_000).endswith(".")
+
+
+# Pruning.
+
+
+async def test_a_plan_changes_nothing_and_says_why_not_more(broker: Broker) -> None:
+    plan = (await broker.call("GET", f"{SERVICE}/prune", b"", JSON)).json
+    assert (plan["invalid"], plan["prunable"], plan["reason"]) == (0, 0, None)
+    pointer = await begun(broker)
+    await broker.transactions.invalidate(pointer)
+    plan = (await broker.call("GET", f"{SERVICE}/prune", b"", JSON)).json
+    assert (plan["invalid"], plan["prunable"], plan["oldest_left"]) == (1, 0, pointer)
+    assert f"Transaction {pointer} is younger" in plan["reason"]
+    done = (await broker.call("POST", f"{SERVICE}/prune", b"", JSON)).json
+    assert done["removed"] == 0
+
+
+# In a cluster any node answers, and so does a service elsewhere.
+
+
+@pytest.fixture
+async def ring() -> AsyncIterator[Ring]:
+    async with ring_of(2) as ring:
+        assert (await ring.nodes[0].http("PUT", topic_path("t"))).status == 200
+        yield ring
+
+
+async def test_any_node_of_a_cluster_tells_what_blocks(ring: Ring) -> None:
+    one, other = (node.http for node in ring.nodes)
+    pointer = (await one("POST", SERVICE, b"", JSON)).json["transaction_id"]
+    body = avro.encode_publish_request(PublishRequest(pointer, [b"x"]))
+    assert (await one("POST", topic_path("t", "publish"), body, AVRO)).status == 200
+    for node in (one, other):
+        reply = await node("POST", BLOCKERS, b"", JSON)
+        assert [each["transaction"] for each in reply.json["blockers"]] == [pointer]
+        assert reply.json["blockers"][0]["state"] == "in_progress"
+        reply = await node("GET", f"{SERVICE}/prune", b"", JSON)
+        assert (reply.status, reply.json["invalid"]) == (200, 0)
+
+
+async def test_a_service_elsewhere_is_asked_over_http(broker: Broker, http: Http) -> None:
+    pointer = await begun(broker)
+    elsewhere = ServiceElsewhere(http.url)
+    try:
+        assert list((await elsewhere.snapshot()).in_progress) == [pointer]
+        assert (await elsewhere.show(pointer))["state"] == "in_progress"
+        assert len((await elsewhere.list(limit=1))["in_progress"]) == 1
+        with pytest.raises(NotFound):
+            await elsewhere.show(5)
+        await broker.transactions.invalidate(pointer)
+        assert await elsewhere.truncate_invalid([pointer]) == 1
+    finally:
+        await elsewhere.close()
+
+
+async def test_the_client_asks_the_same(broker: Broker, http: Http) -> None:
+    pointer = await begun(broker)
+    await publish(broker, b"x", pointer=pointer)
+    async with Client(http.url, namespace="default") as client:
+        for given in (
+            {},
+            {"snapshot": await client.transactions.snapshot()},
+            {"start": message_id_from_hex("00" * 20), "limit": 5},
+        ):
+            found = await client.blockers("t", **given)  # type: ignore[arg-type]
+            assert [each["transaction"] for each in found["blockers"]] == [pointer]
+        assert (await client.blockers("t", transaction=pointer))["blockers"] == []
+        await client.transactions.invalidate(pointer)
+        assert (await client.transactions.prune_plan())["invalid"] == 1
+        assert (await client.transactions.prune())["removed"] == 0
