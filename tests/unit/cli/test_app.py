@@ -80,6 +80,7 @@ def test_the_commands_are_there():
         "tail",
         "top",
         "topics",
+        "tx",
     }
 
 
