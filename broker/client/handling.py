@@ -92,6 +92,8 @@ class Calling:
                 with around as value:
                     done = self._handler(messages, value)
                     if inspect.isawaitable(done):
+                        if inspect.iscoroutine(done):
+                            done.close()
                         raise TypeError("A handler that is to be awaited is no plain function.")
 
             await self.aside(whole)
