@@ -4,7 +4,8 @@ The extra ``sql`` brings SQLAlchemy. ``SqlRecord`` lets a session take part in a
 ``Outbox`` writes notifications in a program's own SQL transactions and relays them to topics, each once.
 """
 
+from broker.sql.outbox import Outbox
 from broker.sql.record import SqlRecord
 from broker.sql.recovery import Recovered
 
-__all__ = ["Recovered", "SqlRecord"]
+__all__ = ["Outbox", "Recovered", "SqlRecord"]

@@ -20,12 +20,13 @@ from sqlalchemy import Column, MetaData, String, Table, create_engine, event, in
 from sqlalchemy.orm import Session
 
 from broker.client import Client
-from broker.sql.record import SqlRecord
+from broker.sql import Outbox, SqlRecord
 
 TOPIC = "victims/t"
 METADATA = MetaData()
 ORDERS = Table("orders", METADATA, Column("name", String(80), primary_key=True))
 RECORD = SqlRecord(METADATA)
+OUTBOX = Outbox(METADATA, batch_messages_max=2)
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
@@ -112,6 +113,12 @@ async def recover(url: str, path: Path, name: str, steps: Steps) -> None:
     """Bring the broker to follow the records."""
     async with steps.client(url) as client:
         await RECORD.recover(client, steps.engine(path))
+
+
+async def relay(url: str, path: Path, name: str, steps: Steps) -> None:
+    """Relay what is in the outbox."""
+    async with steps.client(url) as client:
+        await OUTBOX.relay_all(client, steps.engine(path))
 
 
 def _run(program: Program, url: str, path: Path, name: str, kill_at: str) -> None:

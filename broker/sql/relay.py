@@ -1,0 +1,143 @@
+"""Relaying an outbox: batch after batch of each topic, one at a time; ``outbox`` says why each is published once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import TYPE_CHECKING, Final
+
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+
+from broker.clock import Clock, SystemClock
+from broker.errors import BrokerError, OutcomeUnknown
+from broker.sql.work import SqlWork
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+    from broker.client import Client
+    from broker.sql.outbox import Batch, Outbox
+
+log: Final = logging.getLogger(__name__)
+
+KNOWN_MS: Final = 7 * 24 * 3600 * 1000
+"""A producer's number is known for as long at least, and for the topic's ttl beside."""
+
+PAUSE_MIN_S: Final = 0.1
+PAUSE_MAX_S: Final = 30.0
+
+Trouble = BrokerError | SQLAlchemyError
+
+
+class Overtaken(Exception):
+    """Another relay has assigned the next batch."""
+
+
+class CounterWentBack(BrokerError):
+    """The broker has seen higher numbers of this topic's producer than the database knows."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"The outbox counts the batches of {topic} from a number that the broker has seen before: was the database "
+            "restored from a backup? Nothing was deleted. outbox.renew lets the relay go on."
+        )
+
+
+class Relay:
+    """One relay. Several may run over the same outbox."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        client: Client,
+        engine: Engine | AsyncEngine,
+        clock: Clock | None = None,
+    ) -> None:
+        self._outbox = outbox
+        self._client = client
+        self._work = SqlWork(engine)
+        self._clock = clock or SystemClock()
+        self._rng = random.Random()  # noqa: S311 - Jitter is no secret.
+        self._found: set[tuple[str, int]] = set()
+        """Batches that this relay has assigned itself: their first publish can't be too late."""
+
+    async def run(self, stop: asyncio.Event | None, idle_s: float) -> None:
+        """Relay until ``stop`` is set. Topics in trouble do not hold others up."""
+        stopped = stop or asyncio.Event()
+        failures = 0
+        while not stopped.is_set():
+            pause_s = idle_s
+            try:
+                relayed = await self.all()
+            except (BrokerError, SQLAlchemyError) as error:
+                failures += 1
+                pause_s = min(PAUSE_MAX_S, PAUSE_MIN_S * float(1 << min(failures, 20)))
+                pause_s *= self._rng.uniform(0.5, 1.0)
+                log.warning("the outbox is not empty, and goes on in %.1f s: %s", pause_s, error)
+            else:
+                failures = 0
+                if relayed:
+                    continue
+            try:
+                async with asyncio.timeout(pause_s):
+                    await stopped.wait()
+            except TimeoutError:
+                continue
+
+    async def all(self) -> int:
+        """Relay what is there, and return how much. Raises the first error when every topic had its turn."""
+        relayed = 0
+        first: Trouble | None = None
+        for topic in await self._work(self._outbox.counts):
+            try:
+                while count := await self._next(topic):
+                    relayed += count
+            except (BrokerError, SQLAlchemyError) as error:
+                error.add_note(f"In the outbox, of topic {topic}.")
+                first = first or error
+        if first is not None:
+            raise first
+        return relayed
+
+    async def _next(self, topic: str) -> int:
+        """Relay the next batch of a topic, and return how many messages it has."""
+        batch = await self._batch(topic)
+        if batch is None:
+            return 0
+        await self._check_age(batch)
+        published = await self._client.publish(
+            batch.topic, batch.messages, producer=(batch.producer, batch.number)
+        )
+        known = not published.replayed or published.count == len(batch.messages)
+        await self._work(self._outbox.forget, batch, known=known)
+        self._found.discard((batch.topic, batch.number))
+        return len(batch.messages)
+
+    async def _batch(self, topic: str) -> Batch | None:
+        """Return the batch that is assigned; assign one if there is none."""
+        batch = await self._work(self._outbox.assigned, topic)
+        if batch is not None:
+            return batch
+        try:
+            if not await self._work(self._outbox.assign, topic, self._clock.now_ms()):
+                return None
+        except (Overtaken, IntegrityError):
+            log.info("another relay has assigned the next batch of %s", topic)
+        batch = await self._work(self._outbox.assigned, topic)
+        if batch is not None:
+            self._found.add((topic, batch.number))
+        return batch
+
+    async def _check_age(self, batch: Batch) -> None:
+        """Raise OutcomeUnknown if the broker may have forgotten the number of a batch."""
+        age_ms = self._clock.now_ms() - batch.assigned_ms
+        if age_ms <= KNOWN_MS or (batch.topic, batch.number) in self._found:
+            return
+        ttl_s = (await self._client.topic(batch.topic)).ttl_s
+        if age_ms > KNOWN_MS + ttl_s * 1000:
+            raise OutcomeUnknown(
+                f"Batch {batch.number} of {batch.topic} was assigned {age_ms // 86_400_000} days ago. The broker no longer "
+                "knows whether it was published. Look at the consumers, and say it: outbox.settle."
+            )

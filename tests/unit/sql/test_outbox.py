@@ -1,0 +1,246 @@
+"""The outbox: what is written, what is published when, and what a relay does when something is wrong."""
+
+import asyncio
+
+import pytest
+from sqlalchemy import create_engine, select, update
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+
+from broker.client import BadName, Client, NewMessage, OutcomeUnknown, TopicNotFound
+from broker.sql import Outbox
+from broker.sql.relay import KNOWN_MS, CounterWentBack, Relay
+from broker.testing.served import ServedNode
+
+DAY_MS = 24 * 3600 * 1000
+
+
+@pytest.fixture(scope="module")
+def node():
+    with ServedNode() as node:
+        yield node
+
+
+class World:
+    def __init__(self, client, engine, outbox):
+        self.client, self.engine, self.outbox = client, engine, outbox
+
+    def write(self, topic, messages, **options):
+        with self.engine.begin() as connection:
+            connection.execute(self.outbox.insert(topic, messages, **options))
+
+    async def relay(self):
+        return await self.outbox.relay_all(self.client, self.engine)
+
+    async def seen(self, topic="t"):
+        return [message.payload for message in await self.client.poll(topic)]
+
+    def columns(self, *columns):
+        with self.engine.connect() as connection:
+            return connection.execute(select(*columns)).all()
+
+
+@pytest.fixture
+async def world(node, tmp_path, request):
+    namespace = f"outbox{abs(hash(request.node.name))}"
+    engine = create_engine(f"sqlite:///{tmp_path}/orders.db")
+    outbox = Outbox(namespace=namespace, batch_messages_max=3, batch_bytes_max=1000)
+    outbox.create(engine)
+    async with Client(node.url, namespace=namespace, deadline_s=2.0) as client:
+        await client.create_topic("t")
+        yield World(client, engine, outbox)
+    engine.dispose()
+
+
+async def test_what_a_sql_transaction_writes_is_published_if_it_commits(world):
+    with Session(world.engine) as session, session.begin():
+        session.execute(world.outbox.insert("t", ["0", "1"]))
+    with Session(world.engine) as session:
+        session.execute(world.outbox.insert("t", "undone"))
+        session.rollback()
+    assert list((await world.outbox.waiting(world.engine)).values()) == [2]
+    assert await world.relay() == 2
+    assert await world.relay() == 0
+    assert await world.seen() == [b"0", b"1"]
+    assert await world.outbox.waiting(world.engine) == {}
+
+
+async def test_keys_headers_and_lifetimes_travel(world):
+    world.write("t", ["0", NewMessage("1", "own", {"x": "y"}, 60)], key="k", headers={"h": "v"})
+    world.write("t", "2", ttl_s=30)
+    await world.relay()
+    found = [(m.payload, m.key, dict(m.headers)) for m in await world.client.poll("t")]
+    assert found == [
+        (b"0", b"k", {"h": b"v"}),
+        (b"1", b"own", {"x": b"y"}),
+        (b"2", None, {}),
+    ]
+    rows = (await world.client.browse("t")).messages
+    assert len({row.expires_at for row in rows}) == 3
+
+
+async def test_batches_are_bounded_and_keep_the_order(world):
+    sent = [b"%d" % number + bytes(400 if number % 2 else 1) for number in range(20)]
+    world.write("t", sent)
+    world.write("t", bytes(2000))
+    assert await world.relay() == 21
+    assert await world.seen() == [*sent, bytes(2000)]
+    (counter,) = world.columns(world.outbox.topics.c.number)
+    assert counter.number >= 8
+
+
+async def test_a_row_that_appears_late_is_not_passed_over(world):
+    """Its id was given before those of rows that are published already."""
+    rows = world.outbox.rows
+    world.write("t", ["a", "b", "c"])
+    with world.engine.begin() as connection:
+        connection.execute(update(rows).where(rows.c.id == 1).values(topic="other/hidden"))
+    with pytest.raises(TopicNotFound):
+        await world.relay()
+    with world.engine.begin() as connection:
+        mine = f"{world.client.settings.namespace}/t"
+        connection.execute(update(rows).where(rows.c.id == 1).values(topic=mine, batch=None))
+    world.write("t", "d")
+    assert await world.relay() == 2
+    assert await world.seen() == [b"b", b"c", b"a", b"d"]
+
+
+async def test_an_id_is_never_given_twice(world):
+    world.write("t", ["a", "b"])
+    await world.relay()
+    world.write("t", "c")
+    assert [row.id for row in world.columns(world.outbox.rows.c.id)] == [3]
+
+
+async def test_a_publish_that_was_done_is_not_done_again_after_a_restart(world):
+    """The rows were not deleted, and the relay has no memory but the table."""
+    world.write("t", ["a", "b"])
+    forget = world.outbox.forget
+    world.outbox.forget = failing
+    with pytest.raises(OperationalError):
+        await world.relay()
+    world.outbox.forget = forget
+    world.write("t", "c")
+    assert await world.seen() == [b"a", b"b"]
+    assert await world.relay() == 3
+    assert await world.seen() == [b"a", b"b", b"c"]
+
+
+def failing(*_, **__):
+    raise OperationalError("DELETE", {}, Exception("locked"))
+
+
+async def test_a_relay_that_slept_publishes_nothing_twice(world):
+    """It has read a batch; then another relay publishes that batch and further ones."""
+    world.write("t", ["a", "b", "c", "d", "e"])
+    slow = Relay(world.outbox, world.client, world.engine)
+    batch = await slow._batch(f"{world.client.settings.namespace}/t")
+    assert await world.relay() == 5
+
+    assert [message.payload for message in batch.messages] == [b"a", b"b", b"c"]
+    batches = iter([batch, None])
+
+    async def given(_):
+        return next(batches)
+
+    slow._batch = given
+    await slow._next(batch.topic)
+    assert await world.seen() == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def test_a_counter_that_went_back_is_noticed_and_loses_nothing(world):
+    for text in ("a", "b", "c"):
+        world.write("t", text)
+        await world.relay()
+    with world.engine.begin() as connection:
+        connection.execute(update(world.outbox.topics).values(number=0))
+    world.write("t", "new")
+    with pytest.raises(CounterWentBack, match="restored from a backup"):
+        await world.relay()
+    assert await world.seen() == [b"a", b"b", b"c"]
+    await world.outbox.renew(world.engine)
+    assert await world.relay() == 1
+    assert await world.seen() == [b"a", b"b", b"c", b"new"]
+
+
+@pytest.mark.parametrize("published", [False, True])
+async def test_a_batch_older_than_the_brokers_memory_is_not_guessed_at(world, published):
+    world.write("t", "a")
+    relay = Relay(world.outbox, world.client, world.engine)
+    topic = f"{world.client.settings.namespace}/t"
+    ttl_ms = (await world.client.topic("t")).ttl_s * 1000
+    batch = await relay._batch(topic)
+    for age_ms, refused in (
+        (KNOWN_MS + ttl_ms - DAY_MS, False),
+        (KNOWN_MS + ttl_ms + DAY_MS, True),
+    ):
+        aged = batch._replace(assigned_ms=batch.assigned_ms - age_ms)
+        await relay._check_age(aged)  # It has assigned it itself.
+        fresh = Relay(world.outbox, world.client, world.engine)
+        if refused:
+            with pytest.raises(OutcomeUnknown, match="settle"):
+                await fresh._check_age(aged)
+        else:
+            await fresh._check_age(aged)
+    with world.engine.begin() as connection:
+        connection.execute(update(world.outbox.topics).values(assigned_ms=0))
+    with pytest.raises(OutcomeUnknown):
+        await world.relay()
+    await world.outbox.settle(world.engine, "t", published=published)
+    assert await world.relay() == (0 if published else 1)
+    assert await world.seen() == ([] if published else [b"a"])
+
+
+async def test_a_topic_in_trouble_does_not_hold_up_others(world):
+    world.write("a/missing", "x")
+    world.write("t", "y")
+    with pytest.raises(TopicNotFound) as raised:
+        await world.relay()
+    assert raised.value.__notes__ == ["In the outbox, of topic a/missing."]
+    assert await world.seen() == [b"y"]
+    assert await world.outbox.waiting(world.engine) == {"a/missing": 1}
+
+
+async def test_a_relay_runs_until_it_is_stopped(world, caplog):
+    stop = asyncio.Event()
+    relaying = asyncio.create_task(
+        world.outbox.relay(world.client, world.engine, stop=stop, idle_s=0.01)
+    )
+    for text in ("a", "b"):
+        world.write("t", text)
+        while (
+            not (found := await world.client.poll("t", wait_s=10))
+            or found[-1].payload != text.encode()
+        ):
+            pass
+    world.write("a/missing", "x")
+    async with asyncio.timeout(10):
+        while "goes on in" not in caplog.text:
+            await world.client.topic("t")
+    stop.set()
+    await relaying
+    assert await world.seen() == [b"a", b"b"]
+
+
+def test_bad_messages_are_refused_where_they_are_written(world):
+    with pytest.raises(BadName):
+        world.outbox.insert("a/b/c", "x")
+    with pytest.raises(TypeError):
+        world.outbox.insert("t", {"a": 1})
+    with pytest.raises(TypeError):
+        world.outbox.insert("t", "x", key=7)
+
+
+async def test_a_program_for_asyncio_writes_and_relays(world):
+    pytest.importorskip("greenlet", reason="SQLAlchemy needs it for asyncio")
+    from sqlalchemy.ext.asyncio import (  # noqa: PLC0415 - It imports greenlet.
+        AsyncSession,
+        create_async_engine,
+    )
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{world.engine.url.database}")
+    async with AsyncSession(engine) as session, session.begin():
+        await session.execute(world.outbox.insert("t", ["a", "b"]))
+    assert await world.outbox.relay_all(world.client, engine) == 2
+    assert await world.seen() == [b"a", b"b"]
+    await engine.dispose()
