@@ -61,7 +61,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Which servers a target needs; none named means all. The peers of the benchmarks take a minute more.
 # docker-compose, which reads the compose file, takes minutes to build: where it must not be missing.
-test: SERVERS = tms hbase toxiproxy $(if $(filter true,$(CI)),compose)
+test: SERVERS = tms tephra hbase toxiproxy $(if $(filter true,$(CI)),compose)
 bench: SERVERS = tms kafka redis
 
 test-servers: setup-dev

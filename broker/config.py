@@ -230,6 +230,11 @@ class TransactionsConfig:
     transaction_client_characters_max: int = key(
         256, "Longest name that a client may give a transaction.", least=0
     )
+    thrift_port: int | None = key(
+        None,
+        "Port of Tephra's Thrift service (Tephra's default: 15165); 0 takes a free one, none: off.",
+        least=0,
+    )
     transaction_sweep_interval_s: float = key(
         10.0, "How often transactions are looked for whose time is over.", least=0.01
     )
@@ -410,6 +415,7 @@ def _contradictions(config: Config) -> Iterator[str]:
     server, limits, topics = config.server, config.limits, config.topics
     if server.port > 65_535:
         yield f"server.port = {server.port} must be at most 65535"
+    yield from _of_thrift(config)
     yield from _of_pages(server)
     if topics.topic_ttl_default_s > TTL_S_MAX:
         yield f"topics.topic_ttl_default_s must be at most {TTL_S_MAX}"
@@ -429,6 +435,18 @@ def _contradictions(config: Config) -> Iterator[str]:
             "limits.queued_bytes_max must be at least limits.body_inflated_bytes_max, "
             "or the largest body could never be queued"
         )
+
+
+def _of_thrift(config: Config) -> Iterator[str]:
+    port = config.transactions.thrift_port
+    if port is None:
+        return
+    if port > 65_535:
+        yield f"transactions.thrift_port = {port} must be at most 65535"
+    if port and port == config.server.port:
+        yield f"transactions.thrift_port = {port} is server.port, too"
+    if config.server.role is Role.TOPICS:
+        yield "transactions.thrift_port: with server.role = topics this node serves no transactions"
 
 
 def _of_pages(server: ServerConfig) -> Iterator[str]:

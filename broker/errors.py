@@ -136,6 +136,11 @@ class TransactionConflict(RequestError):
     code = "transaction_conflict"
     http_status = 409
 
+    def __init__(self, message: str, *, key: bytes | None = None) -> None:
+        """Keep the text, and the key that both changed, if it is known."""
+        super().__init__(message)
+        self.key = key
+
 
 class ChangesTooLarge(RequestError):
     """The transaction's change set has more, or larger, keys than the service takes."""

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import secrets
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from broker import __version__, logs
 from broker.api.cluster import ClusterView
@@ -42,7 +41,14 @@ from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
 from broker.node_alone import Alone, open_store
 from broker.node_cluster import InCluster
-from broker.node_settings import topic_settings, transaction_settings
+from broker.node_settings import (
+    STANDALONE,
+    is_loopback,
+    node_name,
+    topic_settings,
+    transaction_settings,
+)
+from broker.node_tephra import serve_tephra
 from broker.node_transactions import ServiceElsewhere, asked_service, sweep_source
 from broker.storage.leveldb.files import is_store
 from broker.storage.log import Logs
@@ -52,7 +58,10 @@ from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
 from broker.transactions.service import Transactions
 
-STANDALONE = "standalone"
+if TYPE_CHECKING:
+    from broker.transactions.tephra_server import TephraServer
+    from broker.transactions.tephra_service import Serving
+
 LET_GO_S = 1.0
 """What a node that stops gives its topics at least, however long its last requests took."""
 
@@ -95,6 +104,9 @@ class Ground(Protocol):
 
     def routed(self, topics: Topics, deadline_s: float) -> Around | None:
         """Return what passes requests on to other nodes, None if there are none."""
+
+    def transactions(self, local: Transactions, deadline_s: float) -> Serving:
+        """Return the transaction service, wherever it is led; ``routed`` comes first."""
 
     def failure(self) -> str | None:
         """Return why this node should get no requests, if there is a reason."""
@@ -143,6 +155,7 @@ class Node:
         self._transactions: Transactions | None = None
         self._service: OwnService | ServiceElsewhere | None = None
         self._server: Server | None = None
+        self._tephra: TephraServer | None = None
         self._listening: socket.socket | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self._stopping = False
@@ -160,6 +173,8 @@ class Node:
         except BaseException:
             if self._listening is not None:
                 self._listening.close()
+            if self._tephra is not None:
+                await self._tephra.close(0)
             if self._ground is not None:
                 await self._ground.close()
             raise
@@ -199,6 +214,11 @@ class Node:
         )
         router = Router(routes)
         server = Server(Dispatch(router, self.metrics, config), config, self.clock)
+        if config.transactions.thrift_port is not None:
+            serving = ground.transactions(transactions, config.server.request_deadline_s)
+            self._tephra = await serve_tephra(
+                config, serving, server.budgets, self.metrics, self.clock
+            )
         await server.start(config.server.host, config.server.port, self._listening)
         self._server = server
         self._watch(topics, around, server)
@@ -229,6 +249,11 @@ class Node:
         port: int = self._listening.getsockname()[1]
         return port
 
+    @property
+    def thrift_port(self) -> int | None:
+        """The port of Tephra's Thrift service; None if there is none."""
+        return None if self._tephra is None else self._tephra.port
+
     async def stop(self) -> None:
         """Hand over, finish what is under way, close."""
         self._stopping = True
@@ -245,8 +270,7 @@ class Node:
             await self._ground.leave(drain_s / 2, waits_s=drain_s * 3 / 4)
         if self._topics is not None:
             self._topics.begin_drain()
-        if self._server is not None:
-            await self._server.close(max(deadline - self.clock.monotonic(), 0.0))
+        await self._close_listeners(deadline)
         if isinstance(self._service, ServiceElsewhere):
             await self._service.close()
         if self._transactions is not None:
@@ -256,6 +280,11 @@ class Node:
         if self._ground is not None:
             await self._ground.close()
         log.info("node stopped")
+
+    async def _close_listeners(self, deadline: float) -> None:
+        left_s = max(deadline - self.clock.monotonic(), 0.0)
+        listeners = (self._tephra, self._server)
+        await asyncio.gather(*(each.close(left_s) for each in listeners if each is not None))
 
     async def _let_go(self, topics: Topics, seconds: float) -> None:
         """Close the topics; in a cluster not for longer, for its storage may be away."""
@@ -283,7 +312,7 @@ class Node:
     def _announce(self) -> None:
         told = {} if self.config.cluster.is_on else {"data_dir": str(self.config.storage.data_dir)}
         log.info("node started", url=self.url, **told)
-        if not _is_loopback(self.config.server.host):
+        if not is_loopback(self.config.server.host):
             log.warning(
                 "listening beyond loopback without access control: "
                 "whoever reaches this port may do everything",
@@ -371,25 +400,9 @@ async def sweep_store(config: Config) -> SweepReport:
         await store.close()
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """Take an address. Whoever connects waits until the node has started. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     listening.setblocking(False)
     return listening
-
-
-def node_name(config: Config) -> str:
-    """Return the label of a node's metrics."""
-    if not config.cluster.is_on:
-        return STANDALONE
-    return config.cluster.advertised_url or f"{config.server.host}:{config.server.port}"

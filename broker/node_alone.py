@@ -19,6 +19,7 @@ from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.topics.service import Topics
+from broker.transactions.service import Transactions
 
 OPENING_TOLD_EVERY_S = 5.0
 
@@ -63,6 +64,11 @@ class Alone:
 
     def routed(self, topics: Topics, deadline_s: float) -> None:
         """Return None: there is nobody to pass requests on to."""
+
+    def transactions(self, local: Transactions, deadline_s: float) -> Transactions:
+        """Return the node's own service."""
+        del deadline_s
+        return local
 
     def failure(self) -> str | None:
         """Return why the store takes no writes, if it takes none."""

@@ -21,6 +21,7 @@ from broker.api.cluster import OWN_PATH, ClusterView
 from broker.api.cluster_view import cluster_view
 from broker.api.routed import Routed
 from broker.api.routed_polls import ClusterHandlers
+from broker.api.routed_transactions import RoutedTransactions
 from broker.clock import Clock
 from broker.config import Config
 from broker.coordination.coordinator import TreeCoordinator
@@ -41,6 +42,7 @@ from broker.storage.health import CallHealth, Ended
 from broker.storage.log import Logs
 from broker.storage.records import RecordStore
 from broker.topics.service import Topics
+from broker.transactions.service import Transactions
 
 INCARNATION_BYTES = 8
 LEAVE_S = 5.0
@@ -179,6 +181,11 @@ class InCluster:
         )
         routing.pause = opened.tenure.pause
         return ClusterHandlers(Routed(routing, opened.receiving, topics, deadline_s=deadline_s))
+
+    def transactions(self, local: Transactions, deadline_s: float) -> RoutedTransactions:
+        """Return the transaction service, on whichever node it is led."""
+        assert self._routing is not None, "nothing is routed yet"
+        return RoutedTransactions(local, self._routing, deadline_s=deadline_s)
 
     def serve(self, topics: Topics) -> ClusterView:
         """Let the tenure move these topics; return what the node can say of its cluster."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from broker.config import Config
 from broker.topics.settings import TopicSettings
 from broker.transactions.settings import TransactionSettings
+
+STANDALONE = "standalone"
 
 
 def topic_settings(config: Config) -> TopicSettings:
@@ -47,3 +51,20 @@ def transaction_settings(config: Config) -> TransactionSettings:
         snapshot_bytes=own.journal_snapshot_bytes,
         request_deadline_s=config.server.request_deadline_s,
     )
+
+
+def node_name(config: Config) -> str:
+    """Return the label of a node's metrics."""
+    if not config.cluster.is_on:
+        return STANDALONE
+    return config.cluster.advertised_url or f"{config.server.host}:{config.server.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a node that listens at ``host`` is reached from this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -50,6 +50,18 @@ ASIDE: Final = ThreadPoolExecutor(1, thread_name_prefix="aside")
 async def aside(work: Callable[[], _Result]) -> _Result:
     """Do work in the thread and return what it returns. It must not touch what the loop changes meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(ASIDE, work)
+
+
+async def in_slices(steps: Generator[None, None, _Result]) -> _Result:
+    """Take all steps of long work and return what they return. Raises what they raise."""
+    time = Slice()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            result: _Result = done.value
+            return result
+        await time.go_on()
 
 
 class Slice:

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from broker.http.budget import Kind
 from broker.http.request import Request
 from broker.model import Snapshot
-from broker.slices import Slice
+from broker.slices import Slice, in_slices
 from broker.wire.snapshotjson import body_steps
 from broker.wire.steps import Steps, Take, finish, free
 
@@ -32,16 +32,9 @@ async def read(request: Request, steps: Steps[_Value]) -> _Value:
     """Take the steps that read a request's body and return what they return. Raises what they raise."""
     if len(request.body) <= AT_ONCE_BYTES_MAX:
         return finish(steps)
-    time = Slice()
     # Others may begin in this round, too: together they get one slice.
-    await time.next()
-    while True:
-        try:
-            next(steps)
-        except StopIteration as done:
-            value: _Value = done.value
-            return value
-        await time.go_on()
+    await Slice().next()
+    return await in_slices(steps)
 
 
 async def read_snapshot(request: Request) -> Snapshot:

@@ -66,6 +66,7 @@ KINDS: Final = {
     "list_transactions": Kind.READING,
     "transactions_snapshot": Kind.READING,
     "truncate_transactions": Kind.IDEMPOTENT,
+    "reset_transactions": Kind.IDEMPOTENT,
     "show_transaction": Kind.READING,
     "can_commit_transaction": Kind.IDEMPOTENT,
     "commit_transaction": Kind.ONCE,

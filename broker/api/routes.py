@@ -135,6 +135,7 @@ SHAPES = (
     ),
     Shape("prune_plan", "GET", _PRUNE, Action.TRANSACTIONS, ("through",)),
     Shape("prune_transactions", "POST", _PRUNE, Action.TRANSACTIONS, ("through",)),
+    Shape("reset_transactions", "POST", f"{TRANSACTIONS}/reset", Action.ADMIN),
     Shape("show_transaction", "GET", _TRANSACTION, Action.TRANSACTIONS),
     Shape(
         "can_commit_transaction",
@@ -298,6 +299,7 @@ def _transaction_handlers(transactions: Transactions, around: Around | None) -> 
         "list_transactions": api.list,
         "transactions_snapshot": api.snapshot,
         "truncate_transactions": api.truncate,
+        "reset_transactions": api.reset,
         "show_transaction": api.show,
         "can_commit_transaction": api.can_commit,
         "commit_transaction": api.commit,

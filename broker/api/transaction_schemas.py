@@ -18,7 +18,7 @@ from broker.api.schemas import (
     record,
 )
 from broker.api.specs import body, ok, query
-from broker.api.transactions import LISTED_DEFAULT, LISTED_MAX, THRIFT
+from broker.api.transactions import LISTED_DEFAULT, LISTED_MAX, TEPHRA_SNAPSHOT, THRIFT
 from broker.http.reply import JSON
 
 _PARTS: Final[Spec] = SNAPSHOT["anyOf"][1]
@@ -100,13 +100,25 @@ TRANSACTION_OPERATIONS: Final[dict[str, Spec]] = {
         "responses": {"200": ok("These, and how many there are.", (JSON, of("TransactionList")))},
     },
     "transactions_snapshot": {
-        "summary": "Show what is visible now; no transaction begins.",
-        **_ANSWERED,
+        "summary": "Show what is visible now; no transaction begins. Or the whole state, as Tephra writes snapshots.",
+        "responses": {
+            "200": ok(
+                "The snapshot.",
+                (JSON, of("Transaction")),
+                (THRIFT, BYTES),
+                (TEPHRA_SNAPSHOT, BYTES),
+            )
+        },
     },
     "truncate_transactions": {
         "summary": "Call pointers invalid no more, of which nothing is left in any topic.",
         "requestBody": body((JSON, of("TruncateSent"))),
         "responses": {"200": ok("How many were invalid.", (JSON, of("Truncated")))},
+        "errors": ("507",),
+    },
+    "reset_transactions": {
+        "summary": "Forget all transactions, also those in progress, as if the service were new.",
+        "responses": {"200": _DONE},
         "errors": ("507",),
     },
     "show_transaction": {

@@ -6,6 +6,7 @@ import base64
 import binascii
 from typing import Any, Final
 
+from broker import logs
 from broker.api import decoding
 from broker.api.fields import record
 from broker.errors import BadRequest
@@ -19,9 +20,12 @@ from broker.wire.steps import Steps, Take
 from broker.wire.transaction import encode_transaction
 
 THRIFT: Final = "application/x-thrift"
+TEPHRA_SNAPSHOT: Final = "application/x-tephra-snapshot"
 LISTED_MAX: Final = 10_000
 LISTED_DEFAULT: Final = 100
 _STEP_KEYS: Final = 1_000
+
+log = logs.get_logger()
 
 
 class TransactionsApi:
@@ -83,7 +87,10 @@ class TransactionsApi:
         return snapshot_reply(request, found)
 
     async def snapshot(self, request: Request) -> Answer:
-        """Answer what is visible now."""
+        """Answer what is visible now; or the whole state, as Tephra writes snapshots."""
+        if _accepts(request, TEPHRA_SNAPSHOT):
+            state = await self._service.tephra_snapshot(request.deadline)
+            return Reply(200, state, TEPHRA_SNAPSHOT)
         return snapshot_reply(request, await self._service.snapshot(request.deadline))
 
     async def list(self, request: Request) -> Answer:
@@ -112,12 +119,23 @@ class TransactionsApi:
             removed = await self._service.truncate_invalid(ids, request.deadline)
         return json_reply({"removed": removed})
 
+    async def reset(self, request: Request) -> Answer:
+        """Forget all transactions."""
+        await _sent(request, ())
+        await self._service.reset(request.deadline)
+        log.warning("transactions forgotten", request_id=request.id)
+        return json_reply({})
+
 
 def snapshot_reply(request: Request, snapshot: Snapshot) -> Reply:
     """Return a transaction as its request wants it."""
-    if request.headers.get("Accept", "").strip().lower() == THRIFT:
+    if _accepts(request, THRIFT):
         return Reply(200, encode_transaction(snapshot), THRIFT)
     return json_reply(encode_snapshot(snapshot))
+
+
+def _accepts(request: Request, content_type: str) -> bool:
+    return request.headers.get("Accept", "").strip().lower() == content_type
 
 
 def transaction_of(request: Request) -> int:

@@ -267,5 +267,6 @@ def _check_conflict(state: State, found: Transaction, changes: Collection[bytes]
     if key is not None:
         raise TransactionConflict(
             f"Transaction {found.id} conflicts: a transaction that committed since it began changed "
-            f"{key.hex()[:200]} (hex), too."
+            f"{key.hex()[:200]} (hex), too.",
+            key=key,
         )

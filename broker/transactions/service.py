@@ -15,12 +15,15 @@ from broker import logs
 from broker.errors import BrokerError, NotFound, TransactionConflict
 from broker.metrics import Metrics
 from broker.model import Snapshot
+from broker.slices import in_slices
 from broker.topics.leaders import Leaders
 from broker.transactions import manager
 from broker.transactions.journal import Decide, Journal, Led
 from broker.transactions.manager import Decision
 from broker.transactions.settings import TransactionSettings
+from broker.transactions.snapshots import frozen
 from broker.transactions.state import State, Transaction
+from broker.transactions.tephra_snapshot import snapshot_steps, state_of
 
 Result = TypeVar("Result")
 CLOSE_S: Final = 2.0
@@ -125,6 +128,11 @@ class Transactions:
         """Return what is visible now; no transaction begins. All is in it that was answered before the call."""
         return await self._read(lambda state: state.snapshot(), deadline)
 
+    async def tephra_snapshot(self, deadline: float | None = None) -> bytes:
+        """Return the state as Tephra writes snapshots."""
+        state = await self._read(frozen, deadline)
+        return await in_slices(snapshot_steps(state_of(state, self._around.clock.now_ms())))
+
     async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
         """Call pointers invalid no more, of which nothing is left; how many were."""
 
@@ -145,9 +153,9 @@ class Transactions:
         """Return how many pointers are invalid."""
         return await self._read(lambda state: len(state.invalids), None)
 
-    async def reset(self) -> None:
+    async def reset(self, deadline: float | None = None) -> None:
         """Forget all transactions, as if the service were new; pointers go on rising."""
-        await self._done("", manager.begin, None)
+        await self._done("", manager.begin, deadline)
 
     async def listing(
         self, limit: int | None = None, deadline: float | None = None

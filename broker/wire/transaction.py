@@ -20,6 +20,7 @@ stack into every client and trust the counts that they read.
 from __future__ import annotations
 
 import struct
+import sys
 from array import array
 from collections.abc import Sequence
 from typing import Final
@@ -28,35 +29,14 @@ from broker.errors import BadRequest
 from broker.model import Snapshot
 from broker.wire import pointers
 from broker.wire.steps import Steps, Take, finish, free
+from broker.wire.thriftskip import FIELD, I32, I64, LIST, LIST_HEAD, STOP, Skipper
 
-PARTS_MAX: Final = 10_000
-"""The most fields and parts of fields that are read or skipped. Numbers and booleans in a list are passed over at once,
-and count as one."""
-
-_STOP, _BOOL, _BYTE, _DOUBLE, _I16, _I32, _I64 = 0, 2, 3, 4, 6, 8, 10
-_STRING, _STRUCT, _MAP, _SET, _LIST = 11, 12, 13, 14, 15
-_FIXED_BYTES = {_BOOL: 1, _BYTE: 1, _DOUBLE: 8, _I16: 2, _I32: 4, _I64: 8}
-_FIELD_TYPES = {
-    1: _I64,
-    2: _I64,
-    3: _LIST,
-    4: _LIST,
-    5: _I64,
-    6: _I32,
-    7: _I64,
-    8: _LIST,
-    9: _I32,
-}
+_FIELD_TYPES = {1: I64, 2: I64, 3: LIST, 4: LIST, 5: I64, 6: I32, 7: I64, 8: LIST, 9: I32}
 _SHORT, _LONG = 1, 2
-_NESTING_MAX = 16
 
-_FIELD = struct.Struct(">bh")
 _FIELD_I64 = struct.Struct(">bhq")
 _FIELD_I32 = struct.Struct(">bhi")
 _FIELD_LIST = struct.Struct(">bhbi")
-_COUNT = struct.Struct(">i")
-_LIST_HEAD = struct.Struct(">bi")
-_MAP_HEAD = struct.Struct(">bbi")
 
 _EMPTY: Final = array("q")
 _Value = int | Sequence[int]
@@ -66,27 +46,30 @@ def encode_transaction(snapshot: Snapshot) -> bytes:
     """Return a snapshot as the Java codec writes it: all nine fields, by number."""
     return b"".join(
         (
-            _FIELD_I64.pack(_I64, 1, snapshot.transaction_id),
-            _FIELD_I64.pack(_I64, 2, snapshot.read_pointer),
+            _FIELD_I64.pack(I64, 1, snapshot.transaction_id),
+            _FIELD_I64.pack(I64, 2, snapshot.read_pointer),
             _encode_list(3, snapshot.invalids),
             _encode_list(4, snapshot.in_progress),
-            _FIELD_I64.pack(_I64, 5, snapshot.first_short_in_progress),
-            _FIELD_I32.pack(_I32, 6, _LONG if snapshot.long else _SHORT),
-            _FIELD_I64.pack(_I64, 7, snapshot.write_pointer),
+            _FIELD_I64.pack(I64, 5, snapshot.first_short_in_progress),
+            _FIELD_I32.pack(I32, 6, _LONG if snapshot.long else _SHORT),
+            _FIELD_I64.pack(I64, 7, snapshot.write_pointer),
             _encode_list(8, snapshot.checkpoint_pointers),
-            _FIELD_I32.pack(_I32, 9, snapshot.visibility),
-            bytes((_STOP,)),
+            _FIELD_I32.pack(I32, 9, snapshot.visibility),
+            bytes((STOP,)),
         )
     )
 
 
 def _encode_list(number: int, listed: Sequence[int]) -> bytes:
-    head = _FIELD_LIST.pack(_LIST, number, _I64, len(listed))
-    return head + struct.pack(f">{len(listed)}q", *listed)
+    head = _FIELD_LIST.pack(LIST, number, I64, len(listed))
+    numbers = array("q", listed)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return head + numbers.tobytes()
 
 
 def decode_transaction(body: bytes) -> Snapshot:
-    """Read a snapshot. Raises BadRequest, also for more than POINTERS_MAX pointers or PARTS_MAX parts."""
+    """Read a snapshot. Raises BadRequest, also for more than POINTERS_MAX pointers, and as Skipper.past."""
     return finish(transaction_steps(body))
 
 
@@ -128,21 +111,21 @@ class _Reader:
     def __init__(self, body: bytes, take: Take) -> None:
         self._body = body
         self._take = take
-        self._parts = 0
+        self._skipper = Skipper(body, "transaction")
         self._pointers = 0
 
     def fields(self) -> Steps[dict[int, _Value]]:
         """Return the fields that are known. Raises BadRequest, and IndexError, struct.error at the end of the body."""
         body, at = self._body, 0
         found: dict[int, _Value] = {}
-        while body[at] != _STOP:
-            kind, number = _FIELD.unpack_from(body, at)
-            at += _FIELD.size
-            end = self._skip(at, kind, _NESTING_MAX)
+        while body[at] != STOP:
+            kind, number = FIELD.unpack_from(body, at)
+            at += FIELD.size
+            end = self._skipper.past(at, kind)
             if end > len(body):
                 raise IndexError
             if _FIELD_TYPES.get(number) == kind:
-                if kind == _LIST:
+                if kind == LIST:
                     found[number] = yield from self._list(at)
                 else:
                     found[number] = int.from_bytes(body[at:end], "big", signed=True)
@@ -150,8 +133,8 @@ class _Reader:
         return found
 
     def _list(self, at: int) -> Steps[array[int]]:
-        kind, count = _LIST_HEAD.unpack_from(self._body, at)
-        if count and kind != _I64:
+        kind, count = LIST_HEAD.unpack_from(self._body, at)
+        if count and kind != I64:
             raise BadRequest("transaction: a list of pointers holds something else.")
         self._pointers += count
         if self._pointers > pointers.POINTERS_MAX:
@@ -160,47 +143,4 @@ class _Reader:
                 "together."
             )
         self._take(pointers.items(count))
-        return (yield from pointers.of_bytes(self._body, at + _LIST_HEAD.size, count))
-
-    def _skip(self, at: int, kind: int, depth: int) -> int:
-        """Return the place after a value, which may lie beyond the body if the value does."""
-        self._parts += 1
-        if self._parts > PARTS_MAX:
-            raise BadRequest(f"transaction: it has more than {PARTS_MAX} fields and parts of them.")
-        if kind in _FIXED_BYTES:
-            return at + _FIXED_BYTES[kind]
-        if depth == 0:
-            raise BadRequest(f"transaction: nested deeper than {_NESTING_MAX} levels.")
-        if kind == _STRING:
-            return at + _COUNT.size + _count(*_COUNT.unpack_from(self._body, at))
-        if kind == _STRUCT:
-            return self._skip_struct(at, depth - 1)
-        if kind == _MAP:
-            key_kind, value_kind, count = _MAP_HEAD.unpack_from(self._body, at)
-            return self._skip_items(at + _MAP_HEAD.size, (key_kind, value_kind), count, depth - 1)
-        if kind in {_SET, _LIST}:
-            item_kind, count = _LIST_HEAD.unpack_from(self._body, at)
-            return self._skip_items(at + _LIST_HEAD.size, (item_kind,), count, depth - 1)
-        raise BadRequest(f"transaction: there is no type {kind}.")
-
-    def _skip_struct(self, at: int, depth: int) -> int:
-        while self._body[at] != _STOP:
-            kind, _ = _FIELD.unpack_from(self._body, at)
-            at = self._skip(at + _FIELD.size, kind, depth)
-        return at + 1
-
-    def _skip_items(self, at: int, kinds: tuple[int, ...], count: int, depth: int) -> int:
-        if all(kind in _FIXED_BYTES for kind in kinds):
-            return at + _count(count) * sum(_FIXED_BYTES[kind] for kind in kinds)
-        if count > len(self._body) - at:  # Each takes a byte at least.
-            raise IndexError
-        for _ in range(_count(count)):
-            for kind in kinds:
-                at = self._skip(at, kind, depth)
-        return at
-
-
-def _count(count: int) -> int:
-    if count < 0:
-        raise BadRequest(f"transaction: a count is negative ({count}).")
-    return count
+        return (yield from pointers.of_bytes(self._body, at + LIST_HEAD.size, count))

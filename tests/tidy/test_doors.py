@@ -51,6 +51,7 @@ DOORS = {
     "sqlalchemy": ["broker/sql/*"],
     "structlog": ["broker/logs.py"],
     "tenacity": ["broker/client/*", "broker/routing/*"],
+    "thriftpy2": ["broker/transactions/tephra_frames.py"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
     "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*", TEST_KIT],
     "yarl": [TEST_KIT],  # Of aiohttp.

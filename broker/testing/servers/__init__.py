@@ -11,6 +11,7 @@ whose server is not there raises ``ServerMissing``, whose message is the command
 
     TmsServer        CDAP's own messaging server on LevelDB: the oracle, and a peer
     JavaClient       CDAP's own client, unmodified, driven from Python
+    TephraClient     Tephra's own client, and its server, likewise
     HBaseServer      ZooKeeper, HBase and both Thrift gateways in one JVM
     HBaseGateway     one more Thrift-2 gateway of that
     ZooKeeperServer  one ZooKeeper
@@ -24,6 +25,7 @@ from broker.testing.servers.javaclient import JavaClient, JavaError, JavaTopics,
 from broker.testing.servers.kafka import KafkaServer
 from broker.testing.servers.process import Server, ServerFailed, free_ports
 from broker.testing.servers.redis import RedisServer
+from broker.testing.servers.tephraclient import TephraCalls, TephraClient
 from broker.testing.servers.tms import TmsServer
 from broker.testing.servers.toxiproxy import ToxiproxyServer
 from broker.testing.servers.zookeeper import ZooKeeperServer
@@ -40,6 +42,8 @@ __all__ = [
     "Server",
     "ServerFailed",
     "ServerMissing",
+    "TephraCalls",
+    "TephraClient",
     "TmsServer",
     "ToxiproxyServer",
     "ZooKeeperServer",

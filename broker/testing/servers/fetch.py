@@ -307,6 +307,7 @@ _MAVEN = Recipe(_fetch_maven, _check_maven)
 
 RECIPES: Mapping[str, Recipe] = {
     "tms": _MAVEN,
+    "tephra": _MAVEN,
     "hbase": Recipe(_fetch_hbase, _check_maven),
     "kafka": _MAVEN,
     "spark-kafka": _MAVEN,

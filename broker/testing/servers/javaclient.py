@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from typing_extensions import override
 
@@ -59,6 +59,9 @@ class JavaClient(Child):
     """
 
     name = "the Java client"
+    project: ClassVar[str] = "tms"
+    """Its folder in ``tests/java``, and what is fetched."""
+    main: ClassVar[str] = "TmsClient"
 
     def __init__(
         self,
@@ -77,8 +80,8 @@ class JavaClient(Child):
         Raises:
             ServerMissing: Java is not installed or the client not fetched.
         """
-        class_path = jvm.class_path(jvm.installed("tms"))
-        command = [jvm.java(), *_ACCESS, *self._jvm_options, "-cp", class_path, "TmsClient"]
+        class_path = jvm.class_path(jvm.installed(self.project))
+        command = [jvm.java(), *_ACCESS, *self._jvm_options, "-cp", class_path, self.main]
         with self._log_path.open("ab") as log:
             self._process = start_child(
                 tied_to_us(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log
@@ -114,14 +117,14 @@ class JavaClient(Child):
             EOFError: The JVM ended.
         """
         with self._turn:
-            assert self._process is not None, "the Java client was never started"
+            assert self._process is not None, f"{self.name} was never started"
             assert self._process.stdin is not None
             assert self._process.stdout is not None
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         if not line:
-            raise EOFError(f"the JVM of the Java client ended; see {self._log_path}")
+            raise EOFError(f"the JVM of {self.name} ended; see {self._log_path}")
         answer = json.loads(line)
         if "error" in answer:
             raise JavaError(answer["error"]["class"], answer["error"]["message"])

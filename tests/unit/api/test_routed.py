@@ -51,7 +51,10 @@ VERBS = ("start", "can_commit", "commit", "abort", "invalidate", "checkpoint")
 def test_only_what_is_harmless_is_sent_twice() -> None:
     writes = {"publish", "store", "rollback", "create_topic", "update_topic", "delete_topic"}
     writes |= {"begin_stage", "store_staged", "publish_stages", "purge"}
-    writes |= {f"{verb}_transaction" for verb in VERBS} | {"truncate_transactions"}
+    writes |= {f"{verb}_transaction" for verb in VERBS} | {
+        "truncate_transactions",
+        "reset_transactions",
+    }
     keyed = {"publish", "store", "store_staged"}
     assert {name for name, kind in KINDS.items() if not kind.is_reading} == writes
     assert {name for name, kind in KINDS.items() if kind is Kind.KEYED} == keyed

@@ -1,0 +1,250 @@
+"""The transaction service as any node of a cluster has it: calls go to the node that leads it, by the way of requests.
+
+A call is the request that a client would send over HTTP (api/transactions.py). If this node leads, no request is made
+of it. Else it is passed on and decided upon as such a request is (routing/service.py), and its answer is read here.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final, TypeVar
+
+import orjson
+
+from broker.api.routed import KINDS
+from broker.api.routes import TRANSACTIONS as PATH
+from broker.api.transactions import TEPHRA_SNAPSHOT, THRIFT
+from broker.errors import (
+    BadRequest,
+    BrokerError,
+    ChangesTooLarge,
+    NoLeader,
+    OutcomeUnknown,
+    Overloaded,
+    RequestError,
+    StorageFull,
+    TransactionConflict,
+    TransactionNotInProgress,
+    Unavailable,
+)
+from broker.http.answer import Reply
+from broker.http.reply import JSON
+from broker.model import Snapshot
+from broker.routing.calls import ERROR, OUTCOME, Call, Relayed
+from broker.routing.service import Routing
+from broker.topics.reserved import TRANSACTIONS
+from broker.transactions.service import Transactions
+from broker.wire.transaction import decode_transaction
+
+Result = TypeVar("Result")
+
+_ERRORS: Final[Mapping[str, type[BrokerError]]] = {
+    error.code: error
+    for error in (
+        BadRequest,
+        ChangesTooLarge,
+        NoLeader,
+        Overloaded,
+        StorageFull,
+        TransactionConflict,
+        TransactionNotInProgress,
+    )
+}
+
+
+class RoutedTransactions:
+    """The service, wherever it is led. Methods raise as those of Transactions, but never NotLeader."""
+
+    def __init__(self, local: Transactions, routing: Routing, *, deadline_s: float) -> None:
+        """Ask ``local`` where this node leads. ``deadline_s``: how long a call waits for a leader."""
+        self._local = local
+        self._routing = routing
+        self._deadline_s = deadline_s
+
+    async def start(
+        self,
+        *,
+        long: bool = False,
+        timeout_s: float | None = None,
+        client: str = "",
+        deadline: float | None = None,
+    ) -> Snapshot:
+        """Begin a transaction."""
+        call = self._call(
+            "start_transaction",
+            "",
+            {"type": "long" if long else "short", "timeout_s": timeout_s, "client": client},
+            accept=THRIFT,
+            deadline=deadline,
+        )
+
+        async def here() -> Snapshot:
+            return await self._local.start(
+                long=long, timeout_s=timeout_s, client=client, deadline=call.deadline
+            )
+
+        return await self._answer(call, here, decode_transaction)
+
+    async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
+        """Tell what a transaction changed. It must not be more than the service takes."""
+        sent = {"changes": [base64.b64encode(key).decode() for key in changes]}
+        call = self._call("can_commit_transaction", f"/{transaction_id}/can-commit", sent)
+
+        async def here() -> None:
+            await self._local.can_commit(transaction_id, changes, call.deadline)
+
+        await self._answer(call, here, _nothing)
+
+    async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
+        """End a transaction; what it wrote is visible."""
+        sent = {"write_pointer": write_pointer}
+        call = self._call("commit_transaction", f"/{transaction_id}/commit", sent)
+
+        async def here() -> None:
+            await self._local.commit(transaction_id, write_pointer, call.deadline)
+
+        await self._answer(call, here, _nothing)
+
+    async def abort(self, transaction_id: int) -> None:
+        """End a transaction that undid what it wrote."""
+        call = self._call("abort_transaction", f"/{transaction_id}/abort")
+
+        async def here() -> None:
+            await self._local.abort(transaction_id, call.deadline)
+
+        await self._answer(call, here, _nothing)
+
+    async def invalidate(self, transaction_id: int) -> bool:
+        """Make a transaction invalid; whether it was in progress."""
+        call = self._call("invalidate_transaction", f"/{transaction_id}/invalidate")
+
+        async def here() -> bool:
+            return await self._local.invalidate(transaction_id, call.deadline)
+
+        return await self._answer(call, here, lambda body: bool(orjson.loads(body)["invalidated"]))
+
+    async def checkpoint(self, transaction_id: int) -> Snapshot:
+        """Give a transaction a further write pointer."""
+        call = self._call("checkpoint_transaction", f"/{transaction_id}/checkpoint", accept=THRIFT)
+
+        async def here() -> Snapshot:
+            return await self._local.checkpoint(transaction_id, call.deadline)
+
+        return await self._answer(call, here, decode_transaction)
+
+    async def snapshot(self) -> Snapshot:
+        """Return what is visible now."""
+        call = self._call("transactions_snapshot", "/snapshot", method="GET", accept=THRIFT)
+
+        async def here() -> Snapshot:
+            return await self._local.snapshot(call.deadline)
+
+        return await self._answer(call, here, decode_transaction)
+
+    async def tephra_snapshot(self) -> bytes:
+        """Return the state as Tephra writes snapshots."""
+        call = self._call(
+            "transactions_snapshot", "/snapshot", method="GET", accept=TEPHRA_SNAPSHOT
+        )
+
+        async def here() -> bytes:
+            return await self._local.tephra_snapshot(call.deadline)
+
+        return await self._answer(call, here, lambda body: body)
+
+    async def truncate_invalid(self, ids: Collection[int]) -> int:
+        """Call pointers invalid no more; how many were."""
+        call = self._call("truncate_transactions", "/truncate", {"ids": list(ids)})
+
+        async def here() -> int:
+            return await self._local.truncate_invalid(ids, call.deadline)
+
+        return await self._answer(call, here, _removed)
+
+    async def truncate_invalid_before(self, before_ms: int) -> int:
+        """Call pointers invalid no more that were given before a moment; how many were."""
+        call = self._call("truncate_transactions", "/truncate", {"before_ms": before_ms})
+
+        async def here() -> int:
+            return await self._local.truncate_invalid_before(before_ms, call.deadline)
+
+        return await self._answer(call, here, _removed)
+
+    async def invalid_count(self) -> int:
+        """Return how many pointers are invalid."""
+        call = self._call("list_transactions", "?limit=0", method="GET")
+        return await self._answer(
+            call, self._local.invalid_count, lambda body: int(orjson.loads(body)["invalid"])
+        )
+
+    async def reset(self) -> None:
+        """Forget all transactions."""
+        call = self._call("reset_transactions", "/reset")
+
+        async def here() -> None:
+            await self._local.reset(call.deadline)
+
+        await self._answer(call, here, _nothing)
+
+    def _call(
+        self,
+        name: str,
+        path: str,
+        sent: Mapping[str, Any] | None = None,
+        *,
+        method: str = "POST",
+        accept: str = JSON,
+        deadline: float | None = None,
+    ) -> Call:
+        return Call(
+            KINDS[name],
+            name,
+            TRANSACTIONS,
+            method,
+            PATH + path,
+            {"Accept": accept, "Content-Type": JSON},
+            b"" if sent is None else orjson.dumps(sent),
+            self._routing.clock.monotonic() + self._deadline_s if deadline is None else deadline,
+        )
+
+    async def _answer(
+        self,
+        call: Call,
+        here: Callable[[], Awaitable[Result]],
+        read: Callable[[bytes], Result],
+    ) -> Result:
+        """Return the leader's answer, of this node or as another one's is read. Raises BrokerError."""
+
+        async def local(_: object) -> Result:
+            return await here()
+
+        answer = await self._routing.answer(call, local)
+        if not isinstance(answer, Relayed):
+            return answer
+        if answer.reply.status != 200:
+            raise error_of(answer.reply)
+        return read(answer.reply.body)
+
+
+def error_of(reply: Reply) -> BrokerError:
+    """Return the error that another node's reply tells."""
+    code, refused = reply.headers.get(ERROR, ""), reply.headers.get(OUTCOME) == "refused"
+    try:
+        message = str(orjson.loads(reply.body)["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        message = reply.body.decode("utf-8", "replace")
+    if not refused:
+        return OutcomeUnknown(message)
+    known = _ERRORS.get(code)
+    if known is not None:
+        return known(message)
+    return RequestError(message) if reply.status < 500 else Unavailable(message)
+
+
+def _nothing(_: bytes) -> None:
+    """Read an answer that says nothing."""
+
+
+def _removed(body: bytes) -> int:
+    return int(orjson.loads(body)["removed"])

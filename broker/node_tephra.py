@@ -1,0 +1,58 @@
+"""Tephra's Thrift service on a port of a node, if the configuration names one.
+
+A module of its own because what it names comes with the extra ``tephra``; other nodes never import it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker import logs
+from broker.clock import Clock
+from broker.config import Config
+from broker.errors import Unavailable, install_command
+from broker.http.budget import Budgets
+from broker.metrics import Metrics
+
+if TYPE_CHECKING:
+    from broker.transactions.tephra_server import TephraServer
+    from broker.transactions.tephra_service import Serving
+
+log = logs.get_logger()
+
+
+async def serve_tephra(
+    config: Config,
+    transactions: Serving,
+    budgets: Budgets,
+    metrics: Metrics,
+    clock: Clock,
+) -> TephraServer:
+    """Listen on the port that the configuration names.
+
+    Raises:
+        Unavailable: the package that it needs is not installed.
+        OSError: the address can't be had.
+    """
+    port = config.transactions.thrift_port
+    assert port is not None, "the configuration names no port"
+    try:
+        from broker.transactions.tephra_server import TephraServer  # noqa: PLC0415 - See there.
+        from broker.transactions.tephra_service import Bounds  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise Unavailable(
+            f"transactions.thrift_port needs the package {error.name!r}: {install_command('tephra')}"
+        ) from error
+    own = config.transactions
+    bounds = Bounds(
+        config.server.request_deadline_s,
+        own.transaction_changes_max,
+        own.transaction_changes_bytes_max,
+    )
+    server = TephraServer(transactions, budgets, metrics, clock, bounds)
+    await server.start(config.server.host, port)
+    metrics.watch(
+        "thrift_connections", "Open connections of Tephra's clients.", lambda: len(server.open)
+    )
+    log.info("thrift service started", host=config.server.host, port=server.port)
+    return server

@@ -1,0 +1,287 @@
+"""One connection of Tephra's clients: frames in, answers out, in order.
+
+::
+
+    socket ──bytes──▶ held, counted ──whole frame──▶ read in steps ──▶ service ──answer──▶ socket
+                      bound, deadline                 one at a time
+
+A frame's length is looked at before the frame is held. One call of a connection is under way at a time; while it is, at
+most HELD_BYTES_MAX of what comes behind it are held, and then the socket is not read. A frame must be whole within a
+time; a connection on which nothing is begun may stay for ever, since Tephra's client keeps a pool of them. What is no
+call ends the connection; what is malformed is answered with a protocol error, as its last answer. Either is a line of
+the log, as long as not too many come (http/budget.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, cast
+
+from typing_extensions import override
+
+from broker import logs
+from broker.errors import BadRequest, BrokerError, Overloaded
+from broker.http.budget import Account, Cut, Hold, Kind
+from broker.slices import in_slices
+from broker.transactions import tephra_frames as frames
+from broker.transactions.tephra_service import Answer
+
+if TYPE_CHECKING:
+    from broker.transactions.tephra_server import TephraServer
+
+HELD_BYTES_MAX: Final = 64 * 1024
+"""What of further calls is held while one is under way."""
+WRITE_BUFFER_BYTES: Final = 64 * 1024
+UNKNOWN_METHOD: Final = "unknown_method"
+
+log = logs.get_logger()
+monotonic: Callable[[], float] = time.perf_counter
+"""Measures how long answers take; nothing is decided by it."""
+
+
+class TephraConnection(asyncio.Protocol):
+    """One connection. Used by the loop, and by the server that it belongs to."""
+
+    def __init__(self, server: TephraServer) -> None:
+        """Belong to a server."""
+        self._server = server
+        self._transport: asyncio.Transport | None = None
+        self._account: Account
+        self._hold: Hold
+        self._held = bytearray()
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._writable: asyncio.Future[None] | None = None
+        self._is_paused = False
+        self._ends = False
+        self._sent_all = False
+        """Whether the client has shut its side down."""
+        self.idle_since_s = 0.0
+        self._last_commit: int | None = None
+        """What the last answer committed; nothing sent since then shows that it arrived."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a call is under way, or has begun to arrive."""
+        return self._task is not None or bool(self._held)
+
+    # What the loop calls.
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self._account = self._server.budgets.account(str(peer[0]) if peer else "", self._cut)
+        self._hold = Hold(self._account)
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            # So that the connections of clients that have gone without a word do not stay.
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.idle_since_s = self._server.loop.time()
+        if not self._server.admit(self):
+            self.refuse(Overloaded("there are as many connections as there may be"))
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._ends:
+            return
+        self._last_commit = None
+        try:
+            self._hold.take(Kind.BODY_BYTES, len(data))
+        except (BrokerError, Cut) as error:
+            self.refuse(error)
+            return
+        self._held += data
+        self._go_on()
+
+    @override
+    def eof_received(self) -> bool:
+        """Be told that the client sends no more; true: what it sent is answered."""
+        self._sent_all = True
+        return self._task is not None
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._ends = True
+        self._stop_timer()
+        self._held.clear()
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        if self._last_commit is not None:
+            self._server.service.commits.not_heard(self._last_commit)
+        self._hold.close()
+        self._account.close()
+        self._server.left(self)
+
+    @override
+    def pause_writing(self) -> None:
+        self._writable = self._server.loop.create_future()
+
+    @override
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    # Frames.
+
+    def _go_on(self) -> None:
+        """Begin with the next call if it is whole and none is under way."""
+        if self._transport is None or self._ends:
+            return
+        if self._task is not None:
+            if len(self._held) > HELD_BYTES_MAX and not self._is_paused:
+                self._is_paused = True
+                self._transport.pause_reading()
+            return
+        size = self._frame_bytes()
+        if size is None:
+            return
+        if len(self._held) < size:
+            if self._held and self._timer is None:
+                self._timer = self._server.loop.call_later(self._server.frame_s, self._too_slow)
+            return
+        self._stop_timer()
+        frame = bytes(memoryview(self._held)[4:size])
+        del self._held[:size]
+        self._task = self._server.loop.create_task(self._answer(frame))
+
+    def _frame_bytes(self) -> int | None:
+        """Return the size of the frame that is held, or begun, with its length; None if that is refused."""
+        if len(self._held) < 4:
+            return 4
+        length = frames.length_of(self._held)
+        if not 0 < length <= frames.FRAME_BYTES_MAX:
+            message = f"a frame of {length} bytes; at most {frames.FRAME_BYTES_MAX} are taken"
+            self.refuse(BadRequest(message))
+            return None
+        return 4 + length
+
+    async def _answer(self, frame: bytes) -> None:
+        """Answer one call, and go on with what came behind it."""
+        try:
+            async with self._server.turns:
+                answer = await self._answered(frame)
+            if answer is not None:
+                await self._send(answer)
+        finally:
+            self._hold.give(Kind.BODY_BYTES, 4 + len(frame))
+            self._hold.give(Kind.ITEMS)
+            self._task = None
+            self.idle_since_s = self._server.loop.time()
+            self._next()
+
+    def _next(self) -> None:
+        if self._transport is None:
+            return
+        if self._is_paused and not self._ends:
+            self._is_paused = False
+            self._transport.resume_reading()
+        self._go_on()
+        if self._task is None and (self._sent_all or (self._server.draining and not self._held)):
+            self.close()
+        self._server.look()
+
+    async def _answered(self, frame: bytes) -> Answer | None:
+        """Return the answer to a frame; None if there can be none."""
+        began, service = monotonic(), self._server.service
+        try:
+            head = frames.read_head(frame)
+        except frames.NoCall as error:
+            self.refuse(error)
+            return None
+        try:
+            steps = service.reading(head, frame, self._take)
+        except KeyError:
+            self._server.metrics.answered("thrift", UNKNOWN_METHOD, 0.0)
+            text = f"There is no method {head.method!r}."
+            return Answer(frames.encode_failed(head, frames.UNKNOWN_METHOD, text), UNKNOWN_METHOD)
+        try:
+            call = await in_slices(steps)
+        except BadRequest as error:
+            self._refused(error)
+            text = f"The arguments can't be read: {error.message}"
+            answer = Answer(frames.encode_failed(head, frames.PROTOCOL_ERROR, text), error.code)
+            self._ends = True
+        except BrokerError as error:
+            answer = service.failed(head, error)
+        except Cut:
+            return None
+        else:
+            answer = await service.answer(head, call.arguments)
+        self._server.metrics.answered(f"thrift_{head.method}", answer.code, monotonic() - began)
+        return answer
+
+    def _take(self, count: int) -> None:
+        self._hold.take(Kind.ITEMS, count)
+
+    async def _send(self, answer: Answer) -> None:
+        """Send an answer, and wait until the client takes it."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            if answer.committed is not None:
+                self._server.service.commits.not_heard(answer.committed)
+            return
+        self._last_commit = answer.committed
+        transport.write(answer.frame)
+        if self._ends:
+            transport.close()
+        writable = self._writable
+        if writable is not None:
+            done, _ = await asyncio.wait((writable,), timeout=self._server.reply_stall_s)
+            if not done:
+                self.abort("its client does not take an answer")
+
+    # Ends.
+
+    def refuse(self, error: Exception) -> None:
+        """End the connection, for what it sent can't be answered."""
+        self._refused(error)
+        self.close()
+
+    def _refused(self, error: Exception) -> None:
+        self._server.metrics.happened("thrift_refused")
+        if self._account.may_log():
+            log.warning("thrift connection refused", reason=str(error), client=self._client())
+
+    def _client(self) -> str:
+        peer = None if self._transport is None else self._transport.get_extra_info("peername")
+        return str(peer[0]) if peer else ""
+
+    def close(self) -> None:
+        """End the connection after what was written."""
+        self._ends = True
+        self._stop_timer()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Cut the connection."""
+        if self._account.may_log():
+            log.warning("thrift connection cut", reason=reason, client=self._client())
+        self._ends = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def cancel(self) -> None:
+        """Give up the call under way: this node has no time left. A commit goes on."""
+        if self._task is not None:
+            self._task.cancel()
+        self.close()
+
+    def _cut(self, kind: Kind) -> None:
+        self.abort(f"it held the most {kind}")
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        self.refuse(BadRequest("a frame was not whole in time"))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

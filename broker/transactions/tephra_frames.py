@@ -1,0 +1,265 @@
+"""The calls of Tephra's clients as bytes: Thrift's binary protocol, one message in a frame.
+
+::
+
+    frame      length (int32) | message
+    message    80 01 00 type | name (length, bytes) | number (int32) | struct of arguments, or of the result
+    result     field 0: what the method returns; other fields: the exceptions that it declares
+
+thriftpy2 knows the methods, from the IDL (tephra.thrift), and reads and writes values. It trusts the counts that it
+reads, and reads all at once. So here it gets one value at a time, from a body that gives no more than it has; sets are
+counted before they are read, and read in steps; what is not wanted is passed over in bounded time (wire/thriftskip.py).
+Of a transaction that a client sends, its numbers are read alone: the service knows the rest better.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Sequence
+from importlib import resources
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import thriftpy2
+from thriftpy2.protocol import binary
+from thriftpy2.protocol.exc import TProtocolException
+from thriftpy2.thrift import TApplicationException, TMessageType, TType
+
+from broker.errors import BadRequest, BodyTooLarge
+from broker.model import Snapshot
+from broker.wire.steps import Steps, Take, free
+from broker.wire.thriftskip import SET, Skipper
+from broker.wire.transaction import encode_transaction
+
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The longest frame that is read, as of Tephra's server."""
+ANSWER_BYTES_MAX: Final = 16_384_000
+"""The longest frame that Java's framed transport reads by default."""
+ITEMS_MAX: Final = 100_000
+"""The most keys of a change set, or ids of a set."""
+FIELDS_MAX: Final = 100
+"""The most fields of arguments, repeated ones among them."""
+
+_LENGTH: Final = struct.Struct(">i")
+_HEAD_BYTES_MAX: Final = 256
+_PER_STEP: Final = 250
+_PLAIN: Final = frozenset({TType.I32, TType.I64, TType.STRING})
+_TEXTS: Final = frozenset({TType.STRING, TType.BINARY})
+
+
+class NoCall(Exception):
+    """These bytes are no call: what would answer it is not known, so its connection ends."""
+
+
+class Call(NamedTuple):
+    """A call. ``arguments`` by their numbers, as far as they were sent and are wanted.
+
+    A number is an int, a text a str (bytes if it is not UTF-8), a set a list, a transaction a dict of its numbers.
+    """
+
+    method: str
+    number: int
+    arguments: dict[int, Any]
+
+
+class Idl:
+    """What the IDL says of methods and structs."""
+
+    def __init__(self) -> None:
+        """Read the IDL, which comes with this package."""
+        with resources.as_file(resources.files(__package__) / "tephra.thrift") as path:
+            self.module: ModuleType = thriftpy2.load(str(path), module_name="tephra_thrift")
+        self._service: Any = self.module.TTransactionServer
+        self.methods: Sequence[str] = tuple(self._service.thrift_services)
+
+    def arguments(self, method: str) -> dict[int, tuple[Any, ...]]:
+        """Return of each argument of a method: type, name, what of, whether it is required."""
+        specs: dict[int, tuple[Any, ...]] = getattr(self._service, f"{method}_args").thrift_spec
+        return specs
+
+    def result(self, method: str) -> Any:
+        """Return an empty result of a method."""
+        return getattr(self._service, f"{method}_result")()
+
+
+class _Body:
+    """A body as thriftpy2 reads it: never more than it has."""
+
+    def __init__(self, body: bytes, at: int = 0) -> None:
+        self.body = body
+        self.at = at
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes. Raises BadRequest if there are fewer."""
+        end = self.at + count
+        if not 0 <= count <= len(self.body) - self.at:
+            raise BadRequest("The message ends in the middle of a value.")
+        found, self.at = self.body[self.at : end], end
+        return found
+
+
+class Head(NamedTuple):
+    """The head of a message, and where its struct begins."""
+
+    method: str
+    kind: int
+    number: int
+    at: int
+
+
+def read_head(frame: bytes) -> Head:
+    """Read the head of a message. Raises NoCall."""
+    body = _Body(frame[:_HEAD_BYTES_MAX])
+    try:
+        method, kind, number = binary.read_message_begin(body, strict=True)
+    except (BadRequest, TProtocolException, UnicodeDecodeError) as error:
+        raise NoCall("it begins with no head of Thrift's binary protocol") from error
+    if kind != TMessageType.CALL:
+        raise NoCall(f"its message type is {kind}, and a call's is {TMessageType.CALL}")
+    return Head(method, kind, number, body.at)
+
+
+def call_steps(idl: Idl, frame: bytes, head: Head, *, take: Take = free) -> Steps[Call]:
+    """Read in steps the arguments of a call to a method that there is. ``take`` is told of the items of sets.
+
+    Raises:
+        BadRequest: it is malformed.
+        BodyTooLarge: a set has more than ITEMS_MAX items.
+    """
+    reader = _Reader(frame, head.at, take)
+    arguments = yield from reader.struct(idl.arguments(head.method))
+    if reader.body.at != len(frame):
+        raise BadRequest("Something follows the arguments.")
+    return Call(head.method, head.number, arguments)
+
+
+class _Reader:
+    """Reads one struct of arguments."""
+
+    def __init__(self, frame: bytes, at: int, take: Take) -> None:
+        self.body = _Body(frame, at)
+        self._skipper = Skipper(frame, "message")
+        self._take = take
+        self._fields = 0
+        self._items = 0
+
+    def struct(self, specs: dict[int, tuple[Any, ...]]) -> Steps[dict[int, Any]]:
+        """Return the fields of a struct that are known and of the declared type."""
+        found: dict[int, Any] = {}
+        while True:
+            kind, number = binary.read_field_begin(self.body)
+            if kind == TType.STOP:
+                return found
+            spec = specs.get(number, (None,))
+            self._fields += 1
+            if self._fields > FIELDS_MAX:
+                raise BadRequest(f"The message has more than {FIELDS_MAX} fields.")
+            if kind == spec[0] and kind in _PLAIN:
+                found[number] = binary.read_val(self.body, kind)
+            elif kind in {TType.SET, TType.LIST} and spec[0] == TType.SET:
+                found[number] = yield from self._set(spec[2])
+            elif kind == TType.STRUCT and spec[0] == TType.STRUCT:
+                found[number] = yield from self.struct(_numbers_of(spec[2]))
+            else:
+                self._skip(kind)
+
+    def _set(self, wanted: int) -> Steps[list[Any]]:
+        start = self.body.at
+        kind, count = binary.read_list_begin(self.body)
+        if kind != wanted and not (kind in _TEXTS and wanted in _TEXTS):
+            self.body.at = start
+            self._skip(SET)
+            return []
+        if not 0 <= count <= len(self.body.body):
+            raise BadRequest(f"A set can't have {count} items.")
+        self._items += count
+        if self._items > ITEMS_MAX:
+            raise BodyTooLarge(f"A set has {count} items, at most {ITEMS_MAX} are taken.")
+        self._take(count)
+        items: list[Any] = []
+        for _ in range(count):
+            items.append(binary.read_val(self.body, wanted))
+            if len(items) % _PER_STEP == 0:
+                yield
+        return items
+
+    def _skip(self, kind: int) -> None:
+        try:
+            end = self._skipper.past(self.body.at, kind)
+        except (IndexError, struct.error):
+            end = len(self.body.body) + 1
+        self.body.read(end - self.body.at)
+
+
+def _numbers_of(described: Any) -> dict[int, tuple[Any, ...]]:
+    """Return the fields of a struct that are numbers."""
+    specs = described.thrift_spec
+    return {number: spec for number, spec in specs.items() if spec[0] == TType.I64}
+
+
+def encode_returned(idl: Idl, call: Head, value: object) -> bytes:
+    """Return the frame of a result: a value of the method's type; None where it returns nothing.
+
+    Raises:
+        BodyTooLarge: Java's transport would not read it.
+    """
+    out = _begun(call, TMessageType.REPLY)
+    if isinstance(value, Snapshot):
+        binary.write_field_begin(out, TType.STRUCT, 0)
+        out.write(encode_transaction(value))
+        binary.write_field_stop(out)
+    else:
+        result = idl.result(call.method)
+        if value is not None:
+            result.success = value
+        binary.write_val(out, TType.STRUCT, result)
+    return _frame(out)
+
+
+def encode_thrown(idl: Idl, call: Head, thrown: object) -> bytes | None:
+    """Return the frame of an exception that the method declares; None if it declares no such."""
+    result = idl.result(call.method)
+    for number, spec in result.thrift_spec.items():
+        if number and spec[2] is type(thrown):
+            setattr(result, spec[1], thrown)
+            out = _begun(call, TMessageType.REPLY)
+            binary.write_val(out, TType.STRUCT, result)
+            return _frame(out)
+    return None
+
+
+def encode_failed(call: Head, kind: int, message: str) -> bytes:
+    """Return the frame of an error that no method declares: a kind of TApplicationException."""
+    out = _begun(call, TMessageType.EXCEPTION)
+    binary.write_val(out, TType.STRUCT, TApplicationException(kind, message))
+    return _frame(out)
+
+
+UNKNOWN_METHOD: Final[int] = TApplicationException.UNKNOWN_METHOD
+INTERNAL_ERROR: Final[int] = TApplicationException.INTERNAL_ERROR
+PROTOCOL_ERROR: Final[int] = TApplicationException.PROTOCOL_ERROR
+
+
+def _begun(call: Head, kind: int) -> io.BytesIO:
+    out = io.BytesIO(bytes(_LENGTH.size))
+    out.seek(_LENGTH.size)
+    binary.write_message_begin(out, call.method, kind, call.number)
+    return out
+
+
+def _frame(out: io.BytesIO) -> bytes:
+    size = out.tell() - _LENGTH.size
+    if size > ANSWER_BYTES_MAX:
+        raise BodyTooLarge(
+            f"The answer has {size} bytes, and Tephra's client reads at most {ANSWER_BYTES_MAX}."
+        )
+    with out.getbuffer() as whole:
+        _LENGTH.pack_into(whole, 0, size)
+    return out.getvalue()
+
+
+def length_of(held: bytes | bytearray) -> int:
+    """Return the length of the frame that begins here, of which there are 4 bytes at least."""
+    length: int = _LENGTH.unpack_from(held)[0]
+    return length

@@ -1,0 +1,143 @@
+"""The listener of Tephra's Thrift service, and all its connections: what they may be together, and how they end.
+
+A node that stops closes the listener and idle connections, answers what was read, lets what has begun to arrive come
+whole, and then closes the rest. Tephra's client takes a connection that ended for an error, and tries again.
+
+All connections together are bounded, and so are the calls under way: further calls wait. Where there are as many
+connections as there may be, a new one takes the place of the one that is idle longest, if that is idle for a while:
+clients keep pools of connections, and may have forgotten them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from broker.clock import Clock
+from broker.http.budget import Budgets
+from broker.metrics import Metrics
+from broker.transactions.tephra_connection import TephraConnection
+from broker.transactions.tephra_service import Bounds, Serving, TephraService
+
+CONNECTIONS_MAX: Final = 4_096
+CALLS_MAX: Final = 1_024
+"""Calls under way at once."""
+IDLE_S_LEAST: Final = 60.0
+FRAME_S: Final = 30.0
+"""How long a frame may take to arrive."""
+REPLY_STALL_S: Final = 60.0
+LINGER_S: Final = 1.0
+"""How long a connection may take for its last answer when the node stops."""
+BACKLOG: Final = 1024
+BOUNDS: Final = Bounds()
+
+
+class TephraServer:
+    """Serves the transaction service on a port. ``start`` it, ``close`` it; once each."""
+
+    def __init__(
+        self,
+        transactions: Serving,
+        budgets: Budgets,
+        metrics: Metrics,
+        clock: Clock,
+        bounds: Bounds = BOUNDS,
+    ) -> None:
+        """Serve ``transactions``; nothing listens before ``start``."""
+        self.service = TephraService(transactions, clock, bounds)
+        self.budgets = budgets
+        self.metrics = metrics
+        self.frame_s = FRAME_S
+        self.reply_stall_s = REPLY_STALL_S
+        self.connections_max = CONNECTIONS_MAX
+        self.turns = asyncio.Semaphore(CALLS_MAX)
+        self.port = 0
+        """The port that is listened on, once it is."""
+        self.draining = False
+        self.open: dict[TephraConnection, None] = {}
+        self.loop: asyncio.AbstractEventLoop
+        self._server: asyncio.Server | None = None
+        self._changed: asyncio.Future[None] | None = None
+
+    async def start(self, host: str, port: int, listening: socket.socket | None = None) -> None:
+        """Listen, on a socket that does so already or a new one. Port 0 takes a free one.
+
+        Raises:
+            OSError: the address can't be had.
+        """
+        self.loop = loop = asyncio.get_running_loop()
+        if listening is None:
+            self._server = await loop.create_server(self._connection, host, port, backlog=BACKLOG)
+        else:
+            self._server = await loop.create_server(
+                self._connection, sock=listening, backlog=BACKLOG
+            )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def _connection(self) -> TephraConnection:
+        return TephraConnection(self)
+
+    # What connections tell.
+
+    def admit(self, connection: TephraConnection) -> bool:
+        """Count a new connection; false if there are too many."""
+        if self.draining:
+            return False
+        if len(self.open) >= self.connections_max:
+            idle = (each for each in self.open if not each.in_use)
+            oldest = min(idle, key=lambda each: each.idle_since_s, default=None)
+            if oldest is None or self.loop.time() - oldest.idle_since_s < IDLE_S_LEAST:
+                return False
+            del self.open[oldest]
+            oldest.close()
+        self.open[connection] = None
+        return True
+
+    def left(self, connection: TephraConnection) -> None:
+        """Forget a connection that has ended."""
+        self.open.pop(connection, None)
+        self.look()
+
+    def look(self) -> None:
+        """Be told that something has ended."""
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    @property
+    def _is_quiet(self) -> bool:
+        return not any(connection.in_use for connection in self.open)
+
+    # The end.
+
+    def begin_drain(self) -> None:
+        """Take no further connection, and close those on which nothing is under way or has begun to arrive."""
+        if self._server is None or self.draining:
+            return
+        self.draining = True
+        self._server.close()
+        for connection in list(self.open):
+            if not connection.in_use:
+                connection.close()
+
+    async def close(self, within_s: float) -> None:
+        """Drain; wait at most ``within_s`` until all that was read is answered; close the rest."""
+        server = self._server
+        if server is None:
+            return
+        self.begin_drain()
+        await self._wait(lambda: self._is_quiet, within_s)
+        for connection in list(self.open):
+            connection.cancel()
+        await self._wait(lambda: not self.open, LINGER_S)
+        for connection in list(self.open):
+            connection.abort("its client does not take an answer")
+        self._server = None
+
+    async def _wait(self, happens: Callable[[], bool], within_s: float) -> None:
+        """Wait until connections have come to an end of what they do; not for longer than ``within_s``."""
+        until = self.loop.time() + within_s
+        while not happens() and (left_s := until - self.loop.time()) > 0:
+            self._changed = self.loop.create_future()
+            await asyncio.wait((self._changed,), timeout=left_s)

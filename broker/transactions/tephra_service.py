@@ -1,0 +1,387 @@
+"""Tephra's methods, each by a call of the transaction service; and errors as Tephra's client expects them.
+
+::
+
+    error                                  where the method declares it                      else
+    not in progress                        TTransactionNotInProgressException                an error of the application
+    conflict                               TTransactionConflictException                     canCommitTx, commitTx: false
+    change set too large                   TGenericException of TransactionSizeException     canCommitTx: false
+    bad time-out or name                   TGenericException of IllegalArgumentException     an error of the application
+    truncation before what is in progress  TInvalidTruncateTimeException                     -
+    no leader, overloaded, unknown         getSnapshot: TTransactionCouldNotTakeSnapshot…    an error of the application
+
+An error of the application is a TApplicationException, *internal error*. Tephra's client takes it for one that it may
+repeat, as it does a lost connection; but it has words, which the client logs. To repeat is right where nothing was
+done, and harmless for all but commit and invalidate: a start that was done is forgotten and times out, a checkpoint
+leaves one pointer more, the others do twice what they do once. Of a commit see tephra_commits.py. An invalidation that
+was done before says false, so a snapshot is asked then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+from broker import logs
+from broker.clock import Clock
+from broker.errors import (
+    BadRequest,
+    BodyTooLarge,
+    BrokerError,
+    ChangesTooLarge,
+    OutcomeUnknown,
+    RequestError,
+    TransactionConflict,
+    TransactionNotInProgress,
+)
+from broker.model import Snapshot
+from broker.transactions import tephra_frames as frames
+from broker.transactions.tephra_commits import Commits
+from broker.wire.steps import Steps, Take
+
+ILLEGAL_ARGUMENT: Final = "java.lang.IllegalArgumentException"
+TOO_LARGE: Final = "org.apache.tephra.TransactionSizeException"
+KEY_SHOWN: Final = 256
+"""How many bytes of a key are shown."""
+COUNT_MAX: Final = (1 << 31) - 1
+
+log = logs.get_logger()
+
+
+class Serving(Protocol):
+    """The transaction service, as far as it is needed here: of this node, or of the node that leads it."""
+
+    async def start(
+        self,
+        *,
+        long: bool = False,
+        timeout_s: float | None = None,
+        client: str = "",
+        deadline: float | None = None,
+    ) -> Snapshot:
+        """Begin a transaction."""
+
+    async def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
+        """Note what a transaction changed, if it conflicts with no other."""
+
+    async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
+        """End a transaction: what it wrote is visible."""
+
+    async def abort(self, transaction_id: int) -> None:
+        """End a transaction that undid what it wrote."""
+
+    async def invalidate(self, transaction_id: int) -> bool:
+        """Make a transaction invalid; whether it was in progress."""
+
+    async def checkpoint(self, transaction_id: int) -> Snapshot:
+        """Give a transaction a further write pointer."""
+
+    async def snapshot(self) -> Snapshot:
+        """Return what is visible now."""
+
+    async def tephra_snapshot(self) -> bytes:
+        """Return the state of the service as tephra_snapshot.py writes it."""
+
+    async def truncate_invalid(self, ids: Collection[int]) -> int:
+        """Call pointers invalid no more; how many were."""
+
+    async def truncate_invalid_before(self, before_ms: int) -> int:
+        """Call pointers invalid no more that were given before a moment; how many were."""
+
+    async def invalid_count(self) -> int:
+        """Return how many pointers are invalid."""
+
+    async def reset(self) -> None:
+        """Forget all transactions."""
+
+
+class Answer(NamedTuple):
+    """The frame that answers a call. ``code``: of the error, "ok" without one. ``committed``: what the call committed."""
+
+    frame: bytes
+    code: str
+    ends: bool = False
+    """Whether the connection ends with it."""
+    committed: int | None = None
+
+
+class Bounds(NamedTuple):
+    """What an operator may set. ``deadline_s``: how long a commit may be in doubt before its client is told so."""
+
+    deadline_s: float = 30.0
+    changes_max: int = 10_000
+    changes_bytes_max: int = 1024 * 1024
+
+
+OK: Final = "ok"
+
+
+class TephraService:
+    """Answers calls. ``answer`` raises nothing that a client causes."""
+
+    def __init__(self, transactions: Serving, clock: Clock, bounds: Bounds) -> None:
+        """Ask ``transactions``."""
+        self.idl = frames.Idl()
+        self.commits = Commits(transactions, clock, bounds.deadline_s)
+        self._bounds = bounds
+        self._transactions = transactions
+        self._methods = _methods(self)
+
+    @property
+    def transactions(self) -> Serving:
+        """The transaction service."""
+        return self._transactions
+
+    def reading(self, head: frames.Head, frame: bytes, take: Take) -> Steps[frames.Call]:
+        """Read a call in steps. Raises as ``tephra_frames.call_steps``; KeyError if there is no such method."""
+        if head.method not in self._methods:
+            raise KeyError(head.method)
+        return frames.call_steps(self.idl, frame, head, take=take)
+
+    async def answer(self, head: frames.Head, arguments: Mapping[int, Any]) -> Answer:
+        """Do what a call asks for, and return its answer."""
+        try:
+            value = await self._methods[head.method](arguments)
+            frame = frames.encode_returned(self.idl, head, value)
+        except BrokerError as error:
+            if error.outcome == "unknown":
+                log.warning("outcome unknown", method=head.method, error=error.message)
+            return self.failed(head, error, _transaction(head.method, arguments))
+        except Exception as error:
+            log.exception("unexpected error", method=head.method)
+            return self.failed(head, BrokerError(f"An unexpected error: {type(error).__name__}"))
+        committed = _transaction(head.method, arguments) if head.method in _COMMITS else None
+        return Answer(frame, OK, committed=committed)
+
+    def failed(self, head: frames.Head, error: BrokerError, transaction: int = 0) -> Answer:
+        """Return the answer that tells an error."""
+        declared = _declared(head.method, error, transaction)
+        frame = None
+        if declared is not None:
+            name, fields = declared
+            thrown = getattr(self.idl.module, name)(**fields)
+            frame = frames.encode_thrown(self.idl, head, thrown)
+        if frame is None:
+            frame = frames.encode_failed(head, frames.INTERNAL_ERROR, error.message)
+        return Answer(frame, error.code)
+
+    def check_changes(self, changes: Collection[bytes]) -> None:
+        """Raise ChangesTooLarge for what the service would not take: it may have to be passed on first."""
+        if len(changes) > self._bounds.changes_max:
+            raise ChangesTooLarge(
+                f"The change set has {len(changes)} keys, at most {self._bounds.changes_max} are taken."
+            )
+        size = sum(map(len, changes))
+        if size > self._bounds.changes_bytes_max:
+            raise ChangesTooLarge(
+                f"The keys of the change set have {size} bytes, at most {self._bounds.changes_bytes_max} "
+                "are taken."
+            )
+
+    async def invalidated(self, transaction: int) -> bool:
+        """Make a transaction invalid; whether it was in progress, though the first try may not have told."""
+        try:
+            return await self._transactions.invalidate(transaction)
+        except OutcomeUnknown:
+            if await self._transactions.invalidate(transaction):
+                return True
+            invalids = (await self._transactions.snapshot()).invalids
+            at = bisect_left(invalids, transaction)
+            return at < len(invalids) and invalids[at] == transaction
+
+
+def _declared(
+    method: str, error: BrokerError, transaction: int
+) -> tuple[str, dict[str, object]] | None:
+    """Return the exception that tells an error, if a method may declare one: its name and its fields."""
+    told: dict[str, object] = {"message": error.message}
+    if method == "getSnapshot":
+        return "TTransactionCouldNotTakeSnapshotException", told
+    if method == "truncateInvalidTxBefore" and isinstance(error, BadRequest):
+        return "TInvalidTruncateTimeException", told
+    if isinstance(error, TransactionNotInProgress):
+        return "TTransactionNotInProgressException", told
+    if isinstance(error, TransactionConflict):
+        key = error.message if error.key is None else shown(error.key)
+        conflict = {"transactionId": transaction, "conflictingKey": key}
+        return "TTransactionConflictException", conflict
+    if not isinstance(error, RequestError):
+        return None
+    too_large = isinstance(error, ChangesTooLarge | BodyTooLarge)
+    told["originalExceptionClass"] = TOO_LARGE if too_large else ILLEGAL_ARGUMENT
+    return "TGenericException", told
+
+
+def shown(key: bytes) -> str:
+    """Return a key of a change set as Tephra shows it: what is printable as it is, other bytes in hex."""
+    return "".join(
+        chr(byte) if 0x20 <= byte < 0x7F else f"\\x{byte:02X}" for byte in key[:KEY_SHOWN]
+    )
+
+
+Arguments = Mapping[int, Any]
+Method = Callable[[Arguments], Awaitable[object]]
+
+_TRANSACTION_ID: Final = 1
+_WRITE_POINTER: Final = 7
+_COMMITS: Final = frozenset({"commitTx", "commitOrThrow"})
+
+
+def _number(arguments: Arguments, field: int = 1) -> int:
+    found = arguments.get(field, 0)
+    return found if isinstance(found, int) else 0
+
+
+def _transaction(method: str, arguments: Arguments) -> int:
+    """Return the id of the transaction that a call is about; 0 if it is about none."""
+    found = arguments.get(1, 0)
+    if isinstance(found, dict):
+        return _number(found, _TRANSACTION_ID)
+    return found if isinstance(found, int) and method in _BY_ID else 0
+
+
+_BY_ID: Final = frozenset({"canCommitOrThrow", "commitOrThrow", "invalidateTx"})
+
+
+def _client(arguments: Arguments) -> str:
+    found = arguments.get(1)
+    if found is None:
+        raise BadRequest("clientId must not be null.")
+    if not isinstance(found, str):
+        raise BadRequest("clientId must be UTF-8.")
+    return found
+
+
+def _changes(arguments: Arguments) -> list[bytes]:
+    return arguments.get(2) or []
+
+
+def _methods(service: TephraService) -> dict[str, Method]:
+    """Return what each method does."""
+    starts, asks = _starts(service.transactions), _asks(service)
+    return {**starts, **_ends(service), **asks}
+
+
+def _starts(transactions: Serving) -> dict[str, Method]:
+    async def start(_: Arguments) -> Snapshot:
+        return await transactions.start()
+
+    async def start_long(_: Arguments) -> Snapshot:
+        return await transactions.start(long=True)
+
+    async def start_long_as(arguments: Arguments) -> Snapshot:
+        return await transactions.start(long=True, client=_client(arguments))
+
+    async def start_as(arguments: Arguments) -> Snapshot:
+        return await transactions.start(client=_client(arguments))
+
+    async def start_for(arguments: Arguments) -> Snapshot:
+        return await transactions.start(timeout_s=_number(arguments))
+
+    async def start_as_for(arguments: Arguments) -> Snapshot:
+        client = _client(arguments)
+        return await transactions.start(client=client, timeout_s=_number(arguments, 2))
+
+    return {
+        "startShort": start,
+        "startLong": start_long,
+        "startLongClientId": start_long_as,
+        "startShortClientId": start_as,
+        "startShortTimeout": start_for,
+        "startShortWithTimeout": start_for,
+        "startShortWithClientIdAndTimeOut": start_as_for,
+    }
+
+
+def _ends(service: TephraService) -> dict[str, Method]:
+    transactions = service.transactions
+    boolean = service.idl.module.TBoolean
+
+    async def can_commit(arguments: Arguments) -> None:
+        changes = _changes(arguments)
+        service.check_changes(changes)
+        await transactions.can_commit(_number(arguments), changes)
+
+    async def can_commit_as_told(arguments: Arguments) -> object:
+        given, changes = arguments.get(1, {}), _changes(arguments)
+        try:
+            service.check_changes(changes)
+            await transactions.can_commit(_number(given, _TRANSACTION_ID), changes)
+        except (TransactionConflict, ChangesTooLarge):
+            return boolean(value=False)
+        return boolean(value=True)
+
+    async def commit(arguments: Arguments) -> None:
+        await service.commits.commit(_number(arguments), arguments.get(2))
+
+    async def commit_as_told(arguments: Arguments) -> object:
+        given = arguments.get(1, {})
+        transaction = _number(given, _TRANSACTION_ID)
+        try:
+            await service.commits.commit(transaction, given.get(_WRITE_POINTER))
+        except TransactionConflict:
+            return boolean(value=False)
+        return boolean(value=True)
+
+    async def abort(arguments: Arguments) -> None:
+        await transactions.abort(_number(arguments.get(1, {}), _TRANSACTION_ID))
+
+    async def invalidate(arguments: Arguments) -> bool:
+        return await service.invalidated(_number(arguments))
+
+    async def checkpoint(arguments: Arguments) -> Snapshot:
+        return await transactions.checkpoint(_number(arguments.get(1, {}), _TRANSACTION_ID))
+
+    return {
+        "canCommitTx": can_commit_as_told,
+        "canCommitOrThrow": can_commit,
+        "commitTx": commit_as_told,
+        "commitOrThrow": commit,
+        "abortTx": abort,
+        "invalidateTx": invalidate,
+        "checkpoint": checkpoint,
+    }
+
+
+def _asks(service: TephraService) -> dict[str, Method]:
+    transactions = service.transactions
+    boolean = service.idl.module.TBoolean
+
+    async def get_snapshot(_: Arguments) -> bytes:
+        return await transactions.tephra_snapshot()
+
+    async def reset_state(_: Arguments) -> None:
+        await transactions.reset()
+        log.warning("transactions forgotten: a client called resetState")
+
+    async def status(_: Arguments) -> str:
+        try:
+            await transactions.invalid_count()
+        except BrokerError:
+            return "NOTOK"
+        return "OK"
+
+    async def truncate(arguments: Arguments) -> object:
+        removed = await transactions.truncate_invalid(arguments.get(1) or [])
+        return boolean(value=removed > 0)
+
+    async def truncate_before(arguments: Arguments) -> object:
+        removed = await transactions.truncate_invalid_before(_number(arguments))
+        return boolean(value=removed > 0)
+
+    async def invalid_size(_: Arguments) -> int:
+        return min(await transactions.invalid_count(), COUNT_MAX)
+
+    async def prune_now(_: Arguments) -> None:
+        """Do nothing, as Tephra's service where no plugin for pruning is configured: ``broker tx prune`` does it."""
+
+    return {
+        "getSnapshot": get_snapshot,
+        "resetState": reset_state,
+        "status": status,
+        "truncateInvalidTx": truncate,
+        "truncateInvalidTxBefore": truncate_before,
+        "invalidTxSize": invalid_size,
+        "pruneNow": prune_now,
+    }

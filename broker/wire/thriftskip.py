@@ -1,0 +1,91 @@
+"""Passing over values in Thrift's binary protocol that are not wanted, in bounded time.
+
+::
+
+    i64     8 bytes, big-endian                              bool, byte: 1    i16: 2    i32, enums: 4    double: 8
+    string  length (int32) | bytes                           also binary
+    list    type of the items | count (int32) | items        also set
+    map     type of the keys | type of the values | count (int32) | keys and values, by turns
+    struct  fields, each: type (1 byte) | number (int16) | value; 00 ends it
+
+Counts in what others sent are not trusted. Numbers and booleans in a list are passed over at once. All else is counted
+in parts: a list of empty structs is one byte for each, and takes longer to pass over than anything else.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from broker.errors import BadRequest
+
+STOP, BOOL, BYTE, DOUBLE, I16, I32, I64 = 0, 2, 3, 4, 6, 8, 10
+STRING, STRUCT, MAP, SET, LIST = 11, 12, 13, 14, 15
+FIXED_BYTES: Final = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
+NESTING_MAX: Final = 16
+PARTS_MAX: Final = 10_000
+"""The most fields and parts of fields that are passed over."""
+
+FIELD: Final = struct.Struct(">bh")
+LIST_HEAD: Final = struct.Struct(">bi")
+_COUNT = struct.Struct(">i")
+_MAP_HEAD = struct.Struct(">bbi")
+
+
+class Skipper:
+    """Passes over values of one body; what it passes over is counted. ``what`` names the body in errors."""
+
+    def __init__(self, body: bytes, what: str) -> None:
+        """Have passed over nothing."""
+        self._body = body
+        self._what = what
+        self._parts = 0
+
+    def past(self, at: int, kind: int, depth: int = NESTING_MAX) -> int:
+        """Return the place after a value, which may lie beyond the body if the value does.
+
+        Raises:
+            BadRequest: it is none, or is nested too deep, or there are too many parts.
+            IndexError, struct.error: the body ends within it.
+        """
+        self._parts += 1
+        if self._parts > PARTS_MAX:
+            raise BadRequest(
+                f"{self._what}: it has more than {PARTS_MAX} fields and parts of them."
+            )
+        if kind in FIXED_BYTES:
+            return at + FIXED_BYTES[kind]
+        if depth == 0:
+            raise BadRequest(f"{self._what}: nested deeper than {NESTING_MAX} levels.")
+        if kind == STRING:
+            return at + _COUNT.size + self._count(*_COUNT.unpack_from(self._body, at))
+        if kind == STRUCT:
+            return self._past_struct(at, depth - 1)
+        if kind == MAP:
+            key_kind, value_kind, count = _MAP_HEAD.unpack_from(self._body, at)
+            return self._past_items(at + _MAP_HEAD.size, (key_kind, value_kind), count, depth - 1)
+        if kind in {SET, LIST}:
+            item_kind, count = LIST_HEAD.unpack_from(self._body, at)
+            return self._past_items(at + LIST_HEAD.size, (item_kind,), count, depth - 1)
+        raise BadRequest(f"{self._what}: there is no type {kind}.")
+
+    def _past_struct(self, at: int, depth: int) -> int:
+        while self._body[at] != STOP:
+            kind, _ = FIELD.unpack_from(self._body, at)
+            at = self.past(at + FIELD.size, kind, depth)
+        return at + 1
+
+    def _past_items(self, at: int, kinds: tuple[int, ...], count: int, depth: int) -> int:
+        if all(kind in FIXED_BYTES for kind in kinds):
+            return at + self._count(count) * sum(FIXED_BYTES[kind] for kind in kinds)
+        if count > len(self._body) - at:  # Each takes a byte at least.
+            raise IndexError
+        for _ in range(self._count(count)):
+            for kind in kinds:
+                at = self.past(at, kind, depth)
+        return at
+
+    def _count(self, count: int) -> int:
+        if count < 0:
+            raise BadRequest(f"{self._what}: a count is negative ({count}).")
+        return count

@@ -1,0 +1,141 @@
+"""Commits whose outcome is in doubt: told by a snapshot, never by a guess."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from broker.errors import (
+    NoLeader,
+    OutcomeUnknown,
+    TransactionConflict,
+    TransactionNotInProgress,
+)
+from broker.model import Snapshot
+from broker.testing.clock import VirtualClock, virtual_loop
+from broker.testing.serving import eventually
+from broker.transactions import tephra_commits
+from broker.transactions.tephra_commits import Commits
+from tests.unit.tephra.fakes import Scripted
+
+UNKNOWN = OutcomeUnknown("cut")
+NO_LEADER = NoLeader("none")
+OVER = TransactionNotInProgress("over")
+VISIBLE = Snapshot(transaction_id=0, read_pointer=9)
+INVALID = Snapshot(transaction_id=0, read_pointer=9, invalids=[7])
+OPEN = Snapshot(transaction_id=0, read_pointer=9, in_progress=[7])
+LATER = Snapshot(transaction_id=0, read_pointer=5, in_progress=[7])
+
+Test = Callable[[Commits], Awaitable[Any]]
+
+
+def run(script: Scripted, test: Test, deadline_s: float = 5) -> Any:
+    with virtual_loop() as loop:
+        return loop.run_until_complete(test(Commits(script, VirtualClock(loop), deadline_s)))
+
+
+async def commit(commits: Commits) -> None:
+    await commits.commit(7, 8)
+
+
+def test_a_commit_is_passed_on() -> None:
+    script = Scripted()
+    run(script, commit)
+    assert script.calls == [("commit", 7, 8)]
+
+
+@pytest.mark.parametrize("error", [OVER, TransactionConflict("k"), NO_LEADER])
+def test_a_refusal_is_told(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        run(Scripted(error), commit)
+
+
+def test_what_a_snapshot_shows_was_committed() -> None:
+    script = Scripted(UNKNOWN, NO_LEADER, UNKNOWN, VISIBLE)
+    run(script, commit)
+    assert [call[0] for call in script.calls] == ["commit", "snapshot", "snapshot", "snapshot"]
+
+
+def test_what_is_invalid_was_not_committed() -> None:
+    with pytest.raises(TransactionNotInProgress):
+        run(Scripted(UNKNOWN, INVALID), commit)
+
+
+@pytest.mark.parametrize("snapshot", [OPEN, LATER])
+def test_what_is_in_progress_is_committed_again(snapshot: Snapshot) -> None:
+    script = Scripted(UNKNOWN, snapshot, None)
+    run(script, commit)
+    assert [call[0] for call in script.calls] == ["commit", "snapshot", "commit"]
+
+
+def test_after_doubt_no_leader_is_no_answer() -> None:
+    script = Scripted(UNKNOWN, OPEN, NO_LEADER, OPEN, OVER, VISIBLE)
+    run(script, commit)
+    assert not script.answers
+
+
+def test_without_a_snapshot_it_is_unknown() -> None:
+    with pytest.raises(OutcomeUnknown):
+        run(Scripted(UNKNOWN, *[NO_LEADER] * 100), commit)
+    with pytest.raises(OutcomeUnknown):
+        run(Scripted(*[UNKNOWN, OPEN] * 100), commit)
+
+
+def test_one_that_was_unknown_is_told_when_it_is_repeated() -> None:
+    async def test(commits: Commits) -> None:
+        with pytest.raises(OutcomeUnknown):
+            await commits.commit(7, 8)
+        script.answers = [OVER, VISIBLE]
+        await commits.commit(7, 8)
+        script.answers = [OVER]
+        with pytest.raises(TransactionNotInProgress):
+            await commits.commit(7, 8)
+
+    script = Scripted(UNKNOWN, *[NO_LEADER] * 100)
+    run(script, test)
+
+
+def test_one_that_was_not_heard_is_told_again() -> None:
+    async def test(commits: Commits) -> None:
+        commits.not_heard(7)
+        await commits.commit(7, 8)
+
+    run(Scripted(OVER, VISIBLE), test)
+    with pytest.raises(TransactionNotInProgress):
+        run(Scripted(OVER, INVALID), test)
+
+
+def test_one_that_was_heard_is_over() -> None:
+    with pytest.raises(TransactionNotInProgress):
+        run(Scripted(OVER, VISIBLE), commit)
+
+
+def test_a_second_commit_joins_the_first() -> None:
+    async def test(commits: Commits) -> None:
+        gate = asyncio.get_running_loop().create_future()
+        script.answers = [lambda: gate]
+        first = asyncio.ensure_future(commits.commit(7, 8))
+        second = asyncio.ensure_future(commits.commit(7, 8))
+        await eventually(lambda: script.calls, lambda: "not called")
+        first.cancel()
+        await asyncio.wait((first,))
+        gate.set_result(None)
+        await second
+        assert len(script.calls) == 1
+
+    script = Scripted()
+    run(script, test)
+
+
+def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tephra_commits, "REMEMBERED_MAX", 1)
+
+    async def test(commits: Commits) -> None:
+        commits.not_heard(7)
+        commits.not_heard(8)
+        with pytest.raises(TransactionNotInProgress):
+            await commits.commit(7, 7)
+        await commits.commit(8, 8)
+
+    run(Scripted(OVER, OVER, VISIBLE), test)

@@ -1,0 +1,164 @@
+"""Reading calls: what thriftpy2's own client writes, and what no client would."""
+
+import contextlib
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.errors import BadRequest, BodyTooLarge, BrokerError
+from broker.transactions import tephra_frames as frames
+from broker.wire.steps import finish
+from tests.unit.tephra.vectors import VECTORS, Vector
+
+IDL = frames.Idl()
+
+
+def head(method: str, kind: int = 1) -> bytes:
+    name = method.encode()
+    return struct.pack(">IIB", 0x80010000 | kind, len(name), 0)[:8] + name + bytes(4)
+
+
+def read(message: bytes, taken: list[int] | None = None) -> frames.Call:
+    take = (lambda _: None) if taken is None else taken.append
+    found = frames.read_head(message)
+    return finish(frames.call_steps(IDL, message, found, take=take))
+
+
+def keys(count: int, *listed: bytes) -> bytes:
+    """A field 2 with a set of keys."""
+    items = b"".join(struct.pack(">i", len(key)) + key for key in listed)
+    return b"\x0e\x00\x02\x0b" + struct.pack(">i", count) + items
+
+
+CAN_COMMIT = head("canCommitOrThrow")
+TX = b"\x0a\x00\x01" + struct.pack(">q", 7)
+
+
+def test_arguments_are_read() -> None:
+    taken: list[int] = []
+    call = read(CAN_COMMIT + TX + keys(2, b"a", b"\xff") + b"\0", taken)
+    assert call == frames.Call("canCommitOrThrow", 0, {1: 7, 2: [b"a", b"\xff"]})
+    assert taken == [2]
+
+
+def test_of_a_transaction_the_numbers_are_read() -> None:
+    vector = next(each for each in VECTORS if each.method == "checkpoint")
+    (numbers,) = read(vector.request).arguments.values()
+    assert set(numbers) == {1, 2, 5, 7}
+
+
+def test_a_list_is_as_good_as_a_set() -> None:
+    as_list = keys(1, b"a").replace(b"\x0e", b"\x0f", 1)
+    assert read(CAN_COMMIT + as_list + b"\0").arguments == {2: [b"a"]}
+
+
+def test_what_is_not_known_is_passed_over() -> None:
+    unknown = (
+        b"\x0d\x00\x09\x0b\x0c\x00\x00\x00\x01\x00\x00\x00\x01k\x08\x00\x01\x00\x00\x00\x05\x00"
+    )
+    wrong = b"\x08\x00\x01\x00\x00\x00\x05" + b"\x0e\x00\x02\x08\x00\x00\x00\x01\x00\x00\x00\x05"
+    assert read(CAN_COMMIT + unknown + wrong + TX + b"\0").arguments == {2: [], 1: 7}
+
+
+MALFORMED = {
+    "no end": TX,
+    "cut field": TX[:-1],
+    "more than it has": TX + b"\0\0",
+    "cut key": keys(1, b"abc")[:-1] + b"\0",
+    "fewer keys than counted": keys(3, b"") + b"\0",
+    "a negative count": keys(-1) + b"\0",
+    "a huge count": keys((1 << 31) - 1) + b"\0",
+    "a negative length": b"\x0e\x00\x02\x0b\x00\x00\x00\x01\xff\xff\xff\xff\0",
+    "a huge length": b"\x0b\x00\x09\x7f\xff\xff\xff" + b"\0",
+    "no type": b"\x63\x00\x09\0",
+    "nested deep": (b"\x0c\x00\x09" + b"\x0c\x00\x01" * 5000),
+    "lists in lists": b"\x0f\x00\x09" + b"\x0f\x00\x00\x00\x01" * 5000,
+    "a huge list of structs": b"\x0f\x00\x09\x0c\x00\x0f\x00\x00" + bytes(0x0F0000) + b"\0",
+    "many fields": TX * (frames.FIELDS_MAX + 1) + b"\0",
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_the_malformed_is_refused(case: str) -> None:
+    with pytest.raises(BadRequest):
+        read(CAN_COMMIT + MALFORMED[case])
+
+
+def test_many_keys_are_refused_before_they_are_read() -> None:
+    taken: list[int] = []
+    with pytest.raises(BodyTooLarge):
+        read(CAN_COMMIT + keys(frames.ITEMS_MAX + 1) + bytes(4 * frames.ITEMS_MAX), taken)
+    half = frames.ITEMS_MAX // 2 + 1
+    with pytest.raises(BodyTooLarge):
+        read(CAN_COMMIT + keys(half, *[b""] * half) * 2 + b"\0")
+    assert taken == []
+
+
+def test_one_who_counts_can_refuse() -> None:
+    def take(_: int) -> None:
+        raise BodyTooLarge("no")
+
+    message = CAN_COMMIT + keys(1, b"a") + b"\0"
+    with pytest.raises(BodyTooLarge):
+        finish(frames.call_steps(IDL, message, frames.read_head(message), take=take))
+
+
+NO_CALLS = {
+    "nothing": b"",
+    "HTTP": b"GET / HTTP/1.1\r\n\r\n",
+    "another version": b"\x80\x02" + CAN_COMMIT[2:],
+    "an answer": head("startShort", kind=2),
+    "a message without answer": head("startShort", kind=4),
+    "a name that is cut": head("startShort")[:12],
+    "a long name": head("s" * 300),
+    "a name that is no text": head("x").replace(b"x", b"\xff"),
+    "without a version": b"\x00\x00\x00\x01x\x01\x00\x00\x00\x00",
+}
+
+
+@pytest.mark.parametrize("case", NO_CALLS)
+def test_what_is_no_call_is_known_by_its_head(case: str) -> None:
+    with pytest.raises(frames.NoCall):
+        frames.read_head(NO_CALLS[case])
+
+
+def test_a_large_set_is_read_in_steps() -> None:
+    count = 50_000
+    message = CAN_COMMIT + keys(count, *[b"k%d" % number for number in range(count)]) + b"\0"
+    steps = frames.call_steps(IDL, message, frames.read_head(message))
+    assert sum(1 for _ in steps) == count // 250
+
+
+def test_lengths_are_signed() -> None:
+    assert frames.length_of(b"\0\0\1\0") == 256
+    assert frames.length_of(b"\xff\xff\xff\xff") == -1
+
+
+@given(
+    st.sampled_from(VECTORS),
+    st.lists(st.tuples(st.integers(0, 400), st.binary(max_size=6)), max_size=4),
+    st.integers(0, 400),
+)
+def test_changed_calls_are_read_or_refused(
+    vector: Vector, changes: list[tuple[int, bytes]], cut: int
+) -> None:
+    message = bytearray(vector.request)
+    for at, put in changes:
+        message[at : at + len(put)] = put
+    if cut < len(message):
+        del message[len(message) - cut :]
+    changed = bytes(message)
+    try:
+        found = frames.read_head(changed)
+        if found.method in IDL.methods:
+            finish(frames.call_steps(IDL, changed, found))
+    except (BrokerError, frames.NoCall):
+        pass
+
+
+@given(st.sampled_from(sorted(IDL.methods)), st.binary(max_size=300))
+def test_any_arguments_are_read_or_refused(method: str, arguments: bytes) -> None:
+    with contextlib.suppress(BadRequest, BodyTooLarge):
+        read(head(method) + arguments)

@@ -1,0 +1,296 @@
+"""Connections of Tephra's clients, over loopback: order, bounds, refusals, and the end."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import structlog
+
+from broker.clock import SystemClock
+from broker.http.budget import DEFAULTS, Bounds, Budgets, Kind
+from broker.metrics import Metrics
+from broker.model import Snapshot
+from broker.testing.serving import eventually
+from broker.transactions import tephra_connection, tephra_frames, tephra_server
+from broker.transactions.tephra_server import TephraServer
+from tests.unit.tephra.fakes import Scripted
+from tests.unit.tephra.test_tephra_service import message, result
+
+DEADLINE_S = 10
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, *messages: bytes) -> None:
+        self.writer.write(b"".join(struct.pack(">i", len(each)) + each for each in messages))
+
+    async def answer(self, method: str) -> Any:
+        async with asyncio.timeout(DEADLINE_S):
+            (length,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return result(await self.reader.readexactly(length), method)
+
+    async def ended(self) -> bool:
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                return await self.reader.read() == b""
+            except ConnectionResetError:
+                return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class World:
+    def __init__(self) -> None:
+        self.script = Scripted()
+        self.budgets = Budgets()
+        self.metrics = Metrics("here")
+        self.server = TephraServer(self.script, self.budgets, self.metrics, SystemClock())
+        self.clients: list[Client] = []
+
+    async def connect(self) -> Client:
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.server.port))
+        self.clients.append(client)
+        return client
+
+    async def until(self, happens: Callable[[], object]) -> None:
+        await eventually(happens, lambda: (self.script.calls, dict(self.budgets.held)), DEADLINE_S)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    await world.server.start("127.0.0.1", 0)
+    yield world
+    for client in world.clients:
+        client.close()
+    await world.server.close(1)
+
+
+INVALID_SIZE = message("invalidTxSize")
+
+
+async def test_calls_of_a_connection_are_answered_in_order(world: World) -> None:
+    gate = asyncio.get_running_loop().create_future()
+    world.script.answers = [lambda: gate, 2, 3]
+    client = await world.connect()
+    client.send(INVALID_SIZE, INVALID_SIZE, INVALID_SIZE)
+    other = await world.connect()
+    await world.until(lambda: len(world.script.calls) == 1)
+    world.script.answers.insert(0, 9)
+    other.send(INVALID_SIZE)
+    assert (await other.answer("invalidTxSize")).success == 9
+    gate.set_result(1)
+    assert [(await client.answer("invalidTxSize")).success for _ in range(3)] == [1, 2, 3]
+
+
+async def test_a_call_may_come_in_pieces(world: World) -> None:
+    world.script.answers = [5]
+    client = await world.connect()
+    frame = struct.pack(">i", len(INVALID_SIZE)) + INVALID_SIZE
+    ends = [1, 4, 5, len(frame) - 1]
+    for start, end in pairwise([0, *ends]):
+        client.writer.write(frame[start:end])
+        await world.until(lambda end=end: world.budgets.held[Kind.BODY_BYTES] == end)
+    client.writer.write(frame[-1:])
+    assert (await client.answer("invalidTxSize")).success == 5
+
+
+async def test_an_unknown_method_is_told_and_the_connection_goes_on(world: World) -> None:
+    client = await world.connect()
+    client.send(INVALID_SIZE.replace(b"invalidTxSize", b"invalidTxSizf"), INVALID_SIZE)
+    world.script.answers = [5]
+    assert (await client.answer("invalidTxSizf")).type == 1
+    assert (await client.answer("invalidTxSize")).success == 5
+
+
+async def test_the_malformed_is_told_and_ends_the_connection(world: World) -> None:
+    client = await world.connect()
+    with structlog.testing.capture_logs() as lines:
+        client.send(INVALID_SIZE + b"more")
+        assert (await client.answer("invalidTxSize")).type == 7
+        assert await client.ended()
+    assert [line["event"] for line in lines] == ["thrift connection refused"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">i", tephra_frames.FRAME_BYTES_MAX + 1),
+        struct.pack(">i", -1),
+        bytes(4),
+        struct.pack(">i", 5) + b"hello",
+    ],
+)
+async def test_what_is_no_call_ends_the_connection(world: World, sent: bytes) -> None:
+    client = await world.connect()
+    with structlog.testing.capture_logs() as lines:
+        client.writer.write(sent)
+        assert await client.ended()
+    assert [line["event"] for line in lines] == ["thrift connection refused"]
+    assert not world.script.calls
+
+
+async def test_a_frame_must_come_whole_in_time(world: World) -> None:
+    world.server.frame_s = 0.05
+    client = await world.connect()
+    client.writer.write(struct.pack(">i", 100) + b"x")
+    assert await client.ended()
+    assert not world.budgets.held[Kind.BODY_BYTES]
+
+
+async def test_what_is_held_is_counted_and_given_back(world: World) -> None:
+    client = await world.connect()
+    client.writer.write(struct.pack(">i", 100) + b"x" * 10)
+    await world.until(lambda: world.budgets.held[Kind.BODY_BYTES] == 14)
+    client.close()
+    await world.until(lambda: not world.budgets.held[Kind.BODY_BYTES])
+    client = await world.connect()
+    gate = asyncio.get_running_loop().create_future()
+    world.script.answers = [lambda: gate]
+    client.send(message("canCommitOrThrow", tx=1, changes=[b"a", b"b"]))
+    await world.until(lambda: world.script.calls)
+    assert world.budgets.held[Kind.ITEMS] == 2
+    gate.set_result(None)
+    await client.answer("canCommitOrThrow")
+    await world.until(lambda: not world.budgets.held[Kind.ITEMS])
+    assert not world.budgets.held[Kind.BODY_BYTES]
+
+
+async def test_a_connection_over_its_budget_ends(world: World) -> None:
+    world.budgets.bounds = {**DEFAULTS, Kind.BODY_BYTES: Bounds(100, 100, 100)}
+    client = await world.connect()
+    client.writer.write(struct.pack(">i", 1000) + bytes(200))
+    assert await client.ended()
+
+
+async def test_little_is_held_behind_a_call(world: World) -> None:
+    gate = asyncio.get_running_loop().create_future()
+    begun = Snapshot(transaction_id=7, read_pointer=5)
+    world.script.answers = [lambda: gate, *[begun] * 20]
+    client = await world.connect()
+    client.send(INVALID_SIZE)
+    await world.until(lambda: world.script.calls)
+    large = message("startShortClientId", clientId="x" * 200_000)
+    client.send(*[large] * 20)
+    await world.until(
+        lambda: world.budgets.held[Kind.BODY_BYTES] > tephra_connection.HELD_BYTES_MAX
+    )
+    assert world.budgets.held[Kind.BODY_BYTES] < 1_000_000
+    gate.set_result(1)
+    assert (await client.answer("invalidTxSize")).success == 1
+    for _ in range(20):
+        await client.answer("startShortClientId")
+
+
+async def test_connections_are_bounded_and_the_idle_make_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.server.connections_max = 1
+    first = await world.connect()
+    await world.until(lambda: world.server.open)
+    second = await world.connect()
+    assert await second.ended()
+    monkeypatch.setattr(tephra_server, "IDLE_S_LEAST", 0.0)
+    third = await world.connect()
+    assert await first.ended()
+    world.script.answers = [5]
+    third.send(INVALID_SIZE)
+    assert (await third.answer("invalidTxSize")).success == 5
+
+
+async def test_calls_under_way_are_bounded(world: World) -> None:
+    world.server.turns = asyncio.Semaphore(1)
+    gate = asyncio.get_running_loop().create_future()
+    world.script.answers = [lambda: gate, 2]
+    first, second = await world.connect(), await world.connect()
+    first.send(INVALID_SIZE)
+    await world.until(lambda: world.script.calls)
+    second.send(INVALID_SIZE)
+    await world.until(lambda: all(each.in_use for each in world.server.open))
+    assert len(world.script.calls) == 1
+    gate.set_result(1)
+    assert (await second.answer("invalidTxSize")).success == 2
+
+
+async def test_a_stop_answers_what_was_read(world: World) -> None:
+    gate = asyncio.get_running_loop().create_future()
+    world.script.answers = [lambda: gate, 2]
+    busy, begun, idle = [await world.connect() for _ in range(3)]
+    busy.send(INVALID_SIZE)
+    frame = struct.pack(">i", len(INVALID_SIZE)) + INVALID_SIZE
+    begun.writer.write(frame[:9])
+    await world.until(lambda: sum(each.in_use for each in world.server.open) == 2)
+    stopping = asyncio.ensure_future(world.server.close(DEADLINE_S))
+    assert await idle.ended()
+    with pytest.raises(ConnectionRefusedError):
+        await world.connect()
+    begun.writer.write(frame[9:])
+    gate.set_result(1)
+    answers = {(await each.answer("invalidTxSize")).success for each in (busy, begun)}
+    assert answers == {1, 2}
+    assert await busy.ended()
+    assert await begun.ended()
+    await stopping
+
+
+async def test_a_stop_does_not_wait_for_ever(world: World) -> None:
+    gate = asyncio.get_running_loop().create_future()
+    world.script.answers = [lambda: gate]
+    client = await world.connect()
+    client.send(INVALID_SIZE)
+    await world.until(lambda: world.script.calls)
+    await world.server.close(0.05)
+    assert await client.ended()
+    assert gate.cancelled()
+
+
+@pytest.mark.parametrize("resets", [True, False])
+async def test_a_commit_whose_client_has_gone_is_told_again(world: World, *, resets: bool) -> None:
+    gate = asyncio.get_running_loop().create_future()
+    world.script.answers = [lambda: gate]
+    client = await world.connect()
+    client.send(message("commitOrThrow", txId=7, wp=7))
+    await world.until(lambda: world.script.calls)
+    if resets:
+        connected = client.writer.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.writer.transport.abort()
+    await world.until(lambda: not resets or not world.server.open)
+    gate.set_result(None)
+    await until_in_doubt(world, 7)
+
+
+async def test_only_the_last_answer_of_a_connection_may_not_have_arrived(world: World) -> None:
+    client = await world.connect()
+    client.send(message("commitOrThrow", txId=7, wp=7))
+    await client.answer("commitOrThrow")
+    client.send(message("commitOrThrow", txId=8, wp=8))
+    await client.answer("commitOrThrow")
+    client.close()
+    await until_in_doubt(world, 8)
+    assert 7 not in in_doubt(world)
+
+
+def in_doubt(world: World) -> dict[int, None]:
+    return world.server.service.commits._in_doubt
+
+
+async def until_in_doubt(world: World, transaction: int) -> None:
+    await world.until(lambda: transaction in in_doubt(world))
+
+
+async def test_calls_are_counted(world: World) -> None:
+    client = await world.connect()
+    client.send(INVALID_SIZE)
+    world.script.answers = [5]
+    await client.answer("invalidTxSize")
+    await world.until(lambda: b'kind="thrift_invalidTxSize"' in world.metrics.render())

@@ -1,0 +1,266 @@
+"""What Tephra's methods do, and how errors are told, against what Tephra's own server answered."""
+
+import io
+from typing import Any
+
+import pytest
+from thriftpy2.protocol import binary
+from thriftpy2.thrift import TApplicationException
+
+from broker.errors import (
+    BadRequest,
+    BrokerError,
+    ChangesTooLarge,
+    NoLeader,
+    OutcomeUnknown,
+    TransactionConflict,
+    TransactionNotInProgress,
+)
+from broker.model import Snapshot
+from broker.testing.clock import VirtualClock, virtual_loop
+from broker.transactions import tephra_frames as frames
+from broker.transactions.tephra_service import Answer, Bounds, TephraService
+from broker.wire.steps import finish
+from broker.wire.transaction import decode_transaction
+from tests.unit.tephra.fakes import Scripted
+from tests.unit.tephra.vectors import VECTORS, Vector
+
+IDL = frames.Idl()
+NOT_IN_PROGRESS = TransactionNotInProgress("It is over.")
+UNKNOWN = OutcomeUnknown("no answer")
+
+
+def ask(request: bytes, transactions: Scripted) -> Answer:
+    """Return the service's answer to one message."""
+    with virtual_loop() as loop:
+        service = TephraService(transactions, VirtualClock(loop), Bounds(5, 2, 10))
+        head = frames.read_head(request)
+        call = finish(service.reading(head, request, lambda _: None))
+        return loop.run_until_complete(service.answer(head, call.arguments))
+
+
+def message(method: str, **arguments: Any) -> bytes:
+    """Return a call as thriftpy2's own client writes it."""
+    out = io.BytesIO()
+    binary.write_message_begin(out, method, 1, 7)
+    args = getattr(IDL.module.TTransactionServer, f"{method}_args")(**arguments)
+    binary.write_val(out, 12, args)
+    return out.getvalue()
+
+
+def result(answer: bytes, method: str) -> Any:
+    """Return an answer as thriftpy2's own client reads it."""
+    body = io.BytesIO(answer)
+    name, kind, _ = binary.read_message_begin(body)
+    assert name == method
+    found = TApplicationException() if kind == 3 else IDL.result(method)
+    binary.read_struct(body, found)
+    assert not body.read()
+    return found
+
+
+def scripted(vector: Vector) -> Scripted:
+    """Return a service that answers as Tephra's did."""
+    told = result(vector.answer, vector.method)
+    error = error_of(told)
+    if error is not None:
+        return Scripted(error)
+    value = getattr(told, "success", None)
+    if isinstance(value, IDL.module.TTransaction):
+        body = vector.answer[8 + len(vector.method) + 4 + 3 :]
+        return Scripted(decode_transaction(body))
+    if vector.method == "canCommitTx":
+        return Scripted(None if value.value else TransactionConflict("k"))
+    if vector.method == "getSnapshot":
+        start = 8 + len(vector.method) + 4 + 3 + 4
+        return Scripted(vector.answer[start:-1])
+    return Scripted(int(value.value) if isinstance(value, IDL.module.TBoolean) else value)
+
+
+def error_of(told: Any) -> BrokerError | None:
+    if isinstance(told, TApplicationException):
+        return NoLeader(told.message or "")
+    thrown = [
+        value
+        for number, spec in told.thrift_spec.items()
+        if number and (value := getattr(told, spec[1])) is not None
+    ]
+    if not thrown:
+        return None
+    name = type(thrown[0]).__name__
+    if name == "TTransactionConflictException":
+        return TransactionConflict(thrown[0].conflictingKey)
+    if name == "TTransactionNotInProgressException":
+        return TransactionNotInProgress(thrown[0].message)
+    return BadRequest(thrown[0].message)
+
+
+@pytest.mark.parametrize("number", range(len(VECTORS)))
+def test_answers_have_the_bytes_of_tephra_s(number: int) -> None:
+    vector = VECTORS[number]
+    script = scripted(vector)
+    answer = ask(vector.request, script)
+    expected = vector.answer
+    if b"\x0b\x00\x03\x00\x00\x00\x04java" in expected:
+        # Of a conflict the service does not know the other client.
+        expected = expected.replace(b"\x0b\x00\x03\x00\x00\x00\x04java", b"")
+    assert answer.frame[4:] == expected
+    assert int.from_bytes(answer.frame[:4], "big") == len(expected)
+
+
+def test_the_vectors_are_of_every_method() -> None:
+    assert {vector.method for vector in VECTORS} == set(IDL.methods)
+
+
+def transaction(**numbers: int) -> Any:
+    return IDL.module.TTransaction(**numbers)
+
+
+CALLS = [
+    ("startShort", {}, ("start", {})),
+    ("startLong", {}, ("start", {"long": True})),
+    ("startLongClientId", {"clientId": "c"}, ("start", {"long": True, "client": "c"})),
+    ("startShortClientId", {"clientId": "c"}, ("start", {"client": "c"})),
+    ("startShortTimeout", {"timeout": 5}, ("start", {"timeout_s": 5})),
+    ("startShortWithTimeout", {"timeout": -1}, ("start", {"timeout_s": -1})),
+    (
+        "startShortWithClientIdAndTimeOut",
+        {"clientId": "c", "timeout": 5},
+        ("start", {"client": "c", "timeout_s": 5}),
+    ),
+    ("canCommitOrThrow", {"tx": 7, "changes": [b"a", b"\xff"]}, ("can_commit", 7, [b"a", b"\xff"])),
+    ("commitOrThrow", {"txId": 7, "wp": 8}, ("commit", 7, 8)),
+    ("invalidateTx", {"txid": 7}, ("invalidate", 7)),
+    ("truncateInvalidTx", {"txns": [2, 1]}, ("truncate_invalid", [1, 2])),
+    ("truncateInvalidTxBefore", {"time": 9}, ("truncate_invalid_before", 9)),
+    ("invalidTxSize", {}, ("invalid_count",)),
+    ("status", {}, ("invalid_count",)),
+    ("resetState", {}, ("reset",)),
+    ("getSnapshot", {}, ("tephra_snapshot",)),
+    (
+        "canCommitTx",
+        {"tx": transaction(transactionId=7), "changes": [b"a"]},
+        ("can_commit", 7, [b"a"]),
+    ),
+    ("commitTx", {"tx": transaction(transactionId=7, writePointer=8)}, ("commit", 7, 8)),
+    ("abortTx", {"tx": transaction(transactionId=7, writePointer=8)}, ("abort", 7)),
+    ("checkpoint", {"tx": transaction(transactionId=7)}, ("checkpoint", 7)),
+]
+
+
+@pytest.mark.parametrize(("method", "arguments", "called"), CALLS, ids=[call[0] for call in CALLS])
+def test_each_method_calls_the_service(
+    method: str, arguments: dict[str, Any], called: tuple[Any, ...]
+) -> None:
+    script = Scripted(1 if method != "getSnapshot" else b"")
+    ask(message(method, **arguments), script)
+    assert script.calls == [called]
+
+
+ERRORS = [
+    ("commitOrThrow", NOT_IN_PROGRESS, "TTransactionNotInProgressException", ""),
+    ("checkpoint", NOT_IN_PROGRESS, "TTransactionNotInProgressException", ""),
+    ("commitTx", NOT_IN_PROGRESS, "TTransactionNotInProgressException", ""),
+    ("canCommitOrThrow", TransactionConflict("k"), "TTransactionConflictException", ""),
+    (
+        "canCommitOrThrow",
+        ChangesTooLarge("much"),
+        "TGenericException",
+        "org.apache.tephra.TransactionSizeException",
+    ),
+    (
+        "startShortWithTimeout",
+        BadRequest("bad"),
+        "TGenericException",
+        "java.lang.IllegalArgumentException",
+    ),
+    ("startShortTimeout", BadRequest("bad"), "TApplicationException", ""),
+    ("startShortWithTimeout", NoLeader("none"), "TApplicationException", ""),
+    ("startShortWithTimeout", UNKNOWN, "TApplicationException", ""),
+    ("commitOrThrow", NoLeader("none"), "TApplicationException", ""),
+    ("abortTx", UNKNOWN, "TApplicationException", ""),
+    ("truncateInvalidTxBefore", BadRequest("bad"), "TInvalidTruncateTimeException", ""),
+    ("getSnapshot", NoLeader("none"), "TTransactionCouldNotTakeSnapshotException", ""),
+]
+
+
+@pytest.mark.parametrize(("method", "error", "name", "original"), ERRORS)
+def test_each_error_has_its_exception(
+    method: str, error: BrokerError, name: str, original: str
+) -> None:
+    told = result(ask(message(method), Scripted(error)).frame[4:], method)
+    if name == "TApplicationException":
+        assert (told.type, told.message) == (TApplicationException.INTERNAL_ERROR, error.message)
+        return
+    (thrown,) = [each for each in vars(told).values() if each is not None]
+    assert type(thrown).__name__ == name
+    assert getattr(thrown, "originalExceptionClass", "") == original
+    assert getattr(thrown, "message", error.message) == error.message
+
+
+def test_what_is_refused_is_false_for_old_clients() -> None:
+    for error in (TransactionConflict("k"), ChangesTooLarge("much")):
+        told = result(ask(message("canCommitTx"), Scripted(error)).frame[4:], "canCommitTx")
+        assert told.success.value is False
+    told = result(
+        ask(message("commitTx"), Scripted(TransactionConflict("k"))).frame[4:], "commitTx"
+    )
+    assert told.success.value is False
+
+
+@pytest.mark.parametrize("changes", [[b"a", b"b", b"c"], [b"a" * 11]])
+def test_a_change_set_that_is_too_large_is_not_passed_on(changes: list[bytes]) -> None:
+    script = Scripted()
+    told = result(
+        ask(message("canCommitOrThrow", tx=7, changes=changes), script).frame[4:],
+        "canCommitOrThrow",
+    )
+    assert told.generic.originalExceptionClass == "org.apache.tephra.TransactionSizeException"
+    assert not script.calls
+
+
+def test_a_client_needs_a_name() -> None:
+    told = result(ask(message("startShortClientId"), Scripted()).frame[4:], "startShortClientId")
+    assert told.generic.originalExceptionClass == "java.lang.IllegalArgumentException"
+
+
+def test_the_status_is_not_ok_without_a_leader() -> None:
+    told = result(ask(message("status"), Scripted(NoLeader("none"))).frame[4:], "status")
+    assert told.success == "NOTOK"
+
+
+def test_an_unexpected_error_has_no_words_of_its_own() -> None:
+    async def broken() -> None:
+        raise ValueError("secret")
+
+    told = result(ask(message("startShort"), Scripted(broken)).frame[4:], "startShort")
+    assert "secret" not in told.message
+
+
+def test_an_answer_that_java_would_not_read_is_an_error() -> None:
+    script = Scripted(bytes(frames.ANSWER_BYTES_MAX))
+    told = result(ask(message("getSnapshot"), script).frame[4:], "getSnapshot")
+    assert "reads at most" in told.noSnapshot.message
+
+
+def test_an_invalidation_of_unknown_outcome_is_looked_up() -> None:
+    snapshot = Snapshot(transaction_id=0, read_pointer=9, invalids=[7])
+    for second, expected in ((True, True), (False, True)):
+        script = Scripted(UNKNOWN, second, snapshot)
+        told = result(ask(message("invalidateTx", txid=7), script).frame[4:], "invalidateTx")
+        assert told.success is expected
+    script = Scripted(UNKNOWN, False, Snapshot(transaction_id=0, read_pointer=9))
+    told = result(ask(message("invalidateTx", txid=7), script).frame[4:], "invalidateTx")
+    assert told.success is False
+
+
+@pytest.mark.parametrize(
+    ("request_", "committed"),
+    [
+        (message("commitOrThrow", txId=7, wp=7), 7),
+        (message("commitTx", tx=transaction(transactionId=7)), 7),
+        (message("abortTx", tx=transaction(transactionId=7)), None),
+    ],
+)
+def test_an_answer_says_what_was_committed(request_: bytes, committed: int | None) -> None:
+    assert ask(request_, Scripted()).committed == committed
