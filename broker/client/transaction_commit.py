@@ -79,8 +79,7 @@ class Committing:
             try:
                 await self._commit()
             except (Exception, asyncio.CancelledError) as error:
-                refused = isinstance(error, BrokerError) and error.outcome == "refused"
-                if (sure and refused) or isinstance(error, TransactionConflict):
+                if is_refusal(error, sure=sure):
                     raise
                 sure, failure = False, error
                 self._note(error)
@@ -139,3 +138,14 @@ class Committing:
             f"It is unknown whether transaction {self._transaction.transaction_id} is committed: the transaction "
             f"service does not say. {rest}"
         )
+
+
+def is_refusal(error: BaseException, *, sure: bool) -> bool:
+    """Whether an error says that the transaction is certainly not committed.
+
+    Args:
+        error: what a commit raised.
+        sure: whether no commit before it has an unknown outcome.
+    """
+    refused = isinstance(error, BrokerError) and error.outcome == "refused"
+    return (sure and refused) or isinstance(error, TransactionConflict)

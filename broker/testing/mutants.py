@@ -32,7 +32,12 @@ from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.storage.tail import Tail, next_head
-from broker.testing import mutants_processes, mutants_routing, mutants_settling
+from broker.testing import (
+    mutants_processes,
+    mutants_routing,
+    mutants_settling,
+    mutants_transactions,
+)
 
 Swap = Callable[[Any], Any]
 """From the function as it is to the one that stands in for it."""
@@ -340,6 +345,7 @@ def _epochs_over_generations(next_head: Any) -> Any:
 MUTANTS: Final[Mapping[str, Mutant]] = {
     **{name: Mutant(*above) for name, above in mutants_routing.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_settling.MUTANTS.items()},
+    **{name: Mutant(*above) for name, above in mutants_transactions.MUTANTS.items()},
     "exact-head": Mutant(
         "a change compares epoch and state only", Rows, "change", _exact_head, "storm"
     ),

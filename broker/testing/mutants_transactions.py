@@ -1,0 +1,86 @@
+"""Mutants of the client's transactions. See mutants.py."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from broker.client import transaction_commit, transaction_fate
+from broker.client.transaction_aware import TransactionAware
+from broker.client.transaction_context import TransactionContext
+from broker.client.transaction_fate import Fate
+from broker.client.transaction_undo import Undo
+from broker.errors import RequestError
+from broker.model import Snapshot
+from broker.testing.mutants_routing import Above
+
+
+def _unknown_publish(rollback: Any) -> Any:
+    async def mutant(self: Undo) -> bool:
+        self._unknown = False
+        return bool(await rollback(self))
+
+    return mutant
+
+
+def _unknown_commit(_: Any) -> Any:
+    def mutant(error: BaseException, *, sure: bool) -> bool:
+        del error, sure
+        return True
+
+    return mutant
+
+
+def _second_commit(_: Any) -> Any:
+    def mutant(error: BaseException, *, sure: bool) -> bool:
+        del sure
+        return isinstance(error, RequestError)
+
+    return mutant
+
+
+def _unheard_pointer(fate: Any) -> Any:
+    def mutant(snapshot: Snapshot, pointers: Collection[int]) -> Fate:
+        found: Fate = fate(snapshot, pointers)
+        return Fate.COMMITTED if found is Fate.UNKNOWN else found
+
+    return mutant
+
+
+def _publisher_last(participants: Any) -> Any:
+    def mutant(self: TransactionContext) -> list[TransactionAware]:
+        *others, last = participants.fget(self)
+        return [last, *others]
+
+    return property(mutant)
+
+
+MUTANTS: Final[Mapping[str, Above]] = {
+    "unknown-publish": Above(
+        "a publish without an answer counts as undone", Undo, "rollback", _unknown_publish
+    ),
+    "unknown-commit": Above(
+        "a commit without an answer is taken for a refused one",
+        transaction_commit,
+        "is_refusal",
+        _unknown_commit,
+    ),
+    "second-commit": Above(
+        "the refusal of a second commit is taken for that of the first",
+        transaction_commit,
+        "is_refusal",
+        _second_commit,
+    ),
+    "unheard-pointer": Above(
+        "a pointer that a snapshot does not know counts as committed",
+        transaction_fate,
+        "fate",
+        _unheard_pointer,
+    ),
+    "publisher-last": Above(
+        "the publisher persists before the other participants",
+        TransactionContext,
+        "participants",
+        _publisher_last,
+    ),
+}
