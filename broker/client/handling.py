@@ -28,6 +28,14 @@ Work = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
 log: Final = logging.getLogger("broker.client.subscriber")
 
 
+class Stopped(Exception):
+    """The subscriber is told to stop."""
+
+
+class Interrupted(Stopped):
+    """The handler was interrupted, as by Ctrl-C: its message is not handled, and the subscriber stops."""
+
+
 class GaveUp(Exception):
     """A handler failed as often as it may; ``error`` is how it failed the last time."""
 
@@ -145,7 +153,7 @@ class Trying:
             await call()  # Of what is no coroutine function nothing would be awaited.
 
         def may_retry(error: BaseException) -> bool:
-            return isinstance(error, Exception) and not isinstance(error, final)
+            return isinstance(error, Exception) and not isinstance(error, (Stopped, *final))
 
         def after(state: RetryCallState) -> None:
             failed(_error(state), state.attempt_number)

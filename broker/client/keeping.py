@@ -38,10 +38,6 @@ class Lost(Exception):
     """The cursor was taken away: this subscriber holds it no more."""
 
 
-class Stopped(Exception):
-    """The subscriber is told to stop."""
-
-
 @runtime_checkable
 class PlaceStore(Protocol):
     """A store of the caller's own for a subscriber's place, changed together with what the handler does.

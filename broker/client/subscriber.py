@@ -31,8 +31,8 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.client import letters, places
-from broker.client.handling import Calling, GaveUp, Handler, Trying, as_given, log
-from broker.client.keeping import CursorKeeper, Keeper, Lost, OwnKeeper, PlaceStore, Stopped, Wanted
+from broker.client.handling import Calling, GaveUp, Handler, Stopped, Trying, as_given, log
+from broker.client.keeping import CursorKeeper, Keeper, Lost, OwnKeeper, PlaceStore, Wanted
 from broker.client.retrying import Retrier
 from broker.client.subscription import Progress, SubscriberCounts, SubscriberOptions
 from broker.client.tailing import NOW, Patience
@@ -150,7 +150,7 @@ class Subscriber:
                 while not self._stopping.is_set():
                     await self._page(progress, await self._polled(progress.after))
             except Stopped:
-                pass
+                self._stopping.set()  # An interrupt of the handler may be the first to say so.
             except Lost:
                 raise
             except Exception as error:

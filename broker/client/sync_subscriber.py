@@ -11,15 +11,12 @@ from typing_extensions import override
 
 from broker.client.blocking import blocking
 from broker.client.cursors import CursorCalls
+from broker.client.handling import Interrupted
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberCounts
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Interrupted(Exception):
-    """The handler was interrupted, as by Ctrl-C; the subscriber stops."""
 
 
 class CallersThread(Executor):

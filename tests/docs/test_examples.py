@@ -26,7 +26,10 @@ SAYS = {
         "the relay died: {'examples/orders': 3}",
         "order 1 was placed\norder 2 was placed\norder 3 was placed\nleft: {}",
     ],
-    "own_triggers": ["the handler died, and starts again\nreact to order 2\nreact to order 3"],
+    "own_triggers": [
+        "the handler died, and starts again\nreact to order 2\nreact to order 3",
+        "events behind: 0",
+    ],
     "program_states": ["4 reports: {'run-1': 'completed', 'run-2': 'starting'}"],
     "user_notifications": ["to alice: Maintenance at noon.", "after the newest: []"],
 }

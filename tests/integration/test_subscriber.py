@@ -271,6 +271,7 @@ def test_an_interrupt_stops_a_subscriber(node: ServedNode, *, inside: bool) -> N
             subscriber.run()
         cursor = client.cursors.get(topic, "s")
         assert (cursor.lag.messages, cursor.data) == (1 if inside else 0, "")
+        assert subscriber.counts.failed == 0
 
 
 class Database:
