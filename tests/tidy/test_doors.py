@@ -25,6 +25,7 @@ DOORS = {
         "chaos/telling.py",
     ],
     "fastavro": ["broker/cli/transfer/avrofile.py"],
+    "happybase": ["broker/rowlog/thrift1.py", "broker/cli/rowlog/*"],
     "httptools": ["broker/http/asking.py", TEST_KIT],
     "hypothesis": [TEST_KIT],
     "jsonschema": [TEST_KIT],

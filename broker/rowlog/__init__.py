@@ -1,0 +1,31 @@
+"""RowLog: a write-ahead log and a message queue tied to rows of HBase tables of the user's own.
+
+After Lily's RowLog. A message is put with the change of the row that it is about, in one atomic step, and
+lies in that row until each subscription is done with it. **The row's own state decides; the index is a hint that
+heals.** See docs/guides/rowlog.md, and docs/internals/rowlog.md for what each file is for::
+
+    async with RowLog(pool, "records", id="mq", zookeeper=["localhost:2181"]) as log:
+        await log.subscribe(Subscription("indexer"))
+        log.listen("indexer", index)                      # async def index(message) -> bool
+        await log.start()                                 # a candidate for processing
+        await log.put(b"row", {b"data:title": b"A title"}, payload=b"what happened")
+"""
+
+from broker.rowlog.letters import DeadLetter
+from broker.rowlog.putting import Put
+from broker.rowlog.rows import Message
+from broker.rowlog.service import RowLog
+from broker.rowlog.setup import Filter, Settings, Subscription
+from broker.rowlog.troubles import MessagesOpen, RowLocked
+
+__all__ = [
+    "DeadLetter",
+    "Filter",
+    "Message",
+    "MessagesOpen",
+    "Put",
+    "RowLocked",
+    "RowLog",
+    "Settings",
+    "Subscription",
+]

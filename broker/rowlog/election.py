@@ -1,0 +1,97 @@
+"""Who processes: a lease of the coordinator suggests it, the epoch in the index table decides.
+
+As for topics: a lease is waited for, then the epoch is raised, then work begins. A processor that has no contact
+with the coordinator begins nothing new, since its lease may be over; what it has begun it marks. Fenced, it lets go
+of its lease and stands in line again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+from broker import logs
+from broker.clock import Clock
+from broker.coordination.ports import Contact, Coordinator, Lease
+from broker.errors import BrokerError, Fenced, NoLeader
+from broker.rowlog.meta import Meta
+from broker.rowlog.table import TableError
+
+log = logs.get_logger()
+
+WAIT_S: Final = 30.0
+PAUSE_S: Final = 0.2
+
+
+class Leading:
+    """The right to process, in an epoch, for as long as the lease is good."""
+
+    def __init__(self, resource: str, epoch: int, lease: Lease, elections: Elections) -> None:
+        """Lead ``resource``."""
+        self.resource = resource
+        self.epoch = epoch
+        self._lease = lease
+        self._elections = elections
+
+    def may_begin(self) -> bool:
+        """Whether new work may begin: the lease is good, and there is contact."""
+        return self._lease.valid and self._elections.coordinator.contact is Contact.CONNECTED
+
+    async def until_it_may(self) -> None:
+        """Wait until new work may begin."""
+        while not self.may_begin():
+            self._elections.moved.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):  # Silence is told by nothing but the time.
+                    await self._elections.moved.wait()
+
+    async def check(self, meta: Meta) -> None:
+        """Raise Fenced if a later epoch leads. Raises TableError."""
+        epoch = await meta.epoch(self.resource)
+        if epoch > self.epoch:
+            raise Fenced(f"Epoch {epoch} processes '{self.resource}'; this one has {self.epoch}.")
+
+
+class Elections:
+    """The elections that one process takes part in, with one session."""
+
+    def __init__(self, coordinator: Coordinator, meta: Meta, clock: Clock) -> None:
+        """Stand in no line yet."""
+        self.coordinator = coordinator
+        self.moved = asyncio.Event()
+        self._meta = meta
+        self._clock = clock
+        coordinator.on_contact(lambda _: self.moved.set())
+
+    async def lead(self, resource: str, work: Callable[[Leading], Awaitable[None]]) -> None:
+        """Be a candidate until cancelled, and do ``work`` while elected; it ends with the lease."""
+        while True:
+            try:
+                await self._lead_once(resource, work)
+            except NoLeader:
+                continue
+            except (BrokerError, TableError) as error:
+                log.info("rowlog processor stops", resource=resource, reason=str(error))
+            await self._clock.sleep(PAUSE_S)
+
+    async def _lead_once(self, resource: str, work: Callable[[Leading], Awaitable[None]]) -> None:
+        deadline = self._clock.monotonic() + WAIT_S
+        lease = await self.coordinator.hold(f"rowlog/{quote(resource, safe='')}", deadline)
+        try:
+            epoch = await self._meta.raise_epoch(resource, secrets.token_hex(8))
+            log.info("rowlog processor begins", resource=resource, epoch=epoch)
+            working = asyncio.ensure_future(work(Leading(resource, epoch, lease, self)))
+            try:
+                await asyncio.wait([working, lease.lost], return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    await working
+            finally:
+                working.cancel()
+                with suppress(asyncio.CancelledError, BrokerError, TableError):
+                    await working
+        finally:
+            await lease.release()

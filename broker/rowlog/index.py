@@ -1,0 +1,180 @@
+"""The index: hints of which rows may have open messages, in a table of shards; and the dead letters.
+
+An entry may be too early, stale, or there twice, and its removal may get lost: it is the row that decides. So
+removals are gathered, and need not reach the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from broker.rowlog.keys import (
+    DEAD_END,
+    INDEX_COLUMN,
+    OPEN_END,
+    Entry,
+    entry_of,
+    index_key,
+    range_start,
+    range_stop,
+)
+from broker.rowlog.ring import Ring
+from broker.rowlog.setup import Setup
+from broker.rowlog.table import RowTable
+
+SCAN_ENTRIES: Final = 1000
+"""How many entries one page has, of all shards together; at least one of each."""
+
+
+class Index(Protocol):
+    """Where open messages are looked for. All methods raise TableError."""
+
+    async def add(self, entries: Sequence[Entry]) -> None:
+        """Add entries; again is no harm."""
+
+    async def remove(self, entries: Sequence[Entry]) -> None:
+        """Remove entries, soon."""
+
+    async def flush(self) -> None:
+        """Remove now what is to be removed."""
+
+    def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
+        """Yield a subscription's entries from a time on (ms since 1970), roughly by time."""
+
+
+def entries_for(
+    ring: Ring, names: Iterable[str], row: bytes, message: tuple[int, int], data: bytes
+) -> list[Entry]:
+    """Return the entries of a message: one for each subscription."""
+    shard, (seq, timestamp) = ring.shard_of(row), message
+    return [Entry(shard, name, timestamp, seq, row, data) for name in names]
+
+
+class TableIndex:
+    """The index in a table of HBase. It also has the dead letters, of a topic index as well."""
+
+    def __init__(self, rows: RowTable, table: bytes, setup: Callable[[], Awaitable[Setup]]) -> None:
+        """Use the table; ``setup`` tells the shards."""
+        self._rows = rows
+        self._table = table
+        self._setup = setup
+        self._removed: dict[bytes, None] = {}
+        self._going: set[bytes] = set()
+        """What is being removed just now: a scan that was begun before may still show it."""
+
+    async def add(self, entries: Sequence[Entry]) -> None:
+        """Add entries in one call."""
+        for entry in entries:
+            self._removed.pop(index_key(entry), None)
+        await self._rows.put(
+            self._table, [(index_key(each), {INDEX_COLUMN: each.data}) for each in entries]
+        )
+
+    async def remove(self, entries: Sequence[Entry]) -> None:
+        """Gather what is to be removed, and remove it once it is enough."""
+        self._removed.update(dict.fromkeys(map(index_key, entries)))
+        if len(self._removed) >= (await self._setup()).settings.delete_buffer:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Remove what was gathered."""
+        removed, self._removed = self._removed, {}
+        if removed:
+            self._going |= removed.keys()
+            try:
+                await self._rows.delete(self._table, [(key, [INDEX_COLUMN]) for key in removed])
+            finally:
+                self._going -= removed.keys()
+
+    async def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
+        """Yield pages, each of which has a stretch of every shard, sorted by time, row and number."""
+        shards = [shard.id for shard in (await self._setup()).shards]
+        limit = max(1, SCAN_ENTRIES // len(shards))
+        starts = {
+            each: range_start(each, subscription, timestamp=since if since > 0 else None)
+            for each in shards
+        }
+        while starts:
+            stretches = await asyncio.gather(
+                *(self._stretch(each, subscription, starts[each], limit) for each in starts)
+            )
+            found: list[Entry] = []
+            for shard, keys in zip(list(starts), stretches, strict=True):
+                found += [entry for entry, _ in keys if not self._is_going(entry)]
+                if len(keys) < limit:
+                    del starts[shard]
+                else:
+                    starts[shard] = keys[-1][1] + b"\0"
+            if found:
+                yield sorted(found, key=lambda each: (each.timestamp, each.row, each.seq))
+
+    async def _stretch(
+        self, shard: int, subscription: str, start: bytes, limit: int
+    ) -> list[tuple[Entry, bytes]]:
+        stop = range_stop(shard, subscription)
+        scanned = await self._rows.scan(self._table, start, stop, [INDEX_COLUMN], limit=limit)
+        return list(_entries(scanned, OPEN_END))
+
+    def _is_going(self, entry: Entry) -> bool:
+        key = index_key(entry)
+        return key in self._removed or key in self._going
+
+    async def has(self, entries: Sequence[Entry], end: bytes = OPEN_END) -> set[Entry]:
+        """Return those that are there."""
+        keys = {index_key(each, end): each for each in entries}
+        found = await self._rows.get(self._table, list(keys), [INDEX_COLUMN]) if keys else {}
+        return {keys[key] for key in found}
+
+    async def all(self, shard: int, start: bytes, limit: int) -> list[tuple[bytes, Entry, bytes]]:
+        """Return entries of a shard, of all subscriptions, open and dead: key, entry, end."""
+        scanned = await self._rows.scan(
+            self._table,
+            max(start, bytes([shard])),
+            bytes([shard + 1]),
+            [INDEX_COLUMN],
+            limit=limit,
+        )
+        return [
+            (key, *found)
+            for key, cells in scanned
+            if (found := entry_of(key, cells[INDEX_COLUMN])) is not None
+        ]
+
+    # Dead letters.
+
+    async def bury(self, entries: Sequence[Entry]) -> None:
+        """List messages as dead, and remove them from what is open."""
+        if not entries:
+            return
+        await self._rows.put(
+            self._table,
+            [(index_key(each, DEAD_END), {INDEX_COLUMN: each.data}) for each in entries],
+        )
+        await self.remove(entries)
+
+    async def unbury(self, entries: Sequence[Entry]) -> None:
+        """Take messages off the list of the dead."""
+        if entries:
+            keys = [index_key(each, DEAD_END) for each in entries]
+            await self._rows.delete(self._table, [(key, [INDEX_COLUMN]) for key in keys])
+
+    async def dead(self, subscription: str, limit: int) -> list[Entry]:
+        """Return the oldest dead letters of a subscription: at most ``limit`` of each shard."""
+        found: list[Entry] = []
+        for shard in (await self._setup()).shards:
+            start = range_start(shard.id, subscription, DEAD_END)
+            stop = range_stop(shard.id, subscription, DEAD_END)
+            scanned = await self._rows.scan(self._table, start, stop, [INDEX_COLUMN], limit=limit)
+            found += [entry for entry, _ in _entries(scanned, DEAD_END)]
+        return sorted(found, key=lambda each: (each.timestamp, each.row, each.seq))[:limit]
+
+
+def _entries(
+    scanned: Sequence[tuple[bytes, dict[bytes, bytes]]], wanted: bytes
+) -> Iterable[tuple[Entry, bytes]]:
+    for key, cells in scanned:
+        found = entry_of(key, cells[INDEX_COLUMN])
+        if found is not None and found[1] == wanted:
+            yield found[0], key

@@ -1,0 +1,106 @@
+"""Dead letters: listed, shown, revived, dropped. The list in the index is a hint here, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from broker.errors import BadRequest, NotFound
+from broker.rowlog import state as states
+from broker.rowlog.attempt import Attempts
+from broker.rowlog.index import Index, TableIndex
+from broker.rowlog.meta import Meta
+from broker.rowlog.rows import Message, Rows
+from broker.rowlog.setup import Setup
+from broker.rowlog.state import Gone, Standing
+from broker.rowlog.wakeups import Wakeups
+from broker.rowlog.workoff import entries_of
+
+LISTED_MAX: Final = 1_000
+
+
+class DeadLetter(NamedTuple):
+    """A dead message: for which subscription, after how many tries, and why the last one failed."""
+
+    subscription: str
+    message: Message
+    tries: int
+    reason: str
+    held: bool
+    """Whether it is dead only because an earlier subscription's part is."""
+
+
+class DeadLetters:
+    """The dead letters of one rowlog."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        messages: Rows,
+        meta: Meta,
+        index: Index,
+        table_index: TableIndex,
+        wakeups: Wakeups,
+    ) -> None:
+        """Use the parts of a rowlog."""
+        self._attempts = attempts
+        self.messages = messages
+        self.meta = meta
+        self.index = index
+        self.table_index = table_index
+        self.wakeups = wakeups
+
+    async def listed(self, subscription: str, limit: int) -> list[DeadLetter]:
+        """Return the oldest dead letters of a subscription."""
+        letters = []
+        for entry in await self.table_index.dead(subscription, limit):
+            found = await self.messages.one(entry.row, entry.message)
+            part = None if found is None else found.state.parts.get(subscription)
+            if found is None or part is None or part.standing not in {Standing.DEAD, Standing.HELD}:
+                await self.table_index.unbury([entry])  # Stale: as an open entry would be.
+                continue
+            message = await self._attempts.message(entry.row, found)
+            held = part.standing is Standing.HELD
+            letters.append(DeadLetter(subscription, message, part.tries, part.reason, held))
+        return letters
+
+    async def revive(self, letter: DeadLetter) -> None:
+        """Open a dead message again. It comes after what its row has passed meanwhile. Raises NotFound."""
+        await self._raise(letter, states.revived)
+
+    async def drop(self, letter: DeadLetter) -> None:
+        """Give a dead message up: it counts as done. Raises NotFound."""
+        await self._raise(letter, states.dropped)
+
+    async def _raise(
+        self, letter: DeadLetter, decide: Callable[[states.State, str, Setup], states.State]
+    ) -> None:
+        setup, message = await self.meta.fresh(), letter.message
+        if letter.held:
+            raise BadRequest(
+                "It is held by the dead letter of an earlier subscription: revive that."
+            )
+        found = await self.messages.one(message.row, message.id)
+        if found is None:
+            raise NotFound("This message is finished.")
+        try:
+            after = decide(found.state, letter.subscription, setup)
+            names = [name for name in after.parts if after.is_open(name)]
+            entries = await entries_of(self.meta, message.row, found, names)
+            if entries:
+                await self.index.add(entries)
+            state = await self.messages.change(
+                message.row, message.id, lambda now: decide(now, letter.subscription, setup)
+            )
+        except Gone:
+            raise NotFound("This message is no dead letter of the subscription.") from None
+        changed = [name for name in state.parts if state.parts[name] != found.state.parts[name]]
+        gone = [
+            entry._replace(shard=shard.id)
+            for entry in await entries_of(self.meta, message.row, found, changed)
+            for shard in setup.shards
+        ]
+        await self.table_index.unbury(gone)
+        await self._attempts.finished(message.row, found, state)
+        for name in names:
+            self.wakeups.wake_for_all(name)

@@ -1,0 +1,157 @@
+"""The reserved rows of an index table: the setup, epochs, positions. All of it by compare-and-set.
+
+::
+
+    ff "setup"                messages:msg    the setup, as JSON (setup.py)
+    ff "epochs"               messages:msg    int64: the last epoch that was drawn
+    ff "epoch/" resource      messages:msg    epoch int64 | who, UTF-8
+    ff "position/" sub        messages:msg    timestamp int64: all that is older is settled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from broker.clock import Clock
+from broker.errors import NotFound, OutcomeUnknown, Unavailable
+from broker.rowlog import setup as setups
+from broker.rowlog.keys import INDEX_COLUMN, meta_key
+from broker.rowlog.setup import Setup
+from broker.rowlog.table import NotSent, RowTable, TableError
+
+SETUP: Final = "setup"
+REFRESH_S: Final = 5.0
+"""How old the setup that this process goes by may be, as far as it can be read."""
+ATTEMPTS: Final = 20
+_epoch = struct.Struct(">q")
+
+
+class Meta:
+    """The reserved rows of one rowlog."""
+
+    def __init__(self, rows: RowTable, table: bytes, clock: Clock) -> None:
+        """Read nothing yet."""
+        self._rows = rows
+        self._table = table
+        self._clock = clock
+        self._setup: Setup | None = None
+        self._read_at = 0.0
+        self._reading = asyncio.Lock()
+        self.changed: list[Callable[[Setup], None]] = []
+        """Called with each setup of a higher version that was read."""
+
+    async def _get(self, name: str) -> bytes:
+        key = meta_key(name)
+        found = await self._rows.get(self._table, [key], [INDEX_COLUMN])
+        return found.get(key, {}).get(INDEX_COLUMN, b"")
+
+    async def _swap(self, name: str, expected: bytes, value: bytes) -> bool:
+        """Compare and set, and find out. Raises TableError: it is not known."""
+        try:
+            done = await self._rows.check_and_put(
+                self._table, meta_key(name), INDEX_COLUMN, expected, value
+            )
+        except NotSent:
+            raise
+        except TableError:
+            done = False
+        return done or await self._get(name) == value
+
+    # The setup.
+
+    async def setup(self) -> Setup:
+        """Return the setup, at most some seconds old if it can be read.
+
+        Raises:
+            NotFound: there is no such rowlog.
+            Unavailable: it was never read, and can't be now.
+        """
+        known = self._setup
+        if known is not None and self._clock.monotonic() - self._read_at < REFRESH_S:
+            return known
+        try:
+            return await self.fresh()
+        except Unavailable:
+            if known is None:
+                raise
+            return known
+
+    async def fresh(self) -> Setup:
+        """Return the setup as it is now. Raises NotFound, Unavailable."""
+        async with self._reading:
+            began = self._clock.monotonic()
+            try:
+                raw = await self._get(SETUP)
+            except TableError as error:
+                raise Unavailable(f"The rowlog's setup can't be read: {error}.") from error
+            if not raw:
+                name = self._table.decode(errors="replace")
+                raise NotFound(f"There is no rowlog in the table {name}; make it first.")
+            found = setups.decode(raw)
+            known, self._read_at = self._setup, began
+            if known is None or found.version > known.version:
+                self._setup = found
+                for tell in self.changed:
+                    tell(found)
+            return found
+
+    def forget(self) -> None:
+        """Read the setup anew when it is asked for next."""
+        self._read_at = float("-inf")
+
+    async def make(self, setup: Setup) -> bool:
+        """Write the first setup; False: there is one."""
+        try:
+            return await self._swap(SETUP, b"", setups.encode(setup))
+        except TableError as error:
+            raise OutcomeUnknown(f"Whether the rowlog was made is not known: {error}.") from error
+
+    async def change(self, change: Callable[[Setup], Setup]) -> Setup:
+        """Change the setup by compare-and-set; return the new one. Raises what ``change`` raises."""
+        for _ in range(ATTEMPTS):
+            raw = await self._get(SETUP)
+            known = setups.decode(raw) if raw else await self.fresh()
+            wanted = change(known)
+            if wanted == known:
+                return known
+            wanted = replace(wanted, version=known.version + 1)
+            if await self._swap(SETUP, raw, setups.encode(wanted)):
+                return await self.fresh()
+        raise Unavailable("The rowlog's setup changes too often; try again.")
+
+    # Epochs.
+
+    async def epoch(self, resource: str) -> int:
+        """Return the highest epoch of a resource; 0: none yet."""
+        raw = await self._get(f"epoch/{resource}")
+        return int(_epoch.unpack_from(raw)[0]) if raw else 0
+
+    async def raise_epoch(self, resource: str, who: str) -> int:
+        """Take the next epoch, for a resource. Raises TableError.
+
+        All resources of a rowlog draw from one counter: a subscription may pass from one to another.
+        """
+        epoch = await self._rows.increment(self._table, meta_key("epochs"), INDEX_COLUMN)
+        name = f"epoch/{resource}"
+        while True:
+            raw = await self._get(name)
+            if raw and _epoch.unpack_from(raw)[0] >= epoch:
+                return epoch  # Another was faster: this one is fenced already.
+            if await self._swap(name, raw, _epoch.pack(epoch) + who.encode()):
+                return epoch
+
+    # Positions.
+
+    async def position(self, subscription: str) -> int:
+        """Return the time before which all is settled, ms since 1970; 0: from the beginning."""
+        raw = await self._get(f"position/{subscription}")
+        return int(_epoch.unpack(raw)[0]) if raw else 0
+
+    async def set_position(self, subscription: str, timestamp: int) -> None:
+        """Note it. It is a hint: a full scan does not go by it."""
+        cells = {INDEX_COLUMN: _epoch.pack(timestamp)}
+        await self._rows.put(self._table, [(meta_key(f"position/{subscription}"), cells)])

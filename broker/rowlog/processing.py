@@ -1,0 +1,166 @@
+"""All that one process processes: which resources it stands in line for, and the processors under each.
+
+::
+
+    one for all (the default)    rowlog/<id>.all           every subscription, by the one that is elected
+    spread                       rowlog/<id>.of.<sub>      each by the node that scores best for it, of those that live
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Final
+from urllib.parse import quote
+
+from broker.clock import Clock
+from broker.coordination.ports import Membership
+from broker.rowlog.election import Elections, Leading
+from broker.rowlog.processor import Means, Processor
+from broker.rowlog.setup import Setup, Subscription
+
+LOOK_S: Final = 5.0
+"""How often the setup is looked at, if nothing tells that it changed."""
+
+
+def best_for(subscription: str, instances: Iterable[int]) -> int | None:
+    """Return which instance should process a subscription: rendezvous hashing."""
+
+    def score(instance: int) -> bytes:
+        return hashlib.blake2b(b"%d/%b" % (instance, subscription.encode())).digest()
+
+    return max(instances, key=score, default=None)
+
+
+class Processing:
+    """Candidates and processors of one process."""
+
+    def __init__(
+        self,
+        means: Means,
+        elections: Elections,
+        clock: Clock,
+        membership: Callable[[], Membership | None],
+        maintain: Callable[[Leading], object],
+    ) -> None:
+        """Stand in no line yet; ``maintain`` is begun where all subscriptions, or the first, are processed."""
+        self._means = means
+        self._meta = means.tools.meta
+        self._rowlog = means.tools.rowlog
+        self._elections = elections
+        self._clock = clock
+        self._membership = membership
+        self._maintain = maintain
+        self._candidates: dict[str, asyncio.Task[None]] = {}
+        self._processors: dict[str, Processor] = {}
+        self._changed = asyncio.Event()
+        self._meta.changed.append(lambda _: self._changed.set())
+
+    @property
+    def processors(self) -> dict[str, Processor]:
+        """The processors that run here, by subscription."""
+        return self._processors
+
+    def look_again(self) -> None:
+        """Look now at what should run: the members changed, or the setup."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Process until cancelled."""
+        try:
+            while True:
+                self._changed.clear()
+                wanted = self._wanted(await self._meta.setup())
+                for resource in self._candidates.keys() - wanted:
+                    await _ended(self._candidates.pop(resource))
+                for resource in wanted - self._candidates.keys():
+                    self._candidates[resource] = asyncio.create_task(
+                        self._elections.lead(resource, self._lead)
+                    )
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._changed.wait()
+        finally:
+            for task in self._candidates.values():
+                task.cancel()
+            await asyncio.gather(*self._candidates.values(), return_exceptions=True)
+
+    def _wanted(self, setup: Setup) -> set[str]:
+        if not setup.settings.spread:
+            return {f"{self._rowlog}.all"}
+        membership = self._membership()
+        if membership is None:
+            return {self._of(each.id) for each in setup.current}
+        nodes, me = membership.members.nodes, membership.me.instance
+        return {self._of(each.id) for each in setup.current if best_for(each.id, nodes) == me}
+
+    def _of(self, subscription: str) -> str:
+        return f"{self._rowlog}.of.{quote(subscription, safe='')}"
+
+    async def _lead(self, leading: Leading) -> None:
+        """Run the processors of a resource, as the setup has them. Raises Fenced."""
+        running: dict[str, tuple[Subscription, asyncio.Task[None]]] = {}
+        keeping = asyncio.ensure_future(self._keep(leading))
+        self._means.tools.figures.set("leads", "", 1)
+        try:
+            while True:
+                setup = await self._meta.setup()
+                wanted = {
+                    each.id: each
+                    for each in setup.current
+                    if not each.paused
+                    and leading.resource in {self._of(each.id), f"{self._rowlog}.all"}
+                }
+                for name in [*running]:
+                    if running[name][0] != wanted.get(name):
+                        await _ended(running.pop(name)[1])
+                        self._processors.pop(name, None)
+                for name in wanted.keys() - running.keys():
+                    processor = self._processors[name] = Processor(
+                        self._means, wanted[name], leading
+                    )
+                    running[name] = (wanted[name], asyncio.create_task(processor.run()))
+                await self._look(running)
+        finally:
+            self._means.tools.figures.set("leads", "", 0)
+            tasks = [keeping, *(task for _, task in running.values())]
+            for name in running:
+                self._processors.pop(name, None)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self, running: dict[str, tuple[Subscription, asyncio.Task[None]]]) -> None:
+        """Wait for a change of the setup. Raises what a processor raised."""
+        changed = asyncio.ensure_future(self._changed_setup())
+        tasks = [changed, *(task for _, task in running.values())]
+        try:
+            done, _ = await asyncio.wait(tasks, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+        finally:
+            changed.cancel()
+
+    async def _changed_setup(self) -> None:
+        told = asyncio.Event()
+
+        def tell(_: Setup) -> None:
+            told.set()
+
+        self._meta.changed.append(tell)
+        try:
+            await told.wait()
+        finally:
+            self._meta.changed.remove(tell)
+
+    async def _keep(self, leading: Leading) -> None:
+        kept = self._maintain(leading)
+        if asyncio.iscoroutine(kept):
+            await kept
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,310 @@
+"""The processor of one subscription: it reads the index, looks at rows, and offers their first open messages.
+
+::
+
+    index ──scan──▶ work (rows) ──▶ workers ──▶ row: read ─▶ choose ─▶ attempt ─▶ again, until nothing is open
+      ▲ wake-up, poll                                             │ must wait: the row waits, others go on
+      └──────────────────────────── entry removed ◀── done ───────┘
+
+A scan begins at the end of the one before, less a margin for clocks and late puts: short after a wake-up, the whole
+margin at each poll. What is older was seen, and is settled or in ``work``. Now and then, and first, all is scanned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from broker import logs
+from broker.errors import BrokerError, Fenced
+from broker.rowlog.attempt import Attempts, Tools
+from broker.rowlog.election import Leading
+from broker.rowlog.index import Index, TableIndex
+from broker.rowlog.keys import Entry
+from broker.rowlog.listeners import Offers
+from broker.rowlog.rows import Found
+from broker.rowlog.setup import Setup, Subscription
+from broker.rowlog.state import Busy, Gone, Standing, State, Turn, choose, unknown, without
+from broker.rowlog.table import TableError
+from broker.rowlog.wakeups import FULL, Wakeups
+from broker.rowlog.work import Work
+
+log = logs.get_logger()
+
+NEAR_MS: Final = 2_000
+"""How far back a scan after a wake-up goes."""
+BUSY_MS: Final = 500
+"""After how long a message is looked at again that is in work elsewhere, if nothing tells."""
+PAUSE_S: Final = 0.2
+MESSAGES_MAX: Final = 1_000
+"""How many messages of one row are done before other rows have their turn."""
+
+
+@dataclass
+class Means:
+    """What processors work with."""
+
+    tools: Tools
+    index: Index
+    dead: TableIndex
+    offers: Offers
+    wakeups: Wakeups
+    settled: Callable[[str, bytes], None]
+    """Told of each message that a subscription is done with: later ones may wait for it."""
+
+
+class Processor:
+    """Processes one subscription under one epoch."""
+
+    def __init__(self, means: Means, subscription: Subscription, leading: Leading) -> None:
+        """Begin nothing yet."""
+        self._means = means
+        self._tools = means.tools
+        self._name = subscription.id
+        self._subscription = subscription
+        self._leading = leading
+        self._attempts = Attempts(means.tools)
+        self.work = Work()
+        self._woken = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._done: set[Entry] = set()
+        """Settled since the last scan began: the one under way may still show them."""
+        self._scanned_at = 0
+        self._full_at = 0.0
+        self._polled_at = 0.0
+
+    async def run(self) -> None:
+        """Process until cancelled. Raises Fenced."""
+        unlisten = self._means.wakeups.listen(self._name, self._wake)
+        unlisten_full = self._means.wakeups.listen(FULL + self._name, self._wake_for_all)
+        tasks = [asyncio.create_task(self._scan_for_ever())]
+        tasks += [
+            asyncio.create_task(self._work_for_ever()) for _ in range(self._subscription.parallel)
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                await task
+        finally:
+            unlisten()
+            unlisten_full()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with suppress(TableError):
+                await self._means.index.flush()
+
+    def _wake(self) -> None:
+        self._tools.figures.add("wakeups", self._name)
+        self._woken.set()
+
+    def _wake_for_all(self) -> None:
+        self._full_at = 0.0
+        self._woken.set()
+
+    def look(self, row: bytes) -> None:
+        """Look at a row again that may have waited for another subscription."""
+        self.work.wake(row)
+        self._ready.set()
+
+    # Scanning.
+
+    async def _scan_for_ever(self) -> None:
+        while True:
+            setup = await self._tools.meta.setup()
+            if not self._means.offers.has(self._name):
+                await self._wait(PAUSE_S)
+                continue
+            await self._leading.until_it_may()
+            self._woken.clear()
+            try:
+                await self._leading.check(self._tools.meta)
+                await self._scan(setup)
+            except TableError as error:
+                log.info("rowlog scan failed", subscription=self._name, reason=str(error))
+                await self._tools.clock.sleep(PAUSE_S)
+                continue
+            await self._wait(setup.settings.wakeup_timeout_ms / 1000)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait for a wake-up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+
+    def _since(self, setup: Setup, monotonic: float) -> int:
+        settings = setup.settings
+        if self.work.overflowed or monotonic >= self._full_at:
+            self.work.overflowed = False
+            self._full_at = monotonic + settings.full_scan_ms / 1000
+            self._polled_at = monotonic
+            return 0
+        if monotonic >= self._polled_at + settings.wakeup_timeout_ms / 1000:
+            self._polled_at = monotonic
+            return max(self._scanned_at - settings.scan_margin_ms, 1)
+        return max(self._scanned_at - min(NEAR_MS, settings.scan_margin_ms), 1)
+
+    async def _scan(self, setup: Setup) -> None:
+        tools = self._tools
+        began, now = tools.clock.monotonic(), tools.clock.now_ms()
+        since = self._since(setup, began)
+        await self._means.index.flush()
+        async for page in self._means.index.pages(self._name, since):
+            for entry in page:
+                if entry not in self._done:
+                    self.work.offer(entry)
+            self._ready.set()
+            while self.work.is_full:
+                self._room.clear()
+                await self._room.wait()
+        self._done.clear()
+        self._scanned_at = now
+        figures = tools.figures
+        figures.add("scans", self._name)
+        figures.add("scan_seconds", self._name, tools.clock.monotonic() - began)
+        figures.set("rows_in_work", self._name, len(self.work))
+        oldest = self.work.oldest
+        figures.set("oldest_open_seconds", self._name, (now - oldest) / 1000 if oldest else 0)
+
+    # Working.
+
+    async def _work_for_ever(self) -> None:
+        while True:
+            await self._leading.until_it_may()
+            taken = self.work.take(self._tools.clock.now_ms())
+            if taken is None:
+                await self._until_ready()
+                continue
+            self._room.set()
+            row, _ = taken
+            due = self._tools.clock.now_ms() + BUSY_MS
+            try:
+                due = await self._visit(row)
+            except Fenced:
+                raise
+            except (TableError, BrokerError) as error:
+                log.info("rowlog row put off", subscription=self._name, reason=str(error))
+            finally:
+                self.work.finish(row, due)
+
+    async def _until_ready(self) -> None:
+        self._ready.clear()
+        due = self.work.next_due
+        wait_s = None if due is None else max((due - self._tools.clock.now_ms()) / 1000, 0.001)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._ready.wait()
+
+    async def _visit(self, row: bytes) -> int:
+        """Work off a row; return when to look at it again, 0: not without a new entry."""
+        tools = self._tools
+        found, setup, due = await self._read(row)
+        for _ in range(MESSAGES_MAX):
+            now = tools.clock.now_ms()
+            subscription = setup.named(self._name) or self._subscription
+            choice = choose([(each.id, each.state) for each in found], subscription, setup, now)
+            if choice.turn is Turn.NOTHING:
+                return due
+            if choice.turn is Turn.WAIT:
+                return choice.until
+            head = next(each for each in found if each.id == choice.message)
+            try:
+                outcome = await self._attempts.attempt(
+                    row,
+                    head,
+                    self._name,
+                    self._means.offers,
+                    epoch=self._leading.epoch,
+                    may_begin=self._leading.may_begin,
+                )
+            except Gone:
+                found, setup, due = await self._read(row)
+                continue
+            except Busy as busy:
+                tools.figures.add("contentions", self._name)
+                return busy.until or now + BUSY_MS
+            await self._after(row, head, outcome.state)
+            # What comes behind it was read, and another's change of it is found by the claim.
+            found = [each._replace(state=outcome.state) if each is head else each for each in found]
+        return tools.clock.now_ms()
+
+    async def _read(self, row: bytes) -> tuple[list[Found], Setup, int]:
+        """Return a row's messages, and when to look at it again if none is open."""
+        now = self._tools.clock.now_ms()
+        entries = self.work.entries(row)
+        found = await self._tools.rows.open(row)
+        setup = await self._known(found)
+        found = await self._without_removed(row, found, setup)
+        return found, setup, await self._heal(row, entries, found, setup, now)
+
+    async def _known(self, found: Sequence[Found]) -> Setup:
+        """Return a setup that is newer than any put of these messages went by."""
+        setup = await self._tools.meta.setup()
+        if any(unknown(each.state, setup) for each in found):
+            return await self._tools.meta.fresh()
+        return setup
+
+    async def _without_removed(
+        self, row: bytes, found: Sequence[Found], setup: Setup
+    ) -> list[Found]:
+        """Count messages as done for removed subscriptions, and delete what is then finished."""
+        left = []
+        for each in found:
+            removed = unknown(each.state, setup)
+            state = without(each.state, removed)
+            if removed:
+                with suppress(Gone):
+                    await self._tools.rows.change(row, each.id, lambda now: without(now, removed))  # noqa: B023
+            if state.is_finished:
+                await self._tools.rows.remove(row, [each.id])
+            else:
+                left.append(each._replace(state=state) if not removed else each)
+        return left
+
+    async def _heal(
+        self,
+        row: bytes,
+        entries: Sequence[Entry],
+        found: Sequence[Found],
+        setup: Setup,
+        now: int,
+    ) -> int:
+        """Remove entries that the row does not bear out; return when to look at young ones again."""
+        states = {each.id: each.state for each in found}
+        due = 0
+        stale: list[Entry] = []
+        for entry in entries:
+            state = states.get(entry.message)
+            if state is None:
+                old_at = entry.timestamp + setup.settings.orphaned_message_delay_ms
+                if old_at > now:  # Its put may be under way.
+                    due = min(due or old_at, old_at, now + setup.settings.wakeup_timeout_ms)
+                    continue
+                self._tools.figures.add("orphans_removed", self._name)
+            elif state.is_open(self._name):
+                continue
+            elif (part := state.parts.get(self._name)) and part.standing is not Standing.DONE:
+                await self._means.dead.bury([entry])
+            stale.append(entry)
+        await self._means.index.remove(stale)
+        for entry in stale:
+            self.work.settle(row, entry)
+        return due
+
+    async def _after(self, row: bytes, head: Found, state: State) -> None:
+        """Remove the entries of a message that is done or dead; let others look."""
+        if state.is_open(self._name):
+            return
+        mine = [each for each in self.work.entries(row) if each.message == head.id]
+        if state.parts[self._name].standing is Standing.DONE:
+            await self._means.index.remove(mine)
+        else:
+            await self._means.dead.bury(mine)
+        for entry in mine:
+            self.work.settle(row, entry)
+        self._done.update(mine)
+        self._means.settled(self._name, row)

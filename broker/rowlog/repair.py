@@ -1,0 +1,238 @@
+"""Repair, both ways, and what is wrong if it is only looked at.
+
+=====================================  ==============================================================
+index entry, no message                removed by the processor once it is older than
+                                       ``orphaned_message_delay_ms``; a younger one's put may be under way
+index entry, message done              removed by the processor at once: a removal got lost
+open message, no index entry           a sweep of the user's table puts the entry back
+dead message, not in the list          the same
+message finished, its cells there      the sweep deletes them
+message of a removed subscription      counts as done for it, by the processor and the sweep
+=====================================  ==============================================================
+
+A sweep and a processor may meet: an entry that the sweep puts back for a message that is done meanwhile is stale, and
+goes as any stale entry does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from broker.clock import Clock
+from broker.rowlog.figures import Figures
+from broker.rowlog.index import Index, TableIndex, entries_for
+from broker.rowlog.keys import DEAD_END, OPEN_END, Entry
+from broker.rowlog.meta import Meta
+from broker.rowlog.ring import Ring
+from broker.rowlog.rows import Found, Rows
+from broker.rowlog.setup import Setup
+from broker.rowlog.state import Gone, Standing, unknown, without
+
+ROWS: Final = 200
+"""How many rows of the user's table one step of a sweep reads."""
+
+
+@dataclass
+class Report:
+    """What was found, and mended if that was asked for."""
+
+    rows: int = 0
+    messages: int = 0
+    open: int = 0
+    dead: int = 0
+    entries: int = 0
+    without_entry: int = 0
+    """Open or dead messages that no index entry names."""
+    orphans: int = 0
+    """Entries older than the delay without a message."""
+    stale: int = 0
+    """Entries of messages that are done."""
+    finished: int = 0
+    """Messages that are done for all and still have their cells."""
+    of_removed: int = 0
+    """Messages that wait for a subscription that is removed."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing has to be mended."""
+        return not (self.without_entry or self.orphans or self.stale or self.finished)
+
+    def as_dict(self) -> dict[str, int]:
+        """Return all figures by name."""
+        return asdict(self)
+
+
+class Repair:
+    """Looks at all that a rowlog has, and mends it."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        index: Index,
+        table: TableIndex,
+        meta: Meta,
+        clock: Clock,
+        figures: Figures,
+    ) -> None:
+        """Look at the rows, the index (where open entries are put back) and its table."""
+        self._rows = rows
+        self._index = index
+        self._table = table
+        self._meta = meta
+        self._clock = clock
+        self._figures = figures
+
+    async def sweep(self, report: Report, *, mend: bool) -> None:
+        """Go through the user's table. Raises TableError."""
+        start = b""
+        while True:
+            setup = await self._meta.setup()
+            rows = await self._rows.sweep(start, ROWS)
+            if any(unknown(each.state, setup) for _, found in rows for each in found):
+                setup = await self._meta.fresh()
+            for row, found in rows:
+                report.rows += 1
+                await self._row(row, found, setup, report, mend=mend)
+            if len(rows) < ROWS:
+                return
+            start = rows[-1][0] + b"\0"
+
+    async def _row(
+        self, row: bytes, found: Sequence[Found], setup: Setup, report: Report, *, mend: bool
+    ) -> None:
+        ring = Ring(setup.writable)
+        wanted: dict[Entry, bytes] = {}
+        for each in found:
+            report.messages += 1
+            removed = unknown(each.state, setup)
+            state = without(each.state, removed)
+            report.of_removed += bool(removed)
+            if state.is_finished:
+                report.finished += 1
+                if mend:
+                    await self._finish(row, each, removed)
+                continue
+            for name, part in state.parts.items():
+                entry = entries_for(ring, [name], row, each.id, b"")[0]
+                if part.standing is Standing.OPEN:
+                    report.open += 1
+                    wanted[entry] = OPEN_END
+                elif part.standing is not Standing.DONE:
+                    report.dead += 1
+                    wanted[entry] = DEAD_END
+        await self._restore(row, wanted, setup, report, mend=mend)
+
+    async def _finish(self, row: bytes, found: Found, removed: set[str]) -> None:
+        with suppress(Gone):
+            state = await self._rows.change(row, found.id, lambda now: without(now, removed))
+            if state.is_finished:
+                await self._rows.remove(row, [found.id])
+
+    async def _restore(
+        self, row: bytes, wanted: dict[Entry, bytes], setup: Setup, report: Report, *, mend: bool
+    ) -> None:
+        """Put entries back that are in no shard."""
+        missing = dict(wanted)
+        for end in (OPEN_END, DEAD_END):
+            asked = [
+                entry._replace(shard=shard.id)
+                for entry, of in wanted.items()
+                if of == end
+                for shard in setup.shards
+            ]
+            for there in await self._table.has(asked, end):
+                for entry in [each for each in missing if each[1:5] == there[1:5]]:
+                    del missing[entry]
+        if setup.topic:
+            # What a topic has can't be asked by key: open messages are published again, and are but hints.
+            missing = {entry: end for entry, end in missing.items() if end == DEAD_END or mend}
+        report.without_entry += len(missing)
+        if not (mend and missing):
+            return
+        data = await self._rows.data(row, [entry.message for entry in missing])
+        whole = [
+            (entry._replace(data=data.get(entry.message, b"")), end)
+            for entry, end in missing.items()
+        ]
+        await self._table.bury([entry for entry, end in whole if end == DEAD_END])
+        if back := [entry for entry, end in whole if end == OPEN_END]:
+            await self._index.add(back)
+            for entry in back:
+                self._figures.add("entries_restored", entry.subscription)
+
+    async def entries(self, report: Report, *, mend: bool) -> None:
+        """Go through the index table. Raises TableError."""
+        setup = await self._meta.fresh()
+        for shard in setup.shards:
+            start = b""
+            while found := await self._table.all(shard.id, start, ROWS):
+                for _, entry, end in found:
+                    report.entries += 1
+                    await self._entry(entry, end, setup, report, mend=mend)
+                if len(found) < ROWS:
+                    break
+                start = found[-1][0] + b"\0"
+        await self._table.flush()
+
+    async def _entry(
+        self, entry: Entry, end: bytes, setup: Setup, report: Report, *, mend: bool
+    ) -> None:
+        found = await self._rows.one(entry.row, entry.message)
+        part = None if found is None else found.state.parts.get(entry.subscription)
+        known = {each.id for each in setup.subscriptions}
+        if found is None:
+            age = self._clock.now_ms() - entry.timestamp
+            if age <= setup.settings.orphaned_message_delay_ms:
+                return
+            report.orphans += 1
+        elif part is None or part.standing is Standing.DONE or entry.subscription not in known:
+            report.stale += 1
+        elif (part.standing is Standing.OPEN) != (end == OPEN_END):
+            report.stale += 1
+            if mend and end == OPEN_END:
+                await self._table.bury([entry])
+                return
+            if mend:
+                await self._index.add([entry])
+        else:
+            return
+        if mend:
+            await (self._table.remove([entry]) if end == OPEN_END else self._table.unbury([entry]))
+
+    async def purge(self, name: str) -> int:
+        """Count all messages as done for a subscription that is being removed, and remove its entries.
+
+        Returns how many messages waited for it. Raises TableError.
+        """
+        count = 0
+        setup = await self._meta.fresh()
+        for shard in setup.shards:
+            start = b""
+            while found := await self._table.all(shard.id, start, ROWS):
+                for _, entry, end in found:
+                    if entry.subscription == name:
+                        count += await self._let_go(entry)
+                        await (
+                            self._table.remove([entry])
+                            if end == OPEN_END
+                            else self._table.unbury([entry])
+                        )
+                if len(found) < ROWS:
+                    break
+                start = found[-1][0] + b"\0"
+        await self._table.flush()
+        return count
+
+    async def _let_go(self, entry: Entry) -> bool:
+        try:
+            state = await self._rows.change(
+                entry.row, entry.message, lambda now: without(now, [entry.subscription])
+            )
+        except Gone:
+            return False
+        if state.is_finished:
+            await self._rows.remove(entry.row, [entry.message])
+        return True

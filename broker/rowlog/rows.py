@@ -1,0 +1,210 @@
+"""The open messages of rows: reading them, and changing a state by compare-and-set.
+
+Each change is decided from the bytes that were read, and made only if they are still there. An answer that says
+no, or none, is resolved by reading: what was wanted is there; or what was read is, then the change is made again;
+or something else, then it is decided again. Two equal states are the same state: claims have tokens of their own.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from broker.errors import OutcomeUnknown
+from broker.rowlog.cells import decode_state, encode_state
+from broker.rowlog.keys import DATA, PAYLOAD, STATE, Columns, MessageId
+from broker.rowlog.state import Gone, State
+from broker.rowlog.table import Cells, RowTable, TableError
+
+ATTEMPTS: Final = 20
+WIDE: Final = 32
+"""A row with more open messages is read without their payloads."""
+REMEMBERED: Final = 10_000
+Decide = Callable[[State], State]
+
+
+class Message(NamedTuple):
+    """A message of a row, as a listener gets it. Its identity is row, seq and timestamp."""
+
+    rowlog: str
+    row: bytes
+    seq: int
+    timestamp: int
+    """ms since 1970, by the clock of the process that put it."""
+    data: bytes
+    """Small; it lies in the index, too."""
+    payload: bytes
+
+    @property
+    def id(self) -> MessageId:
+        """Which message of the row it is."""
+        return MessageId(self.seq, self.timestamp)
+
+
+class Found(NamedTuple):
+    """A message as it was read. ``payload`` None: it was not read."""
+
+    id: MessageId
+    raw: bytes
+    state: State
+    data: bytes = b""
+    payload: bytes | None = None
+
+
+class Rows:
+    """The messages of one rowlog in the user's table."""
+
+    def __init__(self, rows: RowTable, table: bytes, columns: Columns) -> None:
+        """Use the cells that ``columns`` names."""
+        self._rows = rows
+        self.table = table
+        self.columns = columns
+        self._last: OrderedDict[tuple[bytes, MessageId], bytes] = OrderedDict()
+        """What this process wrote last: a better guess than what another of its subscriptions read."""
+        self._wide: set[bytes] = set()
+
+    async def open(self, row: bytes) -> list[Found]:
+        """Return the messages of a row that are not finished, in their order. Raises TableError."""
+        family = self.columns.family + b":"
+        if row in self._wide:
+            scanned = await self._rows.scan(
+                self.table,
+                row,
+                row + b"\0",
+                [family],
+                limit=1,
+                qualifier_prefix=self.columns.state_prefix,
+            )
+            cells = dict(scanned).get(row, {})
+        else:
+            cells = (await self._rows.get(self.table, [row], [family])).get(row, {})
+        found = self.read(cells)
+        if len(found) > WIDE and len(self._wide) < REMEMBERED:
+            self._wide.add(row)
+        elif not found:
+            self._wide.discard(row)
+        return found
+
+    def read(self, cells: Cells) -> list[Found]:
+        """Return the messages in cells of a row, in their order."""
+        found = []
+        for column, raw in cells.items():
+            message = self.columns.message(column)
+            if message is not None:
+                found.append(
+                    Found(
+                        message,
+                        raw,
+                        decode_state(raw),
+                        cells.get(self.columns.of(DATA, message), b""),
+                        cells.get(self.columns.of(PAYLOAD, message)),
+                    )
+                )
+        return sorted(found, key=lambda each: each.id)
+
+    async def one(self, row: bytes, message: MessageId) -> Found | None:
+        """Return one message; None: it is finished, or was never there. Raises TableError."""
+        wanted = [self.columns.of(kind, message) for kind in (STATE, DATA, PAYLOAD)]
+        cells = (await self._rows.get(self.table, [row], wanted)).get(row, {})
+        return next(iter(self.read(cells)), None)
+
+    async def change(
+        self, row: bytes, message: MessageId, decide: Decide, known: bytes | None = None
+    ) -> State:
+        """Change a message's state; ``known``: its bytes as they were read.
+
+        Raises:
+            Gone: there is no such message; and all that ``decide`` raises.
+            TableError: nothing was changed.
+            OutcomeUnknown: it may have been.
+        """
+        place = (row, message)
+        raw = self._last.get(place, known)
+        maybe: set[bytes] = set()
+        for _ in range(ATTEMPTS):
+            if raw is None:
+                raw = await self._raw(row, message, maybe)
+            state = decode_state(raw)
+            try:
+                wanted = decide(state)
+            except Exception:
+                if place not in self._last and raw == known:
+                    raise
+                self._last.pop(place, None)
+                fresh = await self._raw(row, message, maybe)
+                if fresh == raw:
+                    raise
+                raw = fresh
+                continue
+            if wanted == state:
+                return state
+            value = encode_state(wanted)
+            if await self._swap(row, message, raw, value, maybe):
+                self._remember(place, value)
+                return wanted
+            self._last.pop(place, None)
+            now = await self._raw(row, message, maybe)
+            if now == value:
+                self._remember(place, value)
+                return wanted
+            raw = now
+        raise OutcomeUnknown(
+            "A message's state changes too often; whether this change was made is open."
+        )
+
+    async def _swap(
+        self, row: bytes, message: MessageId, raw: bytes, value: bytes, maybe: set[bytes]
+    ) -> bool:
+        column = self.columns.of(STATE, message)
+        try:
+            return await self._rows.check_and_put(self.table, row, column, raw, value)
+        except TableError:
+            maybe.add(value)
+            return False
+
+    async def _raw(self, row: bytes, message: MessageId, maybe: set[bytes]) -> bytes:
+        """Read a state. Raises Gone, TableError, OutcomeUnknown."""
+        column = self.columns.of(STATE, message)
+        try:
+            found = await self._rows.get(self.table, [row], [column])
+        except TableError as error:
+            if maybe:
+                raise OutcomeUnknown(f"A state may have been changed: {error}.") from error
+            raise
+        raw = found.get(row, {}).get(column, b"")
+        if not raw:
+            raise Gone
+        return raw
+
+    def _remember(self, place: tuple[bytes, MessageId], raw: bytes) -> None:
+        self._last[place] = raw
+        self._last.move_to_end(place)
+        if len(self._last) > REMEMBERED:
+            self._last.popitem(last=False)
+
+    async def remove(self, row: bytes, messages: Sequence[MessageId]) -> None:
+        """Delete the cells of finished messages. What gets lost of it, a later reading deletes."""
+        kinds = (PAYLOAD, DATA, STATE)
+        columns = [self.columns.of(kind, each) for each in messages for kind in kinds]
+        for each in messages:
+            self._last.pop((row, each), None)
+        await self._rows.delete(self.table, [(row, columns)])
+
+    async def sweep(self, start: bytes, limit: int) -> list[tuple[bytes, list[Found]]]:
+        """Return rows from ``start`` on that have messages; payloads are not read. Raises TableError."""
+        scanned = await self._rows.scan(
+            self.table,
+            start,
+            b"",
+            [self.columns.family + b":"],
+            limit=limit,
+            qualifier_prefix=self.columns.state_prefix,
+        )
+        return [(row, self.read(cells)) for row, cells in scanned]
+
+    async def data(self, row: bytes, messages: Sequence[MessageId]) -> dict[MessageId, bytes]:
+        """Return the data of messages that have any. Raises TableError."""
+        columns = {self.columns.of(DATA, each): each for each in messages}
+        found = (await self._rows.get(self.table, [row], list(columns))).get(row, {})
+        return {columns[column]: value for column, value in found.items()}

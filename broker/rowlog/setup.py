@@ -1,0 +1,225 @@
+"""What a rowlog is set up to do: settings, subscriptions, shards. Pure.
+
+It is one JSON document in the index table, changed by compare-and-set, so every process has the same one,
+sooner or later. ``version`` rises with each change. A document of a later format is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Final, TypeVar
+
+from broker.errors import BadRequest, NotFound, StorageCorrupt
+from broker.rowlog.keys import SHARDS_MAX, check_id
+
+FORMAT: Final = 1
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages a subscription is for; all that is given must hold. Decided when a message is put."""
+
+    row_prefix: bytes = b""
+    data_prefix: bytes = b""
+    data_contains: bytes = b""
+
+    def takes(self, row: bytes, data: bytes) -> bool:
+        """Whether a message is for the subscription."""
+        return (
+            row.startswith(self.row_prefix)
+            and data.startswith(self.data_prefix)
+            and self.data_contains in data
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A subscription: its place in the order, which messages it takes, how often they are tried."""
+
+    id: str
+    order: int = 0
+    """Of the subscriptions of one message, those with a lower number come first (``respect_order``)."""
+    filter: Filter = field(default_factory=Filter)
+    max_tries: int = 10
+    """After so many tries a message is dead; 0: it is tried for ever."""
+    backoff_ms_first: int = 500
+    backoff_ms_max: int = 60_000
+    parallel: int = 10
+    """How many rows one processor has in work at once."""
+    paused: bool = False
+    removing: bool = False
+    """Its messages are being removed: no put names it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a rowlog behaves. The names and defaults are Lily's where it had them."""
+
+    respect_order: bool = False
+    enable_notify: bool = True
+    notify_delay_ms: int = 20
+    """How long puts are gathered into one more wake-up after a first one."""
+    minimal_process_delay_ms: int = 0
+    """How old a message must be before the processor takes it: a WAL leaves its writer that time."""
+    wakeup_timeout_ms: int = 5_000
+    """How often the processor looks without a wake-up."""
+    orphaned_message_delay_ms: int = 120_000
+    """How old an index entry without a message must be to be removed: longer than any put takes."""
+    scan_margin_ms: int = 120_000
+    """By how much the clocks of writers may differ, and puts be late, for a look without a wake-up to find them."""
+    full_scan_ms: int = 600_000
+    """How often the whole index is looked through, and after how long what is beyond the margin is found."""
+    sweep_ms: int = 3_600_000
+    """How often the user's table is swept for messages that no index entry names; 0: never."""
+    claim_timeout_ms: int = 30_000
+    """How long a ``process`` call may take for one message before a processor takes it over."""
+    listener_timeout_s: float = 60.0
+    work_off_first: bool = False
+    """WAL: open messages of a row are worked off before its next change, or the change is refused."""
+    row_locks: bool = False
+    """Each put holds a lock on its row, so that the order of numbers is the order in which messages appear."""
+    lock_timeout_ms: int = 10_000
+    spread: bool = False
+    """Subscriptions are processed by different nodes, instead of all by one."""
+    delete_buffer: int = 100
+    payload_bytes_max: int = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of the index. A draining one takes no new entries."""
+
+    id: int
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The whole setup of a rowlog."""
+
+    id: str
+    table: str
+    family: str
+    log_byte: int
+    topic: str = ""
+    """The broker topic that is the index; empty: the table is."""
+    settings: Settings = field(default_factory=Settings)
+    shards: tuple[Shard, ...] = (Shard(0),)
+    subscriptions: tuple[Subscription, ...] = ()
+    version: int = 0
+
+    def named(self, name: str) -> Subscription | None:
+        """Return a subscription that there is, also one that is being removed."""
+        return next((each for each in self.subscriptions if each.id == name), None)
+
+    @property
+    def current(self) -> tuple[Subscription, ...]:
+        """Those that messages are put for, in their order."""
+        there = [each for each in self.subscriptions if not each.removing]
+        return tuple(sorted(there, key=lambda each: (each.order, each.id)))
+
+    @property
+    def writable(self) -> list[int]:
+        """The shards that take new entries."""
+        return [shard.id for shard in self.shards if not shard.draining]
+
+    def wanted(self, row: bytes, data: bytes, only: Iterable[str] | None) -> list[Subscription]:
+        """Return the subscriptions that a message is for; ``only``: of these ids. Raises NotFound."""
+        if only is None:
+            return [each for each in self.current if each.filter.takes(row, data)]
+        names = set(only)
+        unknown = names - {each.id for each in self.current}
+        if unknown:
+            raise NotFound(f"Rowlog '{self.id}' has no subscription {', '.join(sorted(unknown))}.")
+        return [each for each in self.current if each.id in names]
+
+    # Changes: each returns another setup.
+
+    def with_subscription(self, subscription: Subscription) -> Setup:
+        """Add a subscription, or put it in the place of the one of its id. Raises BadName, BadRequest."""
+        check_id(subscription.id)
+        if subscription.max_tries < 0 or subscription.parallel < 1:
+            raise BadRequest("max_tries is 0 or more, parallel 1 or more.")
+        if not 0 < subscription.backoff_ms_first <= subscription.backoff_ms_max:
+            raise BadRequest("backoff_ms_first is above 0 and at most backoff_ms_max.")
+        there = self.named(subscription.id)
+        if there is not None and there.removing and not subscription.removing:
+            raise BadRequest(f"Subscription '{subscription.id}' is still being removed.")
+        others = [each for each in self.subscriptions if each.id != subscription.id]
+        return replace(self, subscriptions=(*others, subscription))
+
+    def without_subscription(self, name: str) -> Setup:
+        """Forget a subscription."""
+        return replace(
+            self, subscriptions=tuple(each for each in self.subscriptions if each.id != name)
+        )
+
+    def with_shards(self, count: int) -> Setup:
+        """Have ``count`` shards that take entries; those above drain. Raises BadRequest."""
+        if not 1 <= count <= SHARDS_MAX:
+            raise BadRequest(f"A rowlog has 1 to {SHARDS_MAX} shards.")
+        known = {shard.id for shard in self.shards} | set(range(count))
+        return replace(self, shards=tuple(Shard(each, each >= count) for each in sorted(known)))
+
+    def without_shard(self, shard: int) -> Setup:
+        """Forget a shard that is drained."""
+        return replace(self, shards=tuple(each for each in self.shards if each.id != shard))
+
+
+def encode(setup: Setup) -> bytes:
+    """Write a setup."""
+    document = {"format": FORMAT, **_plain(asdict(setup))}
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def decode(data: bytes) -> Setup:
+    """Read a setup. Fields that a later release adds are passed over. Raises StorageCorrupt."""
+    try:
+        found = json.loads(data)
+        if found["format"] != FORMAT:
+            raise StorageCorrupt(
+                f"The rowlog's setup has format {found['format']}; this release reads {FORMAT}."
+            )
+        shards = tuple(_made(Shard, each) for each in found["shards"])
+        subscriptions = tuple(
+            replace(_made(Subscription, each), filter=_filter(each["filter"]))
+            for each in found["subscriptions"]
+        )
+        settings = _made(Settings, found["settings"])
+        made = _made(Setup, found)
+        return replace(made, settings=settings, shards=shards, subscriptions=subscriptions)
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageCorrupt("The rowlog's setup can't be read.") from error
+
+
+def _made(kind: type[Kind], found: Mapping[str, Any]) -> Kind:
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # All are dataclasses.
+    return kind(**{name: value for name, value in found.items() if name in names})
+
+
+def _filter(found: Mapping[str, str]) -> Filter:
+    return Filter(**{name: value.encode("latin-1") for name, value in found.items()})
+
+
+def changed_settings(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """Return settings with some replaced. Raises BadRequest: no such name, or not of its type."""
+    known = {each.name: type(getattr(settings, each.name)) for each in fields(settings)}
+    for name, value in changes.items():
+        if name not in known:
+            raise BadRequest(f"There is no setting '{name}'; there are {', '.join(known)}.")
+        if not isinstance(value, known[name]) or (known[name] is int and value < 0):
+            raise BadRequest(
+                f"The setting '{name}' is of type {known[name].__name__}, and not negative."
+            )
+    return replace(settings, **changes)

@@ -1,0 +1,92 @@
+"""Wake-ups: a put tells the processor, at once or at the end of a short while, and never not at all.
+
+The first put wakes; those that follow within the delay are gathered into one more wake-up at its end, the trailing
+edge: it comes after the last of them, so none waits for the poll::
+
+    puts      |  || |   |                 |
+    wake-ups  |        |   |              |
+              └ delay ─┘
+
+A wake-up may get lost all the same, so the processor also looks now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote
+
+from broker.clock import Clock
+from broker.coordination.ports import Coordinator
+
+CLOSE_S: Final = 1.0
+FULL: Final = "full:"
+"""Before a subscription: a wake-up that asks for a full scan."""
+
+
+class Wakeups:
+    """Tells all processes of a rowlog that a subscription has something new."""
+
+    def __init__(self, rowlog: str, clock: Clock, coordinator: Coordinator | None) -> None:
+        """Tell other processes by hints of ``coordinator``, if there is one."""
+        self._rowlog = rowlog
+        self._clock = clock
+        self._coordinator = coordinator
+        self._local: dict[str, list[Callable[[], None]]] = {}
+        self._told: dict[str, asyncio.Task[None]] = {}
+        self._again: set[str] = set()
+
+    def hint(self, name: str) -> str:
+        """Return the name of a hint."""
+        return f"rowlog-{quote(self._rowlog, safe='')}-{quote(name, safe='')}"
+
+    def listen(self, subscription: str, woken: Callable[[], None]) -> Callable[[], None]:
+        """Call ``woken`` with each wake-up of a subscription, until what is returned is called."""
+        listening = self._local.setdefault(subscription, [])
+        if not listening and self._coordinator is not None:
+            tell = self._telling(subscription)
+            self._coordinator.on_hint(self.hint(f"wake-{subscription}"), tell)
+        listening.append(woken)
+        return lambda: listening.remove(woken) if woken in listening else None
+
+    def _telling(self, subscription: str) -> Callable[[], None]:
+        def tell() -> None:
+            for woken in list(self._local.get(subscription, ())):
+                woken()
+
+        return tell
+
+    def wake_for_all(self, subscription: str) -> None:
+        """Have the whole index of a subscription looked through: old entries were added."""
+        self.wake(FULL + subscription, 0)
+
+    def wake(self, subscription: str, delay_ms: int) -> None:
+        """Wake the processor of a subscription, soon."""
+        self._telling(subscription)()
+        if self._coordinator is None:
+            return
+        if subscription in self._told:
+            self._again.add(subscription)
+            return
+        task = asyncio.create_task(self._tell(subscription, delay_ms / 1000))
+        self._told[subscription] = task
+        task.add_done_callback(lambda _: self._told.pop(subscription, None))
+
+    async def _tell(self, subscription: str, delay_s: float) -> None:
+        assert self._coordinator is not None
+        what = self.hint(f"wake-{subscription}")
+        while True:
+            self._again.discard(subscription)
+            await self._coordinator.hint(what)
+            await self._clock.sleep(delay_s)
+            if subscription not in self._again:
+                return
+
+    async def close(self) -> None:
+        """Let what is to be told be told, for a second at most."""
+        if not self._told:
+            return
+        _, late = await asyncio.wait(list(self._told.values()), timeout=CLOSE_S)
+        for task in late:
+            task.cancel()

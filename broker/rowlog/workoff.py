@@ -1,0 +1,115 @@
+"""Working off a row's messages by the caller: a WAL's secondary actions, before the call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from broker.errors import Fenced, OutcomeUnknown
+from broker.rowlog import state as states
+from broker.rowlog.attempt import Attempts
+from broker.rowlog.index import Index, entries_for
+from broker.rowlog.keys import Entry
+from broker.rowlog.listeners import LocalListeners
+from broker.rowlog.meta import Meta
+from broker.rowlog.ring import Ring
+from broker.rowlog.rows import Found, Message, Rows
+from broker.rowlog.setup import Setup
+from broker.rowlog.state import Busy, Gone, unknown, waits_for, without
+from broker.rowlog.table import TableError
+from broker.rowlog.troubles import MessagesOpen
+
+
+class WorkingOff:
+    """Calls the local listeners of a row's messages in order."""
+
+    def __init__(
+        self,
+        attempts: Attempts,
+        messages: Rows,
+        meta: Meta,
+        index: Index,
+        listeners: LocalListeners,
+    ) -> None:
+        """Use the parts of a rowlog."""
+        self._attempts = attempts
+        self.messages = messages
+        self.meta = meta
+        self.index = index
+        self.listeners = listeners
+
+    async def process(self, message: Message) -> bool:
+        """Call the listeners of a message in their order, and return whether it is done for all.
+
+        Messages of the row that come before it are worked off first. A subscription without a listener in this
+        process stays open, and so does one whose listener fails.
+        """
+        return not await self._work_off(message.row, message)
+
+    async def work_off(self, row: bytes) -> None:
+        """Work off all open messages of a row.
+
+        Raises:
+            MessagesOpen: some stay open; the message says which, and why.
+        """
+        reasons = await self._work_off(row, None)
+        if reasons:
+            raise MessagesOpen(f"Messages of the row are still open: {'; '.join(reasons[:5])}.")
+
+    async def _work_off(self, row: bytes, last: Message | None) -> list[str]:
+        """Work off messages up to one; return why some of them stay open."""
+        setup = await self.meta.setup()
+        found = await self.messages.open(row)
+        if any(unknown(each.state, setup) for each in found):
+            setup = await self.meta.fresh()
+        stuck: dict[str, str] = {}
+        reasons: list[str] = []
+        for each in found:
+            if last is not None and each.id > last.id:
+                break
+            before = [*reasons]
+            await self._work_off_one(row, each, setup, stuck, reasons)
+            if last is not None and each.id == last.id:
+                return reasons[len(before) :]
+        return [] if last is not None else reasons
+
+    async def _work_off_one(
+        self, row: bytes, found: Found, setup: Setup, stuck: dict[str, str], reasons: list[str]
+    ) -> None:
+        state = without(found.state, unknown(found.state, setup))
+        if state.is_finished:
+            await self._attempts.finished(row, found, state)
+        for subscription in setup.current:
+            name = subscription.id
+            if not state.is_open(name):
+                continue
+            reason = stuck.get(name, "")
+            if not reason and waits_for(state, subscription, setup):
+                reason = "an earlier subscription comes first"
+            if not reason and not self.listeners.has(name):
+                reason = "it has no listener in this process"
+            if not reason:
+                state, reason = await self._try(row, found, name, state)
+            if reason and state.is_open(name):
+                stuck[name] = "an earlier message of the row is open"
+                reasons.append(f"message {found.id.seq} for '{name}': {reason}")
+
+    async def _try(
+        self, row: bytes, found: Found, name: str, state: states.State
+    ) -> tuple[states.State, str]:
+        try:
+            outcome = await self._attempts.attempt(row, found, name, self.listeners)
+        except (Busy, Fenced) as busy:
+            return state, str(busy)
+        except Gone:
+            return state.with_part(name, states.DONE), ""
+        except (TableError, OutcomeUnknown) as error:
+            return state, str(error)
+        if outcome.is_done:
+            await self.index.remove(await entries_of(self.meta, row, found, [name]))
+        return outcome.state, outcome.reason
+
+
+async def entries_of(meta: Meta, row: bytes, found: Found, names: Sequence[str]) -> list[Entry]:
+    """Return the entries that a message has, if it was put since the shards are as they are."""
+    setup = await meta.setup()
+    return entries_for(Ring(setup.writable), names, row, found.id, found.data)

@@ -1,0 +1,156 @@
+"""Processes of one rowlog in virtual time, over rows in memory, which can crash between any two steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.memory import MemoryCoordination
+from broker.rowlog import Message, RowLog, Subscription
+from broker.rowlog.memory import MemoryRows
+from broker.rowlog.table import Cells, NotSent
+from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
+
+TABLE = b"records"
+INDEX = b"rowlog-mq"
+ROW = b"row"
+
+
+class Crashed(NotSent):
+    """The process is gone: none of its calls reaches the table."""
+
+
+class Process:
+    """A RowLog of its own, with a session of its own."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        self.world = world
+        self.session: TreeCoordinator = world.coordination.session()
+        self.clock = VirtualClock(world.loop)
+        self.steps_left: int | None = None
+        """After how many changing steps it crashes."""
+        self.is_gone = False
+        self.rows = MemoryRows(world.stored, self._before)
+        given = {"id": "mq", "coordinator": self.session, "clock": self.clock, **options}
+        self.log = RowLog(None, TABLE.decode(), rows=self.rows, **given)
+
+    def _before(self, name: str, table: bytes) -> None:
+        self.world.steps.append(f"{name} {table.decode()}")
+        if self.steps_left is not None:
+            self.steps_left -= 1
+            self.is_gone |= self.steps_left < 0
+        if self.is_gone:
+            raise Crashed(f"crashed before {name}")
+
+    async def crash(self) -> None:
+        """Be gone: no call, no word; the session ends after its time-out."""
+        self.is_gone = True
+        self.world.coordination.vanish(self.session)
+        for task in self.log._tasks:
+            task.cancel()
+        await asyncio.gather(*self.log._tasks, return_exceptions=True)
+
+
+class World:
+    """What all processes share."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.clock = VirtualClock(loop)
+        self.stored: dict[bytes, dict[bytes, Cells]] = {TABLE: {}}
+        self.coordination = MemoryCoordination(self.clock)
+        self.steps: list[str] = []
+        self.processes: list[Process] = []
+
+    async def process(self, **options: Any) -> Process:
+        made = Process(self, **options)
+        self.processes.append(made)
+        await made.log.open()
+        return made
+
+    async def log(self, *subscriptions: Subscription | str, **options: Any) -> RowLog:
+        """Return a process's log with subscriptions; a name means one with defaults."""
+        made = (await self.process(**options)).log
+        for each in subscriptions:
+            await made.subscribe(Subscription(each) if isinstance(each, str) else each)
+        return made
+
+    def cells(self, row: bytes = ROW) -> Cells:
+        """Return what the rowlog has in a row, without counter and lock."""
+        return {
+            column: value
+            for column, value in self.stored[TABLE].get(row, {}).items()
+            if column.startswith(b"rowlog:") and len(column) == len(b"rowlog:") + 18
+        }
+
+    def entries(self) -> list[bytes]:
+        return [key for key in self.stored.get(INDEX, {}) if not key.startswith(b"\xff")]
+
+    async def close(self) -> None:
+        for process in self.processes:
+            await process.log.close()
+
+
+class Heard:
+    """A listener that notes what it is offered, and fails as it is told."""
+
+    def __init__(self, *answers: bool | Exception) -> None:
+        self.messages: list[Message] = []
+        self.answers = list(answers)
+        self.gate: asyncio.Event | None = None
+        self.in_flight: set[bytes] = set()
+        self.overlapped = False
+
+    async def __call__(self, message: Message) -> bool:
+        self.messages.append(message)
+        self.overlapped |= message.row in self.in_flight
+        self.in_flight.add(message.row)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            answer = self.answers.pop(0) if self.answers else True
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        finally:
+            self.in_flight.discard(message.row)
+
+    @property
+    def seqs(self) -> list[int]:
+        return [each.seq for each in self.messages]
+
+
+def virtual(test: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Make a test of a coroutine that is given a world."""
+
+    def run() -> None:
+        async def main(loop: VirtualLoop) -> None:
+            world = World(loop)
+            try:
+                await test(world)
+            finally:
+                await world.close()
+
+        simulate(main)
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def until(holds: Callable[[], bool | Awaitable[bool]], within_s: float = 600.0) -> None:
+    """Let virtual time pass until something holds."""
+    passed = 0.0
+    while True:
+        held = holds()
+        if held if isinstance(held, bool) else await held:
+            return
+        assert passed < within_s, f"not within {within_s} virtual seconds"
+        await pass_time(0.05)
+        passed += 0.05
+
+
+def seqs(messages: Sequence[Message]) -> list[int]:
+    return [each.seq for each in messages]
