@@ -25,7 +25,7 @@ DOORS = {
         "chaos/telling.py",
     ],
     "fastavro": ["broker/cli/transfer/avrofile.py"],
-    "happybase": ["broker/rowlog/thrift1.py", "broker/cli/rowlog/*"],
+    "happybase": ["broker/rowlog/*"],
     "httptools": ["broker/http/asking.py", TEST_KIT],
     "hypothesis": [TEST_KIT],
     "jsonschema": [TEST_KIT],

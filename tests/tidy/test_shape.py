@@ -17,6 +17,7 @@ LONG = {
     "broker/http/connection.py": "the states of one connection and every way from one to another",
     "broker/config.py": "every key with its bounds, and which of them contradict each other",
     "broker/node.py": "all parts of a node, begun in one order and ended in another",
+    "broker/rowlog/service.py": "all that an application calls, half of it contracts",
     "broker/storage/entry.py": "the value of one cell, from messages and back",
     "broker/storage/reading.py": "one reader, forwards and backwards, by the same rules",
     "broker/testing/contract/log.py": "one suite, read from top to bottom",
