@@ -33,6 +33,7 @@ from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
 from broker.storage.tail import Tail, next_head
 from broker.testing import (
+    mutants_journal,
     mutants_processes,
     mutants_routing,
     mutants_settling,
@@ -345,6 +346,7 @@ def _epochs_over_generations(next_head: Any) -> Any:
 MUTANTS: Final[Mapping[str, Mutant]] = {
     **{name: Mutant(*above) for name, above in mutants_routing.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_settling.MUTANTS.items()},
+    **{name: Mutant(*above) for name, above in mutants_journal.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_transactions.MUTANTS.items()},
     "exact-head": Mutant(
         "a change compares epoch and state only", Rows, "change", _exact_head, "storm"

@@ -30,6 +30,8 @@ from broker.topics.retention import Sweeper, SweepReport
 from broker.topics.service import Topics
 from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
+from broker.transactions.service import Transactions
+from broker.transactions.settings import TransactionSettings
 
 OUTCOME = "Broker-Outcome"
 CALL_S = 0.25
@@ -63,6 +65,7 @@ class WholeNode(Mortal):
         *,
         settings: TopicSettings,
         bounds: PageBounds,
+        transactions: TransactionSettings | None = None,
     ) -> None:
         """Start. ``bounds`` say when a page is full."""
         super().__init__(name)
@@ -72,6 +75,7 @@ class WholeNode(Mortal):
         self._chance = chance
         self._settings = settings
         self._bounds = bounds
+        self._of_transactions = transactions
         self._start()
 
     def _start(self) -> None:
@@ -93,7 +97,8 @@ class WholeNode(Mortal):
             metrics=around.metrics.render,
             openapi=document,
         )
-        router = Router(make_routes(self.topics, Config(), health))
+        self.transactions = Transactions(self.topics.leaders, self._of_transactions)
+        router = Router(make_routes(self.topics, Config(), health, transactions=self.transactions))
         self.dispatch = Dispatch(router, around.metrics)
 
     def kill(self) -> None:

@@ -26,7 +26,7 @@ class Write:
     with an idempotency key, ``producer`` if with a producer's number. ``attributes`` are those of each payload,
     ``lifetimes_ms`` the lifetime of each, where they are not all ``lifetime_ms``; else they are empty. ``rows`` is how many ids it takes,
     ``size`` what it counts for in queues. ``depends``: it rests on those that were written before it through the same
-    writer; if one of these fails, it must not be stored.
+    writer, and so no other writer may store it.
     """
 
     __slots__ = (

@@ -311,7 +311,6 @@ class LogWriter:
         except RequestError as error:
             # Refused before anything was sent: the hold goes on.
             fail(writes, error)
-            self._close_if_others_depend(writes, error)
         except Fenced as error:
             # Nothing of it counts, so whoever takes the log next may have it, in the same order.
             self._returned[number] = writes
@@ -320,7 +319,6 @@ class LogWriter:
             fail(writes, error)
             if ends_hold(error, self.hold):
                 self.close(error)
-            self._close_if_others_depend(writes, error)
         except BaseException as error:
             # A bug, or the loop going down: whatever was sent may have been stored.
             unknown = OutcomeUnknown(f"The write was interrupted: {error!r}.")
@@ -334,11 +332,6 @@ class LogWriter:
             self._loop.call_soon(self._count, writes, batch)
         finally:
             self._budget.bytes -= size
-
-    def _close_if_others_depend(self, writes: Sequence[Write], error: BrokerError) -> None:
-        """Store nothing more behind a write that failed if what comes behind rests on it."""
-        if any(write.depends for write in writes):
-            self.close(error)
 
     @staticmethod
     async def _confirmed(confirm: Callable[[], Awaitable[None]]) -> None:

@@ -57,8 +57,14 @@ SNAPSHOT_PARTS_AHEAD: Final = 4
 log = logs.get_logger()
 
 
-class _Doubt(Exception):
+class Doubt(Exception):
     """Nothing was done, and what the answer rests on has gone: decide again on the state as it is."""
+
+
+def needed_from(begun: Published, ended: Published) -> RowId:
+    """Return the message from which on a journal is needed that has a whole snapshot: the edits within are, too."""
+    del ended
+    return begun.first
 
 
 class Led:
@@ -101,6 +107,11 @@ class Led:
         return future
 
     def _landed(self, future: asyncio.Future[Published]) -> None:
+        """End with an append that failed: what was queued behind it must not be stored.
+
+        The writer forms its next batch in a later round of the loop, so it is closed by then. Two appends that are
+        under way at once are built on one another.
+        """
         error = None if future.cancelled() else future.exception()
         if future.cancelled() or error is not None:
             self._end(error)
@@ -115,7 +126,7 @@ class Led:
         """Decide, and answer once that is on disk.
 
         Raises:
-            _Doubt: nothing was done; decide again.
+            Doubt: nothing was done; decide again.
             BrokerError: refused, or what became of the edits.
         """
         last = self._last
@@ -128,11 +139,15 @@ class Led:
             await self._is_so(last)
             return decision.answer
         written = [self._make(edit) for edit in decision.edits]
-        try:
-            await asyncio.shield(written[-1])
-        except Fenced as error:
-            raise _Doubt from error
+        await self._on_disk(written[-1])
         return decision.answer
+
+    async def _on_disk(self, written: asyncio.Future[Published]) -> None:
+        """Return once an edit is on disk, and so all before it. Raises Doubt if it certainly is not."""
+        try:
+            await asyncio.shield(written)
+        except Fenced as error:
+            raise Doubt from error
 
     def begin(self, now_ms: int) -> None:
         """Queue the first edit of a journal."""
@@ -148,14 +163,14 @@ class Led:
         return future
 
     async def _is_so(self, last: asyncio.Future[Published] | None) -> None:
-        """Return once what is known here was on disk, and this node led, after the call began. Raises _Doubt."""
+        """Return once what is known here was on disk, and this node led, after the call began. Raises Doubt."""
         if last is not None:
             try:
                 await asyncio.shield(last)
             except BrokerError as error:
-                raise _Doubt from error
+                raise Doubt from error
         if self.is_over or not await self.leader.is_proven():
-            raise _Doubt
+            raise Doubt
 
     # Snapshots.
 
@@ -195,8 +210,8 @@ class Led:
             if len(ahead) > SNAPSHOT_PARTS_AHEAD:
                 await asyncio.shield(ahead.pop(0))
             await piece.go_on()
-        await asyncio.shield(self.append(snapshots.encode_end(state.number, parts)))
-        await self.leader.raise_floor(begun.result().first)
+        ended = await asyncio.shield(self.append(snapshots.encode_end(state.number, parts)))
+        await self.leader.raise_floor(needed_from(begun.result(), ended))
 
     async def settle(self) -> None:
         """Wait until a snapshot that is being written has ended."""
@@ -237,7 +252,7 @@ class Journal:
             led = await self._lead(deadline)
             try:
                 return await led.carry_out(decide, clock.now_ms())
-            except _Doubt as error:
+            except Doubt as error:
                 if clock.monotonic() + DOUBT_PAUSE_S >= deadline:
                     raise NoLeader("No node leads the transactions just now.") from error
             await clock.sleep(0 if led.is_over else DOUBT_PAUSE_S)

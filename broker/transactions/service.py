@@ -18,7 +18,7 @@ from broker.model import Snapshot
 from broker.slices import in_slices
 from broker.topics.leaders import Leaders
 from broker.transactions import manager
-from broker.transactions.journal import Decide, Journal, Led
+from broker.transactions.journal import Decide, Doubt, Journal, Led
 from broker.transactions.manager import Decision
 from broker.transactions.settings import TransactionSettings
 from broker.transactions.snapshots import frozen
@@ -250,7 +250,7 @@ class Transactions:
     async def _sweep_while(self, led: Led) -> None:
         """Look for transactions whose time is over, at once and then now and then, while this state lasts."""
         while not led.is_over:
-            with suppress(BrokerError):
+            with suppress(BrokerError, Doubt):
                 await self.expire(led)
             await self._around.clock.sleep(self.settings.sweep_interval_s)
 

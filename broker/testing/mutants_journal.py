@@ -1,0 +1,97 @@
+"""Mutants of the journal of transactions: see mutants.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.testing.mutants_routing import Above
+from broker.topics.write import Write
+from broker.transactions import journal, manager
+from broker.transactions.journal import Led
+from broker.transactions.manager import Decision
+
+
+def _answer_before_durable(_: Any) -> Any:
+    async def mutant(self: Led, written: Any) -> None:
+        del self
+        written.add_done_callback(lambda done: done.exception())
+
+    return mutant
+
+
+def _edits_not_carried(_: Any) -> Any:
+    def mutant(self: Write) -> bool:
+        return not (self.key is not None or self.producer is not None or self.payloads is None)
+
+    return property(mutant)
+
+
+def _nothing_behind_a_failed_edit(_: Any) -> Any:
+    def mutant(self: Led, future: Any) -> None:
+        del self
+        future.exception()
+
+    return mutant
+
+
+def _time_outs(_: Any) -> Any:
+    def mutant(*_: Any) -> Decision[int]:
+        return Decision((), 0)
+
+    return mutant
+
+
+def _read_proof(_: Any) -> Any:
+    async def mutant(self: Led, last: Any) -> None:
+        del self, last
+
+    return mutant
+
+
+def _floor_at_the_begin(_: Any) -> Any:
+    def mutant(begun: Any, ended: Any) -> Any:
+        del begun
+        return ended.last
+
+    return mutant
+
+
+MUTANTS: Final[Mapping[str, Above]] = {
+    "answer-before-durable": (
+        "a transaction is answered before its edit is on disk",
+        Led,
+        "_on_disk",
+        _answer_before_durable,
+    ),
+    "edits-not-carried": (
+        "edits that were not stored are stored by the next leader",
+        Write,
+        "may_be_carried",
+        _edits_not_carried,
+    ),
+    "nothing-behind-a-failed-edit": (
+        "edits that rest on one that failed are stored",
+        Led,
+        "_landed",
+        _nothing_behind_a_failed_edit,
+    ),
+    "time-outs": (
+        "transactions whose time is over stay in progress",
+        manager,
+        "expire",
+        _time_outs,
+    ),
+    "read-proof": (
+        "what changes nothing is answered from memory",
+        Led,
+        "_is_so",
+        _read_proof,
+    ),
+    "floor-at-the-begin": (
+        "the floor of the journal rises to the end of a snapshot",
+        journal,
+        "needed_from",
+        _floor_at_the_begin,
+    ),
+}

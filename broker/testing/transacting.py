@@ -1,0 +1,208 @@
+"""Clients of a transaction service that remember what they were told, and say when a later answer breaks it.
+
+``ask`` sends one request to the service, wherever that is: the same clients stand before one node that is killed, a
+simulated cluster and real processes. They know nothing of how the service works::
+
+    reused          a write pointer was given twice, or is below one that was given before it was asked for
+    lost_commit     a commit was answered, and a later snapshot does not show it
+    lost_end        a transaction was answered to be invalid or aborted, and a later snapshot does not say so
+    lost_start      a transaction is in progress, and a later snapshot or answer does not know it
+    backwards       the read pointer of a later snapshot is lower
+    both_committed  two transactions committed that changed the same, and neither saw the other
+    undone          a commit was refused for good, and yet it is visible
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from broker.model import Snapshot
+from broker.wire.snapshotjson import decode_snapshot
+
+PATH: Final = "/v1/transactions"
+KEYS: Final = [b"key %d" % number for number in range(6)]
+TRIES_MAX: Final = 200
+
+
+class Told(NamedTuple):
+    """An answer: ``outcome`` is ok, fail (certainly not done) or unknown."""
+
+    outcome: str
+    code: str = ""
+    body: Any = None
+
+
+Ask = Callable[[str, str, bytes], Awaitable[Told]]
+"""Sends method, path and body. An answer that was lost is unknown."""
+
+
+class Committed(NamedTuple):
+    """A transaction that was answered to be committed, or was found to be so."""
+
+    began: Snapshot
+    keys: frozenset[bytes]
+
+
+class Transactors:
+    """Clients of one service, and what they know."""
+
+    def __init__(
+        self, ask: Ask, chance: random.Random, pause: Callable[[float], Awaitable[None]]
+    ) -> None:
+        """Know nothing. ``pause`` waits so many ms."""
+        self.violations: list[str] = []
+        self.commits: list[Committed] = []
+        self.starts = 0
+        self.conflicts = 0
+        self.unknown = 0
+        self._ask = ask
+        self._chance = chance
+        self._pause = pause
+        self._pointers: set[int] = set()
+        self._greatest = 0
+        self._read_pointer = 0
+        self._visible: list[int] = []
+        """Committed or aborted: visible for ever."""
+        self._invalid: list[int] = []
+        self._open: dict[int, None] = {}
+        """Begun, and nothing was sent that ends them."""
+
+    def _wrong(self, kind: str, text: str) -> None:
+        self.violations.append(f"{kind}: {text}")
+
+    async def _call(self, method: str, path: str = "", sent: Any = None) -> Told:
+        body = b"" if sent is None else json.dumps(sent).encode()
+        told = await self._ask(method, PATH + path, body)
+        self.unknown += told.outcome == "unknown"
+        return told
+
+    async def _insist(self, method: str, path: str, sent: Any = None) -> Told:
+        """Repeat what is as good twice as once, until it is answered."""
+        for _ in range(TRIES_MAX):
+            told = await self._call(method, path, sent)
+            if told.outcome == "ok" or told.code.startswith(("transaction_", "not_found")):
+                return told
+            await self._pause(20)
+        raise AssertionError(f"{method} {path} was not answered {TRIES_MAX} times: {told}")
+
+    # Snapshots.
+
+    async def look(self) -> Snapshot:
+        """Ask for a snapshot, and compare it with all that was known before it was asked for."""
+        known = self._known()
+        told = await self._insist("GET", "/snapshot")
+        return self._compared(decode_snapshot(told.body), known)
+
+    def _known(self) -> tuple[int, int, int, list[int]]:
+        return len(self._visible), len(self._invalid), self._read_pointer, list(self._open)
+
+    def _compared(self, seen: Snapshot, known: tuple[int, int, int, list[int]]) -> Snapshot:
+        visible, invalid, read_pointer, begun = known
+        for pointer in self._visible[:visible]:
+            if not seen.is_visible(pointer):
+                self._wrong("lost_commit", f"{pointer} in {seen}")
+        for pointer in self._invalid[:invalid]:
+            if not seen.is_invalid(pointer):
+                self._wrong("lost_end", f"{pointer} in {seen}")
+        for pointer in begun:
+            if pointer in self._open and pointer not in seen.in_progress:
+                self._wrong("lost_start", f"{pointer} in {seen}")
+        if seen.read_pointer < read_pointer:
+            self._wrong("backwards", f"{seen.read_pointer} after {read_pointer}")
+        self._read_pointer = max(self._read_pointer, seen.read_pointer)
+        return seen
+
+    def _given(self, pointer: int, greatest: int) -> None:
+        if pointer in self._pointers or pointer <= greatest:
+            self._wrong("reused", f"{pointer}, and {greatest} was given before it was asked for")
+        self._pointers.add(pointer)
+        self._greatest = max(self._greatest, pointer)
+
+    # Transactions.
+
+    async def transact(self) -> None:
+        """Run one transaction to one of its ends."""
+        greatest, known = self._greatest, self._known()
+        told = await self._call("POST", "", {"timeout_s": 600})
+        if told.outcome != "ok":
+            await self._pause(5)
+            return
+        began = decode_snapshot(told.body)
+        self.starts += 1
+        self._given(began.transaction_id, greatest)
+        self._compared(began, known)
+        self._open[began.transaction_id] = None
+        await self._pause(self._chance.expovariate(1 / 10))
+        pointers = [began.transaction_id]
+        if self._chance.random() < 0.2:
+            pointers += await self._checkpoint(began.transaction_id)
+        draw = self._chance.random()
+        if draw < 0.7:
+            await self._commit(began, pointers)
+        elif draw < 0.85:
+            await self._end(pointers, "abort", self._visible)
+        else:
+            await self._end(pointers, "invalidate", self._invalid)
+
+    async def _checkpoint(self, transaction: int) -> list[int]:
+        greatest = self._greatest
+        told = await self._call("POST", f"/{transaction}/checkpoint")
+        if told.outcome == "ok":
+            pointer = decode_snapshot(told.body).write_pointer
+            self._given(pointer, greatest)
+            return [pointer]
+        if told.code.startswith("transaction_"):
+            self._wrong("lost_start", f"{transaction}: {told}")
+        return []
+
+    async def _end(self, pointers: list[int], verb: str, where: list[int]) -> None:
+        self._open.pop(pointers[0], None)
+        await self._insist("POST", f"/{pointers[0]}/{verb}")
+        where += pointers
+
+    async def _commit(self, began: Snapshot, pointers: list[int]) -> None:
+        transaction = began.transaction_id
+        keys = frozenset(self._chance.sample(KEYS, self._chance.randint(0, 2)))
+        changes = [base64.b64encode(key).decode() for key in sorted(keys)]
+        told = await self._insist("POST", f"/{transaction}/can-commit", {"changes": changes})
+        if told.outcome == "ok":
+            await self._pause(self._chance.expovariate(1 / 5))
+            self._open.pop(transaction, None)
+            told = await self._committed(transaction)
+        if told.outcome == "ok":
+            self._check_conflicts(Committed(began, keys))
+            self._visible += pointers
+            return
+        if told.code != "transaction_conflict":
+            self._wrong("lost_start", f"{transaction}: {told}")
+        self.conflicts += 1
+        if (await self.look()).is_visible(transaction):
+            self._wrong("undone", f"{transaction}: {told}")
+        await self._end(pointers, "abort", self._visible)
+
+    async def _committed(self, transaction: int) -> Told:
+        """Commit; where the outcome is unknown, let a fresh snapshot tell it."""
+        for _ in range(TRIES_MAX):
+            told = await self._call("POST", f"/{transaction}/commit")
+            if told.outcome == "ok" or told.code == "transaction_conflict":
+                return told
+            seen = await self.look()
+            if seen.is_visible(transaction):
+                return Told("ok")
+            if transaction not in seen.in_progress:
+                return told
+            await self._pause(20)
+        raise AssertionError(f"the commit of {transaction} was not answered {TRIES_MAX} times")
+
+    def _check_conflicts(self, made: Committed) -> None:
+        for other in self.commits:
+            if not made.keys & other.keys:
+                continue
+            saw = made.began.is_visible(other.began.transaction_id)
+            if not saw and not other.began.is_visible(made.began.transaction_id):
+                self._wrong("both_committed", f"{made} and {other}")
+        self.commits.append(made)
