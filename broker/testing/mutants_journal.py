@@ -58,37 +58,37 @@ def _floor_at_the_begin(_: Any) -> Any:
 
 
 MUTANTS: Final[Mapping[str, Above]] = {
-    "answer-before-durable": (
+    "answer-before-durable": Above(
         "a transaction is answered before its edit is on disk",
         Led,
         "_on_disk",
         _answer_before_durable,
     ),
-    "edits-not-carried": (
+    "edits-not-carried": Above(
         "edits that were not stored are stored by the next leader",
         Write,
         "may_be_carried",
         _edits_not_carried,
     ),
-    "nothing-behind-a-failed-edit": (
+    "nothing-behind-a-failed-edit": Above(
         "edits that rest on one that failed are stored",
         Led,
         "_landed",
         _nothing_behind_a_failed_edit,
     ),
-    "time-outs": (
+    "time-outs": Above(
         "transactions whose time is over stay in progress",
         manager,
         "expire",
         _time_outs,
     ),
-    "read-proof": (
+    "read-proof": Above(
         "what changes nothing is answered from memory",
         Led,
         "_is_so",
         _read_proof,
     ),
-    "floor-at-the-begin": (
+    "floor-at-the-begin": Above(
         "the floor of the journal rises to the end of a snapshot",
         journal,
         "needed_from",

@@ -56,7 +56,7 @@ class Answered(NamedTuple):
 class WholeNode(Mortal):
     """One node with its interface. The table outlives its incarnations; it starts with the first."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - Each is named by its callers.
         self,
         name: str,
         table: AdversaryTable,

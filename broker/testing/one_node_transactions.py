@@ -12,12 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import random
 import sys
 from contextlib import nullcontext
 from typing import Any, NamedTuple
-
-import orjson
 
 from broker import logs
 from broker.config import LogFormat, LogLevel, LogsConfig
@@ -87,7 +86,7 @@ class Run:
             answer = await self.node.call(method, path, body, headers)
         except NodeDied:
             return Told("unknown")
-        told = orjson.loads(answer.body)
+        told = json.loads(answer.body)
         return Told(answer.outcome, told.get("code", ""), told)
 
     async def run(self) -> None:

@@ -82,6 +82,7 @@ class Transactors:
 
     async def _insist(self, method: str, path: str, sent: Any = None) -> Told:
         """Repeat what is as good twice as once, until it is answered."""
+        told = Told("unknown")
         for _ in range(TRIES_MAX):
             told = await self._call(method, path, sent)
             if told.outcome == "ok" or told.code.startswith(("transaction_", "not_found")):
