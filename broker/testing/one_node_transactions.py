@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import sys
 from contextlib import nullcontext
@@ -28,7 +27,7 @@ from broker.testing import mutants
 from broker.testing.clock import VirtualClock, VirtualLoop, virtual_loop
 from broker.testing.mortal import NodeDied, own_tasks
 from broker.testing.node import WholeNode
-from broker.testing.transacting import Told, Transactors
+from broker.testing.transacting import Told, Transactors, told_by
 from broker.topics.settings import TopicSettings
 from broker.transactions.settings import TransactionSettings
 
@@ -86,8 +85,7 @@ class Run:
             answer = await self.node.call(method, path, body, headers)
         except NodeDied:
             return Told("unknown")
-        told = json.loads(answer.body)
-        return Told(answer.outcome, told.get("code", ""), told)
+        return told_by(answer.status, answer.headers, answer.body)
 
     async def run(self) -> None:
         """Let all act, then heal and look once more."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.model import Snapshot
@@ -38,6 +38,15 @@ class Told(NamedTuple):
 
 Ask = Callable[[str, str, bytes], Awaitable[Told]]
 """Sends method, path and body. An answer that was lost is unknown."""
+
+
+def told_by(status: int, headers: Mapping[str, str], body: bytes) -> Told:
+    """Return what an answer tells."""
+    value = json.loads(body)
+    if status == 200:
+        return Told("ok", "", value)
+    is_refused = headers.get("Broker-Outcome") == "refused"
+    return Told("fail" if is_refused else "unknown", value.get("code", ""), value)
 
 
 class Committed(NamedTuple):

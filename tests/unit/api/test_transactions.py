@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from broker.config import ClusterConfig, Config, ConfigError, HBaseConfig, Role, ServerConfig
-from broker.testing.serving import Answered, Broker
+from broker.testing.openapi import Answered
+from broker.testing.serving import Broker
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
 
