@@ -325,6 +325,9 @@ class Node:
         watch("waiting_polls", "Polls and streams that wait.", lambda: topics.waiting_polls)
         watch("queued_bytes", "Publishes that wait for a commit.", lambda: around.queue.bytes)
         watch("connections", "Open connections.", lambda: server.connections)
+        tephra = self._tephra
+        count = "Open connections of Tephra's clients."
+        watch("thrift_connections", count, lambda: 0 if tephra is None else len(tephra.open))
         budgets, watch_each = server.budgets, self.metrics.watch_each
         watch_each("budget_held", "Held of each budget.", "budget", lambda: _by_name(budgets.held))
         refused = ("budget_refused_total", "Requests refused or cut for each budget.", "budget")

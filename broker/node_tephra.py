@@ -37,22 +37,17 @@ async def serve_tephra(
     port = config.transactions.thrift_port
     assert port is not None, "the configuration names no port"
     try:
-        from broker.transactions.tephra_server import TephraServer  # noqa: PLC0415 - See there.
+        from broker.transactions.tephra_frames import Most  # noqa: PLC0415 - See there.
+        from broker.transactions.tephra_server import TephraServer  # noqa: PLC0415
         from broker.transactions.tephra_service import Bounds  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"transactions.thrift_port needs the package {error.name!r}: {install_command('tephra')}"
         ) from error
     own = config.transactions
-    bounds = Bounds(
-        config.server.request_deadline_s,
-        own.transaction_changes_max,
-        own.transaction_changes_bytes_max,
-    )
+    most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
+    bounds = Bounds(config.server.request_deadline_s, most)
     server = TephraServer(transactions, budgets, metrics, clock, bounds)
     await server.start(config.server.host, port)
-    metrics.watch(
-        "thrift_connections", "Open connections of Tephra's clients.", lambda: len(server.open)
-    )
     log.info("thrift service started", host=config.server.host, port=server.port)
     return server

@@ -37,6 +37,7 @@ from broker.testing import (
     mutants_processes,
     mutants_routing,
     mutants_settling,
+    mutants_tephra,
     mutants_transactions,
 )
 
@@ -348,6 +349,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     **{name: Mutant(*above) for name, above in mutants_settling.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_journal.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_transactions.MUTANTS.items()},
+    **{name: Mutant(*above) for name, above in mutants_tephra.MUTANTS.items()},
     "exact-head": Mutant(
         "a change compares epoch and state only", Rows, "change", _exact_head, "storm"
     ),

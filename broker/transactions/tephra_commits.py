@@ -88,7 +88,7 @@ class Commits:
             snapshot = await self._snapshot(transaction, until)
             if snapshot.is_visible(transaction):
                 break
-            if not _is_in_progress(snapshot, transaction):
+            if not is_in_progress(snapshot, transaction):
                 del self._in_doubt[transaction]
                 raise TransactionNotInProgress(f"Transaction {transaction} is not in progress.")
             await self._pause(transaction, until, "it is in progress")
@@ -110,6 +110,7 @@ class Commits:
         await self._clock.sleep(PAUSE_S)
 
 
-def _is_in_progress(snapshot: Snapshot, transaction: int) -> bool:
+def is_in_progress(snapshot: Snapshot, transaction: int) -> bool:
+    """Whether a snapshot shows a transaction in progress."""
     at = bisect_left(snapshot.in_progress, transaction)
     return at < len(snapshot.in_progress) and snapshot.in_progress[at] == transaction

@@ -51,7 +51,10 @@ class TephraConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._account: Account
         self._hold: Hold
-        self._held = bytearray()
+        self._incoming = frames.Incoming()
+        self._behind: list[bytes] = []
+        """What came behind the call under way."""
+        self._behind_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
@@ -66,7 +69,7 @@ class TephraConnection(asyncio.Protocol):
     @property
     def in_use(self) -> bool:
         """Whether a call is under way, or has begun to arrive."""
-        return self._task is not None or bool(self._held)
+        return self._task is not None or self._incoming.has_begun or bool(self._behind)
 
     # What the loop calls.
 
@@ -95,8 +98,14 @@ class TephraConnection(asyncio.Protocol):
         except (BrokerError, Cut) as error:
             self.refuse(error)
             return
-        self._held += data
-        self._go_on()
+        if self._task is None:
+            self._feed(data)
+            return
+        self._behind.append(data)
+        self._behind_bytes += len(data)
+        if self._behind_bytes > HELD_BYTES_MAX and not self._is_paused and self._transport:
+            self._is_paused = True
+            self._transport.pause_reading()
 
     @override
     def eof_received(self) -> bool:
@@ -109,7 +118,8 @@ class TephraConnection(asyncio.Protocol):
         self._transport = None
         self._ends = True
         self._stop_timer()
-        self._held.clear()
+        self._incoming = frames.Incoming()
+        self._behind.clear()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         if self._last_commit is not None:
@@ -130,37 +140,22 @@ class TephraConnection(asyncio.Protocol):
 
     # Frames.
 
-    def _go_on(self) -> None:
-        """Begin with the next call if it is whole and none is under way."""
-        if self._transport is None or self._ends:
+    def _feed(self, data: bytes) -> None:
+        """Take what has come; begin with the next call if it is whole."""
+        try:
+            frame, behind = self._incoming.feed(data)
+        except frames.NoCall as error:
+            self.refuse(error)
             return
-        if self._task is not None:
-            if len(self._held) > HELD_BYTES_MAX and not self._is_paused:
-                self._is_paused = True
-                self._transport.pause_reading()
-            return
-        size = self._frame_bytes()
-        if size is None:
-            return
-        if len(self._held) < size:
-            if self._held and self._timer is None:
+        if frame is None:
+            if self._timer is None:
                 self._timer = self._server.loop.call_later(self._server.frame_s, self._too_slow)
             return
         self._stop_timer()
-        frame = bytes(memoryview(self._held)[4:size])
-        del self._held[:size]
+        if behind:
+            self._behind.append(behind)
+            self._behind_bytes += len(behind)
         self._task = self._server.loop.create_task(self._answer(frame))
-
-    def _frame_bytes(self) -> int | None:
-        """Return the size of the frame that is held, or begun, with its length; None if that is refused."""
-        if len(self._held) < 4:
-            return 4
-        length = frames.length_of(self._held)
-        if not 0 < length <= frames.FRAME_BYTES_MAX:
-            message = f"a frame of {length} bytes; at most {frames.FRAME_BYTES_MAX} are taken"
-            self.refuse(BadRequest(message))
-            return None
-        return 4 + length
 
     async def _answer(self, frame: bytes) -> None:
         """Answer one call, and go on with what came behind it."""
@@ -179,11 +174,15 @@ class TephraConnection(asyncio.Protocol):
     def _next(self) -> None:
         if self._transport is None:
             return
-        if self._is_paused and not self._ends:
+        if self._behind and not self._ends:
+            behind = b"".join(self._behind)
+            self._behind.clear()
+            self._behind_bytes = 0
+            self._feed(behind)
+        if self._is_paused and self._behind_bytes <= HELD_BYTES_MAX and not self._ends:
             self._is_paused = False
             self._transport.resume_reading()
-        self._go_on()
-        if self._task is None and (self._sent_all or (self._server.draining and not self._held)):
+        if (self._sent_all and self._task is None) or (self._server.draining and not self.in_use):
             self.close()
         self._server.look()
 

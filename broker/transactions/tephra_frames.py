@@ -26,7 +26,7 @@ from thriftpy2.protocol import binary
 from thriftpy2.protocol.exc import TProtocolException
 from thriftpy2.thrift import TApplicationException, TMessageType, TType
 
-from broker.errors import BadRequest, BodyTooLarge
+from broker.errors import BadRequest, BodyTooLarge, ChangesTooLarge
 from broker.model import Snapshot
 from broker.wire.steps import Steps, Take, free
 from broker.wire.thriftskip import SET, Skipper
@@ -36,8 +36,8 @@ FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
 """The longest frame that is read, as of Tephra's server."""
 ANSWER_BYTES_MAX: Final = 16_384_000
 """The longest frame that Java's framed transport reads by default."""
-ITEMS_MAX: Final = 100_000
-"""The most keys of a change set, or ids of a set."""
+IDS_MAX: Final = 100_000
+"""The most ids of a set."""
 FIELDS_MAX: Final = 100
 """The most fields of arguments, repeated ones among them."""
 
@@ -61,6 +61,51 @@ class Call(NamedTuple):
     method: str
     number: int
     arguments: dict[int, Any]
+
+
+class Incoming:
+    """The frame that arrives on a connection. Its bytes are held once, and given away without a copy."""
+
+    def __init__(self) -> None:
+        """Have nothing yet."""
+        self._begun = b""
+        """The first bytes of the length."""
+        self._length: int | None = None
+        self._body = io.BytesIO()
+        self._is_call = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of a frame is there."""
+        return self._length is not None or bool(self._begun)
+
+    def feed(self, data: bytes) -> tuple[bytes | None, bytes]:
+        """Take what has come; return the frame if it is whole, and what came behind it.
+
+        Raises:
+            NoCall: it is too long, or no call; that is seen before it is whole.
+        """
+        if self._length is None:
+            need = _LENGTH.size - len(self._begun)
+            self._begun, data = self._begun + data[:need], data[need:]
+            if len(self._begun) < _LENGTH.size:
+                return None, b""
+            (length,) = _LENGTH.unpack(self._begun)
+            if not 0 < length <= FRAME_BYTES_MAX:
+                raise NoCall(f"a frame of {length} bytes; at most {FRAME_BYTES_MAX} are taken")
+            self._length = length
+        missing = self._length - self._body.tell()
+        self._body.write(memoryview(data)[:missing])
+        size = self._body.tell()
+        if not self._is_call and size >= min(self._length, _HEAD_BYTES_MAX):
+            with self._body.getbuffer() as held:
+                read_head(bytes(held[:_HEAD_BYTES_MAX]))
+            self._is_call = True
+        if size < self._length:
+            return None, b""
+        frame = self._body.getvalue()
+        self.__init__()  # type: ignore[misc]  # The one list of all parts.
+        return frame, data[missing:]
 
 
 class Idl:
@@ -120,14 +165,28 @@ def read_head(frame: bytes) -> Head:
     return Head(method, kind, number, body.at)
 
 
-def call_steps(idl: Idl, frame: bytes, head: Head, *, take: Take = free) -> Steps[Call]:
+class Most(NamedTuple):
+    """The most that sets of one call may have: items, keys among them, and bytes of keys."""
+
+    ids: int = IDS_MAX
+    keys: int = 10_000
+    key_bytes: int = 1024 * 1024
+
+
+MOST: Final = Most()
+
+
+def call_steps(
+    idl: Idl, frame: bytes, head: Head, *, most: Most = MOST, take: Take = free
+) -> Steps[Call]:
     """Read in steps the arguments of a call to a method that there is. ``take`` is told of the items of sets.
 
     Raises:
         BadRequest: it is malformed.
-        BodyTooLarge: a set has more than ITEMS_MAX items.
+        ChangesTooLarge: it has more keys, or more bytes of them, than it may.
+        BodyTooLarge: it has more ids.
     """
-    reader = _Reader(frame, head.at, take)
+    reader = _Reader(frame, head.at, most, take)
     arguments = yield from reader.struct(idl.arguments(head.method))
     if reader.body.at != len(frame):
         raise BadRequest("Something follows the arguments.")
@@ -137,12 +196,14 @@ def call_steps(idl: Idl, frame: bytes, head: Head, *, take: Take = free) -> Step
 class _Reader:
     """Reads one struct of arguments."""
 
-    def __init__(self, frame: bytes, at: int, take: Take) -> None:
+    def __init__(self, frame: bytes, at: int, most: Most, take: Take) -> None:
+        self._most = most
         self.body = _Body(frame, at)
         self._skipper = Skipper(frame, "message")
         self._take = take
         self._fields = 0
         self._items = 0
+        self._key_bytes = 0
 
     def struct(self, specs: dict[int, tuple[Any, ...]]) -> Steps[dict[int, Any]]:
         """Return the fields of a struct that are known and of the declared type."""
@@ -174,8 +235,10 @@ class _Reader:
         if not 0 <= count <= len(self.body.body):
             raise BadRequest(f"A set can't have {count} items.")
         self._items += count
-        if self._items > ITEMS_MAX:
-            raise BodyTooLarge(f"A set has {count} items, at most {ITEMS_MAX} are taken.")
+        if wanted in _TEXTS:
+            return (yield from self._keys(count))
+        if self._items > self._most.ids:
+            raise BodyTooLarge(f"A set has {count} items, at most {self._most.ids} are taken.")
         self._take(count)
         items: list[Any] = []
         for _ in range(count):
@@ -183,6 +246,28 @@ class _Reader:
             if len(items) % _PER_STEP == 0:
                 yield
         return items
+
+    def _keys(self, count: int) -> Steps[list[Any]]:
+        most = self._most
+        if self._items > most.keys:
+            raise ChangesTooLarge(
+                f"The change set has {self._items} keys, at most {most.keys} are taken."
+            )
+        self._take(count)
+        keys: list[Any] = []
+        for _ in range(count):
+            (size,) = _LENGTH.unpack(self.body.read(_LENGTH.size))
+            self._key_bytes += max(size, 0)
+            if self._key_bytes > most.key_bytes:
+                raise ChangesTooLarge(
+                    f"The keys of the change set have {self._key_bytes} bytes or more, at most "
+                    f"{most.key_bytes} are taken."
+                )
+            self.body.at -= _LENGTH.size
+            keys.append(binary.read_val(self.body, TType.BINARY))
+            if len(keys) % _PER_STEP == 0:
+                yield
+        return keys
 
     def _skip(self, kind: int) -> None:
         try:
@@ -257,9 +342,3 @@ def _frame(out: io.BytesIO) -> bytes:
     with out.getbuffer() as whole:
         _LENGTH.pack_into(whole, 0, size)
     return out.getvalue()
-
-
-def length_of(held: bytes | bytearray) -> int:
-    """Return the length of the frame that begins here, of which there are 4 bytes at least."""
-    length: int = _LENGTH.unpack_from(held)[0]
-    return length

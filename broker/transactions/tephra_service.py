@@ -110,8 +110,7 @@ class Bounds(NamedTuple):
     """What an operator may set. ``deadline_s``: how long a commit may be in doubt before its client is told so."""
 
     deadline_s: float = 30.0
-    changes_max: int = 10_000
-    changes_bytes_max: int = 1024 * 1024
+    most: frames.Most = frames.MOST
 
 
 OK: Final = "ok"
@@ -124,7 +123,7 @@ class TephraService:
         """Ask ``transactions``."""
         self.idl = frames.Idl()
         self.commits = Commits(transactions, clock, bounds.deadline_s)
-        self._bounds = bounds
+        self._most = bounds.most
         self._transactions = transactions
         self._methods = _methods(self)
 
@@ -137,7 +136,7 @@ class TephraService:
         """Read a call in steps. Raises as ``tephra_frames.call_steps``; KeyError if there is no such method."""
         if head.method not in self._methods:
             raise KeyError(head.method)
-        return frames.call_steps(self.idl, frame, head, take=take)
+        return frames.call_steps(self.idl, frame, head, most=self._most, take=take)
 
     async def answer(self, head: frames.Head, arguments: Mapping[int, Any]) -> Answer:
         """Do what a call asks for, and return its answer."""
@@ -165,19 +164,6 @@ class TephraService:
         if frame is None:
             frame = frames.encode_failed(head, frames.INTERNAL_ERROR, error.message)
         return Answer(frame, error.code)
-
-    def check_changes(self, changes: Collection[bytes]) -> None:
-        """Raise ChangesTooLarge for what the service would not take: it may have to be passed on first."""
-        if len(changes) > self._bounds.changes_max:
-            raise ChangesTooLarge(
-                f"The change set has {len(changes)} keys, at most {self._bounds.changes_max} are taken."
-            )
-        size = sum(map(len, changes))
-        if size > self._bounds.changes_bytes_max:
-            raise ChangesTooLarge(
-                f"The keys of the change set have {size} bytes, at most {self._bounds.changes_bytes_max} "
-                "are taken."
-            )
 
     async def invalidated(self, transaction: int) -> bool:
         """Make a transaction invalid; whether it was in progress, though the first try may not have told."""
@@ -299,14 +285,11 @@ def _ends(service: TephraService) -> dict[str, Method]:
     boolean = service.idl.module.TBoolean
 
     async def can_commit(arguments: Arguments) -> None:
-        changes = _changes(arguments)
-        service.check_changes(changes)
-        await transactions.can_commit(_number(arguments), changes)
+        await transactions.can_commit(_number(arguments), _changes(arguments))
 
     async def can_commit_as_told(arguments: Arguments) -> object:
         given, changes = arguments.get(1, {}), _changes(arguments)
         try:
-            service.check_changes(changes)
             await transactions.can_commit(_number(given, _TRANSACTION_ID), changes)
         except (TransactionConflict, ChangesTooLarge):
             return boolean(value=False)

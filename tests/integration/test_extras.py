@@ -84,6 +84,23 @@ def test_files_take_the_extra_export(made: Path, *, has_it: bool) -> None:
         assert ("tms-broker[export]" in told.stderr) is not has_it
 
 
+@pytest.mark.parametrize("made", [("tephra",)], indirect=True, ids=["tephra"])
+def test_tephra_s_clients_take_the_extra_tephra(made: Path) -> None:
+    without_what_is_missing(made, "kazoo", "pytest")
+    program = "from broker.transactions.tephra_frames import Idl; print(len(Idl().methods))"
+    done = run(made, "-c", f"import broker.transactions.tephra_server\n{program}")
+    assert (done.returncode, done.stdout) == (0, "21\n"), done.stderr
+
+
+@pytest.mark.parametrize("made", [("server",)], indirect=True, ids=["server"])
+def test_without_it_the_port_names_it(made: Path, tmp_path: Path) -> None:
+    flags = ["--port", "0", "--thrift-port", "0", "--data-dir", str(tmp_path / "data")]
+    told = run(made, "-m", "broker.cli", "serve", *flags)
+    assert told.returncode != 0
+    assert "tms-broker[tephra]" in told.stderr
+    assert "Traceback" not in told.stderr
+
+
 @pytest.mark.parametrize("made", [("cluster",)], indirect=True, ids=["cluster"])
 def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
     without_what_is_missing(made, "thriftpy2", "pytest", "libfaketime", "matplotlib")

@@ -13,8 +13,10 @@ from broker.config import (
     HBaseConfig,
     LimitsConfig,
     MetricsConfig,
+    Role,
     ServerConfig,
     TopicsConfig,
+    TransactionsConfig,
     iter_keys,
     parse_address,
 )
@@ -115,6 +117,18 @@ def test_a_window_is_never_shorter_than_two_deadlines() -> None:
                 "hbase": HBaseConfig(hbase_gateways=("h:9090",)),
             },
             "cluster.advertised_url must be set where server.host = '0.0.0.0'",
+        ),
+        ({"transactions": TransactionsConfig(thrift_port=65_536)}, "thrift_port = 65536"),
+        (
+            {"transactions": TransactionsConfig(thrift_port=8080)},
+            "thrift_port = 8080 is server.port",
+        ),
+        (
+            {
+                "server": ServerConfig(role=Role.TOPICS),
+                "transactions": TransactionsConfig(thrift_port=0),
+            },
+            "transactions.thrift_port: with server.role = topics",
         ),
         ({"hbase": HBaseConfig(hbase_regions=257)}, "hbase.hbase_regions"),
         ({"hbase": HBaseConfig(hbase_gateways=("here",))}, "hbase.hbase_gateways: 'here'"),

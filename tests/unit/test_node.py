@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from broker.config import (
     ServerConfig,
     StorageConfig,
     SweepConfig,
+    TransactionsConfig,
 )
 from broker.errors import StorageCorrupt, Unavailable
 from broker.leading.tenure import EVERYTHING
@@ -34,6 +36,7 @@ from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.testing.bench import HookedTable
+from broker.testing.servers import free_ports
 from broker.testing.serving import Http, topic_path
 from broker.topics.service import Topics
 
@@ -333,3 +336,52 @@ async def test_a_node_of_a_cluster_stops_though_storage_does_not_answer(
             await one.stop()
     assert "topics were not let go: storage does not answer" in [line["event"] for line in lines]
     assert made[0].is_closed
+
+
+def with_thrift(directory: Path, port: int | None) -> Config:
+    return replace(config(directory), transactions=TransactionsConfig(thrift_port=port))
+
+
+async def test_tephra_s_service_listens_where_a_port_is_named(tmp_path: Path) -> None:
+    async with started(config(tmp_path / "off")) as one:
+        assert one.thrift_port is None
+    with capture_logs() as lines:
+        async with started(with_thrift(tmp_path / "on", 0)) as one:
+            assert one.thrift_port
+            _, writer = await asyncio.open_connection("127.0.0.1", one.thrift_port)
+            writer.close()
+            text = one.metrics.render()
+    assert b"broker_thrift_connections{" in text
+    (told,) = [line for line in lines if line["event"] == "thrift service started"]
+    assert (told["host"], told["port"]) == ("127.0.0.1", one.thrift_port)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", one.thrift_port)
+
+
+async def test_a_node_that_can_t_have_its_thrift_port_leaves_nothing_open(tmp_path: Path) -> None:
+    async with started(with_thrift(tmp_path / "one", 0)) as one:
+        with pytest.raises(OSError, match="address already in use"):
+            await Node(with_thrift(tmp_path / "two", one.thrift_port)).start()
+    # Its store is not locked any more.
+    async with started(config(tmp_path / "two")):
+        pass
+
+
+async def test_what_listened_is_closed_if_the_node_does_not_start(tmp_path: Path) -> None:
+    async with started(with_thrift(tmp_path / "one", 0)) as one:
+        (free,) = free_ports(1)
+        wanted = with_thrift(tmp_path / "two", free)
+        with pytest.raises(OSError, match="address already in use"):
+            await Node(replace(wanted, server=ServerConfig(port=one.port))).start()
+    async with started(with_thrift(tmp_path / "two", free)) as two:
+        assert two.thrift_port == free
+
+
+async def test_without_its_package_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("broker.transactions.tephra_")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "thriftpy2", None)
+    with pytest.raises(Unavailable, match=r"needs the package 'thriftpy2': .*tms-broker\[tephra\]"):
+        await Node(with_thrift(tmp_path / "data", 0)).start()

@@ -14,6 +14,7 @@ from broker.errors import (
 )
 from broker.model import Snapshot
 from broker.testing.clock import VirtualClock, virtual_loop
+from broker.testing.mutants import in_force
 from broker.testing.serving import eventually
 from broker.transactions import tephra_commits
 from broker.transactions.tephra_commits import Commits
@@ -106,26 +107,49 @@ def test_one_that_was_not_heard_is_told_again() -> None:
         run(Scripted(OVER, INVALID), test)
 
 
+def test_without_a_note_what_was_committed_is_called_over() -> None:
+    async def test(commits: Commits) -> None:
+        commits.not_heard(7)
+        await commits.commit(7, 8)
+
+    with in_force("not-heard"), pytest.raises(TransactionNotInProgress):
+        run(Scripted(OVER, VISIBLE), test)
+
+
+def test_one_in_doubt_must_be_committed_again() -> None:
+    with in_force("in-doubt-again"), pytest.raises(TransactionNotInProgress):
+        run(Scripted(UNKNOWN, OPEN, None), commit)
+
+
 def test_one_that_was_heard_is_over() -> None:
     with pytest.raises(TransactionNotInProgress):
         run(Scripted(OVER, VISIBLE), commit)
 
 
-def test_a_second_commit_joins_the_first() -> None:
-    async def test(commits: Commits) -> None:
-        gate = asyncio.get_running_loop().create_future()
-        script.answers = [lambda: gate]
-        first = asyncio.ensure_future(commits.commit(7, 8))
-        second = asyncio.ensure_future(commits.commit(7, 8))
-        await eventually(lambda: script.calls, lambda: "not called")
-        first.cancel()
-        await asyncio.wait((first,))
+async def two_commit(commits: Commits, script: Scripted) -> int:
+    """Commit twice at a time, and give the first up; return how many commits there were."""
+    gate = asyncio.get_running_loop().create_future()
+    script.answers = [lambda: gate, None]
+    first = asyncio.ensure_future(commits.commit(7, 8))
+    await eventually(lambda: script.calls, lambda: "not called")
+    second = asyncio.ensure_future(commits.commit(7, 8))
+    first.cancel()
+    await asyncio.wait((first,))
+    if not gate.done():
         gate.set_result(None)
-        await second
-        assert len(script.calls) == 1
+    await second
+    return len(script.calls)
 
+
+def test_a_second_commit_joins_the_first() -> None:
     script = Scripted()
-    run(script, test)
+    assert run(script, lambda commits: two_commit(commits, script)) == 1
+
+
+def test_else_it_is_committed_twice() -> None:
+    script = Scripted()
+    with in_force("one-commit"):
+        assert run(script, lambda commits: two_commit(commits, script)) == 2
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,13 @@
 
 import contextlib
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.errors import BadRequest, BodyTooLarge, BrokerError
+from broker.errors import BadRequest, BodyTooLarge, BrokerError, ChangesTooLarge
 from broker.transactions import tephra_frames as frames
 from broker.wire.steps import finish
 from tests.unit.tephra.vectors import VECTORS, Vector
@@ -88,12 +89,21 @@ def test_the_malformed_is_refused(case: str) -> None:
 
 def test_many_keys_are_refused_before_they_are_read() -> None:
     taken: list[int] = []
+    most = frames.Most(ids=3, keys=3, key_bytes=5)
+
+    def bounded(method: str, arguments: bytes) -> frames.Call:
+        message = head(method) + arguments + b"\0"
+        found = frames.read_head(message)
+        return finish(frames.call_steps(IDL, message, found, most=most, take=taken.append))
+
+    for arguments in (keys(4), keys(2, b"", b"") * 2, keys(2, b"abc", b"def"), keys(1, b"abcdef")):
+        with pytest.raises(ChangesTooLarge):
+            bounded("canCommitOrThrow", arguments)
     with pytest.raises(BodyTooLarge):
-        read(CAN_COMMIT + keys(frames.ITEMS_MAX + 1) + bytes(4 * frames.ITEMS_MAX), taken)
-    half = frames.ITEMS_MAX // 2 + 1
-    with pytest.raises(BodyTooLarge):
-        read(CAN_COMMIT + keys(half, *[b""] * half) * 2 + b"\0")
-    assert taken == []
+        bounded("truncateInvalidTx", b"\x0e\x00\x01\x0a" + struct.pack(">i", 4) + bytes(32))
+    assert 4 not in taken
+    call = bounded("canCommitOrThrow", keys(3, b"abc", b"", b"de"))
+    assert call.arguments == {2: [b"abc", b"", b"de"]}
 
 
 def test_one_who_counts_can_refuse() -> None:
@@ -127,13 +137,46 @@ def test_what_is_no_call_is_known_by_its_head(case: str) -> None:
 def test_a_large_set_is_read_in_steps() -> None:
     count = 50_000
     message = CAN_COMMIT + keys(count, *[b"k%d" % number for number in range(count)]) + b"\0"
+    most = frames.Most(keys=count)
+    steps = frames.call_steps(IDL, message, frames.read_head(message), most=most)
+    assert sum(1 for _ in steps) == count // 250
+    ids = b"\x0e\x00\x01\x0a" + struct.pack(">i", count) + bytes(8 * count) + b"\0"
+    message = head("truncateInvalidTx") + ids
     steps = frames.call_steps(IDL, message, frames.read_head(message))
     assert sum(1 for _ in steps) == count // 250
 
 
-def test_lengths_are_signed() -> None:
-    assert frames.length_of(b"\0\0\1\0") == 256
-    assert frames.length_of(b"\xff\xff\xff\xff") == -1
+def framed(message: bytes) -> bytes:
+    return struct.pack(">i", len(message)) + message
+
+
+@given(st.lists(st.sampled_from(VECTORS), max_size=4), st.lists(st.integers(0, 600), max_size=9))
+def test_frames_come_in_any_pieces(vectors: list[Vector], cuts: list[int]) -> None:
+    whole = b"".join(framed(vector.request) for vector in vectors)
+    incoming, found = frames.Incoming(), []
+    for start, end in pairwise(sorted({0, len(whole), *(min(cut, len(whole)) for cut in cuts)})):
+        rest = whole[start:end]
+        while rest:
+            frame, rest = incoming.feed(rest)
+            if frame is not None:
+                found.append(frame)
+    assert found == [vector.request for vector in vectors]
+    assert not incoming.has_begun
+
+
+@pytest.mark.parametrize("length", [-1, 0, frames.FRAME_BYTES_MAX + 1, 0x47455420])
+def test_a_frame_s_length_is_bounded_before_it_is_held(length: int) -> None:
+    incoming = frames.Incoming()
+    assert incoming.feed(struct.pack(">i", length)[:3]) == (None, b"")
+    with pytest.raises(frames.NoCall):
+        incoming.feed(struct.pack(">i", length)[3:])
+
+
+def test_what_is_no_call_is_known_before_it_is_whole() -> None:
+    incoming = frames.Incoming()
+    assert incoming.feed(struct.pack(">i", 1_000_000)) == (None, b"")
+    with pytest.raises(frames.NoCall):
+        incoming.feed(bytes(256))
 
 
 @given(
@@ -160,5 +203,5 @@ def test_changed_calls_are_read_or_refused(
 
 @given(st.sampled_from(sorted(IDL.methods)), st.binary(max_size=300))
 def test_any_arguments_are_read_or_refused(method: str, arguments: bytes) -> None:
-    with contextlib.suppress(BadRequest, BodyTooLarge):
+    with contextlib.suppress(BadRequest, BodyTooLarge, ChangesTooLarge):
         read(head(method) + arguments)

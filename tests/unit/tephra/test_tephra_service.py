@@ -33,7 +33,7 @@ UNKNOWN = OutcomeUnknown("no answer")
 def ask(request: bytes, transactions: Scripted) -> Answer:
     """Return the service's answer to one message."""
     with virtual_loop() as loop:
-        service = TephraService(transactions, VirtualClock(loop), Bounds(5, 2, 10))
+        service = TephraService(transactions, VirtualClock(loop), Bounds(5))
         head = frames.read_head(request)
         call = finish(service.reading(head, request, lambda _: None))
         return loop.run_until_complete(service.answer(head, call.arguments))
@@ -206,17 +206,6 @@ def test_what_is_refused_is_false_for_old_clients() -> None:
         ask(message("commitTx"), Scripted(TransactionConflict("k"))).frame[4:], "commitTx"
     )
     assert told.success.value is False
-
-
-@pytest.mark.parametrize("changes", [[b"a", b"b", b"c"], [b"a" * 11]])
-def test_a_change_set_that_is_too_large_is_not_passed_on(changes: list[bytes]) -> None:
-    script = Scripted()
-    told = result(
-        ask(message("canCommitOrThrow", tx=7, changes=changes), script).frame[4:],
-        "canCommitOrThrow",
-    )
-    assert told.generic.originalExceptionClass == "org.apache.tephra.TransactionSizeException"
-    assert not script.calls
 
 
 def test_a_client_needs_a_name() -> None:

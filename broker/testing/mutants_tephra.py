@@ -1,0 +1,52 @@
+"""Mutants of what keeps Tephra's clients from taking a commit for a failure. See mutants.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from broker.model import Snapshot
+from broker.testing.mutants_routing import Above
+from broker.transactions import tephra_commits
+from broker.transactions.tephra_commits import Commits
+
+
+def _not_heard(_: Any) -> Any:
+    def mutant(self: Commits, transaction: int) -> None:
+        del self, transaction
+
+    return mutant
+
+
+def _commits_again(_: Any) -> Any:
+    def mutant(snapshot: Snapshot, transaction: int) -> bool:
+        del snapshot, transaction
+        return False
+
+    return mutant
+
+
+def _joined(_: Any) -> Any:
+    async def mutant(self: Commits, transaction: int, write_pointer: int | None) -> None:
+        await self._commit(transaction, write_pointer)
+
+    return mutant
+
+
+MUTANTS: Final[Mapping[str, Above]] = {
+    "not-heard": Above(
+        "a commit of Tephra's client whose answer is lost is forgotten",
+        Commits,
+        "not_heard",
+        _not_heard,
+    ),
+    "in-doubt-again": Above(
+        "a commit in doubt that is in progress is taken for refused",
+        tephra_commits,
+        "is_in_progress",
+        _commits_again,
+    ),
+    "one-commit": Above(
+        "a commit of Tephra's client does not join the one under way", Commits, "commit", _joined
+    ),
+}
