@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.schema import HBaseAdmin, Schema
+from broker.storage.hbase.table import HBaseTable
+from broker.storage.table import Table
+from broker.testing.contract.inverting import InvertingContract
+from broker.testing.servers import HBaseServer
+
+
+@pytest.mark.integration
+class TestHBase(InvertingContract):
+    @pytest.fixture
+    async def table(self, hbase_server: HBaseServer) -> AsyncIterator[Table]:
+        gateways = Gateways([Address("127.0.0.1", hbase_server.thrift2_port)])
+        schema = Schema("default", f"inverting_{secrets.token_hex(4)}_")
+        admin = HBaseAdmin(gateways, schema)
+        await admin.init(regions=2)
+        yield HBaseTable(gateways, schema)
+        await admin.remove()
+        await gateways.close()
