@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 import click
 from rich.console import Console
@@ -154,6 +154,12 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
     type=click.IntRange(min=1),
     help="Of the topic or payload log.  [default: the last one]",
 )
+@click.option(
+    "--snapshot",
+    "snapshot_file",
+    type=click.File("rb"),
+    help="Mark what is invalid by this snapshot: JSON, or a TTransaction's bytes; or a JSON list of pointers.",
+)
 @configured_by({"hbase"})
 @json_option
 def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
@@ -163,6 +169,7 @@ def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
     entries_max: int,
     number: int | None,
     generation: int | None,
+    snapshot_file: BinaryIO | None,
     file: Path | None,
     as_json: bool,
     **flags: str | None,
@@ -173,12 +180,14 @@ def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
     broker storage show audit/logins
     broker storage show audit/logins --dir data --entries 100 --json
     broker storage show audit/logins --hbase-gateways hbase1:9090 --payload-log 1700000000000000
+    curl -s localhost:8080/v1/transactions/snapshot | broker storage show audit/logins --snapshot -
     """  # noqa: D301
     from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
     from broker.storage.keys import LogId  # noqa: PLC0415
     from broker.storage.showing import shown  # noqa: PLC0415
 
     config = resolved(file, flags).config
+    invalid = [] if snapshot_file is None else storage_text.invalid_pointers(snapshot_file.read())
 
     async def looked() -> Shown:
         async with _opened(directory, config) as logs:
@@ -195,9 +204,9 @@ def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
         what = f"topic {topic}" if number is None else f"payload log {number} of topic {topic}"
         raise click.ClickException(f"nothing of {what} is stored there")
     if as_json:
-        write_json(storage_text.shown_json(found))
+        write_json(storage_text.shown_json(found, invalid))
     else:
-        storage_text.write_shown(found)
+        storage_text.write_shown(found, invalid)
 
 
 @storage.command()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from broker.cli.output import time_text, write_properties, write_table
+from broker.errors import BadRequest
 from broker.model import RowId, timestamp_of
 from broker.storage.entry import Entry
 from broker.storage.head import NO_END, Head
 from broker.storage.report import COUNTED, Report
 from broker.storage.root import Root, RootState
 from broker.storage.showing import Shown, ShownEntry, ShownPage
+from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.transaction import decode_transaction
 
 _FLAGS: Final = ((1, "pointer"), (2, "lifetime"), (4, "reference"), (8, "stored"), (16, "stub"))
 
@@ -29,7 +33,36 @@ def write_report(report: Report) -> None:
     click.echo(f"problems in all: {report.wrong}" if report.wrong else "nothing is wrong")
 
 
-def shown_json(shown: Shown) -> dict[str, Any]:
+def invalid_pointers(text: bytes) -> Collection[int]:
+    """Return the invalid pointers that a snapshot has, or that a JSON list names. Raises click.BadParameter."""
+    try:
+        if not text.lstrip().startswith((b"{", b"[")):
+            return frozenset(decode_transaction(text).invalids)
+        value = json.loads(text)
+        if isinstance(value, list):
+            return frozenset(map(int, value))
+        return frozenset(decode_snapshot(value.get("snapshot", value)).invalids)
+    except (ValueError, TypeError, BadRequest) as error:
+        raise click.BadParameter(
+            f"this is neither a snapshot nor a list of pointers: {error}", param_hint="--snapshot"
+        ) from error
+
+
+def tx_state(entry: Entry, invalid: Collection[int] = ()) -> str:
+    """Return what the store says of an entry's transaction, and whether it is among the invalid ones.
+
+    An entry that the clean-up of invalid transactions has inverted is rolled back.
+    """
+    if entry.pointer is None:
+        return "none"
+    if any(first <= entry.first and entry.last <= last for first, last in entry.rolled):
+        return "rolled_back"
+    if entry.pointer in invalid:
+        return "invalid"
+    return "partly_rolled_back" if entry.rolled else "published"
+
+
+def shown_json(shown: Shown, invalid: Collection[int] = ()) -> dict[str, Any]:
     """Return a log as JSON: ids and tokens in hex."""
     return {
         "topic": str(shown.log.topic),
@@ -37,7 +70,7 @@ def shown_json(shown: Shown) -> dict[str, Any]:
         "payload_log": shown.log.number,
         "root": None if shown.root is None else _root_json(shown.root),
         "pages": [{"page": page.key.hex(), **_fields(page.head)} for page in shown.pages],
-        "entries": [_entry_json(each) for each in shown.entries],
+        "entries": [_entry_json(each, invalid) for each in shown.entries],
     }
 
 
@@ -59,7 +92,7 @@ def _json(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _entry_json(shown: ShownEntry) -> dict[str, Any]:
+def _entry_json(shown: ShownEntry, invalid: Collection[int]) -> dict[str, Any]:
     known = {"page": shown.page.hex(), "column": shown.column.hex()}
     entry = shown.entry
     if isinstance(entry, str):
@@ -73,6 +106,7 @@ def _entry_json(shown: ShownEntry) -> dict[str, Any]:
         "flags": _flags(entry),
         "bytes": len(entry.items),
         "pointer": entry.pointer,
+        "tx_state": tx_state(entry, invalid),
         "lifetime_ms": entry.lifetime_ms,
         "payload_log": entry.number,
         "rolled_back": [[first.hex(), last.hex()] for first, last in entry.rolled],
@@ -92,7 +126,7 @@ def _flags(entry: Entry) -> list[str]:
     return [name for flag, name in _FLAGS if entry.flags & flag]
 
 
-def write_shown(shown: Shown) -> None:
+def write_shown(shown: Shown, invalid: Collection[int] = ()) -> None:
     """Write a log: its root, and tables of its last pages and entries."""
     if shown.root is None:
         click.echo("it has no root: nothing was ever stored")
@@ -115,7 +149,7 @@ def write_shown(shown: Shown) -> None:
     if shown.entries:
         click.echo()
         entry_heads = ("FIRST", "LAST", "PUBLISHED", "COUNT", "EPOCH", "BYTES", "KIND")
-        write_table(entry_heads, map(_entry_cells, shown.entries))
+        write_table(entry_heads, [_entry_cells(each, invalid) for each in shown.entries])
 
 
 def _root_lines(root: Root) -> Iterator[tuple[str, object]]:
@@ -153,16 +187,16 @@ def _page_cells(page: ShownPage) -> Sequence[str]:
     )
 
 
-def _entry_cells(shown: ShownEntry) -> Sequence[str]:
+def _entry_cells(shown: ShownEntry, invalid: Collection[int]) -> Sequence[str]:
     entry = shown.entry
     if isinstance(entry, str):
         return (shown.column.hex(), f"wrong: {entry}", *[""] * 5)
     time = time_text(timestamp_of(entry.first))
     numbers = (entry.count, entry.epoch, len(entry.items))
-    return entry.first.hex(), entry.last.hex(), time, *map(str, numbers), _kind(entry)
+    return entry.first.hex(), entry.last.hex(), time, *map(str, numbers), _kind(entry, invalid)
 
 
-def _kind(entry: Entry) -> str:
+def _kind(entry: Entry, invalid: Collection[int]) -> str:
     told: Mapping[str, object] = {
         "pointer": entry.pointer,
         "lifetime ms": entry.lifetime_ms,
@@ -173,6 +207,8 @@ def _kind(entry: Entry) -> str:
         parts.append("ended")
     if entry.rolled:
         parts.append(f"rolled back in {len(entry.rolled)}")
+    if tx_state(entry, invalid) == "invalid":
+        parts.append("invalid")
     if entry.marks:
         parts.append(f"marks {len(entry.marks)}")
     return ", ".join(parts) or "plain"

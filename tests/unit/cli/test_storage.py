@@ -12,11 +12,14 @@ from broker import node
 from broker.cli.app import run
 from broker.clock import SystemClock
 from broker.config import HBaseConfig
+from broker.model import Snapshot
 from broker.storage.hbase.store import init_hbase, open_hbase
 from broker.storage.leveldb.files import DirectoryLock
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
-from broker.testing.full_store import BOUNDS, PUBLISHED_LOG, Filler, StillClock
+from broker.testing.full_store import BOUNDS, FULL, PUBLISHED_LOG, Filler, StillClock
+from broker.wire.snapshotjson import encode_snapshot
+from broker.wire.transaction import encode_transaction
 from tests.unit.storage.hbase.fake import Served, serving
 
 
@@ -277,3 +280,37 @@ def test_a_sweep_that_is_not_whole_exits_with_1(
     monkeypatch.setattr(node, "sweep_store", sweep_store)
     assert storage("sweep", str(tmp_path)) == code
     assert ("it is damaged" in capsys.readouterr().out) is (report.problem is not None)
+
+
+@pytest.mark.parametrize("form", ["json", "wrapped", "list", "thrift"])
+def test_a_snapshot_marks_what_is_invalid(form: str, full: Path, tmp_path: Path, capfd) -> None:
+    def entries(*more: str) -> list[dict[str, object]]:
+        topic = f"{FULL.namespace}/{FULL.topic}"
+        with pytest.raises(SystemExit) as left:
+            run(["storage", "show", topic, "--dir", str(full), "--entries", "999", "--json", *more])
+        assert left.value.code == 0
+        return json.loads(capfd.readouterr().out)["entries"]
+
+    before = {each["pointer"]: each["tx_state"] for each in entries()}
+    assert before[None] == "none"
+    pointer = next(number for number, state in before.items() if state == "published")
+    snapshot = Snapshot(transaction_id=1, read_pointer=1, invalids=[pointer])
+    told = {
+        "json": json.dumps(encode_snapshot(snapshot)).encode(),
+        "wrapped": json.dumps({"snapshot": encode_transaction(snapshot).hex()}).encode(),
+        "list": json.dumps([pointer]).encode(),
+        "thrift": encode_transaction(snapshot),
+    }
+    file = tmp_path / "snapshot"
+    file.write_bytes(told[form])
+    after = {each["pointer"]: each["tx_state"] for each in entries("--snapshot", str(file))}
+    assert after == {**before, pointer: "invalid"}
+
+
+def test_what_is_no_snapshot_is_refused(full: Path, tmp_path: Path, capfd) -> None:
+    file = tmp_path / "snapshot"
+    for text in (b"", b"{}", b"[x]", b"nothing"):
+        file.write_bytes(text)
+        with pytest.raises(SystemExit) as left:
+            run(["storage", "show", "a/b", "--dir", str(full), "--snapshot", str(file)])
+        assert (left.value.code, "--snapshot" in capfd.readouterr().err) == (2, True)

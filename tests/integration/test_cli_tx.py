@@ -1,0 +1,105 @@
+"""``broker tx`` against a broker of its own process, whose transactions have a short life."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from broker.cli import app
+from broker.client import SyncClient
+from broker.testing.process import BrokerProcess
+
+Run = Callable[..., tuple[int, str, str]]
+LIVES = (
+    *("--transaction-life-max", "3"),
+    *("--sweep-interval", "0.1"),
+    *("--sweep-rest", "0"),
+    *("--sweep-margin", "0"),
+    *("--transaction-sweep-interval", "0.05"),
+)
+DEADLINE_S = 60
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("tx") / "data", LIVES) as process:
+        yield process
+
+
+@pytest.fixture
+def run(
+    process: BrokerProcess, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Run:
+    """Return what runs a command in this process and gives its code, its output and its errors."""
+    monkeypatch.setenv("BROKER_URL", process.url)
+
+    def command(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            app.run(list(words))
+        assert isinstance(left.value.code, int)
+        return left.value.code, *capfd.readouterr()
+
+    return command
+
+
+def test_a_transaction_that_blocks_is_shown_and_ended(run: Run, process: BrokerProcess) -> None:
+    with SyncClient(process.url) as client:
+        client.create_topic("tx/cli")
+        began = client.transactions.start(timeout_s=60, client="cart").transaction_id
+        client.publish("tx/cli", ["a", "b"], pointer=began)
+        client.publish("tx/cli", ["c", "d", "e"])
+        code, out, errors = run("tx", "blockers", "tx/cli")
+        assert (code, str(began) in out, "cart" in out) == (0, True, True), out
+        assert f"broker tx invalidate {began}" in errors
+        code, out, _ = run("tx", "blockers", "tx/cli", "--json")
+        (told,) = json.loads(out)["blockers"]
+        assert (told["transaction"], told["messages"], told["waiting"]) == (began, 2, 4)
+        code, out, errors = run("tx", "list")
+        assert (code, f"{began}  short" in out) == (0, True), out
+        assert "1 in progress" in errors
+        assert json.loads(run("tx", "list", "--json")[1])["in_progress"][0]["client"] == "cart"
+        assert "in progress" in run("tx", "show", str(began))[1]
+        assert run("tx", "invalidate", str(began), "--json")[0] == 2
+        code, out, _ = run("tx", "invalidate", str(began), "--yes", "--json")
+        assert json.loads(out) == {"transaction": began, "invalidated": True}
+        assert "no transaction holds consumers" in run("tx", "blockers", "tx/cli")[2]
+        assert "was not in progress" in run("tx", "invalidate", str(began), "--yes")[2]
+        assert "invalid" in run("tx", "show", str(began))[1]
+        other = client.transactions.start().transaction_id
+        assert run("tx", "abort", str(other), "--yes")[0] == 0
+        code, _, errors = run("tx", "show", str(other))
+        assert (code, "Nothing is known" in errors) == (1, True)
+
+
+def test_what_is_settled_is_pruned_and_never_seen(run: Run, process: BrokerProcess) -> None:
+    with SyncClient(process.url) as client:
+        client.create_topic("tx/pruned")
+        client.create_topic("tx/empty")
+        failed = client.transactions.start(timeout_s=0.2).transaction_id
+        client.publish("tx/pruned", ["a", "b"], pointer=failed)
+        client.publish("tx/pruned", "c")
+        code, out, errors = run("tx", "prune")
+        assert (code, "may be forgotten" in out) == (0, True)
+        ends_s = time.monotonic() + DEADLINE_S
+        while (plan := json.loads(run("tx", "prune", "--json")[1]))["newest_prunable"] != failed:
+            assert time.monotonic() < ends_s, plan
+            client.poll("tx/empty", wait_s=0.3)
+        assert "broker tx prune --yes" in run("tx", "prune")[2]
+        code, out, errors = run("tx", "prune", "--yes")
+        assert (code, "forgotten" in out, errors) == (0, True, "")
+        snapshot = client.transactions.snapshot()
+        assert not list(snapshot.invalids)
+        assert [each.payload for each in client.poll("tx/pruned", snapshot=snapshot)] == [b"c"]
+    process.kill()
+    process.start()
+    with SyncClient(process.url) as client:
+        snapshot = client.transactions.snapshot()
+        assert [each.payload for each in client.poll("tx/pruned", snapshot=snapshot)] == [b"c"]
+        code, out, _ = run(
+            *("storage", "show", "tx/pruned", "--dir", str(process.data_dir), "--json")
+        )
+        shown = {each["pointer"]: each["tx_state"] for each in json.loads(out)["entries"]}
+        assert shown == {failed: "rolled_back", None: "none"}
