@@ -1,4 +1,4 @@
-"""The transaction service on one node over a hostile storage, killed at any await, its clock stepped."""
+"""The transaction service: one node over a hostile storage, killed at any await; and a cluster whose leader goes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from broker.testing import mutants
 from broker.testing.one_node_transactions import Outcome, simulate
+from broker.testing.simulation import cluster_transactions
 
 SEEDS, CHUNK = 600, 50
 SEEDS_MAX = 40
@@ -53,3 +54,25 @@ def test_without_a_guard_it_is_found(name: str, shows: str) -> None:
             if any(shows in violation for violation in simulate(seed).violations):
                 return
     raise AssertionError(f"{name} was not found in {SEEDS_MAX} seeds")
+
+
+def judge_cluster(first: int, count: int) -> None:
+    """Run some seeds of the cluster."""
+    outcomes = [cluster_transactions.simulate(seed) for seed in range(first, first + count)]
+    for outcome in outcomes:
+        assert not outcome.violations, f"seed {outcome.seed}\n{outcome.violations[:3]}"
+    assert sum(each.commits for each in outcomes) > 20 * count
+    assert sum(each.faults.total() for each in outcomes) > count
+
+
+@pytest.mark.simulation
+def test_the_service_is_taken_over_under_load(drawn_seed: int) -> None:
+    judge_cluster(drawn_seed, 6)
+
+
+@pytest.mark.simulation
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(1, 101, 25))
+def test_the_service_is_taken_over_under_load_by_every_seed(first: int) -> None:
+    judge_cluster(first, 25)
