@@ -14,14 +14,17 @@ simulated cluster and real processes. They know nothing of how the service works
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from broker.client.transactions import TransactionService
+from broker.errors import BrokerError
 from broker.model import Snapshot
-from broker.wire.snapshotjson import decode_snapshot
+from broker.wire.snapshotjson import decode_snapshot, encode_snapshot
 
 PATH: Final = "/v1/transactions"
 KEYS: Final = [b"key %d" % number for number in range(6)]
@@ -49,6 +52,40 @@ def told_by(status: int, headers: Mapping[str, str], body: bytes) -> Told:
     return Told("fail" if is_refused else "unknown", value.get("code", ""), value)
 
 
+def asking(service: TransactionService) -> Ask:
+    """Return what sends requests by the shipped client."""
+
+    async def ask(method: str, path: str, body: bytes) -> Told:
+        try:
+            return Told("ok", "", await _called(service, method, path, body))
+        except BrokerError as error:
+            return Told("fail" if error.outcome == "refused" else "unknown", error.code)
+
+    return ask
+
+
+async def _called(service: TransactionService, method: str, path: str, body: bytes) -> Any:
+    sent = json.loads(body) if body else {}
+    parts = path.removeprefix(PATH).strip("/").split("/")
+    if parts == ["snapshot"]:
+        return encode_snapshot(await service.snapshot())
+    if parts == [""]:
+        assert method == "POST", "clients begin transactions, and list none"
+        return encode_snapshot(await service.start(**sent))
+    transaction, verb = int(parts[0]), parts[1]
+    if verb == "can-commit":
+        keys = [base64.b64decode(key) for key in sent["changes"]]
+        return await service.can_commit(transaction, keys)
+    if verb == "checkpoint":
+        return encode_snapshot(await service.checkpoint(transaction))
+    calls = {
+        "commit": service.commit,
+        "abort": service.abort,
+        "invalidate": service.invalidate,
+    }
+    return await calls[verb](transaction)
+
+
 class Committed(NamedTuple):
     """A transaction that was answered to be committed, or was found to be so."""
 
@@ -64,6 +101,8 @@ class Transactors:
     ) -> None:
         """Know nothing. ``pause`` waits so many ms."""
         self.violations: list[str] = []
+        self.progress = asyncio.Event()
+        """Set with every commit."""
         self.commits: list[Committed] = []
         self.starts = 0
         self.conflicts = 0
@@ -216,3 +255,4 @@ class Transactors:
             if not saw and not other.began.is_visible(made.began.transaction_id):
                 self._wrong("both_committed", f"{made} and {other}")
         self.commits.append(made)
+        self.progress.set()

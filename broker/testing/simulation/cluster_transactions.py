@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import contextlib
-import json
 import random
 import sys
 from collections import Counter
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from broker.client.transactions import TransactionService
 from broker.errors import BrokerError
 from broker.storage.hold import PageBounds
 from broker.testing.simulation.cluster import SimCluster
@@ -23,9 +20,8 @@ from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.node import Machine
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
-from broker.testing.transacting import PATH, Ask, Told, Transactors
+from broker.testing.transacting import Transactors, asking
 from broker.topics.reserved import TRANSACTIONS
-from broker.wire.snapshotjson import encode_snapshot
 
 CLIENTS: Final = 4
 SESSION_S: Final = 4.0
@@ -46,40 +42,6 @@ class Outcome(NamedTuple):
     unknown: int
     faults: Counter[str]
     takeovers_s: list[float]
-
-
-def asking(service: TransactionService) -> Ask:
-    """Return what sends requests by the shipped client."""
-
-    async def ask(method: str, path: str, body: bytes) -> Told:
-        try:
-            return Told("ok", "", await _called(service, method, path, body))
-        except BrokerError as error:
-            return Told("fail" if error.outcome == "refused" else "unknown", error.code)
-
-    return ask
-
-
-async def _called(service: TransactionService, method: str, path: str, body: bytes) -> Any:
-    sent = json.loads(body) if body else {}
-    parts = path.removeprefix(PATH).strip("/").split("/")
-    if parts == ["snapshot"]:
-        return encode_snapshot(await service.snapshot())
-    if parts == [""]:
-        assert method == "POST", "clients begin transactions, and list none"
-        return encode_snapshot(await service.start(**sent))
-    transaction, verb = int(parts[0]), parts[1]
-    if verb == "can-commit":
-        keys = [base64.b64decode(key) for key in sent["changes"]]
-        return await service.can_commit(transaction, keys)
-    if verb == "checkpoint":
-        return encode_snapshot(await service.checkpoint(transaction))
-    calls = {
-        "commit": service.commit,
-        "abort": service.abort,
-        "invalidate": service.invalidate,
-    }
-    return await calls[verb](transaction)
 
 
 class _Run:
