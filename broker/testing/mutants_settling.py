@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from broker.model import POINTERS_PER_MS, ROW_ID_MIN, Snapshot, TopicId
+from broker.storage.head import Head
 from broker.storage.hold import Hold
 from broker.testing.mutants_routing import Above
 from broker.topics import settling
 from broker.topics.leader import TopicLeader
-from broker.topics.settling import Pass, View
+from broker.topics.settling import Pass, View, Work
 from broker.topics.writer import LogWriter
 from broker.transactions import pruning
 from broker.transactions.pruning import Unpassed
@@ -70,6 +71,13 @@ def _own_generation(counts: Any) -> Any:
     return mutant
 
 
+def _let_go(has_nothing: Any) -> Any:
+    def mutant(before: Pass, work: Work, tail: Head) -> bool:
+        return bool(has_nothing(before, work, tail._replace(owner="")))
+
+    return mutant
+
+
 def _end_inverting(_: Any) -> Any:
     async def mutant(self: Hold) -> None:
         del self
@@ -113,6 +121,12 @@ MUTANTS: Final[Mapping[str, Above]] = {
     ),
     "own-generation": Above(
         "a pass of an earlier generation counts", settling, "counts", _own_generation
+    ),
+    "let-go": Above(
+        "a topic is passed unseen whose leader did not let go of it in good order",
+        settling,
+        "has_nothing",
+        _let_go,
     ),
     "end-inverting": Above(
         "a pass ends without a change of the own head", Hold, "end_inverting", _end_inverting

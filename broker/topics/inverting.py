@@ -135,9 +135,7 @@ class Inverting:
         ends = await self._around.logs.ends(log_id)
         if ends is None or ends.tail is None or ends.root.state is RootState.DELETED:
             return False
-        tail = ends.tail
-        is_let_go = tail.is_open and not tail.owner and tail.pointer == before.through
-        return is_let_go and work.goes_on and not work.any_in(0, before.high)
+        return settling.has_nothing(before, work, ends.tail)
 
     async def _passed(self, topic: Topic, view: View, before: Pass, work: Work) -> tuple[Pass, int]:
         deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S

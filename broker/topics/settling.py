@@ -46,6 +46,9 @@ reads the records of all topics, and removes those pointers that every live topi
     another service           the record has a fingerprint of the invalid pointers below its bound: another service, or
                               one restored from an older copy, has others, and all topics are passed anew
 
+Several brokers may use one service. Each prunes by its own records alone; the operator then prunes through the lowest
+pointer that all of them name.
+
 What is *stored* under P and never published is never shown, and goes by age. A published reference has the pointer in
 its own column, and is inverted like any other entry.
 
@@ -65,6 +68,7 @@ from typing import Final, NamedTuple
 
 from broker.errors import OutcomeUnknown, StorageCorrupt
 from broker.model import POINTERS_PER_MS, ROW_ID_MIN, RowId, Snapshot, TopicId
+from broker.storage.head import Head
 from broker.storage.keys import topic_prefix
 from broker.storage.records import RecordStore
 
@@ -194,6 +198,17 @@ def counts(record: Pass, generation: int, view: View) -> bool:
     if record.generation != generation or not record.bound:
         return False
     return record.fingerprint == view.fingerprint(record.bound)
+
+
+def has_nothing(before: Pass, work: Work, tail: Head) -> bool:
+    """Whether a topic that nobody leads has nothing of these transactions, and nothing on its way, by its tail.
+
+    It was let go in good order, so that nothing was under way then; it has the last id that the pass before saw;
+    and that pass saw no pointer among these.
+    """
+    is_let_go = tail.is_open and not tail.owner
+    is_as_passed = work.goes_on and tail.pointer == before.through
+    return is_let_go and is_as_passed and not work.any_in(0, before.high)
 
 
 # Records.

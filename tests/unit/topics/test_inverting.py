@@ -6,15 +6,24 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Awaitable, Collection
+from typing import Any
 
 import pytest
 
-from broker.errors import Fenced, TopicExists, TopicNotFound, TransactionTooOld, Unavailable
+from broker.errors import (
+    Fenced,
+    OutcomeUnknown,
+    StorageCorrupt,
+    TopicExists,
+    TopicNotFound,
+    TransactionTooOld,
+    Unavailable,
+)
 from broker.model import POINTERS_PER_MS, Poll, PublishRequest, Snapshot, TopicId
 from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.records import Records
-from broker.storage.table import NotSent
+from broker.storage.table import NoAnswer, NotSent
 from broker.testing.bench import TOPIC, Bench, Gate, failing, settle
 from broker.testing.mutants import in_force
 from broker.testing.transactions_model import TransactionModel
@@ -483,6 +492,77 @@ async def test_a_pass_counts_for_its_own_generation(world: World) -> None:
 async def test_without_the_generation_it_counts_for_the_next(world: World) -> None:
     with in_force("own-generation"):
         assert await created_anew_after_the_pass(world) != []
+
+
+async def stored_a_day_after_it_was_sent(world: World) -> list[str]:
+    """Let an append get no answer, and be applied long after its leader has given up."""
+    bench = world.bench
+    bench.memory.is_alone = False
+    await invalid_one(world)
+    await world.sweeper.sweep()
+    await bench.pass_ms(settling.PASS_EVERY_MS)
+    sent: list[Any] = []
+
+    async def unanswered(real: Any, *arguments: Any, **named: Any) -> bool:
+        sent[:] = [real, arguments, named]
+        raise NoAnswer("the answer was lost")
+
+    pointer = world.begin()
+    bench.table.on("append", *[unanswered] * 10_000)
+    with pytest.raises(OutcomeUnknown):
+        await world.publish(pointer)
+    bench.table.forget_hooks()
+    await world.settle()
+    world.model.expire(world.now_ms)
+    # Without the other work of a sweep, for which it would claim the topic.
+    inverting = Inverting(bench.topics.leaders, world.snapshot)
+    await inverting.begin()
+    await inverting.clean(await bench.topics.registry.get(TOPIC))
+    plan, _ = await world.pruning.prune()
+    assert pointer in plan.prunable
+    real, arguments, named = sent
+    await real(*arguments, **named)
+    return [payload for payload in await world.shown() if payload == str(pointer)]
+
+
+async def test_what_lands_late_is_fenced_by_the_pass(world: World) -> None:
+    assert await stored_a_day_after_it_was_sent(world) == []
+
+
+async def test_without_the_look_at_its_owner_it_is_seen(world: World) -> None:
+    with in_force("let-go"):
+        assert await stored_a_day_after_it_was_sent(world) != []
+
+
+# Decisions.
+
+
+@pytest.mark.parametrize(
+    ("invalids", "in_progress", "read_pointer", "bound"),
+    [
+        ([], [], 5_000_000, 5_000_001),
+        ([7_000_000], [], 5_000_000, 7_000_001),
+        ([7_000_000], [6_000_000], 5_000_000, 6_000_000),
+        ([7_000_000], [8_000_000], 9_000_000, 8_000_000),
+        ([50_000_000], [], 60_000_000, 10_000_000),
+        ([50_000_000], [60_000_000], 40_000_000, 10_000_000),
+    ],
+)
+def test_the_bound_lies_below_all_that_may_still_happen(
+    invalids: list[int], in_progress: list[int], read_pointer: int, bound: int
+) -> None:
+    snapshot = Snapshot(
+        transaction_id=0, read_pointer=read_pointer, invalids=invalids, in_progress=in_progress
+    )
+    assert settling.bound_of(snapshot, now_ms=100, life_ms=80, margin_ms=10) == bound
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    record = settling.Pass(3, 9, 8, "1-ff", b"\1" * 10, 7, b"\2" * 10, 123)
+    assert settling.decode(settling.encode(record)) == record
+    for value in (b"", b"{}", b"[]", b'{"generation": 1, "start": "x", "through": ""}'):
+        with pytest.raises(StorageCorrupt):
+            settling.decode(value)
 
 
 # All together, by chance.

@@ -1,0 +1,104 @@
+"""Which transaction service a node's own parts ask, and that sweeps begin none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from typing_extensions import override
+
+from broker.api.own_service import OwnService
+from broker.client import Client
+from broker.clock import SystemClock
+from broker.config import (
+    Config,
+    Role,
+    ServerConfig,
+    StorageConfig,
+    SweepConfig,
+    TopicsConfig,
+    TransactionsConfig,
+)
+from broker.node import Node
+from broker.node_transactions import ServiceElsewhere, asked_service
+from broker.testing.serving import Http
+from broker.topics.reserved import TRANSACTIONS
+
+LIFE_S = 100
+JSON = {"Content-Type": "application/json", "Accept": "application/json"}
+
+
+class Ahead(SystemClock):
+    ahead_ms = 0
+
+    @override
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+def config(directory: Path, url: str | None = None, role: Role = Role.ALL) -> Config:
+    return Config(
+        server=ServerConfig(port=0, role=role),
+        storage=StorageConfig(data_dir=directory),
+        topics=TopicsConfig(transaction_life_max_s=LIFE_S),
+        sweep=SweepConfig(sweep_interval_s=1000, sweep_margin_s=0),
+        transactions=TransactionsConfig(transactions_url=url),
+    )
+
+
+@asynccontextmanager
+async def started(wanted: Config, clock: SystemClock | None = None) -> AsyncIterator[Node]:
+    one = Node(wanted, clock=clock)
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+
+
+async def test_a_sweep_begins_no_service(tmp_path: Path) -> None:
+    async with started(config(tmp_path)) as node:
+        report = await node.sweep()
+        assert (report.topics, report.skipped) == (0, 0)
+        assert node._topics is not None
+        assert await node._topics.registry.read(TRANSACTIONS) is None
+
+
+async def test_a_service_elsewhere_is_cleaned_up_after_and_pruned(tmp_path: Path) -> None:
+    """The service runs alone; the broker that has the topics sweeps by it, and prunes there."""
+    clock = Ahead()
+    alone = config(tmp_path / "service", role=Role.TRANSACTIONS)
+    async with started(alone, clock) as service:
+        wanted = config(tmp_path / "broker", service.url, Role.TOPICS)
+        async with (
+            started(wanted, clock) as node,
+            Client(service.url) as transactions,
+            Client(node.url) as client,
+            Http(node.port) as http,
+            Http(service.port) as at_service,
+        ):
+            failed = (await transactions.transactions.start()).transaction_id
+            await client.create_topic("a/b")
+            await client.publish("a/b", "failed", pointer=failed)
+            told = await client.blockers("a/b")
+            assert [each["state"] for each in told["blockers"]] == ["in_progress"]
+            await transactions.transactions.invalidate(failed)
+            clock.ahead_ms = LIFE_S * 1000 + 1000
+            plan = (await http("GET", "/v1/transactions/prune", b"", JSON)).json
+            assert (plan["prunable"], plan["unpassed"]["topic"]) == (0, "b")
+            assert (await node.sweep()).inverted == 1
+            # Without topics nothing is known of what may be pruned, so the service does not say.
+            assert (await at_service("POST", "/v1/transactions/prune", b"", JSON)).status == 404
+            done = (await http("POST", "/v1/transactions/prune", b"", JSON)).json
+            assert (done["removed"], done["reason"]) == (1, None)
+            snapshot = await transactions.transactions.snapshot()
+            assert not list(snapshot.invalids)
+            snapshot = type(snapshot)(transaction_id=0, read_pointer=failed + 1)
+            assert await client.poll("a/b", snapshot=snapshot) == []
+
+
+def test_the_configuration_names_the_service(tmp_path: Path) -> None:
+    assert isinstance(asked_service(config(tmp_path), SystemClock()), OwnService)
+    elsewhere = asked_service(config(tmp_path, "http://127.0.0.1:1"), SystemClock())
+    assert isinstance(elsewhere, ServiceElsewhere)
