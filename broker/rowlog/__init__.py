@@ -11,6 +11,7 @@ heals.** See docs/guides/rowlog.md, and docs/internals/rowlog.md for what each f
         await log.put(b"row", {b"data:title": b"A title"}, payload=b"what happened")
 """
 
+from broker.rowlog.feeding import feeder
 from broker.rowlog.letters import DeadLetter
 from broker.rowlog.putting import Put
 from broker.rowlog.rows import Message
@@ -28,4 +29,5 @@ __all__ = [
     "RowLog",
     "Settings",
     "Subscription",
+    "feeder",
 ]

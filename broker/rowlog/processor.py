@@ -117,7 +117,7 @@ class Processor:
         while True:
             setup = await self._tools.meta.setup()
             if not self._means.offers.has(self._name):
-                await self._wait(PAUSE_S)
+                await self._tools.clock.sleep(PAUSE_S)
                 continue
             await self._leading.until_it_may()
             self._woken.clear()

@@ -16,7 +16,7 @@ goes as any stale entry does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -68,7 +68,7 @@ class Report:
 class Repair:
     """Looks at all that a rowlog has, and mends it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - What it looks at.
         self,
         rows: Rows,
         index: Index,
@@ -76,14 +76,19 @@ class Repair:
         meta: Meta,
         clock: Clock,
         figures: Figures,
+        restored: Callable[[str], None],
     ) -> None:
-        """Look at the rows, the index (where open entries are put back) and its table."""
+        """Look at the rows, the index (where open entries are put back) and its table.
+
+        ``restored`` is told of each subscription that old entries were put back for.
+        """
         self._rows = rows
         self._index = index
         self._table = table
         self._meta = meta
         self._clock = clock
         self._figures = figures
+        self._restored = restored
 
     async def sweep(self, report: Report, *, mend: bool) -> None:
         """Go through the user's table. Raises TableError."""
@@ -162,6 +167,7 @@ class Repair:
             await self._index.add(back)
             for entry in back:
                 self._figures.add("entries_restored", entry.subscription)
+                self._restored(entry.subscription)
 
     async def entries(self, report: Report, *, mend: bool) -> None:
         """Go through the index table. Raises TableError."""
@@ -197,6 +203,7 @@ class Repair:
                 return
             if mend:
                 await self._index.add([entry])
+                self._restored(entry.subscription)
         else:
             return
         if mend:

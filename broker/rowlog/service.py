@@ -191,7 +191,13 @@ class RowLog:
         self.tools = Tools(self.id, self.messages, self.meta, self.clock, self.figures, chance)
         self._attempts = Attempts(self.tools)
         self.repair = Repair(
-            self.messages, self.index, self.table_index, self.meta, self.clock, self.figures
+            self.messages,
+            self.index,
+            self.table_index,
+            self.meta,
+            self.clock,
+            self.figures,
+            self.wakeups.wake_for_all,
         )
         self._working_off = WorkingOff(
             self._attempts, self.messages, self.meta, self.index, self.listeners
