@@ -189,7 +189,7 @@ async def test_a_lost_removal_of_an_entry_heals(world: World) -> None:
     log = await world.log("a", "b")
     log.listen("a", Heard())
     await log.put(ROW)
-    before = {key: world.stored[INDEX][key] for key in world.entries()}
+    before = {key: dict(world.stored[INDEX][key]) for key in world.entries()}
     await log.start()
     await until(lambda: len(world.entries()) == 1)
     world.stored[INDEX].update(before)
