@@ -25,6 +25,7 @@ from broker.leading.placement import Placement, read_placement
 from broker.model import TopicId, check_namespace, check_topic
 from broker.storage.health import StorageHealth
 from broker.storage.records import RecordStore
+from broker.topics.reserved import is_reserved
 
 OWN_PATH: Final = "/v1/cluster/node"
 ANSWER_S_MAX: Final = 2.0
@@ -119,7 +120,8 @@ def own_view(view: ClusterView, wanted: str = "no") -> dict[str, Any]:
 
     ``wanted`` says which of the topics led are named: no, yes, or one ``ns/topic``.
     """
-    me, led, storage = view.me(), view.topics_led(), view.storage()
+    me, storage = view.me(), view.storage()
+    led = {topic: epoch for topic, epoch in view.topics_led().items() if not is_reserved(topic)}
     return {
         "node": me.instance,
         "incarnation": me.incarnation,

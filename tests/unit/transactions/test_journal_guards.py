@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,9 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import Snapshot, check_topic
-from broker.storage.keys import LogId
+from broker.storage.keys import LogId, topic_prefix
 from broker.storage.log import Logs
+from broker.storage.table import Space
 from broker.testing.bench import Bench, Gate, Hook, done_but, settle
 from broker.testing.mutants import in_force
 from broker.topics.reserved import TRANSACTIONS
@@ -213,3 +215,27 @@ async def test_the_next_replay_is_short(bench: Bench) -> None:
 def test_no_request_can_name_the_journal() -> None:
     with pytest.raises(BadName):
         check_topic(*TRANSACTIONS)
+
+
+async def test_topics_go_on_while_the_journal_hangs(bench: Bench, service: Transactions) -> None:
+    await bench.create()
+    hanging = Gate()
+    journal = topic_prefix(TRANSACTIONS)
+    inner = bench.table._inner
+    real = inner.change
+
+    async def change(space: Space, row: bytes, *arguments: Any, **named: Any) -> bool:
+        if row.startswith(journal):
+            await hanging.opened.wait()
+        return await real(space, row, *arguments, **named)
+
+    inner.change = change  # type: ignore[method-assign]
+    starting = asyncio.ensure_future(service.start())
+    await settle()
+    for number in range(5):
+        await bench.publish(b"%d" % number)
+        await bench.publish(b"of a transaction", pointer=1000 + number)
+        assert len(await bench.poll()) == 2 * (number + 1)
+    assert not starting.done()
+    hanging.open()
+    assert (await starting).transaction_id
