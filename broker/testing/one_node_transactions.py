@@ -27,7 +27,7 @@ from broker.testing import mutants
 from broker.testing.clock import VirtualClock, VirtualLoop, virtual_loop
 from broker.testing.mortal import NodeDied, own_tasks
 from broker.testing.node import WholeNode
-from broker.testing.transacting import Told, Transactors, told_by
+from broker.testing.transacting import Told, Transactors, pause, told_by
 from broker.topics.settings import TopicSettings
 from broker.transactions.settings import TransactionSettings
 
@@ -76,7 +76,7 @@ class Run:
             bounds=BOUNDS,
             transactions=SERVICE,
         )
-        self.clients = Transactors(self._ask, random.Random(chance.random()), _pause)
+        self.clients = Transactors(self._ask, random.Random(chance.random()), pause)
         self.problems: list[str] = []
 
     async def _ask(self, method: str, path: str, body: bytes) -> Told:
@@ -102,7 +102,7 @@ class Run:
 
     async def _nemesis(self) -> None:
         for _ in range(NEMESIS_STEPS):
-            await _pause(self._chance.expovariate(1 / 60))
+            await pause(self._chance.expovariate(1 / 60))
             draw = self._chance.random()
             if draw < 0.6:
                 self.node.kill()
@@ -117,10 +117,6 @@ class Run:
         error = about.get("exception")
         if not isinstance(error, BrokerError | NodeDied):
             self.problems.append(f"unexpected: {about['message']}: {error!r}")
-
-
-async def _pause(milliseconds: float) -> None:
-    await asyncio.sleep(milliseconds / 1000)
 
 
 def simulate(seed: int) -> Outcome:

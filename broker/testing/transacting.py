@@ -93,6 +93,11 @@ class Committed(NamedTuple):
     keys: frozenset[bytes]
 
 
+async def pause(milliseconds: float) -> None:
+    """Wait by the loop's time."""
+    await asyncio.sleep(milliseconds / 1000)
+
+
 class Transactors:
     """Clients of one service, and what they know."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from broker.client import Client
 from broker.testing.cluster import LocalCluster, Member
-from broker.testing.transacting import PATH, Transactors, asking
+from broker.testing.transacting import PATH, Transactors, asking, pause
 
 pytestmark = [
     pytest.mark.integration,
@@ -51,11 +51,6 @@ async def until(commits: int, clients: Transactors, cluster: LocalCluster) -> No
                 clients.progress.clear()
     except TimeoutError:
         raise AssertionError(f"{len(clients.commits)} commits; {cluster.state()}") from None
-
-
-async def pause(milliseconds: float) -> None:
-    """Give others their turn."""
-    await asyncio.sleep(milliseconds / 1000)
 
 
 async def restart(node: Member) -> None:

@@ -20,7 +20,7 @@ from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.node import Machine
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
-from broker.testing.transacting import Transactors, asking
+from broker.testing.transacting import Transactors, asking, pause
 from broker.topics.reserved import TRANSACTIONS
 
 CLIENTS: Final = 4
@@ -53,7 +53,7 @@ class _Run:
         self.cluster = SimCluster(seed=seed, bounds=PAGES)
         client = self.cluster.client("clients", deadline_s=20.0)
         self.clients = Transactors(
-            asking(client.transactions), random.Random(self.chance.random()), _pause
+            asking(client.transactions), random.Random(self.chance.random()), pause
         )
         self.faults: Counter[str] = Counter()
         self.takeovers_s: list[float] = []
@@ -72,7 +72,7 @@ class _Run:
     async def _client(self) -> None:
         while not self._over:
             await self.clients.transact()
-            await _pause(50)
+            await pause(50)
 
     async def _led_again(self, former: Machine) -> None:
         """Ask another node for a transaction until it gives one."""
@@ -111,10 +111,6 @@ class _Run:
             leader.resume()
         elif kind == "kill":
             leader.start()
-
-
-async def _pause(milliseconds: float) -> None:
-    await asyncio.sleep(milliseconds / 1000)
 
 
 def simulate(seed: int) -> Outcome:
