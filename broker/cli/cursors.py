@@ -9,7 +9,7 @@ import click
 from broker.cli.options import connect, id_option, place_option, to_broker, topic_argument
 from broker.cli.output import time_text, write_json, write_properties, write_table
 from broker.client import Cursor, NotFound, SyncClient
-from broker.client.places import before
+from broker.client.places import before, behind
 from broker.model import MessageId, TopicId, timestamp_of
 
 _name_argument = click.argument("name")
@@ -126,7 +126,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     with connect(url, deadline_s) as client:
         place = after if since is None else before(since)
         if newest:
-            place = client.range(topic).latest
+            place = behind(client.range(topic).latest)
         expected = _version(client, topic, name)
         cursor = client.cursors.put(topic, name, place, expected=expected)
         if as_json:

@@ -84,6 +84,11 @@ def id_of(identifier: MessageId | str, name: str) -> MessageId:
         raise BadRequest(f"{name}: {error.message}") from None
 
 
+def behind(identifier: MessageId) -> MessageId:
+    """Return an id behind all messages of a row, also those that a reference there stands for."""
+    return identifier[:ROW_ID_BYTES] + ROW_ID_MAX
+
+
 def before(place: MessageId | int) -> MessageId:
     """Return the greatest id below a message, or below all of a moment (ms): what follows it begins there."""
     row = first_row_at(place) if isinstance(place, int) else place[:ROW_ID_BYTES]

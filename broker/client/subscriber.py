@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.client import letters, places
-from broker.client.handling import Calling, GaveUp, Handler, Stopped, Trying, as_given, log
+from broker.client.handling import Calling, GaveUp, Handler, Stopped, Trying, Work, as_given, log
 from broker.client.keeping import CursorKeeper, Keeper, Lost, OwnKeeper, PlaceStore, Wanted
 from broker.client.retrying import Retrier
 from broker.client.subscription import Progress, SubscriberCounts, SubscriberOptions
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 LOOK_S_MIN: Final = 0.02
 LOOK_S_MAX: Final = 0.5
-"""How long a poll with a snapshot waits: what is committed meanwhile only the next snapshot shows."""
+"""How long a poll with a snapshot waits, longer each time."""
 
 
 class Subscriber:
@@ -102,7 +102,7 @@ class Subscriber:
             self._keeper = CursorKeeper(client.cursors, retrier, wanted, self._pause)
         self._letters = letters.default_topic(topic)
         self._has_letters = False
-        self._working = False
+        self._working = self._began = False
 
     @property
     def is_working(self) -> bool:
@@ -121,6 +121,9 @@ class Subscriber:
             CursorMoved: the cursor was deleted under it; or the caller's own store says that its place was moved.
             BrokerError: the broker refuses for good what it needs, such as a letter.
         """
+        if self._began:
+            raise RuntimeError("A subscriber runs once. Make another one.")
+        self._began = True
         try:
             await self._check_letters()
             while not self._stopping.is_set():
@@ -148,7 +151,7 @@ class Subscriber:
         async with self._keeper.held():
             try:
                 while not self._stopping.is_set():
-                    await self._page(progress, await self._polled(progress.after))
+                    await self._page(progress, await self._polled(progress))
             except Stopped:
                 self._stopping.set()  # An interrupt of the handler may be the first to say so.
             except Lost:
@@ -174,33 +177,42 @@ class Subscriber:
             await self._batch(progress, page[start : start + size])
             if progress.is_due(self.options, self._now_s()):
                 await self._save(progress)
-        if len(page) < self.options.page_messages_max and not progress.is_written:
-            await self._save(progress)  # Who waits for more has nothing to lose.
 
     async def _save(self, progress: Progress) -> None:
         await self._keeper.save(progress.after)
         progress.written(self._now_s())
 
-    async def _polled(self, after: MessageId | None) -> list[Message]:
-        """Return the next messages, however long they take. Raises Stopped."""
+    async def _polled(self, progress: Progress) -> list[Message]:
+        """Return the next messages, however long they take. Raises Stopped.
+
+        It waits for them only when the place is written: else no time would bound what comes again after a crash.
+        """
         patience, look_s = Patience(self._retrier, None), LOOK_S_MIN
         while True:
             self._keeper.check()
             try:
-                page = await self._unless_stopped(self._poll(after, look_s))
+                page = await self._unless_stopped(
+                    self._poll(progress.after, look_s if progress.is_written else None)
+                )
             except UnavailableError as error:
                 await self._unless_stopped(patience.failed(error))
                 continue
             if page:
                 return page
             patience.succeeded()
-            look_s = min(2 * look_s, LOOK_S_MAX)
+            if not progress.is_written:
+                await self._save(progress)
+            else:
+                look_s = min(2 * look_s, LOOK_S_MAX)
 
-    async def _poll(self, after: MessageId | None, look_s: float) -> list[Message]:
+    async def _poll(self, after: MessageId | None, look_s: float | None) -> list[Message]:
+        """Poll once; ``look_s`` None: without waiting."""
         options = self.options
-        snapshot, wait_s = None, min(options.wait_s, options.takeover_s)
-        if options.transactional:
-            snapshot, wait_s = await self._client.transactions.snapshot(), look_s
+        snapshot = await self._client.transactions.snapshot() if options.transactional else None
+        wait_s = 0.0
+        if look_s is not None:
+            # What is committed while it waits only the next snapshot shows.
+            wait_s = look_s if options.transactional else min(options.wait_s, options.takeover_s)
         asked_s = self._now_s()
         page = await self._client.poll(
             self.topic,
@@ -210,7 +222,7 @@ class Subscriber:
             snapshot=snapshot,
             wait_s=wait_s,
         )
-        if not page and self._now_s() - asked_s < wait_s / 2:
+        if not page and look_s is not None and self._now_s() - asked_s < wait_s / 2:
             # What holds a poll with a snapshot is told at once; and some brokers don't wait.
             await asyncio.sleep(look_s)
         return page
@@ -267,7 +279,7 @@ class Subscriber:
         await self._publish(letter, letters.key_of(self.topic, self.name, message))
         work = self._keeper.work(message.id)
         if work is not None:
-            await self._calling.skip(work)
+            await self._skip(work)
         progress.handled([message])
         self.counts.dead_letters += 1
         log.error(
@@ -278,6 +290,13 @@ class Subscriber:
             exc_info=failure.error,
         )
         await self._save(progress)
+
+    async def _skip(self, work: Callable[[], Work]) -> None:
+        """Let the caller's store go past a message. Raises what it raises the last time."""
+        try:
+            await self._trying.run(lambda: self._calling.skip(work), _untold, (CursorMoved,))
+        except GaveUp as failure:
+            raise failure.error from None
 
     async def _publish(self, letter: Any, key: str) -> None:
         """Publish a letter, however long that takes. Raises Stopped, BrokerError."""
@@ -314,7 +333,7 @@ class Subscriber:
         """Return the place behind which a new name begins."""
         start = self.options.start
         if start == NOW:
-            return (await self._client.range(self.topic)).latest
+            return places.behind((await self._client.range(self.topic)).latest)
         place = places.start_of(start)
         return places.before(place) if isinstance(place, int) else place
 
@@ -345,3 +364,7 @@ class Subscriber:
             if not doing.done():
                 doing.cancel()
                 await asyncio.wait([doing])
+
+
+def _untold(error: BaseException, tries: int) -> None:
+    """Nobody is told of a failure that is tried again, and raised at the end."""

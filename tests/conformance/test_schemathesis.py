@@ -61,6 +61,7 @@ NEEDS_KNOWLEDGE = {
     "pin",
     "purge",
     "rollback",
+    "show_cursor",
     "store",
 }
 """Operations that want what no document can say: a live transaction, a snapshot's bytes, a topic,

@@ -530,3 +530,39 @@ async def test_data_of_another_kind_holds_no_cursor(world: World) -> None:
         seen = len(handled.payloads)
         async with running(client.subscriber(TOPIC, name, handled)):
             await handled.until(seen + 1)
+
+
+async def test_what_waits_for_more_has_its_place_written(world: World) -> None:
+    """Also behind a page that was full, of which nobody knows yet that nothing follows it."""
+    client, handled = world.client(), Handled()
+    await client.publish(TOPIC, numbers(20))
+    options = SubscriberOptions(page_messages_max=10, place_messages_max=100)
+    async with running(client.subscriber(TOPIC, "mailer", handled, options=options)):
+        await handled.until(20)
+        await pass_time(0.1)
+        assert await place_of(world) == (await client.poll(TOPIC))[-1].id
+        puts = [each for each in world.transports[0].requests if each.method == "PUT"]
+        assert len(puts) == 2  # It was taken, and written once.
+
+
+async def test_a_store_that_is_busy_behind_a_letter_is_asked_again(world: World) -> None:
+    client, ledger = world.client(), Ledger()
+
+    async def handler(message: Message, draft: list[bytes]) -> None:
+        ledger.fails_at_commit = 2
+        raise ValueError("never")
+
+    await client.publish(TOPIC, b"poison")
+    subscriber = client.subscriber(TOPIC, "m", handler, place=ledger, tries_max=3)
+    async with running(subscriber):
+        await pass_time(100)
+    assert (subscriber.counts.dead_letters, len(await client.poll(LETTERS))) == (1, 1)
+    assert ledger.after == (await client.poll(TOPIC))[0].id
+
+
+async def test_a_subscriber_runs_once(world: World) -> None:
+    subscriber = world.client().subscriber(TOPIC, "mailer", Handled())
+    async with running(subscriber):
+        await pass_time(1)
+    with pytest.raises(RuntimeError, match="once"):
+        await subscriber.run()
