@@ -247,7 +247,6 @@ class CursorKeeper:
         with contextlib.suppress(Lost):
             async with self._turn:
                 await self._put(after, "")
-                self._lost = Lost("It was let go.")
 
     async def _put(self, after: MessageId | None, data: str) -> None:
         """Write the place; it is this call's turn."""

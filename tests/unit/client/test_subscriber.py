@@ -320,6 +320,85 @@ async def test_a_holder_that_slept_too_long_moves_nothing(world: World) -> None:
             assert place == (await other.poll(TOPIC))[-1].id
 
 
+async def test_a_holder_that_knows_that_it_lost_its_place_hands_nothing_over(world: World) -> None:
+    client, other, gate = world.client(), world.client(), asyncio.Event()
+    slept: list[bytes] = []
+
+    async def sleeper(message: Message) -> None:
+        slept.append(message.payload)
+        await gate.wait()
+
+    await client.publish(TOPIC, numbers(3))
+    rare = {"takeover_s": 4.0, "place_interval_s": 1e6}
+    async with running(client.subscriber(TOPIC, "mailer", sleeper, **rare)):
+        await pass_time(1)
+        world.transports[0].fault = lambda _: "before"
+        async with running(other.subscriber(TOPIC, "mailer", Handled(), takeover_s=4.0)):
+            await pass_time(10)
+            world.transports[0].fault = lambda _: None
+            await pass_time(60)  # It writes now and then, and is told.
+            gate.set()
+            await pass_time(2)
+            assert slept == [b"0"]
+
+
+async def test_a_write_of_its_own_without_an_answer_is_not_anothers(world: World) -> None:
+    client, handled = world.client(), Handled()
+    cut = {"answers": True}
+    world.transports[0].fault = lambda asked: (
+        "after" if asked.method == "PUT" and cut["answers"] else None
+    )
+    subscriber = client.subscriber(TOPIC, "mailer", handled, takeover_s=1e4)
+    async with running(subscriber):
+        await pass_time(40)  # So long the client itself repeats what takes the place.
+        cut["answers"] = False
+        await pass_time(40)
+        assert subscriber.is_working
+        # A write of the same place, of which the answer is lost for longer than the client repeats it.
+        await pass_time(1e4 / 4 - 100)
+        cut["answers"] = True
+        await pass_time(150)
+        cut["answers"] = False
+        await client.publish(TOPIC, b"m")
+        await handled.until(1)
+        await pass_time(40)
+    assert subscriber.counts.lost == 0
+    assert await place_of(world) == (await client.poll(TOPIC))[0].id
+
+
+async def test_a_cursor_that_is_deleted_while_a_standby_waits_is_not_begun_anew(
+    world: World,
+) -> None:
+    client, handled = world.client(), Handled()
+    await client.publish(TOPIC, b"m")
+    held = json.dumps({"takeover_s": 1e6})
+    await client.cursors.put(TOPIC, "mailer", None, expected=None, data=held)
+    task = asyncio.create_task(client.subscriber(TOPIC, "mailer", handled).run())
+    await pass_time(20)
+    await client.cursors.delete(TOPIC, "mailer")
+    async with asyncio.timeout(60):
+        with pytest.raises(CursorMoved, match="deleted"):
+            await task
+    assert handled.payloads == []
+
+
+async def test_the_place_is_written_behind_each_dead_letter(world: World) -> None:
+    client, gate, begun = world.client(), asyncio.Event(), asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        if message.payload == b"poison":
+            raise ValueError("never")
+        begun.set()
+        await gate.wait()
+
+    await client.publish(TOPIC, [b"poison", b"slow"])
+    options = SubscriberOptions(tries_max=1, place_interval_s=1e6)
+    async with running(client.subscriber(TOPIC, "mailer", handler, options=options)):
+        await begun.wait()
+        assert await place_of(world) == (await client.poll(TOPIC))[0].id
+        gate.set()
+
+
 async def test_a_cursor_that_is_moved_under_a_subscriber_is_followed(world: World) -> None:
     client, handled = world.client(), Handled()
     await client.publish(TOPIC, numbers(3))
