@@ -70,8 +70,14 @@ def needed_from(begun: Published, ended: Published) -> RowId:
 class Led:
     """The state while one leader leads. It ends with the first append that fails."""
 
-    def __init__(self, leader: TopicLeader, state: State, settings: TransactionSettings) -> None:
-        """Go on from a state that was replayed under ``leader``."""
+    def __init__(
+        self,
+        leader: TopicLeader,
+        state: State,
+        settings: TransactionSettings,
+        is_handed_over: Callable[[], bool],
+    ) -> None:
+        """Go on from a state that was replayed under ``leader``; while that is handed over, no snapshot goes on."""
         self.leader = leader
         self.state = state
         self.ended = False
@@ -79,6 +85,7 @@ class Led:
         """Since the last snapshot."""
         self.bytes = 0
         self._settings = settings
+        self._is_handed_over = is_handed_over
         self._last: asyncio.Future[Published] | None = None
         """The outcome of the last append: when it is there, all before are."""
         self._snapshot: asyncio.Task[None] | None = None
@@ -205,6 +212,8 @@ class Led:
         begun = self.append(snapshots.encode_begin(state.number))
         parts, ahead, piece = 0, [begun], Slice()
         for part in snapshots.encode_parts(state):
+            if self._is_handed_over():
+                raise NoLeader("The journal is handed over.")
             ahead.append(self.append(part))
             parts += 1
             if len(ahead) > SNAPSHOT_PARTS_AHEAD:
@@ -266,6 +275,7 @@ class Journal:
                 return led
             if self._replaying is None:
                 self._replaying = asyncio.ensure_future(self._replay(leader))
+                self._replaying.add_done_callback(_looked_at)
             replaying = self._replaying
             left_s = max(deadline - self._around.clock.monotonic(), 0)
             await asyncio.wait((replaying,), timeout=left_s)
@@ -310,7 +320,8 @@ class Journal:
             if after < pointer and not await pauses.next():
                 raise Unavailable("Storage shows an old end of the journal. Try again.")
         state = replay.state
-        led = Led(leader, state, self._settings)
+        topic = self._leaders.state(TRANSACTIONS)
+        led = Led(leader, state, self._settings, lambda: topic.leader is not leader)
         if not state.number:
             led.begin(self._around.clock.now_ms())
         led.edits = replay.messages
@@ -333,6 +344,10 @@ class Journal:
                     await piece.go_on()
         return reader.reached
 
+    def touch(self) -> None:
+        """Keep the topic from being let go as idle: time-outs must be looked for."""
+        self._leaders.state(TRANSACTIONS).touched = True
+
     async def close(self) -> None:
         """Write a last snapshot, if this node leads and there is anything to write."""
         led = self.led
@@ -344,3 +359,9 @@ class Journal:
                 await led.write_snapshot()
             except BrokerError as error:
                 log.warning("no snapshot of the transactions was written", error=error.message)
+
+
+def _looked_at(replay: asyncio.Task[None]) -> None:
+    """Look at how a replay ended, since all that waited for it may have gone."""
+    if not replay.cancelled():
+        replay.exception()

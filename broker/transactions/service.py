@@ -250,6 +250,7 @@ class Transactions:
     async def _sweep_while(self, led: Led) -> None:
         """Look for transactions whose time is over, at once and then now and then, while this state lasts."""
         while not led.is_over:
+            self._journal.touch()
             with suppress(BrokerError, Doubt):
                 await self.expire(led)
             await self._around.clock.sleep(self.settings.sweep_interval_s)

@@ -239,3 +239,27 @@ async def test_topics_go_on_while_the_journal_hangs(bench: Bench, service: Trans
     assert not starting.done()
     hanging.open()
     assert (await starting).transaction_id
+
+
+async def test_a_snapshot_does_not_hold_a_hand_over_up(bench: Bench) -> None:
+    service = Transactions(bench.topics.leaders, TransactionSettings(snapshot_edits=20))
+    for number in range(9):
+        await service.start(client=f"{number}")
+    state = bench.topics.leaders.state(TRANSACTIONS)
+    gate = Gate()
+    bench.table.on("append", gate.before)
+    last = asyncio.ensure_future(service.start())
+    await gate.reached.wait()
+    led = service._journal.led
+    assert led is not None
+    led.edits = 20
+    led.snapshot_soon()
+    await settle()
+    state.leader = None  # As a hand-over begins.
+    gate.open()
+    await last
+    await led.leader.idle()
+    await settle()
+    assert not led.leader.busy
+    state.leader = led.leader
+    await service.close()
