@@ -18,6 +18,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Final, cast
 
 from typing_extensions import override
@@ -56,6 +57,8 @@ class TephraConnection(asyncio.Protocol):
         """What came behind the call under way."""
         self._behind_bytes = 0
         self._task: asyncio.Task[None] | None = None
+        self._is_reading = False
+        """Whether the task has not come to the call yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._writable: asyncio.Future[None] | None = None
         self._is_paused = False
@@ -120,6 +123,9 @@ class TephraConnection(asyncio.Protocol):
         self._stop_timer()
         self._incoming = frames.Incoming()
         self._behind.clear()
+        if self._is_reading and self._task is not None:
+            # What it holds is not counted any more, and nobody waits for it.
+            self._task.cancel()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         if self._last_commit is not None:
@@ -157,15 +163,27 @@ class TephraConnection(asyncio.Protocol):
             self._behind_bytes += len(behind)
         self._task = self._server.loop.create_task(self._answer(frame))
 
-    async def _answer(self, frame: bytes) -> None:
+    async def _answer(self, segments: list[bytearray]) -> None:
         """Answer one call, and go on with what came behind it."""
+        size = frames.LENGTH_BYTES + sum(map(len, segments))
+        self._is_reading = True
         try:
             async with self._server.turns:
-                answer = await self._answered(frame)
-            if answer is not None:
+                began = monotonic()
+                async with self._server.reading if len(segments) > 1 else nullcontext():
+                    call = await self._read(segments)
+                self._is_reading = False
+                segments.clear()
+                self._hold.give(Kind.BODY_BYTES, size)
+                answer = call
+                if isinstance(call, frames.Call):
+                    answer = await self._server.service.answer(call)
+                    code, kind = answer.code, f"thrift_{call.method}"
+                    self._server.metrics.answered(kind, code, monotonic() - began)
+            if isinstance(answer, Answer):
                 await self._send(answer)
         finally:
-            self._hold.give(Kind.BODY_BYTES, 4 + len(frame))
+            self._is_reading = False
             self._hold.give(Kind.ITEMS)
             self._task = None
             self.idle_since_s = self._server.loop.time()
@@ -186,35 +204,29 @@ class TephraConnection(asyncio.Protocol):
             self.close()
         self._server.look()
 
-    async def _answered(self, frame: bytes) -> Answer | None:
-        """Return the answer to a frame; None if there can be none."""
-        began, service = monotonic(), self._server.service
+    async def _read(self, segments: list[bytearray]) -> frames.Call | Answer | None:
+        """Return the call that a frame is; or the answer if it is none, None if there can be none."""
+        frame, service = await in_slices(frames.joined(segments)), self._server.service
         try:
             head = frames.read_head(frame)
         except frames.NoCall as error:
             self.refuse(error)
             return None
         try:
-            steps = service.reading(head, frame, self._take)
-        except KeyError:
+            return await in_slices(service.reading(head, frame, self._take))
+        except frames.NoMethod as error:
             self._server.metrics.answered("thrift", UNKNOWN_METHOD, 0.0)
-            text = f"There is no method {head.method!r}."
-            return Answer(frames.encode_failed(head, frames.UNKNOWN_METHOD, text), UNKNOWN_METHOD)
-        try:
-            call = await in_slices(steps)
+            failed = frames.encode_failed(error.head, frames.UNKNOWN_METHOD, str(error))
+            return Answer(failed, UNKNOWN_METHOD)
         except BadRequest as error:
             self._refused(error)
-            text = f"The arguments can't be read: {error.message}"
-            answer = Answer(frames.encode_failed(head, frames.PROTOCOL_ERROR, text), error.code)
             self._ends = True
+            text = f"The arguments can't be read: {error.message}"
+            return Answer(frames.encode_failed(head, frames.PROTOCOL_ERROR, text), error.code)
         except BrokerError as error:
-            answer = service.failed(head, error)
+            return service.failed(head, error)
         except Cut:
             return None
-        else:
-            answer = await service.answer(head, call.arguments)
-        self._server.metrics.answered(f"thrift_{head.method}", answer.code, monotonic() - began)
-        return answer
 
     def _take(self, count: int) -> None:
         self._hold.take(Kind.ITEMS, count)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Sequence
 from importlib import resources
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -28,7 +27,7 @@ from thriftpy2.thrift import TApplicationException, TMessageType, TType
 
 from broker.errors import BadRequest, BodyTooLarge, ChangesTooLarge
 from broker.model import Snapshot
-from broker.wire.steps import Steps, Take, free
+from broker.wire.steps import STEP_BYTES, Steps, Take, free
 from broker.wire.thriftskip import SET, Skipper
 from broker.wire.transaction import encode_transaction
 
@@ -42,14 +41,28 @@ FIELDS_MAX: Final = 100
 """The most fields of arguments, repeated ones among them."""
 
 _LENGTH: Final = struct.Struct(">i")
+LENGTH_BYTES: Final = _LENGTH.size
 _HEAD_BYTES_MAX: Final = 256
 _PER_STEP: Final = 250
 _PLAIN: Final = frozenset({TType.I32, TType.I64, TType.STRING})
 _TEXTS: Final = frozenset({TType.STRING, TType.BINARY})
 
 
+Frame = bytes | bytearray
+"""A message, without its frame's length. It is never changed."""
+
+
 class NoCall(Exception):
     """These bytes are no call: what would answer it is not known, so its connection ends."""
+
+
+class NoMethod(Exception):
+    """There is no such method."""
+
+    def __init__(self, head: Head) -> None:
+        """Keep the head."""
+        super().__init__(f"There is no method {head.method!r}.")
+        self.head = head
 
 
 class Call(NamedTuple):
@@ -64,14 +77,16 @@ class Call(NamedTuple):
 
 
 class Incoming:
-    """The frame that arrives on a connection. Its bytes are held once, and given away without a copy."""
+    """The frame that arrives on a connection, in segments: one buffer that grows would be copied over and over."""
 
     def __init__(self) -> None:
         """Have nothing yet."""
         self._begun = b""
         """The first bytes of the length."""
         self._length: int | None = None
-        self._body = io.BytesIO()
+        self._segments: list[bytearray] = [bytearray()]
+        """What is there; the last one grows."""
+        self._missing = 0
         self._is_call = False
 
     @property
@@ -79,8 +94,8 @@ class Incoming:
         """Whether a part of a frame is there."""
         return self._length is not None or bool(self._begun)
 
-    def feed(self, data: bytes) -> tuple[bytes | None, bytes]:
-        """Take what has come; return the frame if it is whole, and what came behind it.
+    def feed(self, data: bytes) -> tuple[list[bytearray] | None, bytes]:
+        """Take what has come; return the frame's segments if it is whole, and what came behind it.
 
         Raises:
             NoCall: it is too long, or no call; that is seen before it is whole.
@@ -93,19 +108,36 @@ class Incoming:
             (length,) = _LENGTH.unpack(self._begun)
             if not 0 < length <= FRAME_BYTES_MAX:
                 raise NoCall(f"a frame of {length} bytes; at most {FRAME_BYTES_MAX} are taken")
-            self._length = length
-        missing = self._length - self._body.tell()
-        self._body.write(memoryview(data)[:missing])
-        size = self._body.tell()
-        if not self._is_call and size >= min(self._length, _HEAD_BYTES_MAX):
-            with self._body.getbuffer() as held:
-                read_head(bytes(held[:_HEAD_BYTES_MAX]))
+            self._length = self._missing = length
+        rest = data[self._missing :]
+        self._segments[-1] += memoryview(data)[: self._missing]
+        self._missing -= len(data) - len(rest)
+        if not self._is_call and self._length - self._missing >= min(self._length, _HEAD_BYTES_MAX):
+            read_head(self._segments[0][:_HEAD_BYTES_MAX])
             self._is_call = True
-        if size < self._length:
+        if self._missing:
+            if len(self._segments[-1]) >= STEP_BYTES:
+                self._segments.append(bytearray())
             return None, b""
-        frame = self._body.getvalue()
+        frame = self._segments
         self.__init__()  # type: ignore[misc]  # The one list of all parts.
-        return frame, data[missing:]
+        return frame, rest
+
+
+def joined(segments: list[bytearray]) -> Steps[bytearray]:
+    """Return in steps a whole frame. The segments go meanwhile, so that little is held twice."""
+    if len(segments) == 1:
+        return segments[0]
+    frame = bytearray(sum(map(len, segments)))
+    at = 0
+    segments.reverse()
+    with memoryview(frame) as whole:
+        while segments:
+            segment = segments.pop()
+            whole[at : at + len(segment)] = segment
+            at += len(segment)
+            yield
+    return frame
 
 
 class Idl:
@@ -116,7 +148,7 @@ class Idl:
         with resources.as_file(resources.files(__package__) / "tephra.thrift") as path:
             self.module: ModuleType = thriftpy2.load(str(path), module_name="tephra_thrift")
         self._service: Any = self.module.TTransactionServer
-        self.methods: Sequence[str] = tuple(self._service.thrift_services)
+        self.methods: frozenset[str] = frozenset(self._service.thrift_services)
 
     def arguments(self, method: str) -> dict[int, tuple[Any, ...]]:
         """Return of each argument of a method: type, name, what of, whether it is required."""
@@ -131,7 +163,7 @@ class Idl:
 class _Body:
     """A body as thriftpy2 reads it: never more than it has."""
 
-    def __init__(self, body: bytes, at: int = 0) -> None:
+    def __init__(self, body: Frame, at: int = 0) -> None:
         self.body = body
         self.at = at
 
@@ -140,7 +172,7 @@ class _Body:
         end = self.at + count
         if not 0 <= count <= len(self.body) - self.at:
             raise BadRequest("The message ends in the middle of a value.")
-        found, self.at = self.body[self.at : end], end
+        found, self.at = bytes(self.body[self.at : end]), end
         return found
 
 
@@ -153,7 +185,7 @@ class Head(NamedTuple):
     at: int
 
 
-def read_head(frame: bytes) -> Head:
+def read_head(frame: Frame) -> Head:
     """Read the head of a message. Raises NoCall."""
     body = _Body(frame[:_HEAD_BYTES_MAX])
     try:
@@ -177,15 +209,18 @@ MOST: Final = Most()
 
 
 def call_steps(
-    idl: Idl, frame: bytes, head: Head, *, most: Most = MOST, take: Take = free
+    idl: Idl, frame: Frame, head: Head, *, most: Most = MOST, take: Take = free
 ) -> Steps[Call]:
-    """Read in steps the arguments of a call to a method that there is. ``take`` is told of the items of sets.
+    """Read a call in steps. ``take`` is told of the items of sets.
 
     Raises:
+        NoMethod: there is no such method.
         BadRequest: it is malformed.
         ChangesTooLarge: it has more keys, or more bytes of them, than it may.
         BodyTooLarge: it has more ids.
     """
+    if head.method not in idl.methods:
+        raise NoMethod(head)
     reader = _Reader(frame, head.at, most, take)
     arguments = yield from reader.struct(idl.arguments(head.method))
     if reader.body.at != len(frame):
@@ -196,7 +231,7 @@ def call_steps(
 class _Reader:
     """Reads one struct of arguments."""
 
-    def __init__(self, frame: bytes, at: int, most: Most, take: Take) -> None:
+    def __init__(self, frame: Frame, at: int, most: Most, take: Take) -> None:
         self._most = most
         self.body = _Body(frame, at)
         self._skipper = Skipper(frame, "message")
@@ -283,7 +318,7 @@ def _numbers_of(described: Any) -> dict[int, tuple[Any, ...]]:
     return {number: spec for number, spec in specs.items() if spec[0] == TType.I64}
 
 
-def encode_returned(idl: Idl, call: Head, value: object) -> bytes:
+def encode_returned(idl: Idl, call: Head | Call, value: object) -> bytes:
     """Return the frame of a result: a value of the method's type; None where it returns nothing.
 
     Raises:
@@ -302,7 +337,7 @@ def encode_returned(idl: Idl, call: Head, value: object) -> bytes:
     return _frame(out)
 
 
-def encode_thrown(idl: Idl, call: Head, thrown: object) -> bytes | None:
+def encode_thrown(idl: Idl, call: Head | Call, thrown: object) -> bytes | None:
     """Return the frame of an exception that the method declares; None if it declares no such."""
     result = idl.result(call.method)
     for number, spec in result.thrift_spec.items():
@@ -314,7 +349,7 @@ def encode_thrown(idl: Idl, call: Head, thrown: object) -> bytes | None:
     return None
 
 
-def encode_failed(call: Head, kind: int, message: str) -> bytes:
+def encode_failed(call: Head | Call, kind: int, message: str) -> bytes:
     """Return the frame of an error that no method declares: a kind of TApplicationException."""
     out = _begun(call, TMessageType.EXCEPTION)
     binary.write_val(out, TType.STRUCT, TApplicationException(kind, message))
@@ -326,7 +361,7 @@ INTERNAL_ERROR: Final[int] = TApplicationException.INTERNAL_ERROR
 PROTOCOL_ERROR: Final[int] = TApplicationException.PROTOCOL_ERROR
 
 
-def _begun(call: Head, kind: int) -> io.BytesIO:
+def _begun(call: Head | Call, kind: int) -> io.BytesIO:
     out = io.BytesIO(bytes(_LENGTH.size))
     out.seek(_LENGTH.size)
     binary.write_message_begin(out, call.method, kind, call.number)

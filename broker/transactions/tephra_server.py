@@ -53,6 +53,8 @@ class TephraServer:
         self.reply_stall_s = REPLY_STALL_S
         self.connections_max = CONNECTIONS_MAX
         self.turns = asyncio.Semaphore(CALLS_MAX)
+        self.reading = asyncio.Semaphore(1)
+        """For a large frame: while it is read, it is there twice."""
         self.port = 0
         """The port that is listened on, once it is."""
         self.draining = False

@@ -101,8 +101,6 @@ class Answer(NamedTuple):
 
     frame: bytes
     code: str
-    ends: bool = False
-    """Whether the connection ends with it."""
     committed: int | None = None
 
 
@@ -132,37 +130,37 @@ class TephraService:
         """The transaction service."""
         return self._transactions
 
-    def reading(self, head: frames.Head, frame: bytes, take: Take) -> Steps[frames.Call]:
-        """Read a call in steps. Raises as ``tephra_frames.call_steps``; KeyError if there is no such method."""
-        if head.method not in self._methods:
-            raise KeyError(head.method)
+    def reading(self, head: frames.Head, frame: frames.Frame, take: Take) -> Steps[frames.Call]:
+        """Read a call in steps. Raises as ``tephra_frames.call_steps``."""
         return frames.call_steps(self.idl, frame, head, most=self._most, take=take)
 
-    async def answer(self, head: frames.Head, arguments: Mapping[int, Any]) -> Answer:
+    async def answer(self, call: frames.Call) -> Answer:
         """Do what a call asks for, and return its answer."""
+        method, transaction = call.method, _transaction(call.method, call.arguments)
         try:
-            value = await self._methods[head.method](arguments)
-            frame = frames.encode_returned(self.idl, head, value)
+            value = await self._methods[method](call.arguments)
+            frame = frames.encode_returned(self.idl, call, value)
         except BrokerError as error:
             if error.outcome == "unknown":
-                log.warning("outcome unknown", method=head.method, error=error.message)
-            return self.failed(head, error, _transaction(head.method, arguments))
+                log.warning("outcome unknown", method=method, error=error.message)
+            return self.failed(call, error, transaction)
         except Exception as error:
-            log.exception("unexpected error", method=head.method)
-            return self.failed(head, BrokerError(f"An unexpected error: {type(error).__name__}"))
-        committed = _transaction(head.method, arguments) if head.method in _COMMITS else None
-        return Answer(frame, OK, committed=committed)
+            log.exception("unexpected error", method=method)
+            return self.failed(call, BrokerError(f"An unexpected error: {type(error).__name__}"))
+        return Answer(frame, OK, committed=transaction if method in _COMMITS else None)
 
-    def failed(self, head: frames.Head, error: BrokerError, transaction: int = 0) -> Answer:
+    def failed(
+        self, call: frames.Head | frames.Call, error: BrokerError, transaction: int = 0
+    ) -> Answer:
         """Return the answer that tells an error."""
-        declared = _declared(head.method, error, transaction)
+        declared = _declared(call.method, error, transaction)
         frame = None
         if declared is not None:
             name, fields = declared
             thrown = getattr(self.idl.module, name)(**fields)
-            frame = frames.encode_thrown(self.idl, head, thrown)
+            frame = frames.encode_thrown(self.idl, call, thrown)
         if frame is None:
-            frame = frames.encode_failed(head, frames.INTERNAL_ERROR, error.message)
+            frame = frames.encode_failed(call, frames.INTERNAL_ERROR, error.message)
         return Answer(frame, error.code)
 
     async def invalidated(self, transaction: int) -> bool:

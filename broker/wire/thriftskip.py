@@ -35,7 +35,7 @@ _MAP_HEAD = struct.Struct(">bbi")
 class Skipper:
     """Passes over values of one body; what it passes over is counted. ``what`` names the body in errors."""
 
-    def __init__(self, body: bytes, what: str) -> None:
+    def __init__(self, body: bytes | bytearray, what: str) -> None:
         """Have passed over nothing."""
         self._body = body
         self._what = what

@@ -66,4 +66,4 @@ async def test_hostile_frames(broker: Attacked, thrift_port: int) -> None:
                 raw = await stack.enter_async_context(RawHttp(thrift_port))
                 await push(raw, FRAMES[0][:-1])
 
-    await broker.withstands(attack, peak_bytes_max=384 * sent.MIB, log_lines_max=LINES_MAX)
+    await broker.withstands(attack, peak_bytes_max=512 * sent.MIB, log_lines_max=LINES_MAX)

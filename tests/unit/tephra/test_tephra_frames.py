@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge, BrokerError, ChangesTooLarge
 from broker.transactions import tephra_frames as frames
-from broker.wire.steps import finish
+from broker.wire.steps import STEP_BYTES, finish
 from tests.unit.tephra.vectors import VECTORS, Vector
 
 IDL = frames.Idl()
@@ -159,9 +159,23 @@ def test_frames_come_in_any_pieces(vectors: list[Vector], cuts: list[int]) -> No
         while rest:
             frame, rest = incoming.feed(rest)
             if frame is not None:
-                found.append(frame)
+                found.append(finish(frames.joined(frame)))
     assert found == [vector.request for vector in vectors]
     assert not incoming.has_begun
+
+
+def test_a_large_frame_is_joined_in_steps() -> None:
+    message = CAN_COMMIT + keys(1, bytes(range(256)) * 20_000)
+    incoming, frame = frames.Incoming(), None
+    whole = framed(message)
+    for at in range(0, len(whole), 100_000):
+        frame, _ = incoming.feed(whole[at : at + 100_000])
+    assert frame is not None
+    sizes = [len(segment) for segment in frame]
+    assert max(sizes) < STEP_BYTES + 100_000
+    assert sum(1 for _ in frames.joined([*frame])) == len(sizes) > 5
+    assert finish(frames.joined(frame)) == message
+    assert not frame
 
 
 @pytest.mark.parametrize("length", [-1, 0, frames.FRAME_BYTES_MAX + 1, 0x47455420])

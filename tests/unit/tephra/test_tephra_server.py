@@ -5,7 +5,6 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import structlog
@@ -17,34 +16,9 @@ from broker.model import Snapshot
 from broker.testing.serving import eventually
 from broker.transactions import tephra_connection, tephra_frames, tephra_server
 from broker.transactions.tephra_server import TephraServer
+from tests.unit.tephra.clients import DEADLINE_S, Client, connect
 from tests.unit.tephra.fakes import Scripted
-from tests.unit.tephra.test_tephra_service import message, result
-
-DEADLINE_S = 10
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    def send(self, *messages: bytes) -> None:
-        self.writer.write(b"".join(struct.pack(">i", len(each)) + each for each in messages))
-
-    async def answer(self, method: str) -> Any:
-        async with asyncio.timeout(DEADLINE_S):
-            (length,) = struct.unpack(">i", await self.reader.readexactly(4))
-            return result(await self.reader.readexactly(length), method)
-
-    async def ended(self) -> bool:
-        async with asyncio.timeout(DEADLINE_S):
-            try:
-                return await self.reader.read() == b""
-            except ConnectionResetError:
-                return True
-
-    def close(self) -> None:
-        self.writer.close()
+from tests.unit.tephra.test_tephra_service import message
 
 
 class World:
@@ -56,7 +30,7 @@ class World:
         self.clients: list[Client] = []
 
     async def connect(self) -> Client:
-        client = Client(*await asyncio.open_connection("127.0.0.1", self.server.port))
+        client = await connect(self.server.port)
         self.clients.append(client)
         return client
 
@@ -72,6 +46,13 @@ async def world() -> AsyncIterator[World]:
     for client in world.clients:
         client.close()
     await world.server.close(1)
+
+
+def reset(client: Client) -> None:
+    """End a client so that the server hears of it at once."""
+    connected = client.writer.get_extra_info("socket")
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.writer.transport.abort()
 
 
 INVALID_SIZE = message("invalidTxSize")
@@ -163,6 +144,17 @@ async def test_what_is_held_is_counted_and_given_back(world: World) -> None:
     await client.answer("canCommitOrThrow")
     await world.until(lambda: not world.budgets.held[Kind.ITEMS])
     assert not world.budgets.held[Kind.BODY_BYTES]
+
+
+async def test_what_waits_for_its_turn_is_given_up_with_its_connection(world: World) -> None:
+    world.server.turns = asyncio.Semaphore(0)
+    client = await world.connect()
+    client.send(INVALID_SIZE)
+    await world.until(lambda: any(each.in_use for each in world.server.open))
+    (connection,) = world.server.open
+    reset(client)
+    await world.until(lambda: not world.server.open and connection._task is None)
+    assert not world.script.calls
 
 
 async def test_a_connection_over_its_budget_ends(world: World) -> None:
@@ -261,9 +253,9 @@ async def test_a_commit_whose_client_has_gone_is_told_again(world: World, *, res
     client.send(message("commitOrThrow", txId=7, wp=7))
     await world.until(lambda: world.script.calls)
     if resets:
-        connected = client.writer.get_extra_info("socket")
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client.writer.transport.abort()
+        reset(client)
+    else:
+        client.writer.transport.abort()
     await world.until(lambda: not resets or not world.server.open)
     gate.set_result(None)
     await until_in_doubt(world, 7)

@@ -36,7 +36,7 @@ def ask(request: bytes, transactions: Scripted) -> Answer:
         service = TephraService(transactions, VirtualClock(loop), Bounds(5))
         head = frames.read_head(request)
         call = finish(service.reading(head, request, lambda _: None))
-        return loop.run_until_complete(service.answer(head, call.arguments))
+        return loop.run_until_complete(service.answer(call))
 
 
 def message(method: str, **arguments: Any) -> bytes:

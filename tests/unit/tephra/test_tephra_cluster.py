@@ -1,0 +1,99 @@
+"""Tephra's service on two nodes of a cluster: whichever is asked, one of them answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from broker.clock import Clock, SystemClock
+from broker.config import ClusterConfig, Config, HBaseConfig, ServerConfig, TransactionsConfig
+from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.memory import MemoryCoordination
+from broker.metrics import Metrics
+from broker.node import Node
+from broker.node_cluster import InCluster, Stores
+from broker.routing.nodeheaders import PROTOCOL
+from broker.storage.health import Ended
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records
+from tests.unit.tephra.clients import Client, connect
+from tests.unit.tephra.test_tephra_service import message
+
+CONFIG = Config(
+    server=ServerConfig(port=0),
+    cluster=ClusterConfig(zookeeper_hosts=("in-memory:1",)),
+    hbase=HBaseConfig(hbase_gateways=("in-memory:1",)),
+    transactions=TransactionsConfig(thrift_port=0),
+)
+
+
+class MemoryServers:
+    """What the nodes of one cluster connect to."""
+
+    protocol = PROTOCOL
+
+    def __init__(self) -> None:
+        self.table = MemoryTable(is_alone=False)
+        self.coordination = MemoryCoordination(SystemClock())
+
+    async def stores(self, told: Callable[[Ended], None]) -> Stores:
+        del told
+        logs = Logs(self.table, SystemClock())
+
+        async def close() -> None:
+            """Leave it to the other node."""
+
+        return Stores(logs, Records(logs.resolver), close)
+
+    async def coordinator(self) -> TreeCoordinator:
+        return self.coordination.session()
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[list[Node]]:
+    servers = MemoryServers()
+
+    def ground(config: Config, clock: Clock, metrics: Metrics) -> InCluster:
+        return InCluster(config, clock, metrics, servers)
+
+    nodes = [Node(CONFIG, ground=ground) for _ in range(2)]
+    for each in nodes:
+        await each.start()
+    yield nodes
+    for each in nodes:
+        if not each._stopping:
+            await each.stop()
+
+
+async def begun(client: Client) -> int:
+    client.send(message("startShort"))
+    return int((await client.answer("startShort")).success.transactionId)
+
+
+async def commit(client: Client, transaction: int) -> None:
+    client.send(message("commitOrThrow", txId=transaction, wp=transaction))
+    assert (await client.answer("commitOrThrow")).notInProgress is None
+
+
+async def test_what_one_node_began_another_commits(nodes: list[Node]) -> None:
+    clients = [await connect(node.thrift_port or 0) for node in nodes]
+    for first, second in (clients, clients[::-1]):
+        await commit(second, await begun(first))
+    kept = [await begun(client) for client in clients]
+    # The node that leads goes, in good order, and a client of it with it.
+    leading = next(number for number, node in enumerate(nodes) if leads(node))
+    await nodes[leading].stop()
+    assert await clients[leading].ended()
+    for transaction in kept:
+        await commit(clients[1 - leading], transaction)
+    for client in clients:
+        client.close()
+    await asyncio.gather(*(client.closed() for client in clients))
+
+
+def leads(node: Node) -> bool:
+    assert node._transactions is not None
+    return node._transactions.state is not None
