@@ -16,6 +16,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import Snapshot, check_topic
+from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, topic_prefix
 from broker.storage.log import Logs
 from broker.storage.table import Space
@@ -206,8 +207,6 @@ async def test_the_next_replay_is_short(bench: Bench) -> None:
     bench.restart()
     after = Transactions(bench.topics.leaders)
     await after.snapshot()
-    root = await bench.logs.root(LogId(TRANSACTIONS, 1))
-    assert root is not None
     assert bench.table.calls.count("cells") <= 6
     await after.close()
 
@@ -239,6 +238,26 @@ async def test_topics_go_on_while_the_journal_hangs(bench: Bench, service: Trans
     assert not starting.done()
     hanging.open()
     assert (await starting).transaction_id
+
+
+async def test_a_sweep_removes_what_a_snapshot_replaced(bench: Bench) -> None:
+    bench.bounds = PageBounds(cells_max=64)
+    bench.restart(sweep_margin_ms=0)
+    service = Transactions(bench.topics.leaders, TransactionSettings(snapshot_edits=200))
+    kept = await service.start(timeout_s=600)
+    for _ in range(400):
+        await service.abort((await service.start()).transaction_id)
+    await service.close()
+    root = await bench.logs.root(LogId(TRANSACTIONS, 1))
+    assert root is not None
+    assert root.floor > root.gone
+    report = await bench.sweeper.sweep()
+    assert report.rows > 500, "messages below the floor stay"
+    assert report.skipped == 0
+    bench.restart()
+    later = Transactions(bench.topics.leaders)
+    assert list((await later.snapshot()).in_progress) == [kept.transaction_id]
+    await later.close()
 
 
 async def test_a_snapshot_does_not_hold_a_hand_over_up(bench: Bench) -> None:

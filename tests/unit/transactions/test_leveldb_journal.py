@@ -12,6 +12,7 @@ import pytest
 
 from broker.clock import SystemClock
 from broker.storage.leveldb.database import Options
+from broker.storage.leveldb.mending import verify_directory
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
@@ -128,6 +129,7 @@ async def test_nothing_answered_is_missing_wherever_the_file_ends(
     async with store as service:
         answered, states = await work(store, service, chance)
         shutil.copytree(store.directory, tmp_path / "base")
+    assert (await verify_directory(store.directory)).problems == []
     end = answered[-1].size
     sizes = {end, *(chance.randrange(answered[0].size, end) for _ in range(cuts))}
     for size in sorted(sizes):
