@@ -186,7 +186,7 @@ class Thrift1Rows:
         def work(connection: Any) -> bool:
             if table in connection.tables():
                 return False
-            connection.create_table(table, {family: {"max_versions": 1}})
+            connection.create_table(table, {family.decode(): {"max_versions": 1}})
             return True
 
         return await self._do(work, again=True)

@@ -1,0 +1,226 @@
+"""A rowlog over a real HBase and ZooKeeper, with processors that are stopped and killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import happybase
+import pytest
+
+from broker.rowlog import Message, RowLog, Subscription
+from broker.testing.checkers.rowlog import Seen, violations
+from broker.testing.servers import HBaseServer, ZooKeeperServer
+
+pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.timeout(120)]
+
+HOST = "127.0.0.1"
+SESSION_MS = 2_000
+KNOWN = {"put", "begin", "end", "halted"}
+
+
+@pytest.fixture(scope="module")
+def zookeeper() -> Iterator[ZooKeeperServer]:
+    with ZooKeeperServer() as server:
+        yield server
+
+
+@pytest.fixture
+def pool(hbase_server: HBaseServer) -> Iterator[happybase.ConnectionPool]:
+    made = happybase.ConnectionPool(4, host=HOST, port=hbase_server.thrift1_port, timeout=10_000)
+    yield made
+    for _ in range(4):
+        made._queue.get_nowait().close()
+
+
+@pytest.fixture
+def table(hbase_server: HBaseServer) -> str:
+    name = f"user{secrets.token_hex(4)}"
+    connection = happybase.Connection(HOST, hbase_server.thrift1_port)
+    connection.create_table(name, {"d": {"max_versions": 1}, "rowlog": {"max_versions": 1}})
+    connection.close()
+    return name
+
+
+class Workers:
+    """Worker processes, and the history of all of them."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        self.history: list[Seen] = []
+        self.leader = ""
+        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.changed = asyncio.Condition()
+        self._reading: list[asyncio.Task[None]] = []
+
+    async def start(self, name: str) -> None:
+        command = (sys.executable, "-m", "broker.testing.rowlog_worker", name)
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            json.dumps(self.given),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        self.processes[name] = process
+        self._reading.append(asyncio.create_task(self._read(name, process)))
+
+    async def _read(self, name: str, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        async for line in process.stdout:
+            if not line.startswith(b"{"):
+                continue  # A line of the log.
+            told = json.loads(line)
+            async with self.changed:
+                if told["kind"] in KNOWN:
+                    self.history.append(Seen(**told))
+                elif told["kind"] == "leads":
+                    self.leader = name
+                self.changed.notify_all()
+
+    async def until(self, holds: Callable[[], bool], seconds: float = 40.0) -> None:
+        async with self.changed:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.changed.wait_for(holds)
+            except TimeoutError:
+                last = self.history[-5:]
+                raise AssertionError(f"not in time: leader {self.leader}, {last}") from None
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.processes[name].pid, number)
+        if number in {signal.SIGKILL, signal.SIGSTOP}:
+            self.history.append(Seen("halted", name, time.monotonic_ns()))
+
+    def note_put(self, message: Message | None) -> None:
+        assert message is not None
+        row = message.row.decode()
+        self.history.append(Seen("put", "writer", time.monotonic_ns(), row, message.seq))
+
+    def is_done(self, names: list[str]) -> bool:
+        return not any(each.startswith("lost") for each in violations(self.history, names))
+
+    async def close(self) -> None:
+        for process in self.processes.values():
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        await asyncio.gather(*self._reading)
+
+
+@pytest.fixture
+async def workers(
+    hbase_server: HBaseServer, zookeeper: ZooKeeperServer, table: str
+) -> AsyncIterator[Workers]:
+    made = Workers(
+        {
+            "thrift1": hbase_server.thrift1_port,
+            "zookeeper": zookeeper.hosts,
+            "table": table,
+            "id": f"mq{secrets.token_hex(4)}",
+            "subscriptions": ["a", "b"],
+            "session_timeout_ms": SESSION_MS,
+            "fails": 0.1,
+        }
+    )
+    yield made
+    await made.close()
+
+
+async def test_processors_that_are_stopped_and_killed_lose_nothing_and_keep_order(
+    workers: Workers, pool: happybase.ConnectionPool, table: str, zookeeper: ZooKeeperServer
+) -> None:
+    names = ["a", "b"]
+    log = RowLog(
+        pool,
+        table,
+        id=workers.given["id"],
+        zookeeper=[zookeeper.hosts],
+        session_timeout_ms=SESSION_MS,
+        threads=4,
+    )
+    async with log:
+        for name in names:
+            await log.subscribe(Subscription(name, max_tries=0, backoff_ms_first=50))
+        await workers.start("one")
+        await workers.until(lambda: workers.leader == "one")
+        await workers.start("two")
+
+        async def put_some() -> None:
+            for row in (b"r1", b"r2", b"r3"):
+                for _ in range(4):
+                    workers.note_put(await log.put(row, {b"d:x": b"1"}, b"payload"))
+
+        await put_some()
+        await workers.until(lambda: any(each.kind == "end" for each in workers.history))
+        workers.signal("one", signal.SIGSTOP)
+        await put_some()
+        stopped_at = time.monotonic()
+        await workers.until(lambda: workers.leader == "two")
+        assert time.monotonic() - stopped_at < SESSION_MS / 1000 + 10, "it takes over at all"
+        await workers.until(
+            lambda: any(each.process == "two" and each.kind == "end" for each in workers.history)
+        )
+        workers.signal("one", signal.SIGCONT)
+        await put_some()
+        workers.leader = ""
+        workers.signal("two", signal.SIGKILL)
+        await put_some()
+        await workers.until(lambda: workers.leader == "one")
+        await workers.until(lambda: workers.is_done(names))
+        assert violations(workers.history, names) == []
+
+
+async def test_a_lone_process_puts_processes_and_removes(
+    pool: happybase.ConnectionPool, table: str
+) -> None:
+    """Through Thrift-1, without ZooKeeper: one process."""
+    await alone(RowLog(pool, table, id=f"mq{secrets.token_hex(4)}", threads=4), table)
+
+
+async def test_and_so_it_does_with_each_write_on_disk(
+    hbase_server: HBaseServer, table: str
+) -> None:
+    gateway = [f"{HOST}:{hbase_server.thrift2_port}"]
+    log = RowLog(
+        None, table, id=f"mq{secrets.token_hex(4)}", synced=True, thrift2=gateway, shards=4
+    )
+    await alone(log, table)
+
+
+async def alone(log: RowLog, table: str) -> None:
+    fails = [True]
+    heard: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def listen(message: Message) -> bool:
+        heard.put_nowait(message)
+        return not (fails and fails.pop())
+
+    async with log:
+        await log.subscribe(Subscription("a", backoff_ms_first=50))
+        log.listen("a", listen)
+        await log.start()
+        for number in range(5):
+            await log.put(b"row\x00'", {b"d:x": b"%d" % number}, b"p%d" % number, data=b"\xffd")
+        async with asyncio.timeout(30):
+            got = [await heard.get() for _ in range(6)]
+        assert [each.seq for each in got] == [1, 1, 2, 3, 4, 5]
+        assert (got[-1].payload, got[-1].data) == (b"p4", b"\xffd")
+        message = await log.put(b"other", payload=b"x")
+        assert message is not None
+        async with asyncio.timeout(30):
+            await heard.get()
+        cells = {}
+        async with asyncio.timeout(30):
+            while [name for name in cells if len(name) == 25] or not cells:
+                cells = (await log.rows.get(table.encode(), [b"other"], [b"rowlog:"]))[b"other"]
+        await log.table_index.flush()
+        report = await log.verify()
+        assert (report.messages, report.without_entry, report.stale) == (0, 0, 0)
