@@ -13,6 +13,7 @@ from broker.errors import BadRequest
 from broker.http.reply import Answer, Reply, json_reply
 from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, Snapshot
+from broker.slices import Slice
 from broker.transactions.service import Transactions
 from broker.wire.jsontext import parse_steps
 from broker.wire.snapshotjson import encode_snapshot
@@ -115,7 +116,10 @@ class TransactionsApi:
         else:
             if not isinstance(sent["ids"], list):
                 raise BadRequest("ids: a list of transaction ids.")
-            ids = [_pointer("ids", each) for each in sent["ids"]]
+            ids, piece = [], Slice()
+            for each in sent["ids"]:
+                ids.append(_pointer("ids", each))
+                await piece.go_on()
             removed = await self._service.truncate_invalid(ids, request.deadline)
         return json_reply({"removed": removed})
 

@@ -45,8 +45,6 @@ Result = TypeVar("Result")
 
 TIMED_OUT_AT_ONCE: Final = 1000
 """Transactions that one edit makes invalid."""
-TRUNCATED_AT_ONCE: Final = 10_000
-"""Pointers that one edit truncates."""
 
 
 class OlderInProgress(BadRequest):
@@ -228,11 +226,7 @@ def expire(state: State, now_ms: int) -> Decision[int]:
 def truncate(state: State, pointers: Collection[int]) -> Decision[int]:
     """Call pointers invalid no more; how many were."""
     found = sorted({pointer for pointer in pointers if state.is_invalid(pointer)})
-    edits = tuple(
-        Truncated(tuple(found[at : at + TRUNCATED_AT_ONCE]))
-        for at in range(0, len(found), TRUNCATED_AT_ONCE)
-    )
-    return Decision(edits, len(found))
+    return Decision((Truncated(tuple(found)),) if found else (), len(found))
 
 
 def truncate_before(state: State, before_ms: int) -> Decision[int]:

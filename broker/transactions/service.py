@@ -28,6 +28,8 @@ from broker.transactions.tephra_snapshot import snapshot_steps, state_of
 Result = TypeVar("Result")
 CLOSE_S: Final = 2.0
 """How long the last snapshot may take."""
+TRUNCATED_AT_ONCE: Final = 4_000
+"""So many take less than the event loop may be held."""
 
 log = logs.get_logger()
 
@@ -134,12 +136,19 @@ class Transactions:
         return await in_slices(snapshot_steps(state_of(state, self._around.clock.now_ms())))
 
     async def truncate_invalid(self, ids: Collection[int], deadline: float | None = None) -> int:
-        """Call pointers invalid no more, of which nothing is left; how many were."""
+        """Call pointers invalid no more, of which nothing is left; how many were. Repeat it after any error.
 
-        def decide(state: State, _: int) -> Decision[int]:
-            return manager.truncate(state, ids)
+        Many are truncated some at a time.
+        """
+        pointers, removed = list(ids), 0
+        for at in range(0, max(len(pointers), 1), TRUNCATED_AT_ONCE):
+            some = pointers[at : at + TRUNCATED_AT_ONCE]
 
-        return await self._done("", decide, deadline)
+            def decide(state: State, _: int, some: Collection[int] = some) -> Decision[int]:
+                return manager.truncate(state, some)
+
+            removed += await self._done("", decide, deadline)
+        return removed
 
     async def truncate_invalid_before(self, before_ms: int, deadline: float | None = None) -> int:
         """Call pointers invalid no more that were given before a moment; how many were. Raises OlderInProgress."""

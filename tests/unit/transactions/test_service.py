@@ -137,3 +137,15 @@ async def test_snapshots_bound_the_replay(bench: Bench) -> None:
 async def test_time_outs_are_bounded(service: Service, timeout_s: float) -> None:
     with pytest.raises(BadRequest, match="timeout_s"):
         await service.start(timeout_s=timeout_s)
+
+
+async def test_very_many_are_truncated_some_at_a_time(service: Service) -> None:
+    await service.snapshot()
+    begun = [(await service.start()).transaction_id for _ in range(10)]
+    for transaction in begun:
+        await service.invalidate(transaction)
+    ids = [*range(1, 5000), *begun[:5], *range(5000, 9000), *begun[5:]]
+    assert await service.truncate_invalid(ids) == 10
+    assert await service.truncate_invalid(ids) == 0
+    assert await service.truncate_invalid([]) == 0
+    assert await service.invalid_count() == 0
