@@ -47,6 +47,8 @@ from broker.rowlog.workoff import WorkingOff
 if TYPE_CHECKING:
     import happybase
 
+    from broker.rowlog.remote import ListenerNode
+
 log = logs.get_logger()
 
 SESSION_TIMEOUT_MS: Final = 10_000
@@ -126,7 +128,7 @@ class RowLog:
         self._make_index = index
         self._tasks: list[asyncio.Task[Any]] = []
         self._membership: Membership | None = None
-        self._offers: Offers = self.listeners
+        self._node: ListenerNode | None = None
         self._processing: Processing | None = None
         self.url = ""
         """Where other nodes reach this one's listeners (remote.py); empty: nowhere."""
@@ -238,6 +240,8 @@ class RowLog:
             await self.wakeups.close()
         if self._membership is not None:
             await self._membership.leave()
+        if self._node is not None:
+            await self._node.close()
         if self._coordinator is not None and self._own_coordinator:
             await self._coordinator.close()
         if hasattr(self, "rows"):
@@ -354,18 +358,48 @@ class RowLog:
         """Have a local listener for a subscription: an async function of a message."""
         self.listeners.add(subscription, listener)
 
-    async def start(self, *, offers: Offers | None = None) -> None:
+    async def serve_listeners(
+        self, host: str = "127.0.0.1", port: int = 0, *, url: str = ""
+    ) -> str:
+        """Let processors on other nodes offer messages to this process's listeners; return the URL.
+
+        Args:
+            host: where to listen.
+            port: 0 takes a free one.
+            url: under which other nodes reach it; empty: as it listens.
+
+        Raises:
+            OSError: the address can't be had.
+            Unavailable: there is no coordinator, or it can't be asked.
+        """
+        from broker.rowlog.remote import ListenerNode  # noqa: PLC0415 - It needs a server.
+
+        if self._coordinator is None:
+            raise Unavailable("Remote listeners need ZooKeeper: RowLog(..., zookeeper=[...]).")
+        most = (await self.meta.setup()).settings.payload_bytes_max
+        self._node = ListenerNode(self.id, self.listeners, self.figures.text, self.clock, most)
+        taken = await self._node.start(host, port)
+        self.url = url or f"http://{host}:{taken}"
+        await self.join()
+        return self.url
+
+    async def start(self, *, remote: bool = False) -> None:
         """Be a candidate for processing, until the context is left.
 
-        ``offers``: where messages are offered; None: to local listeners.
+        ``remote``: offer messages to the listeners of other nodes, too (``serve_listeners``).
         """
         if self._coordinator is None:
             self._coordinator = MemoryCoordination(self.clock).session()
-        self._offers = offers or self._offers
+        offers: Offers = self.listeners
+        if remote:
+            from broker.rowlog.remote import RemoteListeners  # noqa: PLC0415
+
+            await self.join()
+            nodes = RemoteListeners(self.id, self.listeners, lambda: self._membership, self.clock)
+            self._tasks.append(asyncio.create_task(nodes.run()))
+            offers = nodes
         elections = Elections(self._coordinator, self.meta, self.clock)
-        means = Means(
-            self.tools, self.index, self.table_index, self._offers, self.wakeups, self._settled
-        )
+        means = Means(self.tools, self.index, self.table_index, offers, self.wakeups, self._settled)
         self._processing = Processing(
             means, elections, self.clock, lambda: self._membership, self.keep
         )

@@ -51,7 +51,7 @@ class Worker:
             await self._clock.sleep(self._chance.random() * 2 * self._given.get("takes_s", 0.01))
             is_done = self._chance.random() >= self._given.get("fails", 0.0)
             self.tell("end", **about, done=is_done)
-            return is_done
+            return bool(is_done)
 
         return listen
 

@@ -102,9 +102,19 @@ class Heard:
         self.gate: asyncio.Event | None = None
         self.in_flight: set[bytes] = set()
         self.overlapped = False
+        self.ended = 0
+        self.changed = asyncio.Event()
+
+    async def until(self, *, begun: int = 0, ended: int = 0) -> None:
+        """Wait until so many calls have begun, and ended: where time is real."""
+        async with asyncio.timeout(20):
+            while len(self.messages) < begun or self.ended < ended:
+                self.changed.clear()
+                await self.changed.wait()
 
     async def __call__(self, message: Message) -> bool:
         self.messages.append(message)
+        self.changed.set()
         self.overlapped |= message.row in self.in_flight
         self.in_flight.add(message.row)
         try:
@@ -116,6 +126,8 @@ class Heard:
             return answer
         finally:
             self.in_flight.discard(message.row)
+            self.ended += 1
+            self.changed.set()
 
     @property
     def seqs(self) -> list[int]:

@@ -1,0 +1,319 @@
+"""Remote listeners: the processor offers messages by HTTP to any node of the rowlog that listens.
+
+A node that listens serves the broker's own protocol, with its errors and codes, and is a member of the rowlog under
+its URL. The processor asks each member which subscriptions it listens to, and offers each message to the one that has
+the fewest of its messages in work; its own listeners count as one more node::
+
+    GET  /v1/rowlogs/{rowlog}                  {"rowlog": "mq", "listeners": ["indexer"]}
+    POST /v1/rowlogs/{rowlog}/{subscription}   body: a message          {"done": true}, {"done": false, "reason": "..."}
+    GET  /metrics                              figures, in Prometheus's text format
+
+    message    01 | timestamp int64 | seq int64 | row: length int32, bytes | data: length int32, bytes | payload
+
+A member that is gone is offered nothing more. One that does not answer in time has failed: the message is offered again
+later, perhaps to another node. A listener whose processor goes away is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from broker import logs
+from broker.clock import Clock
+from broker.config import Config
+from broker.coordination.ports import Membership
+from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
+from broker.http.answer import NoAnswer, NotSent
+from broker.http.asking import Connection, open_connection
+from broker.http.exchange import Admitted
+from broker.http.pool import Pool
+from broker.http.reply import Answer, Reply, error_reply, json_reply, unexpected_reply
+from broker.http.request import NO_NAMES, Request
+from broker.http.server import Server
+from broker.rowlog.attempt import REASON_MAX
+from broker.rowlog.listeners import LocalListeners
+from broker.rowlog.rows import Message
+
+log = logs.get_logger()
+
+PREFIX: Final = "/v1/rowlogs/"
+LOOK_S: Final = 2.0
+"""How often members are asked what they listen to."""
+ASK_S: Final = 5.0
+CONNECT_S: Final = 2.0
+IDLE_S: Final = 30.0
+CONNECTIONS_MAX: Final = 64
+OFFER_S: Final = 300.0
+"""The longest that a node lets a listener take; the processor's own time-out is shorter."""
+_head = struct.Struct(">Bqq")
+_length = struct.Struct(">i")
+
+
+def encode_message(message: Message) -> bytes:
+    """Write a message for a remote listener."""
+    return b"".join(
+        (
+            _head.pack(1, message.timestamp, message.seq),
+            _length.pack(len(message.row)),
+            message.row,
+            _length.pack(len(message.data)),
+            message.data,
+            message.payload,
+        )
+    )
+
+
+def decode_message(rowlog: str, body: bytes) -> Message:
+    """Read a message. Raises BadRequest."""
+    try:
+        version, timestamp, seq = _head.unpack_from(body)
+        if version != 1:
+            raise BadRequest(f"A message of version {version}; this release reads 1.")
+        row, at = _piece(body, _head.size)
+        data, at = _piece(body, at)
+    except (struct.error, ValueError) as error:
+        raise BadRequest("The message is not whole.") from error
+    return Message(rowlog, row, seq, timestamp, data, body[at:])
+
+
+def _piece(body: bytes, at: int) -> tuple[bytes, int]:
+    (length,) = _length.unpack_from(body, at)
+    end = at + _length.size + length
+    if length < 0 or end > len(body):
+        raise ValueError("a length that does not fit")
+    return body[at + _length.size : end], end
+
+
+class ListenerNode:
+    """Serves the local listeners of a process to processors on other nodes."""
+
+    def __init__(
+        self,
+        rowlog: str,
+        listeners: LocalListeners,
+        figures: Callable[[], str],
+        clock: Clock,
+        payload_bytes_max: int,
+    ) -> None:
+        """Serve ``listeners``; nothing listens before ``start``."""
+        self._rowlog = rowlog
+        self._listeners = listeners
+        self._figures = figures
+        self._body_bytes_max = payload_bytes_max + (1 << 20)
+        self._server = Server(self, Config(), clock)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, and return the port. Raises OSError."""
+        await self._server.start(host, port)
+        return self._server.port
+
+    async def close(self) -> None:
+        """End it."""
+        await self._server.close(1.0)
+
+    # The Application that the server asks.
+
+    def admit(self, method: str, path: str, headers: Mapping[str, str]) -> Admitted | Reply:
+        """Find what a request is about. Raises NotFound, Forbidden."""
+        if "Origin" in headers:
+            raise Forbidden("No page may call listeners.")
+        if method == "GET" and path in {"/metrics", PREFIX + quote(self._rowlog, safe="")}:
+            return Admitted(path, NO_NAMES, ASK_S, 0)
+        begin = PREFIX + quote(self._rowlog, safe="") + "/"
+        if method != "POST" or not path.startswith(begin):
+            raise NotFound(f"Nothing is at {method} {path}.")
+        return Admitted((unquote(path[len(begin) :]),), NO_NAMES, OFFER_S, self._body_bytes_max)
+
+    async def answer(self, found: Any, request: Request) -> Answer:
+        """Call a listener; or tell which there are."""
+        if found == "/metrics":
+            return Reply(200, self._figures().encode(), "text/plain; version=0.0.4")
+        if isinstance(found, str):
+            return json_reply({"rowlog": self._rowlog, "listeners": self._listeners.names})
+        try:
+            return await self._offered(found[0], request)
+        except BrokerError as error:
+            return error_reply(error, request.headers)
+
+    async def _offered(self, subscription: str, request: Request) -> Reply:
+        if self._server.draining:
+            raise Unavailable("This node ends.")
+        if not self._listeners.has(subscription):
+            raise NotFound(f"Subscription '{subscription}' has no listener here.")
+        message = decode_message(self._rowlog, request.body)
+        calling = asyncio.create_task(_called(self._listeners, subscription, message))
+        waited: list[asyncio.Future[Any]] = [calling, request.abandoned()]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+        if not calling.done():
+            calling.cancel()
+            raise Unavailable("The processor has gone, or this node ends.")
+        try:
+            return json_reply({"done": calling.result()})
+        except Exception as error:  # noqa: BLE001 - Whatever a listener raises is told.
+            reason = f"{type(error).__name__}: {error}"[:REASON_MAX]
+            return json_reply({"done": False, "reason": reason})
+
+    def refuse(
+        self, error: BrokerError, path: str, headers: Mapping[str, str], request_id: str = ""
+    ) -> Reply:
+        """Return the reply to what was not admitted."""
+        del path, request_id
+        return error_reply(error, headers, close=True)
+
+    def failure(self, error: Exception, headers: Mapping[str, str], request_id: str) -> Reply:
+        """Return the reply that tells an error."""
+        if isinstance(error, BrokerError):
+            return error_reply(error, headers)
+        return unexpected_reply(headers, request_id)
+
+    def lines(self, headers: Mapping[str, str]) -> str:
+        """Add nothing to replies."""
+        del headers
+        return ""
+
+
+async def _called(listeners: LocalListeners, subscription: str, message: Message) -> bool:
+    return await listeners.offer(subscription, message)
+
+
+class _Ask(NamedTuple):
+    """A request to a node."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class ListenerFailed(Exception):
+    """A remote listener failed; the message is its reason."""
+
+
+class RemoteListeners:
+    """Offers messages to the listeners of this process and of all members."""
+
+    def __init__(
+        self,
+        rowlog: str,
+        local: LocalListeners,
+        members: Callable[[], Membership | None],
+        clock: Clock,
+    ) -> None:
+        """Ask nobody yet; ``run`` keeps asking."""
+        self._rowlog = quote(rowlog, safe="")
+        self._local = local
+        self._members = members
+        self._clock = clock
+        self._known: dict[str, set[str]] = {}
+        self._busy: Counter[str] = Counter()
+        self._pool: Pool[Connection] = Pool(CONNECTIONS_MAX, IDLE_S)
+        self.looked = asyncio.Event()
+        """Set after each time that members were asked."""
+
+    def has(self, subscription: str) -> bool:
+        """Whether a listener takes messages of a subscription."""
+        return self._local.has(subscription) or bool(self._urls(subscription))
+
+    def _urls(self, subscription: str) -> list[str]:
+        return [url for url, names in self._known.items() if subscription in names]
+
+    async def run(self) -> None:
+        """Ask members what they listen to, until cancelled."""
+        try:
+            while True:
+                await self.look()
+                await self._clock.sleep(LOOK_S)
+        finally:
+            self._pool.close("the rowlog was closed")
+
+    async def look(self) -> None:
+        """Ask all members once."""
+        membership = self._members()
+        nodes = {} if membership is None else membership.members.nodes
+        mine = None if membership is None else membership.me.url
+        urls = {node.url for node in nodes.values()} - {mine}
+        urls = {url for url in urls if url.startswith("http")}
+        for url in self._known.keys() - urls:
+            del self._known[url]
+        for url, names in zip(
+            urls, await asyncio.gather(*(self._listening(url) for url in urls)), strict=True
+        ):
+            if names is None:
+                self._known.pop(url, None)
+            else:
+                self._known[url] = names
+        self.looked.set()
+
+    async def _listening(self, url: str) -> set[str] | None:
+        try:
+            status, told = await self._ask(url, _Ask("GET", PREFIX + self._rowlog, {}, b""), ASK_S)
+        except (NotSent, NoAnswer):
+            return None
+        return set(told.get("listeners", ())) if status == 200 else None
+
+    async def offer(self, subscription: str, message: Message) -> bool:
+        """Offer a message to the node that has the least to do. Raises ListenerFailed, Unavailable."""
+        left = self._urls(subscription)
+        if self._local.has(subscription):
+            left.append("")
+        while left:
+            url = min(left, key=lambda each: self._busy[each])
+            left.remove(url)
+            self._busy[url] += 1
+            try:
+                if not url:
+                    return await self._local.offer(subscription, message)
+                return await self._offer_to(url, subscription, message)
+            except NotSent:
+                self._known.pop(url, None)
+            finally:
+                self._busy[url] -= 1
+        raise Unavailable("No node that listens can be reached.")
+
+    async def _offer_to(self, url: str, subscription: str, message: Message) -> bool:
+        path = f"{PREFIX}{self._rowlog}/{quote(subscription, safe='')}"
+        headers = {"Content-Type": "application/octet-stream", "Accept": "application/json"}
+        try:
+            status, told = await self._ask(
+                url, _Ask("POST", path, headers, encode_message(message)), OFFER_S
+            )
+        except NoAnswer as error:
+            raise ListenerFailed(f"{url} gave no answer: {error}") from error
+        if status != 200:
+            self._known.pop(url, None)  # It ends, or listens no more; else it is found again.
+            raise ListenerFailed(f"{url}: {told.get('message', status)}")
+        if not told.get("done") and told.get("reason"):
+            raise ListenerFailed(f"{url}: {told['reason']}")
+        return bool(told.get("done"))
+
+    async def _ask(self, url: str, ask: _Ask, timeout_s: float) -> tuple[int, dict[str, Any]]:
+        """Return status and body. Raises NotSent, NoAnswer."""
+        if not await self._pool.enter(timeout_s):
+            raise NotSent("all connections are in use")
+        try:
+            connection = self._pool.take(url)
+            if connection is None:
+                connection = self._pool.add(Connection(url, {"User-Agent": "broker-rowlog"}))
+                try:
+                    await open_connection(connection, CONNECT_S)
+                except BaseException:
+                    connection.close("not connected")
+                    self._pool.put_back(connection)
+                    raise
+            try:
+                reply = await connection.exchange(ask, timeout_s)
+            finally:
+                self._pool.put_back(connection)
+        finally:
+            self._pool.leave()
+        told: Any = {}
+        with suppress(ValueError):
+            told = json.loads(reply.body)
+        return reply.status, told if isinstance(told, dict) else {}

@@ -1,0 +1,143 @@
+"""Listeners on other nodes, over real connections."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.coordination.memory import MemoryCoordination
+from broker.errors import BadRequest, Forbidden, NotFound
+from broker.http.asking import Connection, open_connection
+from broker.rowlog import Message, RowLog, Subscription
+from broker.rowlog.memory import MemoryRows
+from broker.rowlog.remote import PREFIX, ListenerNode, _Ask, decode_message, encode_message
+from tests.unit.rowlog.world import ROW, TABLE, Heard
+
+MESSAGE = Message("mq", b"row\0", 2, 7, b"data", b"payload")
+
+
+class Nodes:
+    """Processes of one rowlog in this event loop."""
+
+    def __init__(self) -> None:
+        self.clock = SystemClock()
+        self.stored = {TABLE: {}}  # type: ignore[var-annotated]
+        self.coordination = MemoryCoordination(self.clock)
+        self.logs: list[RowLog] = []
+
+    async def log(self) -> RowLog:
+        made = RowLog(
+            None,
+            TABLE.decode(),
+            id="mq",
+            rows=MemoryRows(self.stored),
+            coordinator=self.coordination.session(),
+            clock=self.clock,
+        )
+        await made.open()
+        self.logs.append(made)
+        return made
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    made = Nodes()
+    yield made
+    for log in made.logs:
+        await log.close()
+
+
+async def test_messages_go_to_the_nodes_that_listen(nodes: Nodes) -> None:
+    processor = await nodes.log()
+    await processor.subscribe(Subscription("a", backoff_ms_first=1))
+    heard = [Heard(ValueError("no good")), Heard()]
+    for listener in heard:
+        node = await nodes.log()
+        node.listen("a", listener)
+        await node.serve_listeners()
+    gate = asyncio.Event()
+    for listener in heard:
+        listener.gate = gate
+    await processor.start(remote=True)
+    for row in (b"1", b"2", b"3", b"4"):
+        await processor.put(row, payload=b"p", data=b"d")
+    for listener in heard:
+        await listener.until(begun=2)
+    assert [len(each.messages) for each in heard] == [2, 2]
+    gate.set()
+    await asyncio.gather(*(each.until(ended=2) for each in heard))
+    while processor.figures.values["processed", "a"] < 4:
+        for listener in heard:
+            listener.changed.clear()
+        waits = [asyncio.create_task(each.changed.wait()) for each in heard]
+        await asyncio.wait(waits, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    assert processor.figures.values["retries", "a"] == 1
+    assert {(each.data, each.payload) for each in heard[0].messages} == {(b"d", b"p")}
+
+
+async def test_a_node_that_goes_is_offered_nothing_more_and_another_gets_it(nodes: Nodes) -> None:
+    processor = await nodes.log()
+    await processor.subscribe(Subscription("a", backoff_ms_first=1))
+    first, second = Heard(), Heard()
+    first.gate = asyncio.Event()
+    node = await nodes.log()
+    node.listen("a", first)
+    await node.serve_listeners()
+    await processor.start(remote=True)
+    await processor.put(ROW)
+    await first.until(begun=1)
+    await node.close()
+    nodes.logs.remove(node)
+    processor.listen("a", second)
+    await second.until(ended=1)
+    assert second.seqs == [1]
+    assert first.in_flight == set(), "it was cancelled"
+
+
+async def test_it_serves_its_own_rowlog_and_no_pages(nodes: Nodes) -> None:
+    log = await nodes.log()
+    log.listen("a b", Heard(ValueError("why")))
+    url = await log.serve_listeners()
+    connection = await open_connection(Connection(url, {}), 5)
+    for ask, status, told in (
+        (_Ask("GET", PREFIX + "mq", {}, b""), 200, {"rowlog": "mq", "listeners": ["a b"]}),
+        (
+            _Ask("POST", PREFIX + "mq/a%20b", {}, encode_message(MESSAGE)),
+            200,
+            {"done": False, "reason": "ValueError: why"},
+        ),
+        (_Ask("POST", PREFIX + "mq/a%20b", {}, encode_message(MESSAGE)), 200, {"done": True}),
+    ):
+        reply = await connection.exchange(ask, 5)
+        assert (reply.status, json.loads(reply.body)) == (status, told)
+    reply = await connection.exchange(_Ask("GET", "/metrics", {}, b""), 5)
+    assert reply.status == 200
+    for path, body, code in (
+        ("mq/other", encode_message(MESSAGE), "not_found"),
+        ("mq/a%20b", b"\x01short", "bad_request"),
+    ):
+        ask = _Ask("POST", PREFIX + path, {"Accept": "application/json"}, body)
+        reply = await connection.exchange(ask, 5)
+        assert json.loads(reply.body)["code"] == code
+    connection.close()
+
+
+def test_a_message_is_read_as_it_was_written() -> None:
+    raw = encode_message(MESSAGE)
+    assert raw[:17].hex() == "0100000000000000070000000000000002"
+    assert decode_message("mq", raw) == MESSAGE
+    for wrong in (b"", raw[:20], b"\x02" + raw[1:], raw[:17] + b"\xff\xff\xff\xff"):
+        with pytest.raises(BadRequest):
+            decode_message("mq", wrong)
+
+
+async def test_what_it_does_not_serve_is_refused() -> None:
+    node = ListenerNode("mq", None, str, SystemClock(), 10)  # type: ignore[arg-type]
+    with pytest.raises(NotFound):
+        node.admit("GET", PREFIX + "other", {})
+    with pytest.raises(Forbidden):
+        node.admit("GET", PREFIX + "mq", {"Origin": "http://evil"})
