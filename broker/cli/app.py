@@ -28,6 +28,7 @@ from broker.cli.bench import commands as bench
 from broker.cli.given import Given
 from broker.cli.options import take_json
 from broker.cli.problems import ending
+from broker.cli.rowlog.commands import rowlog
 from broker.cli.streams.commands import streams
 from broker.cli.top.command import top
 from broker.cli.transfer import commands as transfer
@@ -71,6 +72,7 @@ for command in (
     node.serve,
     node.config,
     storage.storage,
+    rowlog,
     cluster.cluster,
     streams,
     transactions.tx,

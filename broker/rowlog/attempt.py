@@ -18,7 +18,7 @@ from broker.clock import Clock
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, Unavailable
 from broker.rowlog import state as states
 from broker.rowlog.figures import Figures
-from broker.rowlog.listeners import Offers
+from broker.rowlog.listeners import NoListener, Offers
 from broker.rowlog.meta import Meta
 from broker.rowlog.rows import Decide, Found, Message, Rows
 from broker.rowlog.state import (
@@ -105,6 +105,9 @@ class Attempts:
             timeout_s = min(timeout_s, setup.settings.claim_timeout_ms / 1000 * 0.8)
         try:
             reason = await self._offered(message, name, offers, timeout_s)
+        except NoListener as none:
+            await self._give_back(row, found, name, by.token)
+            raise Busy(str(none)) from none
         except asyncio.CancelledError:
             await self._give_back(row, found, name, by.token)
             raise
@@ -128,6 +131,8 @@ class Attempts:
             async with limit:
                 is_done = await offers.offer(name, message)
             reason = "" if is_done else "the listener returned False"
+        except NoListener:
+            raise
         except Exception as error:  # noqa: BLE001 - Whatever a listener raises is a failed try.
             reason = f"{type(error).__name__}: {error}"[:REASON_MAX]
             if limit.expired():

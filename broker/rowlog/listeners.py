@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from broker.errors import NotFound
 from broker.rowlog.rows import Message
 
 Listener = Callable[[Message], Awaitable[bool | None]]
+
+
+class NoListener(Exception):
+    """No listener takes messages of a subscription now: that is no failed try."""
 
 
 class Offers(Protocol):
@@ -22,7 +25,7 @@ class Offers(Protocol):
         """Whether some listener takes messages of a subscription now."""
 
     async def offer(self, subscription: str, message: Message) -> bool:
-        """Offer a message, and return whether it is done. Raises whatever the listener raises."""
+        """Offer a message, and return whether it is done. Raises NoListener, and whatever the listener raises."""
 
 
 class LocalListeners:
@@ -53,7 +56,7 @@ class LocalListeners:
         """Call the listener."""
         listener = self._listeners.get(subscription)
         if listener is None:
-            raise NotFound(f"Subscription '{subscription}' has no listener in this process.")
+            raise NoListener(f"subscription '{subscription}' has no listener in this process")
         told = await listener(message)
         if told is not None and not isinstance(told, bool):
             raise TypeError(f"a listener returns True, False or None, not {type(told).__name__}")

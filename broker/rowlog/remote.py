@@ -38,7 +38,7 @@ from broker.http.reply import Answer, Reply, error_reply, json_reply, unexpected
 from broker.http.request import NO_NAMES, Request
 from broker.http.server import Server
 from broker.rowlog.attempt import REASON_MAX
-from broker.rowlog.listeners import LocalListeners
+from broker.rowlog.listeners import LocalListeners, NoListener
 from broker.rowlog.rows import Message
 
 log = logs.get_logger()
@@ -259,7 +259,10 @@ class RemoteListeners:
         return set(told.get("listeners", ())) if status == 200 else None
 
     async def offer(self, subscription: str, message: Message) -> bool:
-        """Offer a message to the node that has the least to do. Raises ListenerFailed, Unavailable."""
+        """Offer a message to the node that has the least to do; one that can't take it now is passed over.
+
+        Raises ListenerFailed, NoListener.
+        """
         left = self._urls(subscription)
         if self._local.has(subscription):
             left.append("")
@@ -275,7 +278,7 @@ class RemoteListeners:
                 self._known.pop(url, None)
             finally:
                 self._busy[url] -= 1
-        raise Unavailable("No node that listens can be reached.")
+        raise NoListener("no node that listens can be reached")
 
     async def _offer_to(self, url: str, subscription: str, message: Message) -> bool:
         path = f"{PREFIX}{self._rowlog}/{quote(subscription, safe='')}"
@@ -286,8 +289,9 @@ class RemoteListeners:
             )
         except NoAnswer as error:
             raise ListenerFailed(f"{url} gave no answer: {error}") from error
+        if status in {404, 503}:
+            raise NotSent("it ends, or listens no more")
         if status != 200:
-            self._known.pop(url, None)  # It ends, or listens no more; else it is found again.
             raise ListenerFailed(f"{url}: {told.get('message', status)}")
         if not told.get("done") and told.get("reason"):
             raise ListenerFailed(f"{url}: {told['reason']}")

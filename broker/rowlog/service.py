@@ -119,7 +119,7 @@ class RowLog:
             shards=tuple(Shard(each) for each in range(shards)),
         )
         self._first = self._first.with_shards(shards)
-        self._zookeeper = tuple(zookeeper)
+        self.zookeeper = tuple(zookeeper)
         self._session_timeout_ms = session_timeout_ms
         self._coordinator = coordinator
         self._own_coordinator = coordinator is None
@@ -177,11 +177,11 @@ class RowLog:
                 f"Rowlog '{self.id}' belongs to table {setup.table}, family {setup.family}, "
                 f"log byte {setup.log_byte}."
             )
-        if self._coordinator is None and self._zookeeper:
+        if self._coordinator is None and self.zookeeper:
             from broker.coordination.zookeeper import connect  # noqa: PLC0415 - It needs kazoo.
 
             self._coordinator = await connect(
-                self._zookeeper,
+                self.zookeeper,
                 root=f"/rowlog/{self.id}",
                 session_timeout_ms=self._session_timeout_ms,
                 clock=self.clock,

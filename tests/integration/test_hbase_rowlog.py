@@ -11,11 +11,13 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import happybase
 import pytest
 
+from broker.cli.app import run as run_command
 from broker.rowlog import Message, RowLog, Subscription
 from broker.testing.checkers.rowlog import Seen, violations
 from broker.testing.servers import HBaseServer, ZooKeeperServer
@@ -224,3 +226,60 @@ async def alone(log: RowLog, table: str) -> None:
         await log.table_index.flush()
         report = await log.verify()
         assert (report.messages, report.without_entry, report.stale) == (0, 0, 0)
+
+
+@pytest.fixture
+def command(
+    hbase_server: HBaseServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str]]:
+    monkeypatch.setenv("BROKER_ROWLOG_HBASE", f"{HOST}:{hbase_server.thrift1_port}")
+
+    def run(*words: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            run_command(["rowlog", *words])
+        return int(ended.value.code or 0), capsys.readouterr().out.rstrip("\n")
+
+    return run
+
+
+def test_the_commands_show_put_process_revive_drop_and_verify(
+    command: Callable[..., tuple[int, str]],
+    pool: happybase.ConnectionPool,
+    table: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = f"mq{secrets.token_hex(4)}"
+
+    async def make() -> None:
+        async with RowLog(pool, table, id=name, threads=4):
+            pass
+
+    asyncio.run(make())
+    command("list")
+    module = f"listeners{secrets.token_hex(4)}"
+    (tmp_path / f"{module}.py").write_text(
+        "async def fails(message):\n    raise ValueError('not ' + message.payload.decode())\n"
+        "async def works(message):\n    print('got', message.seq)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert name in [each["id"] for each in json.loads(command("list", "--json")[1])]
+    code, out = command("subscriptions", name, "--add", "index", "--max-tries", "1", "--json")
+    assert (code, json.loads(out)[0]["max_tries"]) == (0, 1)
+    for row in ("user/1", "user/2"):
+        assert command("put", name, row, "--cell", "d:x=1", "--payload", "good")[0] == 0
+    (shown,) = json.loads(command("show", name, "user/1", "--json")[1])
+    assert (shown["payload"], shown["subscriptions"]["index"]["standing"]) == ("good", "open")
+    assert json.loads(command("show", name, "--json")[1])["depths"][0]["open"] == 2
+    assert command("process", name, "--listener", f"index={module}:fails", "--once")[0] == 0
+    letters = json.loads(command("dead", name, "index", "--json")[1])
+    assert [each["reason"] for each in letters] == ["ValueError: not good"] * 2
+    assert command("dead", name, "index", "--drop", "user/1:1") == (0, "dropped user/1:1")
+    assert command("retry", name, "index", "--all") == (0, "revived user/2:1")
+    code, out = command("process", name, "--listener", f"index={module}:works", "--once")
+    assert (code, out.splitlines()[-1]) == (0, "got 1")
+    assert command("subscriptions", name, "--pause", "index")[0] == 0
+    assert command("verify", name, "--mend")[0] == 0
+    assert command("verify", name)[0] == 0
+    assert command("retry", name, "index", "user/9:9")[0] == 1
+    assert command("show", "nothing")[0] != 0

@@ -73,6 +73,7 @@ def test_the_commands_are_there():
         "purge",
         "export",
         "import",
+        "rowlog",
         "serve",
         "stats",
         "storage",

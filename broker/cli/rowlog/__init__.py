@@ -1,0 +1,1 @@
+"""``broker rowlog``: look at rowlogs, put into them, process them, and mend them."""

@@ -1,0 +1,35 @@
+"""The commands of ``broker rowlog``."""
+
+from __future__ import annotations
+
+import click
+
+from broker.cli.rowlog import changing, letters, looking, processing
+
+
+@click.group()
+def rowlog() -> None:
+    """Look at rowlogs in HBase, put into them, process and mend them.
+
+    A rowlog is a queue that is tied to rows of a table of yours.
+
+    \b
+    broker rowlog list --hbase localhost:9090
+    broker rowlog subscriptions mq --add indexer --max-tries 5
+    broker rowlog put mq user/7 --cell d:name=Alice --payload created
+    broker rowlog process mq --listener indexer=app.index:on_message --zookeeper localhost:2181
+    broker rowlog dead mq indexer
+    """  # noqa: D301 - Click's mark for a paragraph that must not be wrapped.
+
+
+for command in (
+    looking.list_,
+    looking.show,
+    changing.put,
+    processing.process,
+    letters.dead,
+    letters.retry,
+    changing.subscriptions,
+    looking.verify,
+):
+    rowlog.add_command(command)

@@ -1,0 +1,142 @@
+"""``broker rowlog dead`` and ``retry``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from broker.cli.options import json_option
+from broker.cli.output import bytes_json, time_text, write_json, write_table
+from broker.cli.rowlog.reaching import At, id_argument, reaching
+from broker.errors import NotFound
+
+if TYPE_CHECKING:
+    from broker.rowlog import RowLog
+    from broker.rowlog.letters import DeadLetter
+
+
+@click.command()
+@id_argument
+@click.argument("subscription")
+@click.option("--drop", metavar="ROW:SEQ", multiple=True, help="Give these up: they count as done.")
+@click.option("--drop-all", is_flag=True, help="Give all up.")
+@reaching
+@json_option
+def dead(  # noqa: PLR0913 - As many as the command has options.
+    name: str,
+    subscription: str,
+    *,
+    drop: Sequence[str],
+    drop_all: bool,
+    hbase: str,
+    zookeeper: str,
+    synced: bool,
+    as_json: bool,
+) -> None:
+    """List the dead letters of a SUBSCRIPTION, with their reasons; or drop some.
+
+    \b
+    broker rowlog dead mq indexer --json
+    broker rowlog dead mq indexer --drop user/7:3
+    """  # noqa: D301
+
+    async def work(log: RowLog) -> None:
+        letters = await log.dead(subscription)
+        if not drop and not drop_all:
+            _write_letters(letters, as_json)
+            return
+        for letter in _chosen(letters, drop, everything=drop_all):
+            await log.drop(letter)
+            _tell("dropped", letter, as_json)
+
+    At(hbase, zookeeper, synced=synced).run(name, work)
+
+
+def _write_letters(letters: Sequence[DeadLetter], as_json: bool) -> None:
+    if as_json:
+        write_json(
+            [
+                {
+                    "row": bytes_json(each.message.row),
+                    "seq": each.message.seq,
+                    "time": time_text(each.message.timestamp),
+                    "tries": each.tries,
+                    "reason": each.reason,
+                    "held": each.held,
+                    "data": bytes_json(each.message.data),
+                    "payload": bytes_json(each.message.payload),
+                }
+                for each in letters
+            ]
+        )
+        return
+    lines = [
+        (
+            _place(each),
+            time_text(each.message.timestamp),
+            str(each.tries),
+            "an earlier subscription's is dead" if each.held else each.reason,
+        )
+        for each in letters
+    ]
+    write_table(("ROW:SEQ", "TIME", "TRIES", "REASON"), lines)
+
+
+def _place(letter: DeadLetter) -> str:
+    return f"{letter.message.row.decode(errors='backslashreplace')}:{letter.message.seq}"
+
+
+def _chosen(
+    letters: Sequence[DeadLetter], places: Sequence[str], *, everything: bool
+) -> list[DeadLetter]:
+    if everything:
+        return [each for each in letters if not each.held]
+    known = {_place(each): each for each in letters}
+    for place in places:
+        if place not in known:
+            raise NotFound(f"There is no dead letter {place}.")
+    return [known[place] for place in places]
+
+
+@click.command()
+@id_argument
+@click.argument("subscription")
+@click.argument("places", nargs=-1, metavar="[ROW:SEQ]...")
+@click.option("--all", "everything", is_flag=True, help="Revive all of them.")
+@reaching
+@json_option
+def retry(  # noqa: PLR0913 - As many as the command has options.
+    name: str,
+    subscription: str,
+    places: Sequence[str],
+    *,
+    everything: bool,
+    hbase: str,
+    zookeeper: str,
+    synced: bool,
+    as_json: bool,
+) -> None:
+    """Revive dead letters: they are offered again, with all their tries.
+
+    \b
+    broker rowlog retry mq indexer user/7:3
+    broker rowlog retry mq indexer --all
+    """  # noqa: D301
+    if not places and not everything:
+        raise click.UsageError("name dead letters, or give --all")
+
+    async def work(log: RowLog) -> None:
+        for letter in _chosen(await log.dead(subscription), places, everything=everything):
+            await log.revive(letter)
+            _tell("revived", letter, as_json)
+
+    At(hbase, zookeeper, synced=synced).run(name, work)
+
+
+def _tell(done: str, letter: DeadLetter, as_json: bool) -> None:
+    if as_json:
+        write_json({done: _place(letter)})
+    else:
+        click.echo(f"{done} {_place(letter)}")
