@@ -232,7 +232,7 @@ async def alone(log: RowLog, table: str) -> None:
 def command(
     hbase_server: HBaseServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str]]:
-    monkeypatch.setenv("BROKER_ROWLOG_HBASE", f"{HOST}:{hbase_server.thrift1_port}")
+    monkeypatch.setenv("ROWLOG_HBASE", f"{HOST}:{hbase_server.thrift1_port}")
 
     def run(*words: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:

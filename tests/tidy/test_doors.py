@@ -25,7 +25,7 @@ DOORS = {
         "chaos/telling.py",
     ],
     "fastavro": ["broker/cli/transfer/avrofile.py"],
-    "happybase": ["broker/rowlog/*"],
+    "happybase": ["broker/rowlog/*", TEST_KIT],
     "httptools": ["broker/http/asking.py", TEST_KIT],
     "hypothesis": [TEST_KIT],
     "jsonschema": [TEST_KIT],
