@@ -30,7 +30,7 @@ from broker.client.messages import Parts, joined
 from broker.client.transaction_aware import Topical
 from broker.client.transaction_undo import Undo
 from broker.client.values import Published, Settings
-from broker.errors import BodyTooLarge
+from broker.errors import BodyTooLarge, OutcomeUnknown
 from broker.model import PublishRequest, Snapshot, TopicId
 
 if TYPE_CHECKING:
@@ -93,8 +93,7 @@ class BufferedPublisher:
             BrokerError: storing failed, which ends the transaction.
         """
         async with self._turn:
-            if self._failure is not None:
-                raise self._failure
+            self._check()
             size = sum(_size(part) for part in parts)
             if self._kept is not None:
                 self._check_bound(size, store=store)
@@ -125,6 +124,13 @@ class BufferedPublisher:
     def published(self) -> list[Topical]:
         """Return what was published, if messages are kept."""
         return [Topical(topic, parts) for topic, parts in (self._kept or {}).items()]
+
+    def _check(self) -> None:
+        """Raise what has ended the transaction, if anything has."""
+        if isinstance(self._failure, Exception):
+            raise self._failure
+        if self._failure is not None:
+            raise OutcomeUnknown("Storing messages of this transaction was interrupted.")
 
     def _check_bound(self, size: int, *, store: bool) -> None:
         if store:
@@ -187,8 +193,7 @@ class BufferedPublisher:
     async def commit_tx(self) -> bool:
         """Publish everything, topic by topic."""
         async with self._turn:
-            if self._failure is not None:
-                raise self._failure
+            self._check()
             for topic, buffer in self._buffers.items():
                 if buffer.stored:
                     await self._store(topic, buffer)

@@ -4,14 +4,16 @@
 
     service.commit ─▶ an answer: committed
         │      └────▶ refused, and no earlier attempt is unknown: raised, the caller rolls back
-        └ unknown ──▶ a fresh snapshot (transaction_fate):   committed    done
+        └ unknown, or "not in progress"
+                 └──▶ a fresh snapshot (transaction_fate):   committed    done
                                                              invalid      TransactionNotInProgress: roll back
                                                              in progress  commit again
                                                              no answer    OutcomeUnknown: all stays as it is
 
-From a commit of unknown outcome on, *not in progress* says nothing by itself: of two commits that both arrive, the
-second one is answered so. A conflict does: it is the answer to a transaction that is still in progress, and an
-earlier attempt that is still on its way will meet the same conflict.
+*Not in progress* says nothing by itself: of two commits that both arrive, the second one is answered so, and it may be
+another program that sent a request twice, such as a proxy. If the transaction is visible then, its messages are seen by
+all, so it counts as committed. A conflict does say something: it is the answer to a transaction that is still in
+progress, and an earlier attempt that is still on its way will meet the same conflict.
 
 A cancelled commit is one of unknown outcome. It is brought to its end, and the cancellation then goes on by
 ``interrupted``. A second cancellation ends the asking.
@@ -147,5 +149,6 @@ def is_refusal(error: BaseException, *, sure: bool) -> bool:
         error: what a commit raised.
         sure: whether no commit before it has an unknown outcome.
     """
-    refused = isinstance(error, BrokerError) and error.outcome == "refused"
-    return (sure and refused) or isinstance(error, TransactionConflict)
+    if isinstance(error, TransactionConflict | TransactionNotInProgress):
+        return isinstance(error, TransactionConflict)
+    return sure and isinstance(error, BrokerError) and error.outcome == "refused"

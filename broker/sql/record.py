@@ -18,7 +18,8 @@ Why it is both or neither:
 * From 3 on there is a record, and **recovery** brings the broker to follow it: *both*. For each record it asks the
   service what became of the transaction::
 
-      committed      the record is deleted
+      committed      the record is deleted. A transaction that was invalid so long that the service has forgotten it
+                     looks as a committed one; but its messages are rolled back then, and that is looked for
       in progress    it is committed: a record says that every publish of it was acknowledged
       invalid        its time has passed. Its messages are skipped for good, so they are published once more, by a new
                      transaction with the same protocol, which decides by changing the number in the record from the

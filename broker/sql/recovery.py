@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from broker.client.transaction_aware import AnyTransactionService, ParticipantFailed, Topical
 from broker.client.transaction_commit import Committing
 from broker.client.transaction_fate import Fate, ask
-from broker.errors import BrokerError, OutcomeUnknown
-from broker.model import Snapshot
+from broker.client.values import Browsed, Start
+from broker.errors import BrokerError, NotFound, OutcomeUnknown, TopicNotFound
+from broker.model import POINTERS_PER_MS, Snapshot
 from broker.sql.work import SqlWork
 
 if TYPE_CHECKING:
@@ -26,6 +27,12 @@ log: Final = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 10
 """How often recovery looks at one record."""
+
+LIFE_MS: Final = 24 * 3600 * 1000
+"""How long a transaction may take to publish, by default at most."""
+
+SKEW_MS: Final = 60_000
+"""How far the clocks of the service and of a topic's leader may be apart, amply."""
 
 _ALL: Final = 1 << 62
 
@@ -124,6 +131,8 @@ class Recovery:
                 return renewed
             pointers = {decision.transaction_id, decision.write_pointer}
             found = await ask(self._service, pointers, asyncio.sleep, self._rng)
+            if found is Fate.COMMITTED and await self._was_rolled_back(decision):
+                found = Fate.INVALID
             if found is Fate.COMMITTED:
                 await self._work(self._record.forget, number, decision.transaction_id)
                 return renewed
@@ -134,6 +143,38 @@ class Recovery:
             else:
                 break
         raise OutcomeUnknown(f"It is unknown what became of the transaction of record {number}.")
+
+    async def _was_rolled_back(self, decision: Decision) -> bool:
+        """Whether a transaction that looks committed was invalid, and the service has forgotten it since (pruned it).
+
+        It does so only when all messages of the transaction are rolled back. Where none is there any more, their
+        lives have passed, and there is nothing left to be shown.
+        """
+        for topic, _ in await self._work(self._record.published, decision.number):
+            try:
+                row = await self._row(topic, decision)
+            except (
+                TopicNotFound,
+                NotFound,
+            ):  # Deleted; or a broker of another kind, where nothing is pruned.
+                continue
+            if row is not None:
+                return row.tx_state == "rolled_back"
+        return False
+
+    async def _row(self, topic: str, decision: Decision) -> Browsed | None:
+        """Return a message of a transaction, if there is one in a topic."""
+        begun_ms = decision.transaction_id // POINTERS_PER_MS
+        place: Start = max(0, begun_ms - SKEW_MS)
+        while place is not None:
+            page = await self._client.browse(topic, start=place, full=False)
+            for row in page.messages:
+                if row.write_pointer in {decision.transaction_id, decision.write_pointer}:
+                    return row
+                if row.timestamp_ms > begun_ms + LIFE_MS + SKEW_MS:
+                    return None
+            place = page.next
+        return None
 
     async def _commit(self, decision: Decision) -> None:
         """Commit a transaction. How that ended is asked for again, so an unknown outcome is no error here."""

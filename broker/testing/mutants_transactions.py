@@ -66,7 +66,7 @@ MUTANTS: Final[Mapping[str, Above]] = {
         _unknown_commit,
     ),
     "second-commit": Above(
-        "the refusal of a second commit is taken for that of the first",
+        "not in progress is taken for a refusal of the commit",
         transaction_commit,
         "is_refusal",
         _second_commit,

@@ -212,6 +212,8 @@ class Topics:
             return Reply(200, {}, b"")
         if action == "poll":
             return [b"\x00"]
+        if action == "messages":
+            return Reply(200, {}, b'{"messages": [], "next": null}')
         cut = self.cut.pop(0) if self.cut else ""
         if isinstance(cut, Reply):
             return cut

@@ -202,6 +202,21 @@ async def test_a_store_that_fails_ends_the_transaction_also_if_it_is_overlooked(
     assert (tx.state, topics.published) == ("aborted", [])
 
 
+async def test_an_interrupted_store_ends_the_transaction_but_cancels_nothing_later(
+    make_client, transport, service, topics
+):
+    async with make_client() as client:
+        with pytest.raises(OutcomeUnknown, match="interrupted"):
+            async with client.transaction() as tx:
+                transport.gate = asyncio.Event()
+                storing = asyncio.create_task(tx.store("ns/a", b"0"))
+                await transport.arrived(2)
+                storing.cancel()
+                await asyncio.wait([storing])
+                transport.gate = None
+    assert (tx.state, topics.published) == ("aborted", [])
+
+
 async def test_a_checkpoint_publishes_what_waits_and_goes_on_under_another_pointer(
     make_client, service, topics
 ):

@@ -352,6 +352,29 @@ async def test_not_in_progress_after_an_unknown_commit_is_no_refusal():
     assert (context.state, "last.rollback_tx" in publisher._trace) == ("committed", False)
 
 
+@pytest.mark.parametrize("timed_out", [False, True])
+async def test_not_in_progress_is_looked_into(timed_out):
+    """Something between the client and the service has sent the commit twice; or the time was over."""
+    service = Foreign()
+    context, publisher = await begun(service)
+    pointer = context.transaction.transaction_id
+    end = service.rules.invalidate if timed_out else service.rules.commit
+    commit = service.rules.commit
+
+    def twice(*arguments):
+        end(pointer)
+        commit(*arguments)
+
+    service.rules.commit = twice
+    if timed_out:
+        with pytest.raises(TransactionNotInProgress):
+            await context.finish()
+    else:
+        await context.finish()
+    assert context.state == ("aborted" if timed_out else "committed")
+    assert ("last.rollback_tx" in publisher._trace) is timed_out
+
+
 async def test_a_pointer_that_the_service_does_not_know_is_not_committed():
     service = Foreign()
     context, _ = await begun(service)
@@ -542,8 +565,12 @@ async def test_a_pair_of_callables_takes_part(fails):
         await context.finish()
         assert (done, service.rules.committed[0][1]) == (["do"], {b"k"})
         return
-    service.rules.commit = lambda *_: service.rules._check(0)
-    with pytest.raises((Told, ParticipantFailed, TransactionNotInProgress)):
+
+    def refuse(*_):
+        raise TransactionConflict("no")
+
+    service.rules.commit = refuse
+    with pytest.raises((Told, ParticipantFailed, TransactionConflict)):
         await context.finish()
     assert done == ["do", "undo"]
     left = fails.startswith("undo")

@@ -10,7 +10,9 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine, insert, select
 from sqlalchemy.orm import Session
 
-from broker.client import BrokerError, Client
+from broker.client import BrokerError, Client, TopicId
+from broker.client.messages import parts_of
+from broker.client.transaction_aware import Topical
 from broker.client.transaction_commit import Committing
 from broker.sql import Outbox, SqlRecord
 from broker.sql.record import SqlRecord as Record
@@ -110,6 +112,33 @@ async def test_a_renewal_takes_the_record_from_the_old_transaction_alone(
     with suppress(BrokerError):
         await recovery._renew(old)
     assert await seen(client) == count
+
+
+@pytest.mark.parametrize(("guarded", "count"), [(True, 1), (False, 0)])
+async def test_what_was_invalid_and_is_forgotten_is_not_taken_for_committed(
+    world, monkeypatch, guarded, count
+):
+    """The program was down until the invalid transaction was pruned."""
+    client, engine = world
+    for _ in range(3):
+        await client.publish(TOPIC, "before")
+    before = await seen(client)
+    begun = await client.transactions.start()
+    published = await client.publish(TOPIC, "x", pointer=begun.transaction_id)
+    messages = [Topical(TopicId("guards", "t"), [parts_of("x")])]
+    with engine.begin() as connection:
+        RECORD.write(connection, begun, messages)
+    await client.transactions.invalidate(begun.transaction_id)
+    await client.rollback(TOPIC, published)
+    await client.transactions.truncate(ids=[begun.transaction_id])
+    if not guarded:
+
+        async def look_not(*_: Any) -> bool:
+            return False
+
+        monkeypatch.setattr(Recovery, "_was_rolled_back", look_not)
+    await RECORD.recover(client, engine)
+    assert await seen(client) - before == count
 
 
 @pytest.mark.parametrize(("guarded", "count"), [(True, 1), (False, 2)])
