@@ -17,6 +17,7 @@ from broker.rowlog.putting import Put
 from broker.rowlog.rows import Message
 from broker.rowlog.service import RowLog
 from broker.rowlog.setup import Filter, Settings, Subscription
+from broker.rowlog.topicindex import topic_index
 from broker.rowlog.troubles import MessagesOpen, RowLocked
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "Settings",
     "Subscription",
     "feeder",
+    "topic_index",
 ]

@@ -115,6 +115,7 @@ class RowLog:
             table,
             family,
             log_byte,
+            topic=getattr(index, "topic", ""),
             settings=changed_settings(Settings(), settings or {}),
             shards=tuple(Shard(each) for each in range(shards)),
         )
@@ -172,6 +173,9 @@ class RowLog:
                 await self.meta.make(self._first)
         setup = await self.meta.fresh()
         wanted = (self._first.table, self._first.family, self._first.log_byte)
+        if setup.topic != self._first.topic:
+            there = f"the topic {setup.topic}" if setup.topic else "its table"
+            raise BadRequest(f"The index of rowlog '{self.id}' is {there}.")
         if (setup.table, setup.family, setup.log_byte) != wanted:
             raise BadRequest(
                 f"Rowlog '{self.id}' belongs to table {setup.table}, family {setup.family}, "

@@ -35,6 +35,7 @@ FIRST = "tests/docs/test_first_contact.py"
 ELSEWHERE = {
     "make demo": "test_the_demonstration_runs",
     "make pipeline": "test_the_pipeline_runs",
+    "python -m examples.rowlog": "tests/docs/test_examples.py",
     "python -m examples.streams word_count": "tests/integration/spark/test_stream_examples.py",
     "make cluster": "tests/integration/test_local_cluster.py",
     "make serve": "test_serving_from_make_runs_until_it_is_told_to_stop",

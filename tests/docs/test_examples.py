@@ -60,3 +60,15 @@ def test_an_example_runs_and_leaves_nothing_behind(name: str, node: ServedNode) 
         assert said in done.stdout
     with SyncClient(node.url) as client:
         assert client.topics("examples") == []
+
+
+def test_lilys_repository_keeps_links_and_an_index() -> None:
+    command = (sys.executable, "-m", "examples.rowlog")
+    done = subprocess.run(command, cwd=FOLDER.parent, check=True, capture_output=True, text=True)
+    for said in (
+        "linked from, at once: ['lily', 'rowlog']",
+        "after a change: ['lily']",
+        "search for 'queue': ['rowlog']",
+        "search for 'rows': ['hbase']",
+    ):
+        assert said in done.stdout

@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -283,3 +284,17 @@ def test_the_commands_show_put_process_revive_drop_and_verify(
     assert command("verify", name)[0] == 0
     assert command("retry", name, "index", "user/9:9")[0] == 1
     assert command("show", "nothing")[0] != 0
+
+
+def test_lilys_repository_runs_over_hbase(
+    hbase_server: HBaseServer, zookeeper: ZooKeeperServer
+) -> None:
+    where = ("--hbase", f"{HOST}:{hbase_server.thrift1_port}", "--zookeeper", zookeeper.hosts)
+    done = subprocess.run(
+        (sys.executable, "-W", "ignore::ResourceWarning", "-m", "examples.rowlog", *where),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "search for 'queue': ['rowlog']" in done.stdout

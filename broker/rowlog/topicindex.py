@@ -1,0 +1,153 @@
+"""A broker topic as the index: hints are published, and read from a time on. By choice, in place of the table's rows.
+
+::
+
+    01 | subscription: length int16, UTF-8 | timestamp int64 | seq int64 | row: length int32, bytes | data
+
+A topic has no removal. What is settled is kept in memory, so that it is not looked at again, and how far everything is
+settled is noted as a position: a time from which the next processor reads. The row decides here, too: a hint that is read
+again costs one reading of its row.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from broker.client import Client
+from broker.errors import BrokerError, UnavailableError
+from broker.model import Message as Hint
+from broker.rowlog.keys import Entry
+from broker.rowlog.table import NoAnswer, NotSent, TableError
+
+if TYPE_CHECKING:
+    from broker.rowlog.service import RowLog
+
+PAGE: Final = 1_000
+SETTLED_MAX: Final = 200_000
+NOTE_S: Final = 5.0
+"""How often positions are noted, at most."""
+_head = struct.Struct(">BH")
+_place = struct.Struct(">qqi")
+
+
+def encode_hint(entry: Entry) -> bytes:
+    """Write an entry as the payload of a topic's message."""
+    name = entry.subscription.encode()
+    place = _place.pack(entry.timestamp, entry.seq, len(entry.row))
+    return b"".join((_head.pack(1, len(name)), name, place, entry.row, entry.data))
+
+
+def decode_hint(payload: bytes) -> Entry | None:
+    """Read an entry; None: it is none, or of a later version."""
+    try:
+        version, length = _head.unpack_from(payload)
+        at = _head.size + length
+        timestamp, seq, row_bytes = _place.unpack_from(payload, at)
+        begin = at + _place.size
+        if version != 1 or row_bytes < 0 or begin + row_bytes > len(payload):
+            return None
+        name = payload[_head.size : at].decode()
+    except (struct.error, UnicodeDecodeError):
+        return None
+    end = begin + row_bytes
+    return Entry(0, name, timestamp, seq, payload[begin:end], payload[end:])
+
+
+class topic_index:  # noqa: N801 - It is called as a function is.
+    """Make a topic the index of a RowLog: ``RowLog(..., index=topic_index(client, "app/mq"))``."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        """Publish to and poll ``topic``, which is there, by an open client."""
+        self.client = client
+        self.topic = topic
+
+    def __call__(self, log: RowLog) -> TopicIndex:
+        """Return the index of a rowlog."""
+        return TopicIndex(self.client, self.topic, log)
+
+
+class TopicIndex:
+    """Implements Index over a topic."""
+
+    def __init__(self, client: Client, topic: str, log: RowLog) -> None:
+        """Note positions in the meta rows of ``log``."""
+        self._client = client
+        self._topic = topic
+        self._log = log
+        self._open: dict[Entry, dict[bytes, int]] = {}
+        """Entries that are not settled: the ids and times of their messages."""
+        self._settled: OrderedDict[bytes, None] = OrderedDict()
+        self._read_from: dict[str, int] = {}
+        """Of a subscription that was wholly read: the time when its last reading began."""
+        self._noted_at = 0.0
+
+    async def add(self, entries: Sequence[Entry]) -> None:
+        """Publish entries, all or none."""
+        try:
+            await self._client.publish(self._topic, [encode_hint(each) for each in entries])
+        except BrokerError as error:
+            raise _as_table_error(error) from error
+
+    async def remove(self, entries: Sequence[Entry]) -> None:
+        """Know that entries are settled."""
+        for entry in entries:
+            for message_id in self._open.pop(_key(entry), ()):
+                self._settled[message_id] = None
+        while len(self._settled) > SETTLED_MAX:
+            self._settled.popitem(last=False)
+
+    async def flush(self) -> None:
+        """Note how far all is settled, now and then."""
+        now = self._log.clock.monotonic()
+        if now < self._noted_at + NOTE_S:
+            return
+        self._noted_at = now
+        margin = (await self._log.meta.setup()).settings.scan_margin_ms
+        for name, read_from in self._read_from.items():
+            mine = [times for entry, times in self._open.items() if entry.subscription == name]
+            oldest = min((time for times in mine for time in times.values()), default=read_from)
+            await self._log.meta.set_position(name, max(min(oldest, read_from) - margin, 0))
+
+    async def pages(self, subscription: str, since: int) -> AsyncIterator[list[Entry]]:
+        """Yield entries that are not known to be settled."""
+        began = self._log.clock.now_ms()
+        start: int | bytes = since or await self._log.meta.position(subscription)
+        inclusive = True
+        while True:
+            try:
+                found = await self._client.poll(
+                    self._topic, start or None, inclusive=inclusive, limit=PAGE
+                )
+            except BrokerError as error:
+                raise _as_table_error(error) from error
+            if page := list(self._entries(found, subscription)):
+                yield page
+            if len(found) < PAGE:
+                break
+            start, inclusive = found[-1].id, False
+        if not since or subscription in self._read_from:
+            self._read_from[subscription] = began
+
+    def _entries(self, found: Sequence[Hint], subscription: str) -> list[Entry]:
+        entries = []
+        for hint in found:
+            entry = decode_hint(hint.payload)
+            if entry is None or entry.subscription != subscription or hint.id in self._settled:
+                continue
+            self._open.setdefault(_key(entry), {})[hint.id] = hint.timestamp_ms
+            entries.append(entry)
+        return entries
+
+
+def _key(entry: Entry) -> Entry:
+    """Return an entry without what a topic does not know of it."""
+    return entry._replace(shard=0, data=b"")
+
+
+def _as_table_error(error: BrokerError) -> TableError:
+    if isinstance(error, UnavailableError) and error.outcome == "refused":
+        return NotSent(f"the index topic: {error.message.removesuffix('.')}")
+    return NoAnswer(f"the index topic: {error.message.removesuffix('.')}")
