@@ -1,0 +1,1 @@
+"""How fast a rowlog is beside what HBase does alone."""
