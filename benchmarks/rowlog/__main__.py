@@ -29,7 +29,7 @@ from broker.testing.servers import HBaseServer, ZooKeeperServer
 
 HOST = "127.0.0.1"
 THREADS = 8
-TASKS = 64
+TASKS = 128
 VALUE = bytes(256)
 WAKEUPS = 100
 IDLE_S = 20.0

@@ -13,7 +13,7 @@ from broker.rowlog.table import RowTable
 
 ROWS_MAX: Final = 100
 BYTES_MAX: Final = 1 << 20
-WAYS: Final = 3
+WAYS: Final = 2
 """Calls under way at once."""
 RowPut = tuple[bytes, Mapping[bytes, bytes]]
 _Waiting = tuple[Sequence[RowPut], int, "asyncio.Future[None]"]

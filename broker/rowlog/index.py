@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol
 
+from broker.rowlog.gathering import Gathering
 from broker.rowlog.keys import (
     DEAD_END,
     INDEX_COLUMN,
@@ -60,6 +61,7 @@ class TableIndex:
         self._rows = rows
         self._table = table
         self._setup = setup
+        self._gathering = Gathering(rows, table)
         self._removed: dict[bytes, None] = {}
         self._going: set[bytes] = set()
         """What is being removed just now: a scan that was begun before may still show it."""
@@ -68,9 +70,7 @@ class TableIndex:
         """Add entries in one call."""
         for entry in entries:
             self._removed.pop(index_key(entry), None)
-        await self._rows.put(
-            self._table, [(index_key(each), {INDEX_COLUMN: each.data}) for each in entries]
-        )
+        await self._gathering.put([(index_key(each), {INDEX_COLUMN: each.data}) for each in entries])
 
     async def remove(self, entries: Sequence[Entry]) -> None:
         """Gather what is to be removed, and remove it once it is enough."""

@@ -57,7 +57,8 @@ class Part:
     @property
     def is_plain(self) -> bool:
         """Whether it says no more than open or done."""
-        return self in {Part(), DONE}
+        more = self.epoch or self.tries or self.not_before or self.claimed_at
+        return self.standing <= Standing.DONE and not (more or self.token or self.reason)
 
 
 DONE: Final = Part(Standing.DONE)
