@@ -70,7 +70,9 @@ class TableIndex:
         """Add entries in one call."""
         for entry in entries:
             self._removed.pop(index_key(entry), None)
-        await self._gathering.put([(index_key(each), {INDEX_COLUMN: each.data}) for each in entries])
+        await self._gathering.put(
+            [(index_key(each), {INDEX_COLUMN: each.data}) for each in entries]
+        )
 
     async def remove(self, entries: Sequence[Entry]) -> None:
         """Gather what is to be removed, and remove it once it is enough."""
