@@ -4,6 +4,8 @@ Every call of its listeners is a line on standard output (see checkers/rowlog.py
 
     python -m broker.testing.rowlog_worker NAME '{"thrift1": 9090, "zookeeper": "127.0.0.1:2181", "table": "t",
         "id": "mq", "subscriptions": ["a"], "session_timeout_ms": 2000, "fails": 0.1, "takes_s": 0.01}'
+
+With "thrift2": ["127.0.0.1:9091"] in place of "thrift1" each write is synced.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ class Worker:
     async def run(self) -> None:
         """Process until the process ends."""
         given = self._given
-        pool = happybase.ConnectionPool(6, host="127.0.0.1", port=given["thrift1"], timeout=10_000)
+        pool = None
+        if "thrift1" in given:
+            pool = happybase.ConnectionPool(
+                6, host="127.0.0.1", port=given["thrift1"], timeout=10_000
+            )
         log = RowLog(
             pool,
             given["table"],
@@ -66,6 +72,8 @@ class Worker:
             zookeeper=[given["zookeeper"]],
             session_timeout_ms=given.get("session_timeout_ms", 2_000),
             threads=6,
+            synced=pool is None,
+            thrift2=given.get("thrift2", ()),
         )
         async with log:
             for subscription in given["subscriptions"]:

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import happybase
 import pytest
 
 from broker.cli.app import run as run_command
 from broker.rowlog import Message, RowLog, Subscription
-from broker.testing.checkers.rowlog import Seen, violations
+from broker.testing.checkers.rowlog import violations
+from broker.testing.rowlog_workers import Workers
 from broker.testing.servers import HBaseServer, ZooKeeperServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.timeout(120)]
 
 HOST = "127.0.0.1"
 SESSION_MS = 2_000
-KNOWN = {"put", "begin", "end", "halted"}
 
 
 @pytest.fixture(scope="module")
@@ -51,71 +48,6 @@ def table(hbase_server: HBaseServer) -> str:
     connection.create_table(name, {"d": {"max_versions": 1}, "rowlog": {"max_versions": 1}})
     connection.close()
     return name
-
-
-class Workers:
-    """Worker processes, and the history of all of them."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.given = given
-        self.history: list[Seen] = []
-        self.leader = ""
-        self.processes: dict[str, asyncio.subprocess.Process] = {}
-        self.changed = asyncio.Condition()
-        self._reading: list[asyncio.Task[None]] = []
-
-    async def start(self, name: str) -> None:
-        command = (sys.executable, "-m", "broker.testing.rowlog_worker", name)
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            json.dumps(self.given),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        self.processes[name] = process
-        self._reading.append(asyncio.create_task(self._read(name, process)))
-
-    async def _read(self, name: str, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        async for line in process.stdout:
-            if not line.startswith(b"{"):
-                continue  # A line of the log.
-            told = json.loads(line)
-            async with self.changed:
-                if told["kind"] in KNOWN:
-                    self.history.append(Seen(**told))
-                elif told["kind"] == "leads":
-                    self.leader = name
-                self.changed.notify_all()
-
-    async def until(self, holds: Callable[[], bool], seconds: float = 40.0) -> None:
-        async with self.changed:
-            try:
-                async with asyncio.timeout(seconds):
-                    await self.changed.wait_for(holds)
-            except TimeoutError:
-                last = self.history[-5:]
-                raise AssertionError(f"not in time: leader {self.leader}, {last}") from None
-
-    def signal(self, name: str, number: signal.Signals) -> None:
-        os.kill(self.processes[name].pid, number)
-        if number in {signal.SIGKILL, signal.SIGSTOP}:
-            self.history.append(Seen("halted", name, time.monotonic_ns()))
-
-    def note_put(self, message: Message | None) -> None:
-        assert message is not None
-        row = message.row.decode()
-        self.history.append(Seen("put", "writer", time.monotonic_ns(), row, message.seq))
-
-    def is_done(self, names: list[str]) -> bool:
-        return not any(each.startswith("lost") for each in violations(self.history, names))
-
-    async def close(self) -> None:
-        for process in self.processes.values():
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        await asyncio.gather(*self._reading)
 
 
 @pytest.fixture
@@ -298,3 +230,13 @@ def test_lilys_repository_runs_over_hbase(
         timeout=60,
     )
     assert "search for 'queue': ['rowlog']" in done.stdout
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+def test_processors_region_servers_and_gateways_are_killed_for_minutes() -> None:
+    command = (sys.executable, "-m", "chaos", "rowlog", "--minutes", "3", "--json")
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=800)
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["valid"], told
+    assert all(told["faults"].values()), told["faults"]
