@@ -162,6 +162,10 @@ class TableIndex:
             keys = [index_key(each, DEAD_END) for each in entries]
             await self._rows.delete(self._table, [(key, [INDEX_COLUMN]) for key in keys])
 
+    async def count_dead(self, subscription: str, limit: int) -> int:
+        """Return how many dead letters there are, counted up to ``limit`` in each shard."""
+        return len(await self.dead(subscription, limit))
+
     async def dead(self, subscription: str, limit: int) -> list[Entry]:
         """Return the oldest dead letters of a subscription: at most ``limit`` of each shard."""
         found: list[Entry] = []

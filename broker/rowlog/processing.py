@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
@@ -43,9 +43,9 @@ class Processing:
         elections: Elections,
         clock: Clock,
         membership: Callable[[], Membership | None],
-        maintain: Callable[[Leading], object],
+        maintain: Callable[[Leading], Awaitable[None]],
     ) -> None:
-        """Stand in no line yet; ``maintain`` is begun where all subscriptions, or the first, are processed."""
+        """Stand in no line yet; ``maintain`` is run by one process alone."""
         self._means = means
         self._meta = means.tools.meta
         self._rowlog = means.tools.rowlog
@@ -95,6 +95,10 @@ class Processing:
             return {self._of(each.id) for each in setup.current}
         nodes, me = membership.members.nodes, membership.me.instance
         return {self._of(each.id) for each in setup.current if best_for(each.id, nodes) == me}
+
+    def _keepers(self, setup: Setup) -> set[str]:
+        first = min((each.id for each in setup.current), default="")
+        return {f"{self._rowlog}.all", self._of(first)}
 
     def _of(self, subscription: str) -> str:
         return f"{self._rowlog}.of.{quote(subscription, safe='')}"
@@ -156,9 +160,10 @@ class Processing:
             self._meta.changed.remove(tell)
 
     async def _keep(self, leading: Leading) -> None:
-        kept = self._maintain(leading)
-        if asyncio.iscoroutine(kept):
-            await kept
+        """Do what one process does for the whole rowlog: of a spread one, that with the first subscription."""
+        while leading.resource not in self._keepers(await self._meta.setup()):
+            await self._clock.sleep(LOOK_S)
+        await self._maintain(leading)
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

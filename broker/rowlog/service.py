@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 log = logs.get_logger()
 
+COUNT_S: Final = 30.0
+"""How often a processor counts what is open, for its figures."""
+COUNTED_MAX: Final = 10_000
 SESSION_TIMEOUT_MS: Final = 10_000
 """Of ZooKeeper: a dead processor is succeeded within this and a second."""
 
@@ -216,6 +219,7 @@ class RowLog:
             self.messages,
             self.meta,
             self.index,
+            self.table_index,
             self.repair,
             self.wakeups,
             self._coordinator,
@@ -442,13 +446,23 @@ class RowLog:
                     processor.look(row)
 
     async def keep(self, leading: Leading) -> None:
-        """Sweep now and then, while leading."""
+        """While leading: count what is open, and sweep, now and then."""
+        swept_at = self.clock.monotonic()
         while True:
-            settings = (await self.meta.setup()).settings
-            await self.clock.sleep(max(settings.sweep_ms, 1_000) / 1000)
-            if settings.sweep_ms and leading.may_begin():
-                with suppress(TableError, OutcomeUnknown, Unavailable):
+            await self.clock.sleep(COUNT_S)
+            if not leading.may_begin():
+                continue
+            with suppress(TableError, OutcomeUnknown, Unavailable):
+                setup = await self.meta.setup()
+                for each in setup.current:
+                    await self.depth(each.id)
+                    count = await self.table_index.count_dead(each.id, COUNTED_MAX)
+                    self.figures.set("dead_messages", each.id, count)
+                sweep_s = setup.settings.sweep_ms / 1000
+                if sweep_s and self.clock.monotonic() >= swept_at + sweep_s:
+                    swept_at = self.clock.monotonic()
                     await self.repair.sweep(Report(), mend=True)
+                    await self.setting.drop_drained()
 
     # Dead letters.
 
@@ -473,7 +487,7 @@ class RowLog:
         await self.repair.entries(report, mend=mend)
         return report
 
-    async def depth(self, subscription: str, limit: int = 10_000) -> tuple[int, float]:
+    async def depth(self, subscription: str, limit: int = COUNTED_MAX) -> tuple[int, float]:
         """Return how many messages are open, counted up to a limit, and the age of the oldest, seconds."""
         count, oldest = 0, 0
         async for page in self.index.pages(subscription, 0):

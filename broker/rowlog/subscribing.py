@@ -10,7 +10,7 @@ from typing import Any, Literal
 from broker.coordination.ports import Coordinator
 from broker.errors import NotFound
 from broker.rowlog import state as states
-from broker.rowlog.index import Index
+from broker.rowlog.index import Index, TableIndex
 from broker.rowlog.meta import Meta
 from broker.rowlog.repair import ROWS, Repair
 from broker.rowlog.rows import Rows
@@ -29,6 +29,7 @@ class Subscribing:
         messages: Rows,
         meta: Meta,
         index: Index,
+        table_index: TableIndex,
         repair: Repair,
         wakeups: Wakeups,
         coordinator: Coordinator | None,
@@ -38,6 +39,7 @@ class Subscribing:
         self.messages = messages
         self.meta = meta
         self.index = index
+        self.table_index = table_index
         self.repair = repair
         self.wakeups = wakeups
         self._coordinator = coordinator
@@ -109,6 +111,13 @@ class Subscribing:
     async def reshard(self, shards: int) -> None:
         """Have another number of shards: new entries go by it, old ones are read until they are gone."""
         await self._change(lambda setup: setup.with_shards(shards))
+
+    async def drop_drained(self) -> None:
+        """Forget shards that took no entries any more and are empty. Raises TableError."""
+        for shard in (await self.meta.fresh()).shards:
+            if shard.draining and not await self.table_index.all(shard.id, b"", 1):
+                number = shard.id
+                await self._change(lambda setup: setup.without_shard(number))  # noqa: B023 - Called at once.
 
     async def _change(self, change: Callable[[Setup], Setup]) -> Setup:
         made = await self.meta.change(change)

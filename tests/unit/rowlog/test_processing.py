@@ -284,6 +284,19 @@ async def test_old_shards_are_read_until_they_are_empty(world: World) -> None:
         assert [each.seq for each in heard.messages if each.row == row] == [1, 2]
     await pass_time(10)
     assert world.entries() == []
+    await log.change_settings(sweep_ms=60_000)
+    await until(lambda: len(log.meta._setup.shards) == 1, within_s=200)  # type: ignore[union-attr]
+
+
+@virtual
+async def test_a_processor_counts_what_is_open_and_dead(world: World) -> None:
+    log = await world.log(Subscription("a", max_tries=1), "b")
+    log.listen("a", Heard(False))
+    await log.start()
+    await log.put(ROW)
+    await until(lambda: log.figures.values["dead_messages", "a"] == 1)
+    assert log.figures.values["open_messages", "b"] == 1
+    assert log.figures.values["oldest_open_seconds", "b"] > 20
 
 
 @virtual
