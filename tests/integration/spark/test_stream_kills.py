@@ -35,7 +35,8 @@ class JobDriver(Driver):
 
     def __init__(self, url: str, prefix: str, folder: Path) -> None:
         path = os.pathsep.join([str(FORMAT), os.environ.get("PYTHONPATH", ""), str(Path.cwd())])
-        self._environment = {**os.environ, "PYTHONPATH": path}
+        # Python would put the folder that it is started in before FORMAT, and the product's own module is there.
+        self._environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
         self._log = folder / "driver.log"
         module = "tests.integration.spark.mortal_job"
         self._command = [sys.executable, "-m", module, url, prefix, str(folder)]
