@@ -19,7 +19,7 @@ import click
 from chaos.cases.command import case, cases
 from chaos.command import run
 from chaos.nemeses import NEMESES
-from chaos.rowlog import rowlog
+from chaos.rowlogcommand import rowlog
 from chaos.store import read_verdict, runs_below, together
 from chaos.telling import tell
 
