@@ -76,6 +76,8 @@ class Elections:
                 continue
             except (BrokerError, TableError) as error:
                 log.info("rowlog processor stops", resource=resource, reason=str(error))
+            except Exception:  # A bug must not end it for ever, and not in silence.
+                log.exception("rowlog processor failed", resource=resource)
             await self._clock.sleep(PAUSE_S)
 
     async def _lead_once(self, resource: str, work: Callable[[Leading], Awaitable[None]]) -> None:
@@ -91,7 +93,6 @@ class Elections:
                     await working
             finally:
                 working.cancel()
-                with suppress(asyncio.CancelledError, BrokerError, TableError):
-                    await working
+                await asyncio.gather(working, return_exceptions=True)
         finally:
             await lease.release()

@@ -15,11 +15,15 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import quote
 
+from broker import logs
 from broker.clock import Clock
 from broker.coordination.ports import Membership
+from broker.errors import BrokerError
 from broker.rowlog.election import Elections, Leading
 from broker.rowlog.processor import Means, Processor
 from broker.rowlog.setup import Setup, Subscription
+
+log = logs.get_logger()
 
 LOOK_S: Final = 5.0
 """How often the setup is looked at, if nothing tells that it changed."""
@@ -72,7 +76,12 @@ class Processing:
         try:
             while True:
                 self._changed.clear()
-                wanted = self._wanted(await self._meta.setup())
+                try:
+                    wanted = self._wanted(await self._meta.setup())
+                except BrokerError as error:
+                    log.warning("rowlog's setup can't be read", reason=str(error))
+                    await self._clock.sleep(LOOK_S)
+                    continue
                 for resource in self._candidates.keys() - wanted:
                     await _ended(self._candidates.pop(resource))
                 for resource in wanted - self._candidates.keys():

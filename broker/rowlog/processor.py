@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from broker import logs
-from broker.errors import BrokerError, Fenced
+from broker.errors import BrokerError, Fenced, StorageCorrupt
 from broker.rowlog.attempt import Attempts, Tools
 from broker.rowlog.election import Leading
 from broker.rowlog.index import Index, TableIndex
@@ -38,6 +38,8 @@ NEAR_MS: Final = 2_000
 """How far back a scan after a wake-up goes."""
 BUSY_MS: Final = 500
 """After how long a message is looked at again that is in work elsewhere, if nothing tells."""
+CORRUPT_MS: Final = 60_000
+"""After how long a row is looked at again that can't be read."""
 PAUSE_S: Final = 0.2
 MESSAGES_MAX: Final = 1_000
 """How many messages of one row are done before other rows have their turn."""
@@ -186,6 +188,9 @@ class Processor:
                 due = await self._visit(row)
             except Fenced:
                 raise
+            except StorageCorrupt as error:
+                log.error("rowlog row put off", row=row.hex(), reason=str(error))  # noqa: TRY400
+                due = self._tools.clock.now_ms() + CORRUPT_MS
             except (TableError, BrokerError) as error:
                 log.info("rowlog row put off", subscription=self._name, reason=str(error))
             finally:

@@ -21,7 +21,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from broker import logs
 from broker.clock import Clock
+from broker.errors import StorageCorrupt
 from broker.rowlog.figures import Figures
 from broker.rowlog.index import Index, TableIndex, entries_for
 from broker.rowlog.keys import DEAD_END, OPEN_END, Entry
@@ -30,6 +32,8 @@ from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Found, Rows
 from broker.rowlog.setup import Setup
 from broker.rowlog.state import Gone, Standing, unknown, without
+
+log = logs.get_logger()
 
 ROWS: Final = 200
 """How many rows of the user's table one step of a sweep reads."""
@@ -52,13 +56,16 @@ class Report:
     """Entries of messages that are done."""
     finished: int = 0
     """Messages that are done for all and still have their cells."""
+    unreadable: int = 0
+    """Rows with a state that can't be read; they are left alone, and so are all messages in them."""
     of_removed: int = 0
     """Messages that wait for a subscription that is removed."""
 
     @property
     def is_sound(self) -> bool:
         """Whether nothing has to be mended."""
-        return not (self.without_entry or self.orphans or self.stale or self.finished)
+        wrong = self.without_entry + self.orphans + self.stale + self.finished + self.unreadable
+        return not wrong
 
     def as_dict(self) -> dict[str, int]:
         """Return all figures by name."""
@@ -96,10 +103,14 @@ class Repair:
         while True:
             setup = await self._meta.setup()
             rows = await self._rows.sweep(start, ROWS)
-            if any(unknown(each.state, setup) for _, found in rows for each in found):
+            if any(unknown(each.state, setup) for _, found in rows for each in found or ()):
                 setup = await self._meta.fresh()
             for row, found in rows:
                 report.rows += 1
+                if found is None:
+                    report.unreadable += 1
+                    log.error("rowlog state can't be read", row=row.hex())
+                    continue
                 await self._row(row, found, setup, report, mend=mend)
             if len(rows) < ROWS:
                 return
@@ -186,7 +197,10 @@ class Repair:
     async def _entry(
         self, entry: Entry, end: bytes, setup: Setup, report: Report, *, mend: bool
     ) -> None:
-        found = await self._rows.one(entry.row, entry.message)
+        try:
+            found = await self._rows.one(entry.row, entry.message)
+        except StorageCorrupt:
+            return  # The sweep tells of it.
         part = None if found is None else found.state.parts.get(entry.subscription)
         known = {each.id for each in setup.subscriptions}
         if found is None:

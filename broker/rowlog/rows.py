@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from broker.errors import OutcomeUnknown
+from broker.errors import OutcomeUnknown, StorageCorrupt
 from broker.rowlog.cells import decode_state, encode_state
 from broker.rowlog.keys import DATA, PAYLOAD, STATE, Columns, MessageId
 from broker.rowlog.state import Gone, State
@@ -191,8 +191,11 @@ class Rows:
             self._last.pop((row, each), None)
         await self._rows.delete(self.table, [(row, columns)])
 
-    async def sweep(self, start: bytes, limit: int) -> list[tuple[bytes, list[Found]]]:
-        """Return rows from ``start`` on that have messages; payloads are not read. Raises TableError."""
+    async def sweep(self, start: bytes, limit: int) -> list[tuple[bytes, list[Found] | None]]:
+        """Return rows from ``start`` on that have messages; payloads are not read. Raises TableError.
+
+        None in place of the messages: a state of the row can't be read.
+        """
         scanned = await self._rows.scan(
             self.table,
             start,
@@ -201,7 +204,13 @@ class Rows:
             limit=limit,
             qualifier_prefix=self.columns.state_prefix,
         )
-        return [(row, self.read(cells)) for row, cells in scanned]
+        return [(row, self._readable(cells)) for row, cells in scanned]
+
+    def _readable(self, cells: Cells) -> list[Found] | None:
+        try:
+            return self.read(cells)
+        except StorageCorrupt:
+            return None
 
     async def data(self, row: bytes, messages: Sequence[MessageId]) -> dict[MessageId, bytes]:
         """Return the data of messages that have any. Raises TableError."""

@@ -22,7 +22,7 @@ from broker.coordination.ports import (
     Membership,
     NodeInfo,
 )
-from broker.errors import BadRequest, OutcomeUnknown, Unavailable
+from broker.errors import BadRequest, BrokerError, OutcomeUnknown, Unavailable
 from broker.rowlog.attempt import Attempts, Tools
 from broker.rowlog.election import Elections, Leading
 from broker.rowlog.figures import Figures
@@ -452,17 +452,22 @@ class RowLog:
             await self.clock.sleep(COUNT_S)
             if not leading.may_begin():
                 continue
-            with suppress(TableError, OutcomeUnknown, Unavailable):
+            try:
                 setup = await self.meta.setup()
-                for each in setup.current:
-                    await self.depth(each.id)
-                    count = await self.table_index.count_dead(each.id, COUNTED_MAX)
-                    self.figures.set("dead_messages", each.id, count)
+                await self._count(setup)
                 sweep_s = setup.settings.sweep_ms / 1000
                 if sweep_s and self.clock.monotonic() >= swept_at + sweep_s:
                     swept_at = self.clock.monotonic()
                     await self.repair.sweep(Report(), mend=True)
                     await self.setting.drop_drained()
+            except (TableError, BrokerError) as error:
+                log.warning("rowlog sweep failed", reason=str(error))
+
+    async def _count(self, setup: Setup) -> None:
+        for each in setup.current:
+            await self.depth(each.id)
+            count = await self.table_index.count_dead(each.id, COUNTED_MAX)
+            self.figures.set("dead_messages", each.id, count)
 
     # Dead letters.
 

@@ -64,7 +64,7 @@ class Subscribing:
         start = b""
         while rows := await self.messages.sweep(start, ROWS):
             for row, found in rows:
-                for each in found:
+                for each in found or ():
                     data = (await self.messages.data(row, [each.id])).get(each.id, b"")
                     if not subscription.filter.takes(row, data):
                         continue

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 
 import pytest
+from structlog.testing import capture_logs
 
 from broker.errors import BadRequest, NotFound
 from broker.rowlog import Subscription
@@ -364,6 +365,31 @@ async def test_what_does_not_decode_stops_its_row_alone(world: World) -> None:
     await log.start()
     await log.put(b"other")
     await until(lambda: [each.row for each in heard.messages] == [b"other"])
+    report = await log.verify(mend=True)
+    assert (report.unreadable, report.is_sound) == (1, False)
+    assert b"\x09rubbish" in world.cells().values()
+
+
+@virtual
+async def test_a_bug_in_a_processor_is_told_and_not_the_end(world: World) -> None:
+    log = await world.log("a")
+    heard, fails = Heard(), [ZeroDivisionError("a bug")]
+    log.listen("a", heard)
+    scan = log.table_index.pages
+
+    def pages(subscription: str, since: int) -> object:
+        if fails:
+            raise fails.pop()
+        return scan(subscription, since)
+
+    log.table_index.pages = pages  # type: ignore[method-assign, assignment]
+    await log.start()
+    await log.put(ROW)
+    with capture_logs() as told:
+        await until(lambda: heard.seqs == [1])
+    assert [each["event"] for each in told if each["log_level"] == "error"] == [
+        "rowlog processor failed"
+    ]
 
 
 @virtual
