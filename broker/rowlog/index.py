@@ -155,6 +155,8 @@ class TableIndex:
             [(index_key(each, DEAD_END), {INDEX_COLUMN: each.data}) for each in entries],
         )
         await self.remove(entries)
+        # At once: another process may revive them, and a late removal would take the new entry.
+        await self.flush()
 
     async def unbury(self, entries: Sequence[Entry]) -> None:
         """Take messages off the list of the dead."""

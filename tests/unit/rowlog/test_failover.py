@@ -273,3 +273,19 @@ async def test_a_later_epoch_is_no_ones_to_claim_from(world: World) -> None:
     (found,) = await log.messages.open(ROW)
     with pytest.raises(Fenced):
         await log._attempts.attempt(ROW, found, "a", log.listeners, epoch=6)
+
+
+@virtual
+async def test_what_another_process_revives_at_once_is_not_removed_again(world: World) -> None:
+    log = await world.log(Subscription("a", max_tries=1), settings={"enable_notify": False})
+    heard = Heard(False)
+    log.listen("a", heard)
+    await log.start()
+    other = (await world.process()).log
+    await pass_time(1)
+    await log.put(ROW)
+    await until(lambda: log.figures.values["dead", "a"] == 1)
+    await pass_time(0.1)
+    (letter,) = await other.dead("a")
+    await other.revive(letter)
+    await until(lambda: heard.seqs == [1, 1], within_s=10)
