@@ -115,7 +115,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Move a named cursor, or create it. A subscriber of this name that runs goes on from there.
 
-    If somebody else moves it at the same time, nothing is done.
+    If another client moves it at the same time, this command changes nothing.
 
     \b
     broker cursors set audit/logins mailer --since 1h

@@ -267,7 +267,7 @@ class Subscriber:
         await self._trying.run(lambda: self._calling.hand(given, work), failed, final)
 
     async def _bury(self, progress: Progress, message: Message, failure: GaveUp) -> None:
-        """Publish a message as a dead letter, then go past it. Whoever dies in between publishes it no second time."""
+        """Publish a message as a dead letter, then go past it. The idempotency key prevents a second one after a crash."""
         letter = letters.letter_of(
             self.topic,
             self.name,
@@ -367,4 +367,4 @@ class Subscriber:
 
 
 def _untold(error: BaseException, tries: int) -> None:
-    """Nobody is told of a failure that is tried again, and raised at the end."""
+    """Ignore a failure that is tried again: it is raised at the end."""

@@ -4,7 +4,7 @@
 
     async with client.transaction() as tx:
         for order in await tx.poll("shop/orders", place):      what was committed when the transaction began
-            await tx.publish("shop/bills", bill(order))        held in memory; seen by nobody yet
+            await tx.publish("shop/bills", bill(order))        held in memory; no consumer sees it yet
             tx.changes(order.key)                              another transaction that changes this one conflicts
                                                                the end of the block commits; an exception aborts
 
@@ -128,7 +128,7 @@ class Transaction:
         """Publish messages when the transaction commits.
 
         They wait in memory. When all that waits is over ``buffer_bytes_max``, messages go to the broker's payload
-        table, where nobody sees them before the commit either.
+        table, where no consumer sees them before the commit either.
 
         Args:
             topic: where to.

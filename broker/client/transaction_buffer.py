@@ -9,7 +9,7 @@
 
 So a topic has either one publish or one reference for each write pointer, and the order in the topic is the order of
 the calls. A stored message keeps what it has: its key, its headers, and its lifetime, which counts from the commit
-as that of every other one. What is stored and not published is seen by nobody, and expires.
+as that of every other one. No consumer sees stored messages that are not published; they expire.
 
 A store that fails ends the transaction, also if its caller goes on: the broker has a part of the messages, or may
 have one. A store of unknown outcome needs no undoing, since its reference is never published.

@@ -47,7 +47,7 @@ class Committing:
 
     Attributes:
         interrupted: the cancellation that came meanwhile, for the caller to raise.
-        unknown: whether nobody says what became of the commit.
+        unknown: whether the service did not say how the commit ended.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Committing:
             if found is Fate.UNKNOWN:
                 break
         self.unknown = True
-        raise self._nobody_says()
+        raise self._not_answered()
 
     async def _commit(self) -> None:
         transaction = self._transaction
@@ -132,7 +132,7 @@ class Committing:
             f"Transaction {transaction_id} has become invalid; it is not committed."
         )
 
-    def _nobody_says(self) -> BrokerError:
+    def _not_answered(self) -> BrokerError:
         rest = (
             "Recovery does the rest." if self._decided else "Nothing of it was undone or aborted."
         )

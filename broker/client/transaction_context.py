@@ -154,7 +154,7 @@ class TransactionContext:
 
         Raises:
             TransactionConflict, TransactionNotInProgress: it is not committed, and its changes are undone, or invalid.
-            OutcomeUnknown: by ``state``: ``unknown``, nobody says whether it is committed; ``decided``, the deciding
+            OutcomeUnknown: by ``state``: ``unknown``, the service did not say whether it is committed; ``decided``, the deciding
                 participant has committed, and recovery does the rest.
             Exception: what a participant raised. If ``state`` is ``committed``, it did so in ``post_commit``.
         """
@@ -310,7 +310,7 @@ class TransactionContext:
             errors.append(error)
 
     async def _invalidate(self, errors: list[BaseException]) -> None:
-        """Make the transaction invalid. If nobody confirms that it is, the error says so."""
+        """Make the transaction invalid. If the service does not confirm that, the error says so."""
         transaction_id, failure = self._id, None
         try:
             done = await told(self._service.invalidate(transaction_id))

@@ -4,7 +4,7 @@
 
     a pointer of it is invalid                            INVALID        its messages are skipped for good
     a pointer of it is in progress                        IN_PROGRESS    it may be committed
-    all of them are at or below the read pointer          COMMITTED      provided that nobody has aborted it
+    all of them are at or below the read pointer          COMMITTED      provided that no client aborted it
     else                                                  UNKNOWN
 
 An aborted transaction looks as a committed one, so this is asked only about a transaction that no one has aborted:

@@ -13,7 +13,7 @@ A SQL commit has one phase: it can't be prepared, and can't be taken back. So th
 
 Why it is both or neither:
 
-* Before 3 is done there is no record. Whoever fails then rolls everything back. A process that is killed leaves a
+* Before 3 is done there is no record. A program that fails then rolls everything back. A process that is killed leaves a
   transaction that times out and becomes invalid, and a SQL transaction that the database rolls back: *neither*.
 * From 3 on there is a record, and **recovery** brings the broker to follow it: *both*. For each record it asks the
   service what became of the transaction::

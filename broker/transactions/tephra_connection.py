@@ -124,7 +124,7 @@ class TephraConnection(asyncio.Protocol):
         self._incoming = frames.Incoming()
         self._behind.clear()
         if self._is_reading and self._task is not None:
-            # What it holds is not counted any more, and nobody waits for it.
+            # What it holds is not counted any more, and no client waits for it.
             self._task.cancel()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
