@@ -52,7 +52,9 @@ class Fates:
             self._fates.put(_key(pointer), self.of(pointer)._replace(is_in_doubt=True))
 
     def ended(self, call: Call) -> None:
-        """Note what was decided."""
+        """Note what was decided, and compare it with the snapshots of later transactions."""
+        if call.op == "begin" and call.is_ok:
+            self._compare(call)
         if call.op not in OPS[1:]:
             return
         assert call.ended is not None
@@ -66,6 +68,16 @@ class Fates:
             is_invalid = fate.is_invalid or call.op == "invalidate"
             fate = fate._replace(undone=call.ended, is_invalid=is_invalid)
         self._fates.put(_key(pointer), fate)
+
+    def _compare(self, call: Call) -> None:
+        """Find commits that were answered before a snapshot was asked for that has them open or invalid."""
+        snapshot = call.told.get("snapshot") or {}
+        for name in ("in_progress", "invalids"):
+            for pointer in snapshot.get(name) or ():
+                committed = self.of(pointer).committed
+                if 0 <= committed < call.invoked:
+                    detail = spot(str(pointer), committed_at=committed, told=name)
+                    self._found.add("lost_visible", detail, call.ended)
 
     def count(self, pointer: int, *, is_seen: bool) -> None:
         """Note that a message of a transaction should be visible at the end, and whether it is."""

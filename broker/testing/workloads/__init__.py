@@ -5,12 +5,13 @@ from broker.testing.workloads.log import LogWorkload
 from broker.testing.workloads.metadata import MetadataWorkload
 from broker.testing.workloads.stage import REAL, REGISTRY, SIMULATED, Scale, Stage, Workload
 from broker.testing.workloads.topics import TopicsWorkload
-from broker.testing.workloads.transactions import TransactionsWorkload
+from broker.testing.workloads.transactions import OwnTransactionsWorkload, TransactionsWorkload
 
 REGISTRY.update(
     {
         "log": LogWorkload,
         "transactions": TransactionsWorkload,
+        "own-transactions": OwnTransactionsWorkload,
         "bounce": BounceWorkload,
         "topics": TopicsWorkload,
         "metadata": MetadataWorkload,

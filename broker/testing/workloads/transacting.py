@@ -15,12 +15,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from typing import Final, Protocol
 
 from broker.client import BrokerError, OutcomeUnknown, Published
-from broker.model import MessageId
+from broker.model import MessageId, Snapshot
 from broker.testing.history import Value, snapshot_value
-from broker.testing.transactions_model import Begun, NotInProgress, TransactionService
+from broker.testing.transactions_model import Begun, NotInProgress
 from broker.testing.workloads.process import Process, Target, tell
 from broker.testing.workloads.stage import Stage
 from broker.wire import avro
@@ -36,10 +36,29 @@ LOOKS_MAX: Final = 20
 """How often it is asked what became of a commit."""
 
 
+class Service(Protocol):
+    """A transaction service: the model of a foreign one, or the product's own."""
+
+    async def begin(self) -> Begun:
+        """Begin a transaction. Raises BrokerError."""
+
+    async def look(self) -> Snapshot:
+        """Return what a transaction that began now would see. Raises OutcomeUnknown."""
+
+    async def commit(self, pointer: int) -> None:
+        """Commit. Raises NotInProgress, BrokerError."""
+
+    async def abort(self, pointer: int) -> None:
+        """Abort what has undone its writes. Raises BrokerError."""
+
+    async def invalidate(self, pointer: int) -> None:
+        """Hide the writes for good. Raises BrokerError."""
+
+
 class Transaction:
     """One transaction of a publisher, and what it has published."""
 
-    def __init__(self, process: Process, service: TransactionService, begun: Begun) -> None:
+    def __init__(self, process: Process, service: Service, begun: Begun) -> None:
         self.pointer = begun.pointer
         self._process = process
         self._service = service
@@ -145,7 +164,7 @@ class Transaction:
             ending.ok({})
 
 
-async def begin(process: Process, service: TransactionService) -> Begun:
+async def begin(process: Process, service: Service) -> Begun:
     """Begin a transaction. Raises BrokerError."""
     with process.asking("begin", None, {}) as ending:
         begun = await service.begin()
@@ -157,7 +176,7 @@ async def publisher(
     stage: Stage,
     name: str,
     targets: Sequence[Target],
-    service: TransactionService,
+    service: Service,
     stop: asyncio.Event,
 ) -> None:
     """Publish in one transaction after the other, each over some of the topics."""
@@ -190,7 +209,7 @@ async def _one(process: Process, targets: Sequence[Target], transaction: Transac
         await transaction.commit()
 
 
-async def follower(stage: Stage, name: str, target: Target, service: TransactionService) -> None:
+async def follower(stage: Stage, name: str, target: Target, service: Service) -> None:
     """Consume page by page, each in a transaction of its own."""
     async with Process(stage, name) as process:
         place: MessageId | None = None
@@ -210,7 +229,7 @@ async def follower(stage: Stage, name: str, target: Target, service: Transaction
             await process.pause()
 
 
-async def auditor(stage: Stage, name: str, target: Target, service: TransactionService) -> None:
+async def auditor(stage: Stage, name: str, target: Target, service: Service) -> None:
     """Read everything there is, or what is new, in one transaction, through any node."""
     node = stage.chance.choice([None, *stage.nodes])
     async with Process(stage, name, node=node) as process:

@@ -11,11 +11,14 @@ import asyncio
 import random
 from typing import Final
 
-from broker.client import Snapshot
+from typing_extensions import override
+
+from broker.client import Client, Snapshot
 from broker.testing.transactions_model import TransactionService
 from broker.testing.workloads import publishers, readers, transacting
 from broker.testing.workloads.finals import overview, read_everywhere
 from broker.testing.workloads.log import created
+from broker.testing.workloads.own import OwnService
 from broker.testing.workloads.process import Target
 from broker.testing.workloads.stage import Stage
 
@@ -44,7 +47,7 @@ class TransactionsWorkload:
         self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
 
     @property
-    def service(self) -> TransactionService:
+    def service(self) -> transacting.Service:
         """The transaction service, once there is one."""
         assert self._service is not None, "prepared first"
         return self._service
@@ -69,11 +72,49 @@ class TransactionsWorkload:
 
     async def finish(self, stage: Stage) -> None:
         """End all transactions, then read everything as consumers without and with one see it."""
-        self.service.end_all()
+        assert self._service is not None, "prepared first"
+        self._service.end_all()
         await read_everywhere(stage, self.targets)
         await read_everywhere(stage, self.targets, snapshot=self._last_snapshot(stage))
         for target in self.targets:
             await overview(stage, target)
 
     def _last_snapshot(self, stage: Stage) -> Snapshot:
-        return self.service.model.look(stage.clock.now_ms())
+        assert self._service is not None, "prepared first"
+        return self._service.model.look(stage.clock.now_ms())
+
+
+class OwnTransactionsWorkload(TransactionsWorkload):
+    """The same over the product's own transaction service, which the faults hit, too."""
+
+    name = "own-transactions"
+
+    def __init__(self) -> None:
+        """Begin without topics and without a service."""
+        super().__init__()
+        self._own: OwnService | None = None
+        self._client: Client | None = None
+
+    @override
+    async def prepare(self, stage: Stage) -> None:
+        self._client = stage.client("transactions", deadline_s=stage.scale.deadline_s)
+        self._own = OwnService(self._client, timeout_s=stage.scale.transaction_s)
+        self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
+
+    @property
+    @override
+    def service(self) -> transacting.Service:
+        assert self._own is not None, "prepared first"
+        return self._own
+
+    @override
+    async def finish(self, stage: Stage) -> None:
+        assert self._own is not None, "prepared first"
+        assert self._client is not None, "prepared first"
+        await self._own.end_all()
+        snapshot = await self._own.look()
+        await self._client.close()
+        await read_everywhere(stage, self.targets)
+        await read_everywhere(stage, self.targets, snapshot=snapshot)
+        for target in self.targets:
+            await overview(stage, target)

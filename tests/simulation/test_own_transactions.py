@@ -1,0 +1,38 @@
+"""The transactions workload over the product's own service, in a simulated cluster whose nodes are killed and paused."""
+
+import pytest
+
+from broker.client.transaction import TransactionPublisher
+from broker.client.transactions import TransactionService
+from broker.testing.simulation.plan import Fault, Plan
+from broker.testing.simulation.run import Outcome, simulate
+
+FAULTS = (Fault("kill", 5.0, 5.0, 1), Fault("pause", 15.0, 6.0, 2))
+
+
+def run() -> Outcome:
+    return simulate(Plan(seed=7, minutes=0.5, workload="own-transactions", faults=FAULTS))
+
+
+def test_transactions_stay_whole_while_nodes_are_killed_and_paused() -> None:
+    outcome = run()
+    assert outcome.verdict.is_valid, outcome.verdict
+    assert outcome.faults == {"kill": 1, "pause": 1}
+    assert {"commit.ok", "abort.ok", "rollback.ok"} <= set(outcome.verdict.counts)
+
+
+def test_an_abort_without_rollback_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def mutant(self: TransactionPublisher) -> bool:
+        del self
+        return True
+
+    monkeypatch.setattr(TransactionPublisher, "rollback", mutant)
+    assert "rolled_back" in run().verdict.names
+
+
+def test_a_commit_that_is_answered_and_not_done_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def mutant(self: TransactionService, *_: object) -> None:
+        del self
+
+    monkeypatch.setattr(TransactionService, "commit", mutant)
+    assert "lost_visible" in run().verdict.names
