@@ -10,6 +10,7 @@ from broker.cli.output import write_json, write_properties
 from broker.model import MessageId, TopicId
 
 TRANSACTION = click.IntRange(min=1)
+TRANSACTION.name = "whole number"
 
 
 def _confirmed(question: str, *, yes: bool, as_json: bool) -> None:
@@ -80,7 +81,7 @@ def show(transaction: int, url: str, deadline_s: float, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @to_broker
 def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: bool) -> None:
-    """Abort a transaction of which nothing is left: all that it published was rolled back.
+    """Abort a transaction that was fully rolled back.
 
     A short transaction's messages that were not rolled back become visible to consumers. If you don't know,
     invalidate it instead.
@@ -98,7 +99,7 @@ def abort(transaction: int, yes: bool, url: str, deadline_s: float, as_json: boo
     if as_json:
         write_json({"transaction": transaction, "aborted": True})
     else:
-        click.echo(f"transaction {transaction} is over", err=True)
+        click.echo(f"transaction {transaction} is not in progress now", err=True)
 
 
 @tx.command()
@@ -176,12 +177,14 @@ def blockers(  # noqa: PLR0913 - One parameter per option.
 
 
 @tx.command()
-@click.option("--yes", is_flag=True, help="Do it; without this it is only told.")
+@click.option(
+    "--yes", is_flag=True, help="Prune; without this the command only tells how far it would."
+)
 @click.option(
     "--through",
     type=click.IntRange(min=0),
     metavar="POINTER",
-    help="None above: where several brokers share the service, the lowest that all of them tell.",
+    help="Prune no pointer above this one. Where several brokers share the service, give the lowest of their bounds.",
 )
 @to_broker
 def prune(yes: bool, through: int | None, url: str, deadline_s: float, as_json: bool) -> None:
