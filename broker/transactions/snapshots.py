@@ -13,7 +13,6 @@ is needed no more. The parts are made of a copy that shares what never changes, 
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
@@ -214,6 +213,8 @@ def _take_committed(state: State, body: bytes, at: int) -> int:
     pointer, at = read_long(body, at)
     changes, at = read_keys(body, at)
     state.committed.append((pointer, tuple(changes)))
+    state.committed_at.update(dict.fromkeys(changes, pointer))
+    state.change_bytes += size_of(changes)
     return at
 
 
@@ -233,9 +234,5 @@ def complete(state: State, number: int) -> State:
     found = state.in_progress.values()
     state.pointers = array("q", sorted(pointer for each in found for pointer in each.pointers))
     state.shorts = array("q", [each.id for each in found if not each.long])
-    state.change_bytes = sum(size_of(each.changes or ()) for each in found)
-    state.committed = deque(state.committed)
-    for pointer, changes in state.committed:
-        state.committed_at.update(dict.fromkeys(changes, pointer))
-        state.change_bytes += size_of(changes)
+    state.change_bytes += sum(size_of(each.changes or ()) for each in found)
     return state

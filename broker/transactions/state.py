@@ -37,6 +37,8 @@ from broker.transactions.edits import (
 
 KEY_OVERHEAD_BYTES: Final = 100
 """What a key of a change set takes in memory beside its bytes, about."""
+FORGOTTEN_AT_ONCE: Final = 10_000
+"""After so many keys one edit forgets no further change set: an edit must not hold the event loop."""
 
 
 class Transaction:
@@ -158,6 +160,7 @@ class State:
             raise StorageCorrupt(
                 f"Edit {number} of the journal does not fit: {edit!r:.200}"
             ) from error
+        self._forget()
         self.number = number
 
     def reset(self, edit: Reset) -> None:
@@ -198,14 +201,12 @@ class State:
             self.committed_at.update(dict.fromkeys(found.changes, pointer))
             self.change_bytes += size_of(found.changes)
         self._move(found.pointers[-1])
-        self._forget()
 
     def abort(self, edit: Aborted) -> None:
         """End a short transaction that undid what it wrote, also one that is invalid."""
         ended = self.ended.get(edit.transaction)
         if ended is None:
             self._move(self._end(edit.transaction).pointers[-1])
-            self._forget()
             return
         pointers = (edit.transaction, *ended.checkpoints)
         self._remove_invalid(pointers)
@@ -221,7 +222,6 @@ class State:
                 insort(self.invalids, pointer)
             if not found.long or edit.timed_out:
                 self._move(found.id)
-        self._forget()
 
     def truncate(self, edit: Truncated) -> None:
         """Call pointers invalid no more."""
@@ -255,10 +255,11 @@ class State:
         self.invalids = kept
 
     def _forget(self) -> None:
-        """Forget change sets that no short transaction in progress can conflict with."""
-        first = self.first_short
-        while self.committed and self.committed[0][0] < first:
+        """Forget change sets that no short transaction in progress can conflict with; after many keys, later ones."""
+        first, keys = self.first_short, 0
+        while self.committed and self.committed[0][0] < first and keys < FORGOTTEN_AT_ONCE:
             pointer, changes = self.committed.popleft()
+            keys += len(changes)
             self.change_bytes -= size_of(changes)
             for key in changes:
                 if self.committed_at.get(key) == pointer:

@@ -15,7 +15,7 @@ from broker.errors import (
     TransactionNotInProgress,
 )
 from broker.model import POINTER_MAX, POINTERS_PER_MS, Snapshot
-from broker.transactions import manager
+from broker.transactions import manager, state
 from broker.transactions.edits import Committed, Truncated, decode_edit, encode_edit
 from broker.transactions.manager import Decision, OlderInProgress
 from broker.transactions.settings import TransactionSettings
@@ -156,6 +156,25 @@ def test_change_sets_are_forgotten_with_the_last_short_one_before_them(tx: Manag
     assert not tx.state.committed
     assert not tx.state.committed_at
     assert tx.state.change_bytes == 0
+
+
+def test_one_edit_forgets_no_more_change_sets_than_the_loop_can_bear(
+    tx: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "FORGOTTEN_AT_ONCE", 2)
+    oldest = tx.start().transaction_id
+    for key in (b"a", b"b", b"c"):
+        other = tx.start().transaction_id
+        tx.can_commit(other, key)
+        tx.do(manager.commit(tx.state, other))
+    tx.do(manager.commit(tx.state, oldest))
+    assert len(tx.state.committed) == 1
+    tx.now_ms += 1
+    later = tx.start().transaction_id
+    assert not tx.state.committed
+    assert not tx.state.committed_at
+    assert not tx.state.change_bytes
+    tx.can_commit(later, b"c")
 
 
 def test_an_abort_makes_a_short_one_visible_and_a_long_one_invalid(tx: Manager) -> None:
