@@ -153,7 +153,7 @@ class RoutedPolls:
             return await self._here(request, asked, until)
         wait_s = min(self._left_s(until), ANYWHERE_S)
         stream = await self._polling.read(request, asked, wait_s, anywhere=True)
-        is_final = stream is None or not stream.empty
+        is_final = stream is None or not stream.empty or stream.blocked_by is not None
         return _Polled(answer_of(stream, asked), is_final)
 
     async def _here(self, request: Request, asked: Asked, until: float) -> _Polled:

@@ -51,9 +51,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOOK_S_MIN: Final = 0.02
+LOOK_S_MIN: Final = 0.005
 LOOK_S_MAX: Final = 0.5
-"""How long a poll with a snapshot waits, longer each time."""
+LOOK_PART: Final = 0.125
+"""The pause before the next poll of one that an open transaction holds, or that does not wait: this part of the time
+for which that lasts, within these bounds. So a message is seen soon after the commit, measured by how long the
+transaction took, and a transaction that stays open costs little.
+"""
+
+
+class Looks:
+    """Says how long to pause between polls that were empty at once."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+
+    def pause_s(self, now_s: float, *, waited: bool) -> float:
+        """Return the pause after an empty poll; 0 if it ``waited``, since more may be there now."""
+        if waited:
+            self._since_s = None
+            return 0.0
+        if self._since_s is None:
+            self._since_s = now_s
+        return min(max(LOOK_PART * (now_s - self._since_s), LOOK_S_MIN), LOOK_S_MAX)
 
 
 class Subscriber:
@@ -187,12 +207,12 @@ class Subscriber:
 
         It waits for them only when the place is written: else no time would bound what comes again after a crash.
         """
-        patience, look_s = Patience(self._retrier, None), LOOK_S_MIN
+        patience, looks = Patience(self._retrier, None), Looks()
         while True:
             self._keeper.check()
             try:
                 page = await self._unless_stopped(
-                    self._poll(progress.after, look_s if progress.is_written else None)
+                    self._poll(progress.after, looks if progress.is_written else None)
                 )
             except UnavailableError as error:
                 await self._unless_stopped(patience.failed(error))
@@ -202,17 +222,12 @@ class Subscriber:
             patience.succeeded()
             if not progress.is_written:
                 await self._save(progress)
-            else:
-                look_s = min(2 * look_s, LOOK_S_MAX)
 
-    async def _poll(self, after: MessageId | None, look_s: float | None) -> list[Message]:
-        """Poll once; ``look_s`` None: without waiting."""
+    async def _poll(self, after: MessageId | None, looks: Looks | None) -> list[Message]:
+        """Poll once; ``looks`` None: without waiting."""
         options = self.options
         snapshot = await self._client.transactions.snapshot() if options.transactional else None
-        wait_s = 0.0
-        if look_s is not None:
-            # What is committed while it waits only the next snapshot shows.
-            wait_s = look_s if options.transactional else min(options.wait_s, options.takeover_s)
+        wait_s = 0.0 if looks is None else min(options.wait_s, options.takeover_s)
         asked_s = self._now_s()
         page = await self._client.poll(
             self.topic,
@@ -222,9 +237,13 @@ class Subscriber:
             snapshot=snapshot,
             wait_s=wait_s,
         )
-        if not page and look_s is not None and self._now_s() - asked_s < wait_s / 2:
-            # What holds a poll with a snapshot is told at once; and some brokers don't wait.
-            await asyncio.sleep(look_s)
+        if not page and looks is not None:
+            # What an open transaction holds is told at once, and only the next snapshot shows it; some brokers don't
+            # wait at all.
+            now_s = self._now_s()
+            pause_s = looks.pause_s(now_s, waited=now_s - asked_s >= wait_s / 2)
+            if pause_s:
+                await asyncio.sleep(pause_s)
         return page
 
     # One batch.

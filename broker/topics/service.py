@@ -316,6 +316,8 @@ class Topics:
     ) -> PollStream:
         """Read a page; wait for one if there is nothing for this consumer and ``wait_s`` allows.
 
+        One with a snapshot does not wait while an open transaction holds it (see ``waiting``).
+
         In a cluster a poll that waits does so where the topic is led, unless it may ``anywhere``: then,
         for want of a leader, it looks into storage now and then. ``hold`` is the request's.
 
@@ -334,8 +336,8 @@ class Topics:
             reading.proven = leader
             seen = state.changes
             first = await state.next_page(reading)
-            if not first.count and wait_s > 0:
-                wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s, hold)
+            wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s, hold)
+            if not first.count and wait_s > 0 and not wait.is_held:
                 first = await self._polls.page(wait, seen, anywhere=anywhere)
             return PollStream(reading, first, state, hold)
 

@@ -5,6 +5,9 @@ cluster that is the topic's leader: a poll that begins to wait makes this node c
 topic moves away ends by NotLeader, which sends it on. Where no leader answers, a poll may wait anywhere: it
 then looks into storage now and then.
 
+A poll with a snapshot waits no longer once an open transaction holds it: whatever comes, only a fresh snapshot shows
+more. Its consumer hears so at once, takes one, and polls again.
+
 A poll counts against its request's budget only while it waits: one that finds messages at once is never refused
 because others wait.
 """
@@ -40,6 +43,11 @@ class Wait(NamedTuple):
         """Return the next page, of what was not there before."""
         self.reading.go_on()
         return await self.state.next_page(self.reading)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a transaction that the poll's snapshot does not see holds it."""
+        return self.reading.blocked_by is not None
 
     @property
     def is_over(self) -> bool:
@@ -112,14 +120,14 @@ class WaitingPolls:
                 break
             seen = state.changes
             page = await wait.read_on()
-            if page.count:
+            if page.count or wait.is_held:
                 return page
         return NO_PAGE
 
     async def _of_leader(self, wait: Wait, seen: int) -> Page:
         """Wait as the topic's leader, becoming it if need be. Raises NotLeader."""
         page = NO_PAGE
-        while not (page.count or self._draining or wait.is_over):
+        while not (page.count or wait.is_held or self._draining or wait.is_over):
             if self._around.clock.monotonic() >= wait.deadline:
                 break
             if wait.state.leader is not None:
@@ -145,6 +153,6 @@ class WaitingPolls:
             await wait.state.changed(seen, min(left_s, READ_AGAIN_S))
             seen = wait.state.changes
             page = await wait.read_on()
-            if page.count:
+            if page.count or wait.is_held:
                 return page
         return NO_PAGE
