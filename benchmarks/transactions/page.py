@@ -36,8 +36,8 @@ A transaction is `client.transaction()` with one `publish`: four requests (start
 which start, commit and publish are each answered after a sync, one after the other.
 """,
     "service": """\
-Start, can-commit and commit without changes, by thriftpy2's client in 64 threads, the same for both. **Tephra's server
-keeps nothing on disk here**, as its tests run it; ours syncs its journal before each answer. So the ratio says what
+Start, can-commit and commit without changes, by thriftpy2's client in 64 threads of two processes, the same for both. **Tephra's server
+keeps nothing on disk here**, as our tests run it; ours syncs its journal before each answer. So the ratio says what
 the journal and Python cost, not that the two do the same. The client's processes share one core.
 """,
     "seen": """\
@@ -46,9 +46,9 @@ each poll. While nothing is new its poll waits at the broker. A publish of an op
 subscriber takes snapshots, with pauses of an eighth of the time for which that transaction holds it, 5 ms at least. A
 message that the handler has before the answer to the commit arrives counts as 0 ms.
 
-With 64 clients without a pause the node's core is busy all the time: the snapshot and the poll each wait their turn
-among the others' requests, and a message waits until every transaction before it in the topic has ended, too. That
-figure shows a node at its limit, and has no bound.
+With 64 clients without a pause both cores are busy all the time. The commit's answer waits its turn in the client's
+process, too, so the handler often has the message first; and a message waits until every transaction before it in the
+topic has ended. That figure shows a node and clients at their limit, and has no bound.
 """,
 }
 

@@ -133,6 +133,22 @@ async def test_a_poll_with_a_large_snapshot_holds_no_body_while_it_waits(
     assert payloads(await waiting) == (["b"] if node else [])
 
 
+@pytest.mark.parametrize("node", [0, 1])
+async def test_a_poll_ends_when_a_transaction_holds_it(ring: Ring, node: int) -> None:
+    body = json.dumps({"snapshot": {"transaction_id": 9, "read_pointer": 9}}).encode()
+    waiting = asyncio.create_task(poll(ring, node, 60, body))
+    await waits(ring, 0)
+    pointer = ring.nodes[0].topics.around.clock.now_ms() * 1_000_000
+    held = json.dumps({"messages": ["held"], "write_pointer": pointer}).encode()
+    assert (await ring.nodes[0].http("POST", PUBLISH, held, JSON)).status == 200
+    async with asyncio.timeout(30):
+        ended = await waiting
+        assert (payloads(ended), ended.headers["Broker-Blocked-By"]) == ([], str(pointer))
+        ring.leader = -1  # Nor is it asked again where there is no leader.
+        ended = await poll(ring, node, 60, body)
+        assert (payloads(ended), ended.headers["Broker-Blocked-By"]) == ([], str(pointer))
+
+
 @pytest.mark.slow
 async def test_a_poll_survives_its_leader(ring: Ring) -> None:
     waiting = asyncio.create_task(poll(ring, 1, 20))

@@ -9,7 +9,7 @@ import pytest
 
 from broker.errors import Fenced, NotLeader, OutcomeUnknown
 from broker.leading import placement
-from broker.model import Message, Poll, PublishRequest, TopicId
+from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId
 from broker.testing.bench import Gate, settle
 from broker.testing.clock import pass_time, within
 from broker.testing.many import Cluster, Load, Member, head, led_by
@@ -303,6 +303,24 @@ async def test_a_poll_may_wait_anywhere_for_want_of_a_leader(cluster: Cluster) -
     assert cluster.loop.time() - before < 1.1
     stream = await other.topics.poll(TOPIC, Poll(1 << 42), wait_s=3, anywhere=True)
     assert stream.empty
+
+
+async def test_a_poll_that_waits_anywhere_ends_when_a_transaction_holds_it(
+    cluster: Cluster,
+) -> None:
+    nodes = await cluster.start(0, 1)
+    home = await led_by(cluster, TOPIC)
+    other = nodes[1 - home.me.instance]
+    (first,) = await cluster.poll(other, TOPIC)
+    poll = Poll(first.id, inclusive=False, snapshot=Snapshot(transaction_id=9, read_pointer=9))
+    waiting = asyncio.ensure_future(other.topics.poll(TOPIC, poll, wait_s=60, anywhere=True))
+    await pass_time(2)
+    pointer = home.topics.around.clock.now_ms() * 1_000_000
+    await home.topics.publish(TOPIC, PublishRequest(pointer, [b"held"]))
+    before = cluster.loop.time()
+    stream = await waiting
+    assert (stream.empty, stream.blocked_by) == (True, pointer)
+    assert cluster.loop.time() - before < 1.1
 
 
 async def test_a_claim_that_outlasts_the_hand_over_is_handed_over_after_it(
