@@ -36,9 +36,9 @@ A transaction is `client.transaction()` with one `publish`: four requests (start
 which start, commit and publish are each answered after a sync, one after the other.
 """,
     "service": """\
-Start, can-commit and commit without changes, by thriftpy2's client in 64 threads of two processes, the same for both. **Tephra's server
-keeps nothing on disk here**, as our tests run it; ours syncs its journal at start and at commit. So the ratio says what
-the journal and Python cost, not that the two do the same. The client's processes share one core.
+Start, can-commit and commit without changes, by thriftpy2's client in 64 threads of two processes, the same for both.
+**Tephra's server keeps nothing on disk here**, as our tests run it; ours syncs its journal at start and at commit. So
+the ratio says what the journal and Python cost, not that the two do the same. The client's processes share one core.
 """,
     "seen": """\
 The subscriber (`client.subscriber(…, transactional=True)`) is in a process of its own and takes a fresh snapshot for
