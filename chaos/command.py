@@ -33,13 +33,24 @@ MIX: Final = "mix"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _Names(click.ParamType[tuple[str, ...]]):
-    """Names with commas between them."""
+TWO_SERVICES = ("transactions", "own-transactions")
+"""Two services give the same write pointers, by which a history tells transactions."""
 
-    def __init__(self, known: Sequence[str], what: str, extra: Sequence[str] = ()) -> None:
+
+class _Names(click.ParamType[tuple[str, ...]]):
+    """Names with commas between them; at most one of those that must be ``apart``."""
+
+    def __init__(
+        self,
+        known: Sequence[str],
+        what: str,
+        extra: Sequence[str] = (),
+        apart: Sequence[str] = (),
+    ) -> None:
         self.name = what
         self._known = known
         self._extra = extra
+        self._apart = apart
 
     @override
     def convert(
@@ -51,6 +62,8 @@ class _Names(click.ParamType[tuple[str, ...]]):
             if name not in self._known and name not in self._extra:
                 there_are = ", ".join((*self._extra, *self._known))
                 self.fail(f"there is no {self.name} {name!r}; there are {there_are}", param, ctx)
+        if set(self._apart) <= set(names):
+            self.fail(f"run {' and '.join(self._apart)} one after the other", param, ctx)
         return names
 
 
@@ -61,7 +74,7 @@ def _what(command: Command) -> Command:
             click.option(
                 "--workload",
                 "workloads",
-                type=_Names(tuple(REGISTRY), "workload"),
+                type=_Names(tuple(REGISTRY), "workload", apart=TWO_SERVICES),
                 default="log",
                 show_default=True,
                 help=f"What applications do: {', '.join(REGISTRY)}; several with commas.",

@@ -109,3 +109,18 @@ async def test_a_broker_whose_power_fails_loses_nothing(tmp_path: Path) -> None:
     assert set(judged.facts["nemeses"]) == {"power-cut", "torn-tail", "flipped-bit"}
     # Its disk is the machine's, unless it is in a namespace of its own.
     assert "left out: disk-full" in said[0]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("workload", ["transactions", "own-transactions"])
+async def test_transactions_stay_whole_over_either_service_as_power_fails(
+    tmp_path: Path, workload: str
+) -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    plan = Plan((workload,), ("power-cut",), 20.0, 1, window_s=(5.0, 5.0), together=(1, 1))
+    said: list[str] = []
+    with Standalone() as broker:
+        judged = await Run(broker, plan, RunFolder(tmp_path / "run"), said.append).run()
+    assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
+    assert "power-cut" in judged.facts["nemeses"]

@@ -13,6 +13,9 @@ def test_what_nobody_knows_is_refused_with_what_there_is() -> None:
     refused = CliRunner().invoke(cli, ["run", "--workload", "logs"])
     assert refused.exit_code == 2
     assert "there is no workload 'logs'; there are log" in refused.stderr
+    refused = CliRunner().invoke(cli, ["run", "--workload", "transactions,own-transactions"])
+    assert refused.exit_code == 2
+    assert "run transactions and own-transactions one after the other" in refused.stderr
     refused = CliRunner().invoke(cli, ["run", "--target", "http://h", "--kill-cmd", "sh -c '"])
     assert refused.exit_code == 2
     assert "No closing quotation" in refused.stderr
