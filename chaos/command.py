@@ -62,7 +62,7 @@ class _Names(click.ParamType[tuple[str, ...]]):
             if name not in self._known and name not in self._extra:
                 there_are = ", ".join((*self._extra, *self._known))
                 self.fail(f"there is no {self.name} {name!r}; there are {there_are}", param, ctx)
-        if set(self._apart) <= set(names):
+        if self._apart and set(self._apart) <= set(names):
             self.fail(f"run {' and '.join(self._apart)} one after the other", param, ctx)
         return names
 
