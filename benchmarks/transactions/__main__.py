@@ -36,7 +36,7 @@ PROCESSES: Final = 2
 SEEN_MS_MAX: Final = 20.0
 LIGHT_PAUSE_S: Final = 0.1
 WARM_PART: Final = 0.25
-"""So much of each run, at its beginning, does not count."""
+"""The part at the start of each run that is not counted."""
 TRANSACTIONS, PUBLISHES = "a transaction with one publish", "the same publish alone"
 OURS, TEPHRA = "ours, start and commit", "Tephra's server, start and commit"
 LIGHT, BUSY = "light load (1 client, ten a second)", f"{CLIENTS} clients without a pause"

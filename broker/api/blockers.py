@@ -1,4 +1,4 @@
-"""What blocks the head of a topic: which transactions hold a consumer back, and what an operator can do."""
+"""The blockers of a topic: which transactions hold a consumer back, and what an operator can do."""
 
 from __future__ import annotations
 

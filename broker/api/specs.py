@@ -1,4 +1,4 @@
-"""What operations of the OpenAPI document are put together from."""
+"""The parts from which operations of the OpenAPI document are made."""
 
 from __future__ import annotations
 

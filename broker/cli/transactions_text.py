@@ -1,4 +1,4 @@
-"""What ``broker tx`` shows to people."""
+"""The text that ``broker tx`` shows to people."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 Handler = Callable[..., Any]
 """Called with a message, or a list of messages; with what ``Work`` gives behind it, if there is any."""
 Work = AbstractContextManager[Any] | AbstractAsyncContextManager[Any]
-"""What stands around one call of the handler, such as a transaction of a database."""
+"""A context around one call of the handler, such as a transaction of a database."""
 
 log: Final = logging.getLogger("broker.client.subscriber")
 
