@@ -30,7 +30,7 @@ import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 from typing_extensions import override
 
-from broker.config import LogFormat, LogsConfig
+from broker.config.sections import LogFormat, LogsConfig
 
 Logger = FilteringBoundLogger
 

@@ -9,10 +9,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from broker.config import Config, Key, iter_keys
+from broker.config.sections import Config, Key, iter_keys
+from broker.config.sources import as_text
 from broker.errors import BrokerError, registry
 from broker.http.budget import DEFAULTS, Kind
-from broker.settings import as_text
 from broker.testing.mutants import MUTANTS
 from broker.testing.mutants_processes import MUTANTS as OF_PROCESSES
 from chaos.cases import CASES, Case

@@ -23,7 +23,7 @@ from typing import Any
 import happybase
 
 from broker import logs
-from broker.config import LogLevel, LogsConfig
+from broker.config.sections import LogLevel, LogsConfig
 from broker.rowlog import Message, RowLog, Subscription
 from broker.testing.servers import HBaseServer, ZooKeeperServer
 

@@ -17,11 +17,11 @@ import orjson
 
 from broker.api.times import rfc3339
 from broker.clock import Clock
+from broker.coordination.placement import Placement, read_placement
 from broker.coordination.ports import Contact, Members, NodeInfo
 from broker.errors import BadRequest, BrokerError, NotFound
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
-from broker.leading.placement import Placement, read_placement
 from broker.model import TopicId, check_namespace, check_topic
 from broker.storage.health import StorageHealth
 from broker.storage.records import RecordStore

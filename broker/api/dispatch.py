@@ -17,7 +17,7 @@ from broker.api import bodies
 from broker.api.access import Authorize, allow_all
 from broker.api.origins import Origins, preflight_reply
 from broker.api.router import Found, Router
-from broker.config import Config
+from broker.config.sections import Config
 from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, StorageCorrupt
 from broker.http.budget import Cut
 from broker.http.exchange import Admitted

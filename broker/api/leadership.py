@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.coordination.ports import NodeInfo
+from broker.coordination.tenure import Place
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
-from broker.leading.tenure import Place
 from broker.model import TopicId
 from broker.topics.service import Topics
 

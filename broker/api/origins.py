@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from broker.config import EVERY_ADDRESS, Config
+from broker.config.sections import EVERY_ADDRESS, Config
 from broker.errors import Forbidden
 from broker.http.reply import Reply
 

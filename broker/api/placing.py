@@ -13,12 +13,12 @@ from typing import Any, Final
 import orjson
 
 from broker.api.cluster import ClusterView, member
+from broker.coordination import placement
+from broker.coordination.placement import Placement, read_placement
 from broker.coordination.ports import INSTANCES_MAX, NodeInfo
 from broker.errors import BadRequest, BodyTooLarge, NotFound
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
-from broker.leading import placement
-from broker.leading.placement import Placement, read_placement
 from broker.model import TopicId
 from broker.topics.registry import TopicRegistry, not_found
 

@@ -23,7 +23,7 @@ from broker.api.staging import Staging
 from broker.api.stats import Stats
 from broker.api.topics_admin import TopicsAdmin
 from broker.api.transactions import TransactionsApi
-from broker.config import Config, Role
+from broker.config.sections import Config, Role
 from broker.errors import NotFound
 from broker.http.reply import Answer
 from broker.http.request import Request

@@ -16,7 +16,7 @@ import click
 
 from broker.cli import steering
 from broker.cli.options import json_option
-from broker.settings import check_environment
+from broker.config.sources import check_environment
 
 LAUNCHER: Final = "broker.testing.cluster"
 

@@ -15,7 +15,7 @@ from click.shell_completion import CompletionItem, get_completion_class, shell_c
 from broker.cli.contexts import known
 from broker.cli.given import Given
 from broker.client import Settings, SyncClient
-from broker.config import ConfigError
+from broker.config.sections import ConfigError
 from broker.errors import BrokerError
 
 VARIABLE: Final = "_BROKER_COMPLETE"

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from broker.config import ConfigError
+from broker.config.sections import ConfigError
 from broker.errors import BadName
 from broker.http.address import Address
 from broker.model import check_namespace

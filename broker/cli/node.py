@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import click
 
-from broker import settings as resolution
 from broker.cli.options import NotNow, json_option
 from broker.cli.output import write_json, write_table
-from broker.config import Key, ServerConfig, iter_keys
+from broker.config import sources
+from broker.config.sections import Key, ServerConfig, iter_keys
 from broker.coordination.ports import InstanceTaken
 from broker.errors import BrokerError, UnavailableError, install_command
 
@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _flag(known: Key) -> Callable[[Command], Command]:
-    default = resolution.as_text(known.default)
+    default = sources.as_text(known.default)
     return click.option(
         known.flag,
         known.dotted.replace(".", "__"),
@@ -54,10 +54,10 @@ def _configured(command: Command, sections: Collection[str]) -> Command:
     )(command)
 
 
-def resolved(file: Path | None, flags: dict[str, str | None]) -> resolution.Settings:
+def resolved(file: Path | None, flags: dict[str, str | None]) -> sources.Settings:
     """Return the configuration by the file, the environment and these flags."""
     dotted = {name.replace("__", ".", 1): text for name, text in flags.items()}
-    return resolution.load(file=file, environment=os.environ, flags=dotted)
+    return sources.load(file=file, environment=os.environ, flags=dotted)
 
 
 @click.command()

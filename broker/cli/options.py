@@ -18,9 +18,9 @@ from broker.cli.given import given
 from broker.cli.troubles import Teller
 from broker.client import Settings, SyncClient
 from broker.clock import SystemClock
+from broker.config.sources import check_environment
 from broker.errors import BadName, BadRequest, UnavailableError
 from broker.model import MESSAGE_ID_BYTES, MessageId, TopicId, check_topic, checked_time_ms
-from broker.settings import check_environment
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -27,7 +27,7 @@ import click
 from broker.cli.given import Given
 from broker.cli.options import NotNow
 from broker.cli.troubles import address
-from broker.config import ConfigError
+from broker.config.sections import ConfigError
 from broker.errors import BrokerError, Outcome, Unavailable, UnavailableError
 
 FAILED: Final = 1

@@ -14,9 +14,9 @@ from typing import Literal
 import uvloop
 
 from broker import logs
-from broker.config import Config
+from broker.config.sections import Config
 from broker.monitor import Clocks, Monitor
-from broker.node import Node
+from broker.node.node import Node
 
 SWITCH_S = 0.0005
 """How long a thread may keep the interpreter's lock while another waits for it.

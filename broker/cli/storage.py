@@ -15,14 +15,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from broker import settings as resolution
 from broker.cli.node import configured_by, resolved
 from broker.cli.options import NotNow, json_option, topic_argument
 from broker.cli.output import write_json, write_properties, write_table
+from broker.config import sources
 from broker.errors import UnavailableError, install_command
 
 if TYPE_CHECKING:
-    from broker.config import Config
+    from broker.config.sections import Config
     from broker.model import TopicId
     from broker.storage.hbase.schema import Made
     from broker.storage.log import Logs
@@ -245,7 +245,8 @@ def sweep(directory: Path, as_json: bool) -> None:
     \b
     broker storage sweep data
     """  # noqa: D301
-    from broker import logs, node  # noqa: PLC0415
+    from broker import logs  # noqa: PLC0415
+    from broker.node import node  # noqa: PLC0415
 
     config = _config(directory)
     with logs.writing(config.logs), _own_store():
@@ -277,13 +278,14 @@ def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str 
     if directory is None:
         _init_tables(resolved(file, flags).config, as_json=as_json)
         return
-    from broker import logs, node_alone  # noqa: PLC0415
+    from broker import logs  # noqa: PLC0415
+    from broker.node import alone  # noqa: PLC0415
 
     if directory.exists() and any(directory.iterdir()):
         raise click.ClickException(f"{directory} is not empty")
     config = _config(directory)
     with logs.writing(config.logs), _own_store():
-        asyncio.run(_init(node_alone.open_store, config))
+        asyncio.run(_init(alone.open_store, config))
     if as_json:
         write_json({"directory": str(directory)})
 
@@ -321,7 +323,7 @@ async def _init(open_store: Callable[[Config], Any], config: Config) -> None:
 
 def _config(directory: Path) -> Config:
     flags = {"storage.data_dir": str(directory), "logs.log_level": "warning"}
-    return resolution.load(environment=os.environ, flags=flags).config
+    return sources.load(environment=os.environ, flags=flags).config
 
 
 @contextmanager

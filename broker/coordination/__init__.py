@@ -1,1 +1,1 @@
-"""Who is there, and who holds what: membership, instance numbers, leases, assignment."""
+"""Which nodes there are, and which of them leads which topic: membership, instance ids, leases, assignment, tenure."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from broker.config import Config
+from broker.config.sections import Config
 from broker.errors import BadRequest, BodyTooLarge
 from broker.http.budget import Hold, Kind
 from broker.http.content import Content

@@ -18,7 +18,7 @@ from aiohttp import web
 from typing_extensions import override
 
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.errors import BrokerError
 from broker.http.body import BodyReader
 from broker.http.content import Content

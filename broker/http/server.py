@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from broker import logs
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.errors import BrokerError, Overloaded
 from broker.http.body import BodyReader
 from broker.http.budget import DEFAULTS, Bounds, Budgets, Kind

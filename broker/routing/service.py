@@ -36,9 +36,9 @@ from tenacity.wait import wait_random_exponential
 
 from broker.clock import Clock
 from broker.coordination.ports import NodeInfo
+from broker.coordination.tenure import HERE, Place, Tenure
 from broker.errors import BrokerError, NoLeader, NotLeader
 from broker.http.answer import NoAnswer, NotSent
-from broker.leading.tenure import HERE, Place, Tenure
 from broker.metrics import OK, Metrics
 from broker.model import TopicId
 from broker.routing.calls import Call, Relayed

@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Final
 
 from broker.clock import Clock
+from broker.coordination.claims import Written, read_clock
 from broker.coordination.ports import NodeInfo
 from broker.errors import BrokerError
-from broker.leading.claims import Written, read_clock
 
 ASKED_MAX: Final = 8
 ANSWER_S_MAX: Final = 1.0

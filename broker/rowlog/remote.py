@@ -27,7 +27,7 @@ from urllib.parse import quote, unquote
 
 from broker import logs
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.coordination.ports import Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
 from broker.http.answer import NoAnswer, NotSent

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from broker.config import parse_address
+from broker.config.sections import parse_address
 from broker.rowlog.table import Cells, Guard
 from broker.storage.hbase import thrift
 from broker.storage.hbase.gateways import Address, Gateways

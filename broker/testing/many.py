@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 from typing_extensions import override
 
+from broker.coordination.claims import Written, read_clock
+from broker.coordination.cluster_tenure import ClusterTenure
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
+from broker.coordination.placement import HINT
 from broker.coordination.ports import NodeInfo
 from broker.errors import NotLeader, OutcomeUnknown
-from broker.leading.claims import Written, read_clock
-from broker.leading.cluster_tenure import ClusterTenure
-from broker.leading.placement import HINT
 from broker.model import Message, Poll, PublishRequest, TopicId
 from broker.storage.head import Head
 from broker.storage.log import Logs

@@ -14,10 +14,10 @@ from typing import Any, Final, NamedTuple, Self
 from unittest import mock
 
 from broker.clock import WallGuard
+from broker.coordination.cluster_tenure import ClusterTenure, Holder
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
-from broker.leading.cluster_tenure import ClusterTenure, Holder
-from broker.leading.tenure import Place
+from broker.coordination.tenure import Place
 from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
 from broker.storage import entry, gathering, head, log, root, tail
 from broker.storage.entry import Entry

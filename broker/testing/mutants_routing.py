@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.client import letters
+from broker.coordination import instances
+from broker.coordination.claims import Written
 from broker.errors import NotFound
-from broker.leading import instances
-from broker.leading.claims import Written
 from broker.model import MessageId, Topic
 from broker.routing import deadlines
 from broker.routing.lanes import ReceivedLanes, Turn

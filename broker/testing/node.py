@@ -17,7 +17,7 @@ from broker.api.health import Health
 from broker.api.openapi import document
 from broker.api.router import Router
 from broker.api.routes import make_routes
-from broker.config import Config
+from broker.config.sections import Config
 from broker.errors import BrokerError
 from broker.http.reply import Reply
 from broker.storage.hold import PageBounds

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker import logs
-from broker.config import LogLevel, LogsConfig
+from broker.config.sections import LogLevel, LogsConfig
 from broker.errors import BrokerError
 from broker.model import (
     ROW_ID_MIN,

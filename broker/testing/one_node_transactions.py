@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from broker import logs
-from broker.config import LogFormat, LogLevel, LogsConfig
+from broker.config.sections import LogFormat, LogLevel, LogsConfig
 from broker.errors import BrokerError
 from broker.storage.hold import PageBounds
 from broker.storage.memory.adversary import AdversaryTable, Bias

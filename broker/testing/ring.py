@@ -21,16 +21,16 @@ from broker.api.routed_polls import ClusterHandlers
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.coordination.ports import NodeInfo
+from broker.coordination.tenure import HERE, Place, not_leader
 from broker.errors import NoLeader
 from broker.http.answer import NoAnswer, Reply
 from broker.http.asking import Ask
 from broker.http.server import Server
-from broker.leading.tenure import HERE, Place, not_leader
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node_settings import topic_settings, transaction_settings
+from broker.node.values import topic_settings, transaction_settings
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
 from broker.routing.peers import HttpPeers, Peers, Relay

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from broker.clock import Clock
-from broker.config import Config
-from broker.node import Node
+from broker.config.sections import Config
+from broker.node.node import Node
 
 DEADLINE_S = 30.0
 

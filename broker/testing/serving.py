@@ -25,11 +25,11 @@ from broker.api.openapi import document
 from broker.api.router import Router
 from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.http.reply import Reply
 from broker.http.server import Server
 from broker.metrics import Metrics
-from broker.node_settings import topic_settings, transaction_settings
+from broker.node.values import topic_settings, transaction_settings
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records, RecordStore

@@ -12,8 +12,8 @@ import random
 from collections import OrderedDict
 from typing import Final
 
+from broker.coordination.claims import Claimed, claim
 from broker.errors import BrokerError, ClockSkew, NoLeader
-from broker.leading.claims import Claimed, claim
 from broker.model import Topic, TopicId
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId

@@ -25,8 +25,8 @@ import asyncio
 from typing import Final
 
 from broker.clock import JUMP_MS_MIN
+from broker.coordination.claims import Sent, Written, read_clock
 from broker.errors import ClockSkew, OutcomeUnknown, Unavailable
-from broker.leading.claims import Sent, Written, read_clock
 from broker.storage.records import RecordStore
 from broker.topics.surroundings import Surroundings
 

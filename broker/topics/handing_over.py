@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
-from broker.leading.tenure import not_leader
+from broker.coordination.tenure import not_leader
 from broker.topics.leader import TopicLeader
 from broker.topics.state import TopicState
 from broker.topics.surroundings import Surroundings

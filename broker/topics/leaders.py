@@ -23,6 +23,8 @@ from functools import partial
 from typing import TypeVar
 
 from broker import logs
+from broker.coordination.claims import BACK_OFF_MAX_S, BACK_OFF_S
+from broker.coordination.tenure import not_leader
 from broker.errors import (
     BrokerError,
     Fenced,
@@ -32,8 +34,6 @@ from broker.errors import (
     StorageFull,
     TopicNotFound,
 )
-from broker.leading.claims import BACK_OFF_MAX_S, BACK_OFF_S
-from broker.leading.tenure import not_leader
 from broker.model import Topic, TopicId
 from broker.slices import Slice
 from broker.storage.hold import Hold

@@ -28,8 +28,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from broker.coordination.claims import Written, read_clock
 from broker.errors import BrokerError, ClockSkew, TopicNotFound, Unavailable
-from broker.leading.claims import Written, read_clock
 from broker.model import (
     ROW_ID_MIN,
     RowId,

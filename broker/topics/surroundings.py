@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from broker.clock import Clock
-from broker.leading.claims import Written
-from broker.leading.tenure import EVERYTHING, Tenure
+from broker.coordination.claims import Written
+from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
 from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs

@@ -11,7 +11,7 @@ from typing import Final
 
 from broker.client import BrokerError
 from broker.clock import SystemClock
-from broker.config import parse_address
+from broker.config.sections import parse_address
 from broker.model import TopicId
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import Schema

@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 from broker.api import routes
 from broker.api.openapi import OPERATIONS, make_document
 from broker.clock import SystemClock
-from broker.config import Config, LimitsConfig
+from broker.config.sections import Config, LimitsConfig
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records

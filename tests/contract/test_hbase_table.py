@@ -13,7 +13,7 @@ import thriftpy2
 import thriftpy2.rpc
 
 from broker.clock import SystemClock
-from broker.config import HBaseConfig
+from broker.config.sections import HBaseConfig
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema, salt_of

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from broker.config import iter_keys
+from broker.config.sections import iter_keys
 from broker.errors import registry
 from scripts import gen_docs
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from broker.api.origins import names_of
-from broker.config import iter_keys
-from broker.settings import load, parse
+from broker.config.sections import iter_keys
+from broker.config.sources import load, parse
 from broker.testing.cluster import Kind, LocalCluster, Sizes
 from broker.testing.cluster.__main__ import FIRST_PORT
 from broker.testing.cluster.plan import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from broker.clock import SystemClock
-from broker.config import Durability
+from broker.config.sections import Durability
 from broker.errors import BrokerError
 from broker.model import RowId, TopicId, row_id, timestamp_of
 from broker.storage.hbase.gateways import Address, Gateways

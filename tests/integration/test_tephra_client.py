@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from broker.config import Config, ServerConfig, TransactionsConfig
+from broker.config.sections import Config, ServerConfig, TransactionsConfig
 from broker.model import POINTER_MAX
 from broker.testing.fixtures import require
 from broker.testing.served import ServedNode

@@ -54,7 +54,7 @@ DOORS = {
     "tenacity": ["broker/client/*", "broker/routing/*"],
     "thriftpy2": ["broker/transactions/tephra_frames.py"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
-    "uvloop": ["broker/node.py", "broker/cli.py", "broker/cli/*", TEST_KIT],
+    "uvloop": ["broker/node/node.py", "broker/cli.py", "broker/cli/*", TEST_KIT],
     "yarl": [TEST_KIT],  # Of aiohttp.
 }
 

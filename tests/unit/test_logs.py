@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from broker import logs
-from broker.config import LogFormat, LogLevel, LogsConfig
+from broker.config.sections import LogFormat, LogLevel, LogsConfig
 
 CLOSE_DEADLINE_S = 10.0
 

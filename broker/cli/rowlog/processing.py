@@ -16,7 +16,7 @@ import click
 from broker.cli.options import json_option
 from broker.cli.output import write_json
 from broker.cli.rowlog.reaching import At, id_argument, reaching
-from broker.config import parse_address
+from broker.config.sections import parse_address
 
 if TYPE_CHECKING:
     from broker.rowlog import RowLog

@@ -11,7 +11,7 @@ import click
 
 from broker import logs
 from broker.cli.options import NotNow
-from broker.config import LogLevel, LogsConfig, parse_address
+from broker.config.sections import LogLevel, LogsConfig, parse_address
 from broker.errors import Unavailable, install_command
 
 if TYPE_CHECKING:

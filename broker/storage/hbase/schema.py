@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from broker.config import REGIONS_MAX, Durability
+from broker.config.sections import REGIONS_MAX, Durability
 from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Gateways

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from broker.clock import Clock
-from broker.config import HBaseConfig, parse_address
+from broker.config.sections import HBaseConfig, parse_address
 from broker.errors import Unavailable
 from broker.storage.hbase.gateways import CALL_S, Address, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Made, Schema

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from broker.client import Client
 from broker.client.values import Settings
-from broker.config import (
+from broker.config.sections import (
     ClusterConfig,
     Config,
     HBaseConfig,

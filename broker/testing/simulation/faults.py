@@ -7,8 +7,8 @@ import contextlib
 import random
 from collections.abc import AsyncGenerator
 
+from broker.coordination import placement
 from broker.errors import BrokerError
-from broker.leading import placement
 from broker.model import TopicId
 from broker.routing.nodeheaders import PROTOCOL
 from broker.testing.simulation import faults_below, faults_network

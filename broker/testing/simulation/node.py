@@ -1,6 +1,6 @@
 """One machine of a simulated cluster and the node on it: the shipped one, in process after process.
 
-A ``Machine`` stays; each start makes a process with a new ``Node``, wired by broker/node.py over servers in
+A ``Machine`` stays; each start makes a process with a new ``Node``, wired by broker/node/node.py over servers in
 memory. A supervisor starts it again when it has ended, as an init system does, unless a fault keeps it down.
 """
 
@@ -16,15 +16,15 @@ from typing_extensions import override
 
 from broker.api.cluster import ClusterView
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.coordination.ports import Contact, InstanceTaken
 from broker.errors import BrokerError
 from broker.metrics import Metrics
 from broker.model import TopicId
-from broker.node import Node
-from broker.node_cluster import InCluster, Stores
+from broker.node.cluster import InCluster, Stores
+from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.health import Ended
 from broker.storage.hold import PageBounds

@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from broker.config import LimitsConfig, SweepConfig, TopicsConfig
+from broker.config.sections import LimitsConfig, SweepConfig, TopicsConfig
 from broker.storage.hold import PageBounds
 from broker.testing import mutants
 from broker.testing.checkers import UNAVAILABLE, Promises, Verdict, Violation, check

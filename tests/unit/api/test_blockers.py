@@ -12,7 +12,7 @@ from broker.api.blockers import advice
 from broker.client import Client
 from broker.errors import NotFound, Unavailable
 from broker.model import PublishRequest, Snapshot, message_id_from_hex
-from broker.node_transactions import ServiceElsewhere
+from broker.node.transactions import ServiceElsewhere
 from broker.testing.ring import Ring, ring_of
 from broker.testing.serving import Broker, Http, topic_path
 from broker.topics import blockers as searching

@@ -7,9 +7,9 @@ from typing_extensions import override
 
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.clock import SystemClock
+from broker.coordination.placement import drain, pin
 from broker.coordination.ports import Contact
 from broker.errors import Unavailable
-from broker.leading.placement import drain, pin
 from broker.model import TopicId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable

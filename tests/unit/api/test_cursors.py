@@ -6,7 +6,7 @@ import json
 import pytest
 
 from broker.client import Client, Message
-from broker.config import Config, TopicsConfig
+from broker.config.sections import Config, TopicsConfig
 from broker.testing.ring import ring_of
 from broker.testing.serving import Broker, topic_path
 

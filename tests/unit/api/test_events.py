@@ -10,9 +10,9 @@ from broker.api.events import Events
 from broker.client import Client, Settings
 from broker.client.transport import HttpTransport
 from broker.coordination.ports import NodeInfo
+from broker.coordination.tenure import HERE, Everything, Place
 from broker.http.reply import Stream
 from broker.http.request import Names, Request
-from broker.leading.tenure import HERE, Everything, Place
 from broker.model import TopicId
 from broker.testing.ring import TOPIC, ring_of
 from broker.testing.serving import Broker, RawHttp, eventually, topic_path

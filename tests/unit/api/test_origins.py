@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from broker.api import origins as module
 from broker.api.origins import HEADERS_TAKEN, Origins, canonical, names_of
-from broker.config import ClusterConfig, Config, ServerConfig
+from broker.config.sections import ClusterConfig, Config, ServerConfig
 from broker.errors import Forbidden
 from broker.testing.serving import Broker, Http, RawHttp, listening, topic_path
 

@@ -6,8 +6,8 @@ import pytest
 from typing_extensions import override
 
 from broker.clock import SystemClock
+from broker.coordination.placement import DRAINED_PREFIX, drain, pin, read_placement
 from broker.errors import OutcomeUnknown
-from broker.leading.placement import DRAINED_PREFIX, drain, pin, read_placement
 from broker.model import TopicId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable

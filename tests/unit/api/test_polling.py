@@ -7,7 +7,7 @@ from multidict import CIMultiDict
 
 from broker.api import decoding
 from broker.api.routes import SNAPSHOT_BYTES_MAX
-from broker.config import Config, LimitsConfig
+from broker.config.sections import Config, LimitsConfig
 from broker.http.budget import Budgets, Hold, Kind
 from broker.http.reply import Reply, Stream
 from broker.http.request import Request

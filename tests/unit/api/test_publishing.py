@@ -4,7 +4,7 @@ import pytest
 
 from broker.api.bodies import BodyType
 from broker.api.publishing import publish_reply
-from broker.config import Config, LimitsConfig
+from broker.config.sections import Config, LimitsConfig
 from broker.http.reply import Reply
 from broker.model import PublishRequest, RollbackRange, row_id
 from broker.testing.serving import Broker, Http, topic_path

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.clock import SystemClock
-from broker.config import Config, ServerConfig, TopicsConfig
+from broker.config.sections import Config, ServerConfig, TopicsConfig
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records

@@ -12,10 +12,10 @@ from broker.api.polling import Polling
 from broker.api.routed import Routed
 from broker.api.routed_polls import RoutedPolls
 from broker.coordination.ports import NodeInfo
+from broker.coordination.tenure import Place
 from broker.http.answer import NoAnswer
 from broker.http.reply import AVRO, Reply
 from broker.http.request import Names, Request
-from broker.leading.tenure import Place
 from broker.metrics import Metrics
 from broker.model import Poll, PublishRequest, TopicId
 from broker.routing.forwarder import READING_S, Forwarder

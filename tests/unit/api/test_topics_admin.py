@@ -6,7 +6,7 @@ from multidict import CIMultiDict
 from broker.api import topics_admin
 from broker.api.times import rfc3339
 from broker.api.topics_admin import TopicsAdmin
-from broker.config import Config, TopicsConfig
+from broker.config.sections import Config, TopicsConfig
 from broker.http.reply import EMPTY, Answer, Stream
 from broker.http.request import Request
 from broker.model import timestamp_of

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from broker.config import ClusterConfig, Config, ConfigError, HBaseConfig, Role, ServerConfig
+from broker.config.sections import (
+    ClusterConfig,
+    Config,
+    ConfigError,
+    HBaseConfig,
+    Role,
+    ServerConfig,
+)
 from broker.testing.openapi import Answered
 from broker.testing.serving import Broker
 from broker.wire.snapshotjson import decode_snapshot

@@ -11,9 +11,9 @@ from broker.cli import app
 from broker.cli.contexts import Target
 from broker.cli.given import Given
 from broker.cli.problems import ADVICE, problem_of
-from broker.config import iter_keys
+from broker.config.sections import iter_keys
+from broker.config.sources import as_text
 from broker.model import TopicId
-from broker.settings import as_text
 
 
 def run(capsys, *words):
@@ -200,7 +200,7 @@ def raising(error):
     ],
 )
 def test_what_was_not_foreseen_is_told_as_unknown(error, code, exit_code, capsys, monkeypatch):
-    monkeypatch.setattr("broker.settings.load", raising(error))
+    monkeypatch.setattr("broker.config.sources.load", raising(error))
     ended, out, err = run(capsys, "config", "--json")
     told = json.loads(err)
     assert (ended, out) == (exit_code, "")

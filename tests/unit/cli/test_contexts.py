@@ -9,7 +9,7 @@ from broker.cli import app, contexts
 from broker.cli.contexts import Asked, Context, Contexts, target
 from broker.cli.given import Given
 from broker.cli.options import client_settings
-from broker.config import ConfigError
+from broker.config.sections import ConfigError
 
 KNOWN = Contexts(
     "here", {"here": Context("http://a:1"), "there": Context("http://b:1", "ca", "ns")}

@@ -13,8 +13,8 @@ from broker.cli import app, steering
 from broker.client import outcomes
 from broker.client.protocol import Reply, Request
 from broker.clock import SystemClock
+from broker.coordination.placement import drain, pin, read_placement
 from broker.coordination.ports import Contact
-from broker.leading.placement import drain, pin, read_placement
 from broker.model import TopicId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable

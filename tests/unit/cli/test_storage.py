@@ -8,11 +8,11 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker import node
 from broker.cli.app import run
 from broker.clock import SystemClock
-from broker.config import HBaseConfig
+from broker.config.sections import HBaseConfig
 from broker.model import Snapshot
+from broker.node import node
 from broker.storage.hbase.store import init_hbase, open_hbase
 from broker.storage.leveldb.files import DirectoryLock
 from broker.storage.leveldb.table import open_table

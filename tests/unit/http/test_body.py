@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.config import Config, LimitsConfig, ServerConfig
+from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.http.budget import Bounds, Budgets, Kind
 from broker.testing.serving import Broker, RawHttp, eventually, listening, topic_path
 

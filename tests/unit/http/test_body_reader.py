@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.config import Config, LimitsConfig, ServerConfig
+from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http import body as body_module
 from broker.http.body import BodyReader, Patience

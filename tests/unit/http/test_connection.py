@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from broker.config import Config, ServerConfig
+from broker.config.sections import Config, ServerConfig
 from broker.http.budget import Bounds, Budgets, Kind
 from broker.model import Poll
 from broker.testing.serving import (

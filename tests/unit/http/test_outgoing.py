@@ -5,7 +5,7 @@ from typing import cast
 
 import pytest
 
-from broker.config import Config, ServerConfig
+from broker.config.sections import Config, ServerConfig
 from broker.errors import Unavailable
 from broker.http import outgoing
 from broker.http.budget import Hold

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from broker.config import Config, ServerConfig
+from broker.config.sections import Config, ServerConfig
 from broker.http import drain, server
 from broker.model import Poll, PublishRequest
 from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path

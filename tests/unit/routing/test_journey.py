@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 import pytest
 
 from broker.coordination.ports import NodeInfo
+from broker.coordination.tenure import HERE, Place
 from broker.errors import NoLeader, NotLeader, Unavailable
 from broker.http.answer import NoAnswer, Reply
 from broker.http.asking import Ask
-from broker.leading.tenure import HERE, Place
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.routing.calls import Call

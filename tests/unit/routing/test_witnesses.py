@@ -7,9 +7,9 @@ import json
 
 import pytest
 
+from broker.coordination.claims import Written
 from broker.coordination.ports import NodeInfo
 from broker.errors import Unavailable
-from broker.leading.claims import Written
 from broker.routing.witnesses import ANSWER_S_MAX, ASKED_MAX, clocks_of
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
 

@@ -8,12 +8,18 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from broker.clock import Clock, SystemClock
-from broker.config import ClusterConfig, Config, HBaseConfig, ServerConfig, TransactionsConfig
+from broker.config.sections import (
+    ClusterConfig,
+    Config,
+    HBaseConfig,
+    ServerConfig,
+    TransactionsConfig,
+)
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.metrics import Metrics
-from broker.node import Node
-from broker.node_cluster import InCluster, Stores
+from broker.node.cluster import InCluster, Stores
+from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.health import Ended
 from broker.storage.log import Logs

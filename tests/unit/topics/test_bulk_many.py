@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from broker.coordination import placement
 from broker.errors import ClockSkew, Unavailable
-from broker.leading import placement
 from broker.model import ROW_ID_MIN, MessageId, RowId, TopicId
 from broker.storage.columns import last_of
 from broker.storage.table import Cell, Cells, Space

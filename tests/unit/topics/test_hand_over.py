@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from broker.coordination import placement
 from broker.errors import Fenced, NotLeader, OutcomeUnknown
-from broker.leading import placement
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId
 from broker.testing.bench import Gate, settle
 from broker.testing.clock import pass_time, within

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from broker.clock import JUMP_MS_MIN
+from broker.coordination import placement
+from broker.coordination.tenure import Place
 from broker.errors import (
     ClockSkew,
     NoLeader,
@@ -19,8 +21,6 @@ from broker.errors import (
     TopicNotFound,
     Unavailable,
 )
-from broker.leading import placement
-from broker.leading.tenure import Place
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId, is_root, topic_prefix

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from broker.coordination import placement
 from broker.errors import NotLeader, Unavailable
-from broker.leading import placement
 from broker.model import PublishRequest, TopicId
 from broker.storage.keys import LogId, root_key
 from broker.storage.table import HEAD, Cell, Space

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from broker.coordination import placement
 from broker.errors import BadRequest, OutcomeUnknown, TopicNotFound
-from broker.leading import placement
 from broker.model import Poll, PublishRequest, TopicId, timestamp_of
 from broker.storage.hold import PageBounds
 from broker.testing.bench import TOPIC, Bench, Gate, failing

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.config import Durability
+from broker.config.sections import Durability
 from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.hbase.gateways import Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema, salt_of

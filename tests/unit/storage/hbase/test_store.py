@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from broker.clock import SystemClock
-from broker.config import Durability, HBaseConfig
+from broker.config.sections import Durability, HBaseConfig
 from broker.errors import Unavailable
 from broker.storage.hbase.schema import Schema
 from broker.storage.hbase.store import init_hbase, open_hbase, schema_of

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from broker.coordination import placement
 from broker.coordination.assignment import SLOTS, slot_of
+from broker.coordination.cluster_tenure import FENCINGS_MAX, RELEASE_WAIT_S, ClusterTenure
 from broker.coordination.memory import MemoryCoordination
+from broker.coordination.placement import HINT
 from broker.coordination.ports import NodeInfo
 from broker.errors import NoLeader, NotLeader, StorageCorrupt, Unavailable
-from broker.leading import placement
-from broker.leading.cluster_tenure import FENCINGS_MAX, RELEASE_WAIT_S, ClusterTenure
-from broker.leading.placement import HINT
 from broker.model import TopicId
 from broker.storage.head import Head
 from broker.storage.hold import Hold

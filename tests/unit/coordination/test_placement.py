@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from typing_extensions import override
 
-from broker.errors import OutcomeUnknown, Unavailable
-from broker.leading.placement import (
+from broker.coordination.placement import (
     PUT_TRIES_MAX,
     Placement,
     drain,
@@ -13,6 +12,7 @@ from broker.leading.placement import (
     undrain,
     unpin,
 )
+from broker.errors import OutcomeUnknown, Unavailable
 from broker.model import TopicId
 from broker.storage.records import Record
 from broker.testing.memory import MemoryRecords

@@ -44,11 +44,11 @@ from typing import Final, Protocol
 from broker import logs
 from broker.clock import Clock
 from broker.coordination.assignment import Assignment
+from broker.coordination.leases import Leases
+from broker.coordination.placement import HINT, Placement, read_placement
 from broker.coordination.ports import Contact, Coordinator, Membership, NodeInfo
+from broker.coordination.tenure import Place, not_leader
 from broker.errors import BrokerError, NoLeader, Unavailable
-from broker.leading.leases import Leases
-from broker.leading.placement import HINT, Placement, read_placement
-from broker.leading.tenure import Place, not_leader
 from broker.model import TopicId
 from broker.storage.head import Head
 from broker.storage.log import Logs

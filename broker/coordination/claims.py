@@ -11,8 +11,8 @@ import random
 from typing import NamedTuple
 
 from broker.clock import Clock
+from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
-from broker.leading.tenure import EVERYTHING, Tenure
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs

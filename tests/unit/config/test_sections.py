@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import (
+from broker.config.sections import (
     PROPERTIES_BYTES_MAX,
     TRANSACTIONS,
     ClusterConfig,
@@ -20,8 +20,8 @@ from broker.config import (
     iter_keys,
     parse_address,
 )
+from broker.config.sources import load
 from broker.model import TransactionUse
-from broker.settings import load
 from broker.wire import topics
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from broker.clock import Clock
 from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.leases import WAIT_S, Leases
 from broker.coordination.memory import MemoryCoordination
 from broker.errors import Unavailable
-from broker.leading.leases import WAIT_S, Leases
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time
 
 SLOT = "slot/17"

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.coordination import zookeeper
 from broker.coordination.coordinator import TreeCoordinator
-from broker.node_cluster import Stores
+from broker.node.cluster import Stores
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.hbase.store import open_hbase
 from broker.storage.health import Ended

@@ -8,7 +8,7 @@ from typing import Any
 from broker.api.own_service import DEADLINE_S, OwnService
 from broker.client import Client
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.errors import NotFound
 from broker.model import Snapshot
 from broker.topics.inverting import Source

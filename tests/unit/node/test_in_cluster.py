@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from broker import node_cluster
 from broker.clock import SystemClock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.metrics import Metrics
-from broker.node_cluster import InCluster
+from broker.node import cluster
+from broker.node.cluster import InCluster
 
 SAID = "left without a word: ZooKeeper does not answer"
 
@@ -45,7 +45,7 @@ def opened(ground: InCluster, *, silent: str) -> dict[str, Server]:
 async def test_a_node_ends_though_zookeeper_does_not_take_its_leave(
     monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
-    monkeypatch.setattr(node_cluster, "PART_S", 0.05 if silent else 30.0)
+    monkeypatch.setattr(cluster, "PART_S", 0.05 if silent else 30.0)
     ground = InCluster(Config(), SystemClock(), Metrics("0"), cast("Any", None))
     parts = opened(ground, silent=silent)
     with capture_logs() as lines:

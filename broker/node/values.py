@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from broker.config import Config
+from broker.config.sections import Config
 from broker.topics.settings import TopicSettings
 from broker.transactions.settings import TransactionSettings
 

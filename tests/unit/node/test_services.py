@@ -11,7 +11,7 @@ from typing_extensions import override
 from broker.api.own_service import OwnService
 from broker.client import Client
 from broker.clock import SystemClock
-from broker.config import (
+from broker.config.sections import (
     Config,
     Role,
     ServerConfig,
@@ -20,8 +20,8 @@ from broker.config import (
     TopicsConfig,
     TransactionsConfig,
 )
-from broker.node import Node
-from broker.node_transactions import ServiceElsewhere, asked_service
+from broker.node.node import Node
+from broker.node.transactions import ServiceElsewhere, asked_service
 from broker.testing.serving import Http
 from broker.topics.reserved import TRANSACTIONS
 

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from broker.coordination.claims import BACK_OFF_MAX_S, Claimed, Sent, claim, written
+from broker.coordination.tenure import HERE, Place
 from broker.errors import (
     BrokerError,
     Fenced,
@@ -16,8 +18,6 @@ from broker.errors import (
     StorageFull,
     Unavailable,
 )
-from broker.leading.claims import BACK_OFF_MAX_S, Claimed, Sent, claim, written
-from broker.leading.tenure import HERE, Place
 from broker.model import TopicId
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, StaleGeneration

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from broker import logs
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
 from broker.errors import Unavailable, install_command
 from broker.http.budget import Budgets
 from broker.metrics import Metrics

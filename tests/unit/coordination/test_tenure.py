@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from broker.coordination.ports import NodeInfo
-from broker.leading.tenure import EVERYTHING, HERE, Place, not_leader
+from broker.coordination.tenure import EVERYTHING, HERE, Place, not_leader
 from broker.model import TopicId
 
 TOPIC = TopicId("ns", "t")

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.config import ConfigError, LogFormat, iter_keys
-from broker.settings import OTHER_VARIABLES, as_text, load, parse
+from broker.config.sections import ConfigError, LogFormat, iter_keys
+from broker.config.sources import OTHER_VARIABLES, as_text, load, parse
 
 
 def toml(folder: Path, text: str) -> Path:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from broker.config import Config, ConfigError, Key, iter_keys, value_of
+from broker.config.sections import Config, ConfigError, Key, iter_keys, value_of
 
 DEFAULT = "default"
 _PREFIX = "BROKER_"

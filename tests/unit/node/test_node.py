@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from broker import node, node_alone
 from broker.clock import Clock
-from broker.config import (
+from broker.config.sections import (
     ClusterConfig,
     Config,
     HBaseConfig,
@@ -27,10 +26,11 @@ from broker.config import (
     SweepConfig,
     TransactionsConfig,
 )
+from broker.coordination.tenure import EVERYTHING
 from broker.errors import StorageCorrupt, Unavailable
-from broker.leading.tenure import EVERYTHING
 from broker.metrics import Metrics
-from broker.node import Node
+from broker.node import alone, node
+from broker.node.node import Node
 from broker.storage.leveldb.table import LevelDBTable
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
@@ -98,8 +98,8 @@ async def test_listening_beyond_loopback_is_a_warning(tmp_path: Path) -> None:
 async def test_a_store_that_takes_long_to_open_says_so_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_alone, "OPENING_TOLD_EVERY_S", 0.01)
-    told_twice, opened = asyncio.Event(), node_alone.open_table
+    monkeypatch.setattr(alone, "OPENING_TOLD_EVERY_S", 0.01)
+    told_twice, opened = asyncio.Event(), alone.open_table
 
     async def slowly(*arguments: object, **named: object) -> LevelDBTable:
         async with asyncio.timeout(30):
@@ -113,8 +113,8 @@ async def test_a_store_that_takes_long_to_open_says_so_again_and_again(
         if len(lines) == 2:
             told_twice.set()
 
-    monkeypatch.setattr(node_alone, "open_table", slowly)
-    monkeypatch.setattr(node_alone.log, "warning", warn)
+    monkeypatch.setattr(alone, "open_table", slowly)
+    monkeypatch.setattr(alone.log, "warning", warn)
     async with started(config(tmp_path)):
         assert lines[:2] == ["store is still being opened"] * 2
 
@@ -247,7 +247,7 @@ async def test_it_counts_what_happens_to_it(tmp_path: Path) -> None:
 
 
 async def test_every_figure_is_in_the_guide_and_no_other(tmp_path: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs/guides/operating.md").read_text()
+    guide = (Path(__file__).parents[3] / "docs/guides/operating.md").read_text()
     async with started(config(tmp_path)) as one, Http(one.port) as http:
         text = (await http("GET", "/metrics")).body.decode()
     rows = [line for line in guide.splitlines() if line.startswith("| `broker_")]

@@ -2,10 +2,7 @@ import asyncio
 
 import pytest
 
-from broker.coordination.memory import MemoryCoordination
-from broker.coordination.ports import InstanceTaken, NodeInfo
-from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
-from broker.leading.instances import (
+from broker.coordination.instances import (
     START_S,
     Claim,
     check_incarnation,
@@ -17,6 +14,9 @@ from broker.leading.instances import (
     record_key,
     until_superseded,
 )
+from broker.coordination.memory import MemoryCoordination
+from broker.coordination.ports import InstanceTaken, NodeInfo
+from broker.errors import OutcomeUnknown, StorageCorrupt, Unavailable
 from broker.testing.clock import VirtualClock, pass_time, simulate, within
 from broker.testing.memory import MemoryRecords
 from broker.testing.mutants import in_force

@@ -4,7 +4,7 @@ It begins in the order in which one thing needs the other, and ends in the oppos
 
     stores ─▶ coordinator ─▶ instance id ─▶ tenure ─▶ routing
 
-``broker.node`` wires the rest, the same for every node. Which servers those are is up to ``Servers``:
+``broker.node.node`` wires the rest, the same for every node. Which servers those are is up to ``Servers``:
 HBase and ZooKeeper (node_servers), or what a simulation puts in their place.
 """
 
@@ -23,12 +23,12 @@ from broker.api.routed import Routed
 from broker.api.routed_polls import ClusterHandlers
 from broker.api.routed_transactions import RoutedTransactions
 from broker.clock import Clock
-from broker.config import Config
+from broker.config.sections import Config
+from broker.coordination.claims import Written
+from broker.coordination.cluster_tenure import ClusterTenure
 from broker.coordination.coordinator import TreeCoordinator
+from broker.coordination.instances import claim_instance, until_superseded
 from broker.coordination.ports import Contact, Membership, NodeInfo
-from broker.leading.claims import Written
-from broker.leading.cluster_tenure import ClusterTenure
-from broker.leading.instances import claim_instance, until_superseded
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.routing.forwarder import Forwarder

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from broker import logs
 from broker.clock import Clock
-from broker.config import Compression, Config
-from broker.leading.claims import Written
-from broker.leading.tenure import EVERYTHING, Tenure
+from broker.config.sections import Compression, Config
+from broker.coordination.claims import Written
+from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.metrics import Metrics
 from broker.storage.leveldb import files
 from broker.storage.leveldb.database import Options

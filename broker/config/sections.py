@@ -11,7 +11,7 @@ groups), carry their unit and bound last, and are the same word everywhere::
 
 Flags leave the unit of seconds away (``--request-deadline 30``), for that is what one expects. A key
 that nobody knows is an error that names the nearest one: a misspelt bound must not go unnoticed.
-How the sources are read stands in ``broker.settings``.
+How the sources are read stands in ``broker.config.sources``.
 """
 
 from __future__ import annotations

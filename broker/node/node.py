@@ -32,24 +32,24 @@ from broker.api.own_service import OwnService
 from broker.api.router import Router
 from broker.api.routes import Around, make_routes
 from broker.clock import Clock, SystemClock
-from broker.config import Config
+from broker.config.sections import Config
+from broker.coordination.claims import Written
+from broker.coordination.tenure import Tenure
 from broker.errors import Unavailable, install_command
 from broker.http.budget import Kind
 from broker.http.server import BACKLOG, Server
-from broker.leading.claims import Written
-from broker.leading.tenure import Tenure
 from broker.metrics import Metrics
-from broker.node_alone import Alone, open_store
-from broker.node_cluster import InCluster
-from broker.node_settings import (
+from broker.node.alone import Alone, open_store
+from broker.node.cluster import InCluster
+from broker.node.tephra import serve_tephra
+from broker.node.transactions import ServiceElsewhere, asked_service, sweep_source
+from broker.node.values import (
     STANDALONE,
     is_loopback,
     node_name,
     topic_settings,
     transaction_settings,
 )
-from broker.node_tephra import serve_tephra
-from broker.node_transactions import ServiceElsewhere, asked_service, sweep_source
 from broker.storage.leveldb.files import is_store
 from broker.storage.log import Logs
 from broker.storage.records import Records, RecordStore
@@ -372,7 +372,7 @@ def _ground(config: Config, clock: Clock, metrics: Metrics) -> Ground:
     if not config.cluster.is_on:
         return Alone(config, metrics, clock)
     try:
-        from broker.node_servers import ConfiguredServers  # noqa: PLC0415 - See there.
+        from broker.node.servers import ConfiguredServers  # noqa: PLC0415 - See there.
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"A node of a cluster needs the package {error.name!r}: {install_command('cluster')}"

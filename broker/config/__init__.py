@@ -1,0 +1,4 @@
+"""The configuration: ``sections`` declares the keys, ``sources`` reads them.
+
+``scripts/gen_docs.py`` writes docs/reference/config.md from the declarations.
+"""

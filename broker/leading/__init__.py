@@ -1,1 +1,0 @@
-"""Holding a log: claims, and giving them up."""

@@ -1,0 +1,1 @@
+"""A node: its parts, wired together, alone or in a cluster."""
