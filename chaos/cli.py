@@ -19,7 +19,6 @@ import click
 from chaos.cases.command import case, cases
 from chaos.command import run
 from chaos.nemeses import NEMESES
-from chaos.rowlogcommand import rowlog
 from chaos.store import read_verdict, runs_below, together
 from chaos.telling import tell
 
@@ -79,6 +78,5 @@ def nemeses_() -> None:
 
 
 cli.add_command(run)
-cli.add_command(rowlog)
 cli.add_command(case)
 cli.add_command(cases)

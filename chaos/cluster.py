@@ -31,6 +31,7 @@ from broker.testing.cluster.places import reserve
 from broker.testing.cluster.plan import Place, Settings
 from broker.testing.servers import HBaseServer, ToxiproxyServer
 from broker.testing.servers.process import HOST
+from chaos.beneath import ChaosBeneath
 from chaos.clocks import Clocks, ClocksMissing
 from chaos.ensemble import Ensemble
 from chaos.mending import start_again, start_missing
@@ -53,6 +54,7 @@ class ChaosCluster(Target):
         folder: For everything that is written; kept. Without it a temporary one, which goes at the end.
         settings: Of every node, by ``section.key``.
         with_clocks: Whether the nodes' wall clocks can be set, if this machine can do that.
+        processors: How many processes a workload can have of its own (``beneath``).
         mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
         seed: Of Toxiproxy.
         report: Gets a line for each step of the start.
@@ -66,6 +68,7 @@ class ChaosCluster(Target):
         folder: Path | None = None,
         settings: Settings | None = None,
         with_clocks: bool = True,
+        processors: int = 0,
         mutant: str = "",
         seed: int = 1,
         report: Report = lambda _: None,
@@ -79,6 +82,7 @@ class ChaosCluster(Target):
         self._settings = {"cluster.session_timeout_ms": int(SESSION_S * 1000), **(settings or {})}
         self.session_s = self._settings["cluster.session_timeout_ms"] / 1000
         self._with_clocks = with_clocks
+        self._processors = [f"rowlog-{number}" for number in range(1, processors + 1)]
         self._mutant = mutant
         self._seed = seed
         self._report = report
@@ -117,7 +121,7 @@ class ChaosCluster(Target):
         places = reserve(self.folder, self.sizes)
         jvm = self._start_jvm() if self.hbase == "one-jvm" else None
         gateway = None if jvm is None else Place(jvm.name, HOST, jvm.thrift2_port)
-        wiring = Wiring.of(places.values(), gateway)
+        wiring = Wiring.of(places.values(), gateway, self._processors)
         self._links = proxied(proxy, wiring.links(), wiring.upstreams)
         where = self._links.addresses
         self.urls = tuple(client_url(node, where) for node in self.nodes)
@@ -143,6 +147,8 @@ class ChaosCluster(Target):
                 report=self._report,
             )
         )
+        if self._processors:
+            self.beneath = ChaosBeneath(self.cluster, self.folder, wiring, where)
         self._able()
 
     def _start_jvm(self) -> HBaseServer:

@@ -15,10 +15,12 @@ from typing import Any, Final, TypeVar
 import click
 from typing_extensions import override
 
+from broker import logs
+from broker.config.sections import LogLevel, LogsConfig
 from broker.testing import mutants
 from broker.testing.cluster import Sizes
 from broker.testing.servers import ServerFailed, ServerMissing
-from broker.testing.workloads import REGISTRY
+from broker.testing.workloads import BENEATH, REGISTRY
 from chaos.cluster import ChaosCluster, HBaseMode
 from chaos.given import GivenTarget, Hooks
 from chaos.nemeses import NEMESES
@@ -33,6 +35,8 @@ MIX: Final = "mix"
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+PROCESSORS: Final = 3
+"""Processes of a rowlog."""
 TWO_SERVICES = ("transactions", "own-transactions")
 """Two services give the same write pointers, by which a history tells transactions."""
 
@@ -233,12 +237,19 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     python -m chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7
     python -m chaos run --workload log,transactions --minutes 20
     python -m chaos run --nemesis region-server,gateway --hbase distributed --minutes 5
+    python -m chaos run --workload rowlog --nemesis kill,pause,gateway --hbase distributed --nodes 1
     python -m chaos run --standalone --nemesis power-cut,torn-tail,disk-full,flipped-bit --minutes 2
     python -m chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --nemesis leaders
     python -m chaos run --target http://10.0.0.1:8080,http://10.0.0.2:8080 --nemesis kill \\
       --kill-cmd 'ssh {host} systemctl kill --signal=KILL broker' \\
       --start-cmd 'ssh {host} systemctl start broker'
     """  # noqa: D301
+    below = sorted(BENEATH.intersection(workloads))
+    if below and (standalone or target is not None):
+        raise click.UsageError(
+            f"the workload {', '.join(below)} uses HBase and ZooKeeper itself, which can be reached only in a "
+            "cluster that is started for the run: leave out --target and --standalone"
+        )
     if standalone:
         in_namespace(sys.argv[1:])
     is_mix = MIX in nemeses
@@ -267,7 +278,14 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
         cluster = (
             Standalone(mutant=mutant, seed=seed, report=say)
             if standalone
-            else ChaosCluster(sizes, hbase=hbase, mutant=mutant, seed=seed, report=say)
+            else ChaosCluster(
+                sizes,
+                hbase=hbase,
+                processors=PROCESSORS if below else 0,
+                mutant=mutant,
+                seed=seed,
+                report=say,
+            )
         )
         judged = _on_own(cluster, plan, folder)
     tell(judged, folder.folder, as_json=as_json)
@@ -296,4 +314,6 @@ async def _run(target: Target, plan: Plan, folder: RunFolder) -> Judged:
         running.interrupted.set()
 
     loop.add_signal_handler(signal.SIGINT, interrupt)
-    return await running.run()
+    # Rowlogs run in this process; what they log is for people, as ``say`` is.
+    with logs.writing(LogsConfig(log_level=LogLevel.WARNING)):
+        return await running.run()

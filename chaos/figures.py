@@ -21,7 +21,7 @@ class Figures:
 
     Attributes:
         operations: Calls by operation and outcome: ``publish ok``.
-        acknowledged: Writes that were acknowledged: publishes, and changes of registers.
+        acknowledged: Writes that were acknowledged: publishes, changes of registers, puts of rowlogs.
         messages: The messages in them.
         faults: How often each kind of fault was there; once for each window.
         happened: How often of these there is evidence.

@@ -60,10 +60,14 @@ class Link(NamedTuple):
 
 
 def links_of(
-    nodes: Sequence[str], zookeepers: Sequence[str], gateways: Sequence[str]
+    nodes: Sequence[str],
+    zookeepers: Sequence[str],
+    gateways: Sequence[str],
+    processors: Sequence[str] = (),
 ) -> list[Link]:
-    """Return every link of a cluster."""
+    """Return every link of a cluster; ``processors`` are those of a workload, which no one opens connections to."""
     found = [Link(CLIENT, node) for node in nodes]
+    found += [Link(each, other) for each in processors for other in (*zookeepers, *gateways)]
     for node in nodes:
         found += [Link(node, other) for other in (*zookeepers, *gateways)]
         found += [Link(node, other) for other in nodes if other != node]

@@ -18,7 +18,7 @@ class Progress:
     """Watches a history grow.
 
     Attributes:
-        acknowledged: Writes, so far: publishes, and changes of registers.
+        acknowledged: Writes, so far: publishes, changes of registers, puts of rowlogs.
         faults: What is broken now, for the line.
     """
 

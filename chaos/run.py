@@ -22,6 +22,7 @@ from typing import Any, Final
 from broker.client import BrokerError
 from broker.testing.checkers import UNAVAILABLE, Promises, check
 from broker.testing.history import Ending, History
+from broker.testing.servers import ServerFailed
 from broker.testing.workloads import REAL, REGISTRY, Scale, Workload
 from broker.testing.workloads.real import RealStage
 from chaos import schedule
@@ -191,12 +192,13 @@ class Segment:
             seed=random.Random(f"{plan.seed}/{self._number}/{plan.salt}").getrandbits(32),
             scale=plan.scale,
             history=self.history,
+            beneath=target.beneath,
         )
         workloads = [REGISTRY[name]() for name in plan.workloads]
         try:
             for workload in workloads:
                 await workload.prepare(stage)
-        except BrokerError as error:
+        except (BrokerError, ServerFailed) as error:
             why = f"there was no beginning: {error!r}; {target.state()}"
             return Judged(unsure=[why], not_judged=[UNAVAILABLE])
         stop = asyncio.Event()

@@ -17,8 +17,9 @@ from typing import Any, Final
 from broker.client import BrokerError, Client, Leader, admin
 from broker.model import TopicId
 from broker.testing.cluster import Kind
+from broker.testing.workloads.stage import Beneath
 from chaos.clocks import Clocks
-from chaos.links import Links
+from chaos.links import Links, Pair
 from chaos.packets import Packets
 
 ADMIN_DEADLINE_S: Final = 10.0
@@ -66,6 +67,7 @@ class Target:
         session_s: ZooKeeper's time-out of the nodes' sessions.
         abilities: What can be done to it.
         missing: Why some things can't be done here, by ability.
+        beneath: What the nodes stand on, for workloads that use it; None where it can't be reached.
     """
 
     def __init__(self, nodes: Sequence[str], urls: Sequence[str], *, session_s: float) -> None:
@@ -73,6 +75,7 @@ class Target:
         self.urls = tuple(urls)
         self.session_s = session_s
         self.abilities: set[Ability] = set()
+        self.beneath: Beneath | None = None
         alone = "only a standalone broker has them: --standalone"
         self.missing = {Ability.FILES: alone, Ability.SMALL_DISK: alone}
         # What a target of this machine has, once it is started.
@@ -163,6 +166,16 @@ class Target:
     def alive(self) -> list[str]:
         """Return the names of the nodes that live. Raises Unable."""
         return [node for node in self.nodes if self.is_running(node)]
+
+    def victims(self) -> list[str]:
+        """Return the names of the nodes, and of processes of a workload, that live. Raises Unable."""
+        processes = (*self.nodes, *self.processes(Kind.PROCESSOR))
+        return [name for name in processes if self.is_running(name)]
+
+    def ends_of(self, pair: Pair) -> list[str]:
+        """Return the names of the nodes and of processes of a workload that have links of a kind. Raises Unable."""
+        processes = (*self.nodes, *self.processes(Kind.PROCESSOR))
+        return [name for name in processes if self.links.around(name, pair)]
 
     async def kill(self, name: str) -> None:
         """End a process as a crash would. Raises Unable."""

@@ -28,10 +28,16 @@ class Wiring:
     zookeepers: Sequence[str]
     gateways: Sequence[str]
     upstreams: Mapping[str, str]
+    processors: Sequence[str] = ()
 
     @classmethod
-    def of(cls, places: Iterable[Place], gateway: Place | None = None) -> Wiring:
-        """Wire the places of a cluster; ``gateway`` is that of an HBase which is one process."""
+    def of(
+        cls, places: Iterable[Place], gateway: Place | None = None, processors: Sequence[str] = ()
+    ) -> Wiring:
+        """Wire the places of a cluster, and a workload's own processes.
+
+        ``gateway`` is that of an HBase which is one process.
+        """
         all_places = [*places, *(() if gateway is None else (gateway,))]
         names = [place.name for place in all_places]
         thrift = [name for name in names if name.startswith("thrift-")]
@@ -40,11 +46,12 @@ class Wiring:
             [name for name in names if name.startswith("zookeeper-")],
             thrift if gateway is None else [gateway.name],
             {place.name: place.address for place in all_places},
+            processors,
         )
 
     def links(self) -> list[Link]:
         """Return every link that needs a proxy."""
-        return links_of(self.brokers, self.zookeepers, self.gateways)
+        return links_of(self.brokers, self.zookeepers, self.gateways, self.processors)
 
     def settings(self, node: str, where: Mapping[Link, str]) -> dict[str, Any]:
         """Return the addresses in a node's configuration; ``where`` each proxy listens."""
@@ -52,6 +59,13 @@ class Wiring:
             "cluster.advertised_url": client_url(node, where),
             "cluster.zookeeper_hosts": [where[Link(node, one)] for one in self.zookeepers],
             "hbase.hbase_gateways": [where[Link(node, one)] for one in self.gateways],
+        }
+
+    def beneath(self, processor: str, where: Mapping[Link, str]) -> dict[str, Any]:
+        """Return how a workload's own process reaches HBase and ZooKeeper."""
+        return {
+            "zookeeper": [where[Link(processor, one)] for one in self.zookeepers],
+            "thrift2": [where[Link(processor, one)] for one in self.gateways],
         }
 
     def environment(self, node: str, where: Mapping[Link, str]) -> dict[str, str]:

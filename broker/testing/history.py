@@ -46,6 +46,12 @@ Values by operation; what is marked ? may be left out or null. ``fail`` and ``un
     cas         key, expected?, value                                     version?
     get         key                                                       value?, version?
 
+    Rowlogs. topic is "". Each call of a listener is a process of its own.
+    row-put     log, row                                                  seq
+    row-offer   log, row, seq, subscription, processor                    done
+    row-halt    processor                                                 it was killed, stopped, or has ended
+    row-final   log, subscriptions                                        it was waited for, until all was done
+
     Leaders
     elect       node                                                      what was asked for was begun
     leader                                                                node and epoch of the line
@@ -263,17 +269,19 @@ def calls_of(events: Iterable[Event]) -> list[Call]:
     return sorted({call.invoked: call for call in paired}.values(), key=lambda call: call.invoked)
 
 
-WRITES: Final = ("publish", "cas")
+WRITES: Final = ("publish", "cas", "row-put")
 """What changes something for whoever reads later; that some were acknowledged makes a history worth judging."""
 
 
 def who_owes(op: str, topic: str, asked: Value) -> str | None:
     """Return who owes an answer to a call by the availability that is promised; None if nobody does.
 
-    That is the topic of a publish, and the register of a compare-and-set or a get.
+    That is the topic of a publish, the register of a compare-and-set or a get, and the rowlog of a put.
     """
     if op == "publish":
         return topic
+    if op == "row-put":
+        return f"rowlog {asked['log']}"
     return f"register {asked['key']}" if op in ("cas", "get") else None
 
 

@@ -56,7 +56,9 @@ class Workers:
             told = json.loads(line)
             async with self.changed:
                 if told["kind"] in _KINDS:
-                    self.history.append(Seen(**told))
+                    self.history.append(
+                        Seen(**{each: told[each] for each in Seen._fields if each in told})
+                    )
                 elif told["kind"] == "leads":
                     self.leader = name
                 self.changed.notify_all()
@@ -85,7 +87,7 @@ class Workers:
 
     def is_done(self, names: Sequence[str]) -> bool:
         """Whether all that was put was done for these subscriptions."""
-        return not any(each.startswith("lost") for each in violations(self.history, names))
+        return not any(each.name == "row_lost" for each in violations(self.history, names))
 
     async def close(self) -> None:
         """End all of them."""

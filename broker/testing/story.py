@@ -181,6 +181,26 @@ class Story:
         told["value"] = value
         return self.done("get", {"key": "k"}, told, process=process, topic="")
 
+    def row_put(self, seq: int | None, outcome: str = "ok") -> Self:
+        """Put a message of the rowlog into its row."""
+        asked = {"log": "l", "row": "r"}
+        return self.done("row-put", asked, {"seq": seq}, outcome=outcome, topic="")
+
+    def offering(self, seq: int, processor: str = "one") -> Ending:
+        """Begin to offer the message to the rowlog's subscription."""
+        asked = {"log": "l", "row": "r", "seq": seq, "subscription": "s", "processor": processor}
+        return self.begin("row-offer", asked, topic="")
+
+    def offer(self, seq: int, *, done: bool = True) -> Self:
+        """Offer the message, and be told whether it is done."""
+        self.offering(seq).ok({"done": done})
+        return self
+
+    def row_final(self) -> Self:
+        """Wait until all of the rowlog is done."""
+        asked = {"log": "l", "subscriptions": ["s"]}
+        return self.done("row-final", asked, process="final", topic="")
+
     # Judged.
 
     def verdict(self) -> Verdict:

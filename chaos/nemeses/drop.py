@@ -20,7 +20,7 @@ class Drop(Repeated):
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
         pair = chance.choice(target.links.pairs())
-        node = chance.choice((None, *target.nodes))
+        node = chance.choice((None, *target.ends_of(pair)))
         links = target.links
         await links.drop(links.of(pair) if node is None else links.around(node, pair))
         return {"pair": pair, "node": node or "all"}

@@ -1,4 +1,4 @@
-"""Nodes are killed with SIGKILL, and started again a little later."""
+"""Nodes, and processors of a rowlog, are killed with SIGKILL, and started again a little later."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DOWN_S = (0.2, 6.0)
 
 
 class Kill(Repeated):
-    """SIGKILL of one node after another."""
+    """SIGKILL of one node, or processor of a rowlog, after another."""
 
     name = "kill"
     needs = frozenset({Ability.KILL})
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
-        if not (alive := target.alive()):
+        if not (victims := target.victims()):
             return None
-        node = chance.choice(alive)
+        node = chance.choice(victims)
         await target.kill(node)
         await self.rest(chance.uniform(*DOWN_S))
         await target.start(node)

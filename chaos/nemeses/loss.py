@@ -21,7 +21,8 @@ class Loss:
 
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
         """Lose some, until it is healed."""
-        pair, node = chance.choice(target.links.pairs()), chance.choice(target.nodes)
+        pair = chance.choice(target.links.pairs())
+        node = chance.choice(target.ends_of(pair))
         percent, direction = chance.randrange(*PERCENT), chance.choice(DIRECTIONS)
         addresses = [target.links.addresses[link] for link in target.links.around(node, pair)]
         ports = [int(address.rpartition(":")[2]) for address in addresses]

@@ -35,7 +35,7 @@ class Partition(OnLinks):
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
         pair: Pair = chance.choice(target.links.pairs()) if self._pair is None else self._pair
         self._direction = chance.choice(DIRECTIONS) if self._given is None else self._given
-        node = None if chance.random() < EVERYONE else chance.choice(target.nodes)
+        node = None if chance.random() < EVERYONE else chance.choice(target.ends_of(pair))
         self._links = target.links.of(pair) if node is None else target.links.around(node, pair)
         await target.links.cut(self._links, self._direction)
         return {"pair": pair, "node": node or "all", "direction": self._direction}

@@ -18,16 +18,16 @@ SESSIONS = (1.5, 3.0)
 
 
 class Pause(Repeated):
-    """SIGSTOP of a node for 1.5 to 3 session time-outs, then SIGCONT."""
+    """SIGSTOP of a node, or processor of a rowlog, for 1.5 to 3 session time-outs, then SIGCONT."""
 
     name = "pause"
     needs = frozenset({Ability.PAUSE})
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
-        if not (alive := target.alive()):
+        if not (victims := target.victims()):
             return None
-        node = chance.choice(alive)
+        node = chance.choice(victims)
         seconds = chance.uniform(*SESSIONS) * target.session_s
         await target.pause(node)
         try:

@@ -66,7 +66,7 @@ class Slow(OnLinks):
     @override
     async def begin(self, target: Target, chance: random.Random) -> Mapping[str, Any]:
         pair = chance.choice(target.links.pairs())
-        node = chance.choice((None, *target.nodes))
+        node = chance.choice((None, *target.ends_of(pair)))
         links = target.links
         self._links = links.of(pair) if node is None else links.around(node, pair)
         self._toxics = self._draw(chance)

@@ -57,7 +57,7 @@ async def workers(
     made = Workers(
         {
             "thrift1": hbase_server.thrift1_port,
-            "zookeeper": zookeeper.hosts,
+            "zookeeper": [zookeeper.hosts],
             "table": table,
             "id": f"mq{secrets.token_hex(4)}",
             "subscriptions": ["a", "b"],
@@ -234,9 +234,13 @@ def test_lilys_repository_runs_over_hbase(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_processors_region_servers_and_gateways_are_killed_for_minutes() -> None:
-    command = (sys.executable, "-m", "chaos", "rowlog", "--minutes", "3", "--json")
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=800)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["valid"], told
-    assert all(told["faults"].values()), told["faults"]
+def test_processors_region_servers_and_gateways_are_killed_for_minutes(tmp_path: Path) -> None:
+    faults = "kill,pause,gateway,region-server,zookeeper-leader"
+    words = ("--workload", "rowlog", "--hbase", "distributed", "--nodes", "1", "--minutes", "3")
+    command = (sys.executable, "-m", "chaos", "run", *words, "--nemesis", faults, "--json")
+    done = subprocess.run(
+        (*command, "--dir", str(tmp_path)), check=False, capture_output=True, text=True, timeout=800
+    )
+    told = json.loads(done.stdout)
+    assert told["verdict"] == "valid", told
+    assert all(each["happened"] for each in told["faults"].values()), told["faults"]

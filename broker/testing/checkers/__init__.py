@@ -3,7 +3,8 @@
 ``check`` judges a history that is in memory, ``Judge`` one of any length, line by line and by segments.
 Both are one pass: every payload is unique and the order of the log is visible, so nothing has to be
 searched for. A verdict is *valid* only if there was something to check; it is *unknown* for a history
-without acknowledged writes, or if a topic or register that owes something was not read to its end.
+without acknowledged writes, or if a topic or register that owes something was not read to its end, or a
+rowlog was not waited for.
 It names what it could not have found (``unjudged``): what nothing was promised of, ``unavailable`` where
 nothing was asked and acknowledged after the last fault, and ``stored_late`` where nobody told a deadline.
 
@@ -44,6 +45,9 @@ half_transaction    a committed transaction is not visible whole, or an undone o
 unavailable         nothing was acknowledged for longer than promised, while nothing was broken
 lost_update         a compare-and-set went by another's; stale_value: an older value than was known
 phantom_value       a register holds what nobody wrote
+row_lost            a rowlog's acknowledged message was never done for a subscription
+row_in_flight       two messages of a row were with listeners of one subscription at once
+row_order           a message was offered before an earlier one of its row was done
 ==================  ========================================================================================
 """
 

@@ -32,6 +32,7 @@ from broker.testing.checkers.identity import Identity
 from broker.testing.checkers.publishes import Answers, Deadlines, ToldOrder
 from broker.testing.checkers.ranges import Ranges
 from broker.testing.checkers.registers import Registers
+from broker.testing.checkers.rowlog import RowLogs
 from broker.testing.checkers.snapshots import Snapshots, WholeAtTheEnd
 from broker.testing.checkers.tables import MemoryTables, Tables
 from broker.testing.checkers.transactions import Rollbacks, Stored
@@ -44,7 +45,7 @@ from broker.testing.checkers.violations import (
     Verdict,
     total,
 )
-from broker.testing.history import Call, Event, Pairing, who_owes
+from broker.testing.history import WRITES, Call, Event, Pairing, who_owes
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
     ToldOrder,
@@ -66,6 +67,7 @@ NAMES: Final = frozenset(
         *(name for checker in BY_TOPIC for name in checker.names),
         *Availability.names,
         *Registers.names,
+        *RowLogs.names,
     )
 )
 """Everything that can be found."""
@@ -117,6 +119,7 @@ class _World:
         self.fates = Fates(tables, found)
         self.faults = Faults(found)
         self.registers = Registers(tables, found)
+        self.rowlogs = RowLogs(found)
 
 
 class Judge:
@@ -167,6 +170,7 @@ class Judge:
         else:
             world.fates.began(call)
             world.registers.began(call)
+            world.rowlogs.began(call)
             if (register := self._register(call)) is not None:
                 register.began(call)
 
@@ -183,9 +187,10 @@ class Judge:
         else:
             world.fates.ended(call)
             world.registers.ended(call)
+            world.rowlogs.ended(call)
             if (register := self._register(call)) is not None:
                 register.ended(call)
-            self._acknowledged += call.op == "cas" and call.is_ok
+            self._acknowledged += call.op in WRITES and call.is_ok
 
     def _case(self, name: str) -> _Case:
         if name not in self._cases:
@@ -240,8 +245,10 @@ class Judge:
             for checker in case.checkers:
                 checker.over()
         self._world.fates.over()
+        self._world.rowlogs.over()
         cases = (case.is_known for case in self._cases.values())
-        is_known = self._acknowledged > 0 and all(cases) and self._world.registers.is_known
+        world = (self._world.registers.is_known, self._world.rowlogs.is_known)
+        is_known = self._acknowledged > 0 and all(cases) and all(world)
         self._tables.close()
         return self._found.taken(is_known=is_known, unjudged=self._unjudged())
 

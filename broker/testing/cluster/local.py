@@ -56,7 +56,7 @@ REGIONS_LOCAL = 4
 """On one disk more regions only take longer to make."""
 
 STAGES: Final = (
-    ((Kind.BROKER,), STOP_S),
+    ((Kind.BROKER, Kind.PROCESSOR), STOP_S),
     # JVMs of HBase end within a second, unless what they need is gone.
     ((Kind.GATEWAY, Kind.MASTER, Kind.REGION_SERVER), 5.0),
     ((Kind.ZOOKEEPER,), 5.0),
@@ -199,6 +199,18 @@ class LocalCluster:
         self.members = [fresh.get(member.name, member) for member in self.members]
         self._make_tables(layout, home, began)
         self._start_nodes(began)
+
+    def join(self, member: Member) -> None:
+        """Start one more process, in place of any of its name, and return when it answers. Raises ServerFailed."""
+        self.leave(member.name)
+        self.members.append(member)
+        member.start()
+
+    def leave(self, name: str) -> None:
+        """End a process that joined, if there is one, and forget it."""
+        for member in [each for each in self.members if each.name == name]:
+            member.kill()
+            self.members.remove(member)
 
     def close(self) -> None:
         """End every process that the folder names, and remove a temporary folder. Idempotent."""

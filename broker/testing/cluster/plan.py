@@ -46,6 +46,8 @@ class Kind(StrEnum):
     REGION_SERVER = "hbase-regionserver"
     GATEWAY = "thrift"
     BROKER = "broker"
+    PROCESSOR = "rowlog"
+    """It processes a rowlog, for a workload; no cluster has one by itself."""
 
 
 class Place(NamedTuple):

@@ -29,7 +29,7 @@ from broker.testing.simulation.plan import Plan, draw_plan
 from broker.testing.simulation.report import Told, Totals, told
 from broker.testing.simulation.run import simulate
 from broker.testing.simulation.shrink import shrunk
-from broker.testing.workloads import REGISTRY
+from broker.testing.workloads import BENEATH, REGISTRY
 
 WORKLOADS = ("log", "transactions", "topics", "bounce")
 """What seeds take turns with; others are asked for by name."""
@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--first", type=int, default=1, help="the first of several seeds (1)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="virtual minutes (3)")
     parser.add_argument("--thin", type=float, default=1.0, help="all happens so much more seldom")
-    parser.add_argument("--workload", action="append", choices=sorted(REGISTRY))
+    parser.add_argument("--workload", action="append", choices=sorted(REGISTRY.keys() - BENEATH))
     parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
     parser.add_argument("--fault", action="append", choices=sorted(KINDS), help="only these kinds")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")

@@ -130,6 +130,10 @@ class SimCluster:
         """The addresses of the nodes."""
         return [machine.url for machine in self.machines]
 
+    @property
+    def beneath(self) -> None:
+        """Nothing: there is no real HBase below the nodes."""
+
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
         """Return a new client of a process; ``node``: it stays with the one at this address."""
         self.clients[process] = None

@@ -10,7 +10,7 @@ from typing import Any
 from broker.client import Client
 from broker.clock import Clock, SystemClock
 from broker.testing.history import History
-from broker.testing.workloads.stage import REAL, Scale
+from broker.testing.workloads.stage import REAL, Beneath, Scale
 
 CONNECT_S = 2.0
 
@@ -23,6 +23,7 @@ class RealStage:
         seed: of all that is up to chance.
         scale: how much happens.
         history: where it is told; a new one by default.
+        beneath: what the nodes stand on.
         settings: settings of all clients, which a process may override.
     """
 
@@ -33,10 +34,12 @@ class RealStage:
         seed: int,
         scale: Scale = REAL,
         history: History | None = None,
+        beneath: Beneath | None = None,
         **settings: Any,
     ) -> None:
         self.nodes: Sequence[str] = list(nodes)
         self.scale = scale
+        self.beneath = beneath
         self.chance = random.Random(seed)
         self.clock: Clock = SystemClock()
         self.history = history or History(time.monotonic_ns)

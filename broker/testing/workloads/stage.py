@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from broker.client import Client
@@ -81,6 +82,34 @@ REAL: Final = Scale(
 """For a cluster of real processes."""
 
 
+class Beneath(Protocol):
+    """HBase and ZooKeeper below the nodes, for workloads that use them without a node."""
+
+    @property
+    def gateways(self) -> Sequence[str]:
+        """The addresses of HBase's Thrift-2 gateways."""
+
+    @property
+    def zookeepers(self) -> Sequence[str]:
+        """The addresses of ZooKeeper."""
+
+    async def begin(
+        self, given: Mapping[str, Any], halted: Callable[[str], None]
+    ) -> Mapping[str, Path]:
+        """Start processes that process a rowlog, which faults hit as they hit nodes.
+
+        Args:
+            given: what each is told (rowlog_worker.py), but for how it reaches HBase and ZooKeeper.
+            halted: called from any thread with the name of one that was killed, stopped, or has ended.
+
+        Returns:
+            By name the file in which each tells what it does. Raises ServerFailed.
+        """
+
+    async def end(self) -> None:
+        """End these processes."""
+
+
 class Stage(Protocol):
     """A cluster, and what is needed to ask it and to tell of it."""
 
@@ -103,6 +132,10 @@ class Stage(Protocol):
     @property
     def scale(self) -> Scale:
         """How much happens."""
+
+    @property
+    def beneath(self) -> Beneath | None:
+        """What the nodes stand on; None where it can't be used."""
 
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
         """Return a new client, which the caller closes.

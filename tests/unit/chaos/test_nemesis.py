@@ -3,6 +3,9 @@ import random
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
+from broker.testing.cluster import Kind
 from broker.testing.servers import ServerFailed
 from chaos.links import Link, Links, links_of
 from chaos.nemeses.clock import Step, Strobe
@@ -72,8 +75,13 @@ class Killable(Target):
         self.did: list[str] = []
         self.killed = asyncio.Event()
 
+    alive: ClassVar[list[str]] = ["broker-2"]
+
+    def processes(self, kind: Kind) -> tuple[str, ...]:
+        return ("rowlog-1",) if kind is Kind.PROCESSOR else super().processes(kind)
+
     def is_running(self, name: str) -> bool:
-        return name == "broker-2"
+        return name in self.alive
 
     async def kill(self, name: str) -> None:
         self.did.append(f"kill {name}")
@@ -92,6 +100,17 @@ async def test_only_what_lives_is_killed_and_it_is_started_again_even_when_it_is
     assert target.did == ["kill broker-2", "start broker-2"]
 
 
+async def test_a_workloads_own_process_is_killed_as_a_node_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Killable, "alive", ["rowlog-1"])
+    target, nemesis = Killable(), Kill()
+    acting = asyncio.create_task(nemesis.act(target, CHANCE))
+    await target.killed.wait()
+    await nemesis.heal(target)
+    assert await acting == "rowlog-1"
+
+
 class Proxied(Target):
     """Notes what is wrong with its links."""
 
@@ -99,8 +118,11 @@ class Proxied(Target):
         super().__init__(NODES, (), session_s=1)
         self.toxics_of: dict[str, set[str]] = {}
         proxy: Any = self
-        every = links_of(NODES, ["zookeeper-1"], ["thrift-1"])
+        every = links_of(NODES, ["zookeeper-1"], ["thrift-1"], ["rowlog-1"])
         self._links = Links(proxy, dict.fromkeys(every, "127.0.0.1:1"))
+
+    def processes(self, kind: Kind) -> tuple[str, ...]:
+        return ("rowlog-1",) if kind is Kind.PROCESSOR else super().processes(kind)
 
     def add(self, proxy: str, toxic: Any) -> None:
         self.toxics_of.setdefault(proxy, set()).add(toxic.name)
@@ -123,6 +145,16 @@ async def test_a_partition_cuts_the_links_of_its_kind_and_heals_them() -> None:
         assert evidence["happened"]
         assert sorted(evidence["links"]) == sorted(link.proxy for link in cut)
         assert await target.links.spoilt() == {}
+
+
+async def test_a_workloads_own_process_is_cut_off_from_what_it_uses_alone() -> None:
+    assert "rowlog-1" not in Proxied().ends_of("node-node")
+    for pair in ("node-zookeeper", "node-hbase"):
+        details = [
+            await Partition(pair).begin(Proxied(), random.Random(seed))  # type: ignore[arg-type]
+            for seed in range(20)
+        ]
+        assert "rowlog-1" in [each["node"] for each in details]
 
 
 async def test_a_partition_that_was_healed_by_another_is_no_evidence() -> None:

@@ -30,6 +30,16 @@ def test_a_node_reaches_another_past_what_that_tells_clients() -> None:
     }
 
 
+def test_a_process_of_a_workload_has_proxies_of_its_own_and_no_node_one_to_it() -> None:
+    wiring = Wiring.of(PLACES, None, ["rowlog-1"])
+    where = {link: link.proxy for link in wiring.links()}
+    assert wiring.beneath("rowlog-1", where) == {
+        "zookeeper": ["rowlog-1>zookeeper-1"],
+        "thrift2": ["rowlog-1>thrift-1"],
+    }
+    assert not [link for link in where if link.accepter == "rowlog-1"]
+
+
 def test_an_hbase_that_is_one_process_is_the_only_gateway() -> None:
     wiring, where = wired(Place("hbase", "127.0.0.1", 99))
     assert wiring.settings("broker-1", where)["hbase.hbase_gateways"] == [

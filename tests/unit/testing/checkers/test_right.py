@@ -53,6 +53,17 @@ def told_after_others(ms: int, promises: Promises = PROMISES) -> Story:
     return story.final((2, "b"))
 
 
+def halted() -> Story:
+    """A processor dies with a message; another does that, and the next."""
+    story = Story(PROMISES).row_put(1).row_put(2).row_put(None, outcome="unknown")
+    story.offering(1)
+    story.at(100).done("row-halt", {"processor": "one"}, topic="")
+    story.at(200).offering(1, "two").ok({"done": False})
+    story.offering(1, "two").ok({"done": True})
+    story.at(300).offering(2, "two").ok({"done": True})
+    return story.row_final()
+
+
 def asked_again() -> Story:
     """What was unknown is asked again under its key, after something else was published."""
     story = Story().publish(1, "a", key="k", process="p", outcome="unknown")
@@ -114,6 +125,7 @@ RIGHT = {
     .publish(1, "a", key="k", replayed=True)
     .final((1, "a"), (2, "b")),
     "what was unknown is asked again later": asked_again().final((1, "a"), (2, "b")),
+    "what a dead processor had in flight does not count": halted(),
     "it may as well be stored then": asked_again().final((2, "b"), (3, "a")),
     "a later generation owes nothing of an earlier one": Story()
     .publish(1, "a")

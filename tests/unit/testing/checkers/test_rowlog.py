@@ -1,6 +1,12 @@
 """The checker of rowlogs finds what is broken, and nothing else."""
 
+from collections.abc import Iterable, Sequence
+
 from broker.testing.checkers.rowlog import Seen, violations
+
+
+def found(history: Iterable[Seen], subscriptions: Sequence[str]) -> list[tuple[str, str]]:
+    return [(each.name, each.detail) for each in violations(history, subscriptions)]
 
 
 def seen(
@@ -27,13 +33,13 @@ def test_a_good_history_is_good() -> None:
 
 
 def test_a_message_that_was_never_done_is_lost() -> None:
-    assert violations(GOOD[:-1], ["a"]) == ["lost: a never got [2] of row"]
-    assert violations(GOOD, ["a", "b"]) == ["lost: b never got [1, 2] of row"]
+    assert found(GOOD[:-1], ["a"]) == [("row_lost", "a never got [2] of row")]
+    assert found(GOOD, ["a", "b"]) == [("row_lost", "b never got [1, 2] of row")]
 
 
 def test_two_of_a_row_at_once_are_found_and_one_twice_is_none() -> None:
     both = [seen("begin", 9, 3), seen("begin", 10, 4, "two")]
-    assert violations([*GOOD, *both], ["a"]) == ["in flight: ('a', 'row') 4 beside [3]"]
+    assert found([*GOOD, *both], ["a"]) == [("row_in_flight", "('a', 'row') 4 beside [3]")]
     twice = [seen("begin", 9, 3), seen("begin", 10, 3, "two")]
     assert violations([*GOOD, *twice], ["a"]) == []
 
@@ -50,5 +56,4 @@ def test_a_message_before_an_earlier_one_is_found() -> None:
         seen("begin", 11, 4),
         seen("end", 12, 4, done=True),
     ]
-    found = violations([*GOOD, *late], ["a"])
-    assert found[0] == "order: ('a', 'row') 4 before [3]"
+    assert found([*GOOD, *late], ["a"])[0] == ("row_order", "('a', 'row') 4 before [3]")

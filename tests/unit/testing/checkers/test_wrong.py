@@ -38,6 +38,13 @@ def row_of(ms: int) -> int:
     return ms << 16
 
 
+def _two_of_a_row() -> Story:
+    story = Story().row_put(1).offer(1)
+    story.offering(2)
+    story.offering(3, "two")
+    return story.row_final()
+
+
 SEES_ALL = snapshot(100)
 
 WRONG = {
@@ -256,6 +263,15 @@ WRONG = {
         Story().get("a"),
         Story().cas(None, "a", "fail").get("a"),
     ],
+    "row_lost": [
+        Story().row_put(1).row_final(),
+        Story().row_put(1).offer(1, done=False).row_final(),
+    ],
+    "row_in_flight": [_two_of_a_row()],
+    "row_order": [
+        Story().row_put(1).row_put(2).offer(2).offer(1).row_final(),
+        Story().row_put(1).row_put(2).offer(1, done=False).offer(2),
+    ],
 }
 
 
@@ -326,6 +342,13 @@ def test_registers_are_known_when_each_that_was_set_was_got_at_the_end():
     assert not Story().cas(None, "a").get("a").verdict().is_known
     assert not Story().get(None, process="final@n").verdict().is_known
     assert Story().cas(None, "a").get("a", process="final@n").verdict().is_valid
+
+
+def test_a_rowlog_is_known_when_it_was_waited_for():
+    done = Story().row_put(1).offer(1)
+    assert not done.verdict().is_known
+    assert done.row_final().verdict().is_valid
+    assert "rowlog l" not in str(done.verdict().violations)
 
 
 def test_of_many_violations_some_are_kept_and_all_are_counted():
