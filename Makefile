@@ -44,7 +44,7 @@ serve: setup ## Serve on port 8080 with the data in ./data until Ctrl-C.
 	@exec $(BIN)/broker serve $(ARGS)
 
 cluster: $(VENV)/.cluster ## Run a cluster on this machine until Ctrl-C: three nodes on ports 8081-8083.
-	@$(BIN)/python -m broker.testing.servers fetch hbase
+	@$(BIN)/python -m broker.local.servers fetch hbase
 	@exec $(BIN)/broker cluster up $(ARGS)
 
 check: lint ## Check format, style and types, and run the unit tests, within a minute.
@@ -65,13 +65,13 @@ test: SERVERS = tms tephra hbase toxiproxy $(if $(filter true,$(CI)),compose)
 bench: SERVERS = tms kafka redis
 
 test-servers: setup-dev
-	@$(BIN)/python -m broker.testing.servers fetch --if-possible $(SERVERS)
+	@$(BIN)/python -m broker.local.servers fetch --if-possible $(SERVERS)
 
 bench: test-servers ## Measure us and our peers side by side.
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 sim: setup-dev ## Run seeds of the simulated cluster (SEEDS=1000 MINUTES=10), or one again (SEED=77).
-	@$(BIN)/python -m broker.testing.simulation --minutes $(MINUTES) \
+	@$(BIN)/python -m tests.kit.seeds --minutes $(MINUTES) \
 	  $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
 
 bench-cluster: SERVERS = hbase

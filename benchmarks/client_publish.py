@@ -21,7 +21,7 @@ from benchmarks.figures import Question, best, compare
 from benchmarks.harness import Bench, Side, not_measured
 from benchmarks.load import Load
 from broker.client import Client
-from broker.testing.servers import KafkaServer, RedisServer
+from broker.local.servers import KafkaServer, RedisServer
 
 PUBLISHERS = 64
 TOPIC = "bench-a"

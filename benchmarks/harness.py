@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks import occupancy, syncs
 from benchmarks.figures import Question, Run, Series, percentile
 from benchmarks.load import Load
-from broker.testing.servers import Server, ServerFailed, ServerMissing
+from broker.local.servers import Server, ServerFailed, ServerMissing
 
 ATTEMPTS_PER_RUN = 3
 

@@ -19,7 +19,7 @@ from benchmarks import peers, prepared
 from benchmarks.figures import Question, best, compare
 from benchmarks.harness import Bench, Side, not_measured
 from benchmarks.load import Load, drive
-from broker.testing.servers.process import tied_to_us
+from broker.local.servers.process import tied_to_us
 
 CONNECTIONS, MESSAGES = 64, 100
 TOPICS = ("bench-c1", "bench-c2", "bench-c3", "bench-c4")

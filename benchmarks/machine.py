@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from broker.testing.servers import ServerMissing, jvm
+from broker.local.servers import ServerMissing, jvm
 
 _PACKAGES = ("tms-broker", "aiohttp", "uvloop", "plyvel", "aiokafka", "redis", "hiredis")
 

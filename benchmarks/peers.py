@@ -15,8 +15,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from typing_extensions import override
 
-from broker.testing.servers import KafkaServer, RedisServer, Server, TmsServer, free_ports
-from broker.testing.servers.process import ASK_TIMEOUT_S, HOST
+from broker.local.servers import KafkaServer, RedisServer, Server, TmsServer, free_ports
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST
 
 SERVER_CPU = 0
 LOAD_CPU = 1

@@ -4,9 +4,9 @@
 
     python -m chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7
 
-    workloads   what applications do             broker.testing.workloads   ┐ shared with the simulation
-    history     what they asked and were told    broker.testing.history     │
-    checkers    what that shows to be wrong      broker.testing.checkers    ┘
+    workloads   what applications do             chaos.workloads   ┐ shared with the simulation
+    history     what they asked and were told    chaos.history     │
+    checkers    what that shows to be wrong      chaos.checkers    ┘
     target      the cluster under test: processes, links, clocks, sessions
     nemeses     one kind of fault each, in a small file
     schedule    which faults when

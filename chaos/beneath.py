@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.testing.cluster import LocalCluster
-from broker.testing.cluster.processor import Processor
+from broker.local import LocalCluster
+from broker.local.processor import Processor
 from chaos.links import Link
 from chaos.wiring import Wiring
 

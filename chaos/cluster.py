@@ -1,6 +1,6 @@
 """A cluster on this machine whose every connection goes through Toxiproxy: all of it can be broken.
 
-The processes are those of ``broker.testing.cluster``. What a node knows of the world is proxies, see
+The processes are those of ``broker.local``. What a node knows of the world is proxies, see
 ``wiring``. The launcher itself, readiness and evidence use the true addresses. HBase is either processes of its own
 (``distributed``: they can be killed; the nodes share its ZooKeeper) or one JVM (``one-jvm``: with a
 ZooKeeper of its own, so that the nodes' ZooKeeper can lose its data).
@@ -25,12 +25,12 @@ from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
 
-from broker.testing.cluster import Kind, LocalCluster, Member, Sizes
-from broker.testing.cluster.asking import own_view
-from broker.testing.cluster.places import reserve
-from broker.testing.cluster.plan import Place, Settings
-from broker.testing.servers import HBaseServer, ToxiproxyServer
-from broker.testing.servers.process import HOST
+from broker.local import Kind, LocalCluster, Member, Sizes
+from broker.local.asking import own_view
+from broker.local.places import reserve
+from broker.local.plan import Place, Settings
+from broker.local.servers import HBaseServer, ToxiproxyServer
+from broker.local.servers.process import HOST
 from chaos.beneath import ChaosBeneath
 from chaos.clocks import Clocks, ClocksMissing
 from chaos.ensemble import Ensemble

@@ -17,10 +17,9 @@ from typing_extensions import override
 
 from broker import logs
 from broker.config.sections import LogLevel, LogsConfig
+from broker.local import Sizes
+from broker.local.servers import ServerFailed, ServerMissing
 from broker.testing import mutants
-from broker.testing.cluster import Sizes
-from broker.testing.servers import ServerFailed, ServerMissing
-from broker.testing.workloads import BENEATH, REGISTRY
 from chaos.cluster import ChaosCluster, HBaseMode
 from chaos.given import GivenTarget, Hooks
 from chaos.nemeses import NEMESES
@@ -30,6 +29,7 @@ from chaos.standalone import Standalone, in_namespace
 from chaos.store import STORE, Judged, RunFolder
 from chaos.target import Target
 from chaos.telling import say, tell
+from chaos.workloads import BENEATH, REGISTRY
 
 MIX: Final = "mix"
 Command = TypeVar("Command", bound=Callable[..., Any])

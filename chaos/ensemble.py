@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker.testing.cluster import Member
-from broker.testing.servers import zookeeper
+from broker.local import Member
+from broker.local.servers import zookeeper
 
 
 class Ensemble:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from broker.testing.history import WRITES, Call, who_owes
+from chaos.history import WRITES, Call, who_owes
 
 FAULT: Final = "fault"
 MENDING: Final = "mending"

@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from broker.client import BrokerError
 from broker.client.protocol import Request
-from broker.testing.servers import ServerFailed
+from broker.local.servers import ServerFailed
 from chaos.target import Ability, Target
 
 HOOK_S: Final = 60.0

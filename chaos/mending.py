@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException
 from typing import Final
 
-from broker.testing.cluster import Kind, Member
-from broker.testing.servers import ServerFailed
-from broker.testing.servers.process import ASK_TIMEOUT_S
+from broker.local import Kind, Member
+from broker.local.servers import ServerFailed
+from broker.local.servers.process import ASK_TIMEOUT_S
 
 MEND_S: Final = 120.0
 

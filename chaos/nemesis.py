@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, Protocol
 
 from broker.client import BrokerError
-from broker.testing.servers import ServerFailed
+from broker.local.servers import ServerFailed
 from chaos.sessions import NotEnded
 from chaos.target import Ability, Target, Unable
 from chaos.toxiproxy import ToxiproxyFailed

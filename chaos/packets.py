@@ -18,8 +18,8 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any, Final
 
-from broker.testing.servers import ServerMissing
-from broker.testing.servers.process import program
+from broker.local.servers import ServerMissing
+from broker.local.servers.process import program
 from chaos.links import Direction
 
 NFT_S: Final = 10.0

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from broker.testing.history import WRITES, Call, Event, calls_of
 from chaos.figures import FAULT
+from chaos.history import WRITES, Call, Event, calls_of
 
 _S: Final = 1_000_000_000
 _COLOURS: Final = {"ok": "#2a7f3f", "fail": "#b8860b", "unknown": "#b22222"}

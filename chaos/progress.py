@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from broker.testing.history import WRITES, Event, History, who_owes
+from chaos.history import WRITES, Event, History, who_owes
 
 EVERY_S: Final = 5.0
 LOOK_S: Final = 0.2

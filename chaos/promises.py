@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from broker.testing.checkers import Promises
+from chaos.checkers import Promises
 
 PROMISES: Final = Promises(early_ms=6_000)
 """Of every history. Clocks of nodes may differ, and a message lives by that of the node that gives its id or

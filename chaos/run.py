@@ -20,19 +20,19 @@ from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Final
 
 from broker.client import BrokerError
-from broker.testing.checkers import UNAVAILABLE, Promises, check
-from broker.testing.history import Ending, History
-from broker.testing.servers import ServerFailed
-from broker.testing.workloads import REAL, REGISTRY, Scale, Workload
-from broker.testing.workloads.real import RealStage
+from broker.local.servers import ServerFailed
 from chaos import schedule
+from chaos.checkers import UNAVAILABLE, Promises, check
 from chaos.figures import FAULT, MENDING, figures_of
+from chaos.history import Ending, History
 from chaos.nemeses import GROUPS, NEMESES
 from chaos.nemesis import FAILURES, Nemesis
 from chaos.progress import Progress
 from chaos.promises import HEALING_S, UNAVAILABLE_S, promised
 from chaos.store import ACKNOWLEDGED_MIN, Judged, RunFolder, judge, together, write_verdict
 from chaos.target import Target
+from chaos.workloads import REAL, REGISTRY, Scale, Workload
+from chaos.workloads.real import RealStage
 
 SEGMENT_S: Final = 300.0
 WELL_S: Final = 2.0

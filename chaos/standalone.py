@@ -27,12 +27,12 @@ from typing import Final, Self
 
 from typing_extensions import override
 
-from broker.testing.process import BrokerProcess
-from broker.testing.servers import ServerFailed, ServerMissing, ToxiproxyServer
-from broker.testing.servers.process import HOST
-from broker.testing.synced import Disk, replay, traced
+from broker.local.servers import ServerFailed, ServerMissing, ToxiproxyServer
+from broker.local.servers.process import HOST
+from broker.local.single import BrokerProcess
 from chaos.clocks import Clocks, ClocksMissing
 from chaos.links import CLIENT, Link
+from chaos.synced import Disk, replay, traced
 from chaos.target import Ability, Target
 from chaos.wiring import client_url, proxied
 

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from broker.testing.checkers import UNAVAILABLE, Promises, Verdict
-from broker.testing.history import History
+from chaos.checkers import UNAVAILABLE, Promises, Verdict
 from chaos.figures import Figures
+from chaos.history import History
 from chaos.promises import PROMISES
 
 STORE: Final = Path("chaos") / "store"

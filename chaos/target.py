@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from broker.client import BrokerError, Client, Leader, admin
+from broker.local import Kind
 from broker.model import TopicId
-from broker.testing.cluster import Kind
-from broker.testing.workloads.stage import Beneath
 from chaos.clocks import Clocks
 from chaos.links import Links, Pair
 from chaos.packets import Packets
+from chaos.workloads.stage import Beneath
 
 ADMIN_DEADLINE_S: Final = 10.0
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.testing.cluster.plan import Place
-from broker.testing.servers import ToxiproxyServer
-from broker.testing.servers.process import HOST, free_ports
+from broker.local.plan import Place
+from broker.local.servers import ToxiproxyServer
+from broker.local.servers.process import HOST, free_ports
 from chaos.links import CLIENT, Link, Links, links_of, proxies_of
 from chaos.toxiproxy import Toxiproxy
 

@@ -82,16 +82,16 @@ For each there is a **mutant** in the test kit (`broker/testing/mutants.py`): on
 one that lacks the rule. A guard whose absence nothing notices is not tested: so tests put each mutant in force, and
 the checkers, which see nothing but what clients were told, must name what goes wrong.
 
-They do so in random runs of one log (`broker/testing/logs`), in the [simulated cluster](simulation.md), and in real
+They do so in random runs of one log (`tests/kit/logs`), in the [simulated cluster](simulation.md), and in real
 processes ([failure cases](../chaos-cases.md)). The model that the rules were found with has the same mutants
 (`tests/model`).
 
 ```sh
 python -m broker.testing.mutants                                      their names
 python -m broker.testing.mutants dedupe serve --port 8080             a broker without one
-python -m broker.testing.logs.exploration --plan storm --mutant tokens --runs 100
-python -m broker.testing.simulation.directed dedupe                   what its schedule shows in the cluster
-python -m broker.testing.simulation.directed dedupe --with            the same with the guard
+python -m tests.kit.logs.exploration --plan storm --mutant tokens --runs 100
+python -m tests.kit.seeds.directed dedupe                   what its schedule shows in the cluster
+python -m tests.kit.seeds.directed dedupe --with            the same with the guard
 ```
 
 | guard | what its mutant does | runs of one log: plan | in the cluster: workload, seed: faults | found there as |
@@ -186,7 +186,7 @@ tables of its own for each case; *alone*: a broker, or its store, over LevelDB, 
 logs of several nodes in the verifier's own process, over a table that does on demand what no real server can
 be made to do at a chosen moment. What protects is taken away by a **mutant**: the product with one function swapped
 (`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
-[guards](internals/guards.md), what the names of violations mean is in `broker/testing/checkers/`. How the cases went
+[guards](internals/guards.md), what the names of violations mean is in `chaos/checkers/`. How the cases went
 last: [23 November 2026](results/2026-11-23-cases.md).
 
 | # | case | what happens | what protects | mutant | without it the verdict says |

@@ -7,7 +7,7 @@ import structlog
 from hypothesis import settings
 
 pytest_plugins = [
-    "broker.testing.fixtures",
+    "tests.kit.fixtures",
     "tests.plugins.expected_skips",
     "tests.plugins.lanes",
     "tests.plugins.seeds",

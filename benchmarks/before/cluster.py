@@ -28,7 +28,7 @@ from benchmarks.figures import Question, Run, Series, judged
 from benchmarks.harness import Bench, Side, p50_ms, say
 from benchmarks.load import Load, ask, connect, drive
 from benchmarks.polls import decoded
-from broker.testing.cluster import LocalCluster, Member, Sizes
+from broker.local import LocalCluster, Member, Sizes
 
 SIZES = Sizes(nodes=3, spares=3)
 CACHE = "topics.cache_bytes_max"

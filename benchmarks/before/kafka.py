@@ -24,7 +24,7 @@ from benchmarks.figures import Question, compare
 from benchmarks.harness import Bench, Side, not_measured
 from benchmarks.load import Load
 from broker.client import Client
-from broker.testing.servers import KafkaServer, ServerFailed, ServerMissing
+from broker.local.servers import KafkaServer, ServerFailed, ServerMissing
 
 BROKERS, MESSAGES = 3, 100
 KAFKA = "three Kafka brokers"

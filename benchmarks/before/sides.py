@@ -11,7 +11,7 @@ from typing import ClassVar
 from benchmarks import peers
 from benchmarks.figures import Question, Ratio, compare
 from benchmarks.harness import Bench
-from broker.testing.servers import Server
+from broker.local.servers import Server
 
 NOW, BEFORE = "now", "before"
 NO_CACHE = ("--cache-bytes-max", "0")

@@ -26,7 +26,7 @@ from benchmarks.figures import Question, percentile
 from benchmarks.harness import Bench, Plan, say
 from benchmarks.load import drive
 from benchmarks.peers import data_folder
-from broker.testing.cluster import LocalCluster
+from broker.local import LocalCluster
 
 Ask = Callable[[Bench, Ground], Awaitable[Question]]
 QUESTIONS: dict[str, Ask] = {

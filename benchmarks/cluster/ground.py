@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 from benchmarks import occupancy, prepared
 from benchmarks.load import Load, LoadFailed, Wire, ask, connect, http_request
 from broker.coordination.assignment import Assignment
+from broker.local import LocalCluster, Member, Sizes
+from broker.local.servers.process import tied_to_us
+from broker.local.tables import init_storage
 from broker.model import TopicId
-from broker.testing.cluster import LocalCluster, Member, Sizes
-from broker.testing.cluster.tables import init_storage
-from broker.testing.servers.process import tied_to_us
 
 WAIT_S = 30.0
 AGAIN_S = 0.002

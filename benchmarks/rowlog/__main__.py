@@ -24,8 +24,8 @@ import happybase
 
 from broker import logs
 from broker.config.sections import LogLevel, LogsConfig
+from broker.local.servers import HBaseServer, ZooKeeperServer
 from broker.rowlog import Message, RowLog, Subscription
-from broker.testing.servers import HBaseServer, ZooKeeperServer
 
 HOST = "127.0.0.1"
 THREADS = 8

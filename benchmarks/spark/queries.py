@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from benchmarks import occupancy
 from benchmarks.figures import Run
 from benchmarks.spark.rows import KEY
-from broker.testing.servers import Server
+from broker.local.servers import Server
 
 Write = Callable[[DataFrame], DataStreamWriter]
 

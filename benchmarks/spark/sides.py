@@ -16,8 +16,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from benchmarks.peers import OurServer
 from benchmarks.spark.rows import payload
 from broker.client import Client, SyncClient
-from broker.testing.servers import KafkaServer, Server
-from broker.testing.servers.jvm import installed
+from broker.local.servers import KafkaServer, Server
+from broker.local.servers.jvm import installed
 
 MESSAGES_AT_ONCE = 5_000
 TOPIC = "rows"

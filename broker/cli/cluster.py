@@ -18,7 +18,7 @@ from broker.cli import steering
 from broker.cli.options import json_option
 from broker.config.sources import check_environment
 
-LAUNCHER: Final = "broker.testing.cluster"
+LAUNCHER: Final = "broker.local"
 
 
 @click.group()
@@ -76,7 +76,7 @@ def up(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     """Start a cluster on this machine, for trying it out and for tests; stop it with Ctrl-C.
 
     ZooKeeper, HBase (a master, region servers, Thrift-2 gateways) and the nodes are processes of their
-    own. What they need is fetched once: python -m broker.testing.servers fetch hbase
+    own. What they need is fetched once: python -m broker.local.servers fetch hbase
 
     With --json one line tells, when all is ready, of each process its name, kind, pid, url, and the
     command that starts it again.

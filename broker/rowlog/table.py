@@ -11,7 +11,7 @@ is ever compared, and an empty value counts as absent, since Thrift-1 can say no
     NotSent     certainly not made, now or later
 
 Implementations: memory, Thrift-1 (happybase), Thrift-2 with FSYNC_WAL. The contract suite is
-broker/testing/contract/rowtable.py.
+tests/kit/contract/rowtable.py.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Heads lie apart from all other cells, so that a scan over heads reads no entries
 page go with one delete. Rows that have a single cell (roots, marks, records) have it in the head.
 
 Implementations: memory (and its adversary), LevelDB, HBase. Another store is these methods and the
-contract suite (broker/testing/contract/table.py).
+contract suite (tests/kit/contract/table.py).
 """
 
 from __future__ import annotations

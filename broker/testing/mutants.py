@@ -49,7 +49,7 @@ class Mutant(NamedTuple):
     """One clause dropped.
 
     ``owner`` and ``attribute`` name the function that is swapped; ``plan`` names the random runs of
-    broker/testing/logs that find it, None: a test of its own does.
+    tests/kit/logs that find it, None: a test of its own does.
     """
 
     does: str

@@ -13,12 +13,12 @@ from urllib.request import urlopen
 
 from broker.client import Client
 from broker.clock import SystemClock
-from broker.testing.process import BrokerProcess
-from broker.testing.transactions_model import TransactionModel
-from broker.testing.workloads.process import Target
+from broker.local.single import BrokerProcess
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Scene
 from chaos.clocks import Clocks
+from chaos.transactions_model import TransactionModel
+from chaos.workloads.process import Target
 
 BROKER: Final = "broker"
 HOUR_S: Final = 3600

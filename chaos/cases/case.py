@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.testing.checkers import Violation
+from chaos.checkers import Violation
 
 if TYPE_CHECKING:
     from chaos.cases.harness import Scene

@@ -12,8 +12,8 @@ from typing import Final
 
 import click
 
-from broker.testing.cluster import Sizes
-from broker.testing.servers import ServerFailed, ServerMissing
+from broker.local import Sizes
+from broker.local.servers import ServerFailed, ServerMissing
 from chaos.cases import CASES, Case, Played, Where
 from chaos.cases.play import play
 from chaos.cluster import ChaosCluster

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Final
 
 from broker.client import BrokerError
-from broker.testing import full_disk
-from broker.testing.full_disk import found_in, history_of
-from broker.testing.process import BrokerProcess
-from broker.testing.synced import cut_copy, replay, traced
-from broker.testing.workloads.process import Target
+from broker.local.single import BrokerProcess
+from chaos import full_disk
 from chaos.cases.alone import broker_of
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Scene
+from chaos.full_disk import found_in, history_of
+from chaos.synced import cut_copy, replay, traced
+from chaos.workloads.process import Target
 
 ACKNOWLEDGED: Final = 60
 RUN_S: Final = 90.0
@@ -49,7 +49,7 @@ async def power_cut(scene: Scene) -> None:
 def _appended(store: Path, trace: Path, mutant: str) -> list[str]:
     """Append until so much was acknowledged; kill, and return all that was said."""
     options = ["--mutant", mutant] if mutant else []
-    command = [sys.executable, "-m", "broker.testing.appender", str(store), *options]
+    command = [sys.executable, "-m", "chaos.appender", str(store), *options]
     with subprocess.Popen(
         traced(trace, [*command, "--depth", "4"]), stdout=subprocess.PIPE, text=True
     ) as tracer:

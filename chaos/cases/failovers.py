@@ -12,21 +12,21 @@ from typing import Final
 from broker.client import BrokerError
 from broker.clock import SystemClock
 from broker.config.sections import parse_address
+from broker.local import Kind
+from broker.local.servers import ServerFailed
 from broker.model import TopicId
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
-from broker.testing.bare import rows_of
-from broker.testing.cluster import Kind
-from broker.testing.servers import ServerFailed
-from broker.testing.workloads.process import Target
+from chaos.bare import rows_of
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Led, Scene
 from chaos.cases.splits import publish_at, session_of
 from chaos.links import CLIENT, Link
 from chaos.nemeses.members import INSTANCE
+from chaos.workloads.process import Target
 
 OUTAGE_S: Final = 20.0
 CUT_S: Final = 4.0

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.client import BrokerError, Published
-from broker.testing.checkers import Violation
-from broker.testing.history import History
-from broker.testing.workloads import REAL
-from broker.testing.workloads.finals import read_everywhere
-from broker.testing.workloads.process import Process, Target
-from broker.testing.workloads.real import RealStage
+from chaos.checkers import Violation
 from chaos.cluster import ChaosCluster
+from chaos.history import History
+from chaos.workloads import REAL
+from chaos.workloads.finals import read_everywhere
+from chaos.workloads.process import Process, Target
+from chaos.workloads.real import RealStage
 
 Result = TypeVar("Result")
 

@@ -27,7 +27,7 @@ from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.table import Cell, NoAnswer, Space
-from broker.testing.bare import append, rows_of
+from chaos.bare import append, rows_of
 from chaos.cases.harness import WAIT_S, Scene
 
 LOG: Final = LogId(TopicId("default", "case"), 1)

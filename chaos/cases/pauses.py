@@ -11,10 +11,10 @@ import asyncio
 from typing import Final
 
 from broker.client import Published
-from broker.testing.workloads.process import Target
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Led, Scene
 from chaos.cases.splits import publish_at
+from chaos.workloads.process import Target
 
 ROUNDS: Final = 5
 LATE: Final = 5

@@ -10,11 +10,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
+from broker.local.servers import ServerFailed
 from broker.testing import mutants
-from broker.testing.checkers import check
-from broker.testing.servers import ServerFailed
 from chaos.cases.case import Case, Played, Where
 from chaos.cases.harness import Scene
+from chaos.checkers import check
 from chaos.cluster import ChaosCluster
 from chaos.nemesis import FAILURES
 from chaos.promises import PROMISES

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from broker.client import BrokerError, Published, Snapshot
-from broker.testing.workloads.finals import read_everywhere
-from broker.testing.workloads.process import Target
 from broker.wire import avro
 from chaos.cases.case import Case, Where
 from chaos.cases.harness import Led, Scene
+from chaos.workloads.finals import read_everywhere
+from chaos.workloads.process import Target
 
 LATE: Final = 5
 _LOST: Final = frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"})

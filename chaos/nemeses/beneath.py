@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from broker.testing.cluster import Kind
+from broker.local import Kind
 from chaos.nemesis import Repeated
 from chaos.target import Ability, Target
 

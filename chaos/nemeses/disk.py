@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from typing_extensions import override
 
+from broker.local.servers import ServerFailed
 from broker.storage.leveldb.tail import writes
-from broker.testing.servers import ServerFailed
-from broker.testing.synced import scrambled
 from chaos.nemesis import Repeated
 from chaos.standalone import NODE, Standalone
+from chaos.synced import scrambled
 from chaos.target import Ability, Target, Unable
 
 CHUNK_BYTES: Final = 1 << 20

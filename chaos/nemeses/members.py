@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from broker.client import admin
-from broker.testing.servers import ServerFailed
+from broker.local.servers import ServerFailed
 from chaos.nemesis import Repeated
 from chaos.target import Ability, Target
 

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.transactions import __main__ as transactions
 from benchmarks.transactions import page
-from broker.testing.servers import ServerMissing
+from broker.local.servers import ServerMissing
 
 
 def test_the_quick_form_measures_and_makes_a_page(

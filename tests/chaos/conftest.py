@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.testing.cluster import Sizes
-from broker.testing.fixtures import require
+from broker.local import Sizes
 from chaos.cluster import ChaosCluster
+from tests.kit.fixtures import require
 
 SESSION_MS = 4_000
 """So long that a busy machine does not end sessions by itself, which no test asks for."""

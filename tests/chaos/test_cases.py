@@ -8,12 +8,12 @@ from click.testing import CliRunner
 
 from broker.storage.memory.rows import Rows
 from broker.testing import mutants
-from broker.testing.checkers import NAMES, Violation
-from broker.testing.fixtures import require
 from chaos.cases import CASES, Case, Played, Where
 from chaos.cases.play import play
+from chaos.checkers import NAMES, Violation
 from chaos.cli import cli
 from chaos.cluster import ChaosCluster
+from tests.kit.fixtures import require
 
 OWN_NAMES = {"cleaned_up", "epoch_fell", "leader_moved", "same_instance_id", "time_poisoned"}
 """Violations that no checker of histories finds."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.cluster import pids
+from broker.local import pids
 
 pytestmark = [
     pytest.mark.integration,

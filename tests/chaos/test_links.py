@@ -10,14 +10,14 @@ from typing import Self
 
 import pytest
 
-from broker.testing.fixtures import require
-from broker.testing.servers import ToxiproxyServer
-from broker.testing.servers.process import HOST
+from broker.local.servers import ToxiproxyServer
+from broker.local.servers.process import HOST
 from chaos import toxiproxy
 from chaos.links import Link, Links
 from chaos.packets import Packets, PacketsMissing
 from chaos.toxiproxy import Proxy, Toxic, Toxiproxy, ToxiproxyFailed
 from chaos.wiring import proxied
+from tests.kit.fixtures import require
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from broker.testing.workloads import REAL
 from chaos.cli import cli
 from chaos.cluster import ChaosCluster
 from chaos.given import GivenTarget
@@ -17,6 +16,7 @@ from chaos.run import Plan, Run
 from chaos.standalone import Standalone
 from chaos.store import RunFolder
 from chaos.target import Ability
+from chaos.workloads import REAL
 
 pytestmark = [
     pytest.mark.integration,

@@ -14,7 +14,7 @@ from typing import Self
 
 from multidict import CIMultiDict
 
-from broker.testing.openapi import Answered, Checker
+from tests.kit.openapi import Answered, Checker
 
 TIMEOUT_S = 20.0
 ANY_ZLIB_FORMAT = 47

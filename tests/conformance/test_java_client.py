@@ -9,14 +9,14 @@ import pytest
 
 from broker.http.body import COUNTED_BYTES_MIN
 from broker.http.budget import Bounds, Kind
+from broker.local.servers import JavaClient, JavaError
+from broker.local.servers.javaclient import JavaTopics
 from broker.model import PublishRequest, Snapshot, timestamp_of
-from broker.testing.served import ServedNode
-from broker.testing.servers import JavaClient, JavaError
-from broker.testing.servers.javaclient import JavaTopics
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
 from tests.conformance.exchange import Connection, Sent
 from tests.conformance.script import AVRO
+from tests.kit.served import ServedNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

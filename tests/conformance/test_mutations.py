@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from broker.model import Poll
-from broker.testing.mutations import LAST_FIELDS, PROPERTIES, Mutant, mutants
-from broker.testing.serving import Answered, Broker, Http, listening, topic_path
 from broker.wire import avro
+from tests.kit.mutations import LAST_FIELDS, PROPERTIES, Mutant, mutants
+from tests.kit.serving import Answered, Broker, Http, listening, topic_path
 
 MUTANTS = 100_000
 MUTANTS_DRAWN = 8_000

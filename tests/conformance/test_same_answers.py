@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from broker.testing.openapi import Checker
-from broker.testing.served import ServedNode
-from broker.testing.servers import TmsServer
+from broker.local.servers import TmsServer
 from tests.conformance.differences import Differences, differing, load
 from tests.conformance.exchange import Connection
 from tests.conformance.scenarios import SCENARIOS, Scenario
 from tests.conformance.script import Exchange, Script
+from tests.kit.openapi import Checker
+from tests.kit.served import ServedNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

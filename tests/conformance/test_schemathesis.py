@@ -32,10 +32,10 @@ from broker.config.sections import Config, LimitsConfig
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.testing.members import FewNodes
-from broker.testing.mutations import AVRO, AVRO_JSON, mutants
-from broker.testing.openapi import Answered, Checker
-from broker.testing.serving import Broker, topic_path
+from tests.kit.members import FewNodes
+from tests.kit.mutations import AVRO, AVRO_JSON, mutants
+from tests.kit.openapi import Answered, Checker
+from tests.kit.serving import Broker, topic_path
 
 EXAMPLES = 15
 ENDLESS = {"events"}

@@ -5,7 +5,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
-from broker.testing.contract.coordinator import FaultContract, LockContract, MembershipContract
+from tests.kit.contract.coordinator import FaultContract, LockContract, MembershipContract
 
 
 class MemoryHarness:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from broker.local.servers import HBaseServer
 from broker.model import ROW_ID_MIN
 from broker.storage.check import verify
 from broker.storage.hbase.gateways import Address, Gateways
@@ -15,8 +16,7 @@ from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.sweeping import clear_below_floor, raise_floor
 from broker.storage.table import Space
-from broker.testing.full_store import BOUNDS, FULL, Filler, StillClock
-from broker.testing.servers import HBaseServer
+from tests.kit.full_store import BOUNDS, FULL, Filler, StillClock
 
 pytestmark = pytest.mark.integration
 

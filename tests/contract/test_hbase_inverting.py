@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from broker.local.servers import HBaseServer
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.table import Table
-from broker.testing.contract.inverting import InvertingContract
-from broker.testing.servers import HBaseServer
+from tests.kit.contract.inverting import InvertingContract
 
 
 @pytest.mark.integration

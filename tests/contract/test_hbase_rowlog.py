@@ -7,10 +7,10 @@ import happybase
 import pytest
 
 from broker.clock import SystemClock
+from broker.local.servers import HBaseServer
 from broker.rowlog.thrift1 import Thrift1Rows
 from broker.rowlog.thrift2 import Thrift2Rows
-from broker.testing.contract.rowtable import Opened, RowTableContract
-from broker.testing.servers import HBaseServer
+from tests.kit.contract.rowtable import Opened, RowTableContract
 
 pytestmark = pytest.mark.integration
 

@@ -14,6 +14,7 @@ import thriftpy2.rpc
 
 from broker.clock import SystemClock
 from broker.config.sections import HBaseConfig
+from broker.local.servers import HBaseServer, thrift2_idl
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema, salt_of
@@ -21,9 +22,8 @@ from broker.storage.hbase.store import init_hbase, open_hbase
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.health import Ended
 from broker.storage.table import HEAD, NoAnswer, Space
-from broker.testing.contract.log import LogContract
-from broker.testing.contract.table import Place, TableContract, column
-from broker.testing.servers import HBaseServer, thrift2_idl
+from tests.kit.contract.log import LogContract
+from tests.kit.contract.table import Place, TableContract, column
 from tests.unit.storage.hbase.fake import IDL
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import open_table
 from broker.storage.memory.table import MemoryTable
 from broker.storage.table import Table
-from broker.testing.contract.inverting import InvertingContract
+from tests.kit.contract.inverting import InvertingContract
 
 
 class TestMemory(InvertingContract):

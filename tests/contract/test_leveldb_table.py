@@ -4,7 +4,7 @@ import pytest
 
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import LevelDBTable, open_table
-from broker.testing.contract.table import TableContract
+from tests.kit.contract.table import TableContract
 
 
 class Harness:

@@ -10,7 +10,7 @@ from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
-from broker.testing.contract.log import LogContract
+from tests.kit.contract.log import LogContract
 
 
 class MemoryHarness:

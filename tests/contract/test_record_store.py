@@ -7,8 +7,8 @@ from broker.storage.leveldb.table import LevelDBTable, open_table
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
 from broker.storage.resolve import Resolver
-from broker.testing.contract.cursors import CursorsContract
-from broker.testing.contract.record_store import RecordStoreContract
+from tests.kit.contract.cursors import CursorsContract
+from tests.kit.contract.record_store import RecordStoreContract
 
 
 class MemoryHarness:

@@ -7,8 +7,8 @@ import pytest
 
 from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
-from broker.testing.contract.table import TableContract
 from broker.testing.simulation.storage import LinkedTable, StorageWay
+from tests.kit.contract.table import TableContract
 
 
 class Harness:

@@ -19,17 +19,17 @@ from broker.coordination import zookeeper
 from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.ports import Contact
 from broker.errors import Unavailable
+from broker.local.servers import ZooKeeperServer, free_ports
+from broker.local.servers.ensemble import ZooKeeperEnsemble
 from broker.testing.clock import within
-from broker.testing.contract.coordination import (
+from tests.kit.contract.coordination import (
     PATIENCE_S,
     Told,
     ended,
     info,
     reaches,
 )
-from broker.testing.contract.coordinator import FaultContract, LockContract, MembershipContract
-from broker.testing.servers import ZooKeeperServer, free_ports
-from broker.testing.servers.ensemble import ZooKeeperEnsemble
+from tests.kit.contract.coordinator import FaultContract, LockContract, MembershipContract
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]
 

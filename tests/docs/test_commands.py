@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import SyncClient, TopicExists
-from broker.testing.process import BrokerProcess
+from broker.local.single import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/**/*.md"))]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 FOLDER = Path(__file__).parents[2] / "examples"
 SAYS = {

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.servers.process import free_ports
+from broker.local.servers.process import free_ports
 from tests.tidy.sources import ROOT, tracked
 
 PAGES = ["README.md", "docs/start.md"]

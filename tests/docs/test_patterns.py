@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from broker.client import SyncClient, TailOptions
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 GUIDE = Path(__file__).parents[2] / "docs/guides/patterns.md"
 TO_THE_END = TailOptions(follow=False)

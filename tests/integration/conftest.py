@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.testing.cluster import LocalCluster, Sizes
-from broker.testing.servers import HBaseServer
+from broker.local import LocalCluster, Sizes
+from broker.local.servers import HBaseServer
 
 SESSION_MS = 2_000
 """So short that a node that is killed or asleep is soon succeeded."""

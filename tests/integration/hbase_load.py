@@ -21,8 +21,8 @@ from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.ownpage import PageBounds
-from broker.testing.bare import Row, append, back_of, rows_of
-from broker.testing.history import History
+from chaos.bare import Row, append, back_of, rows_of
+from chaos.history import History
 
 DEADLINE_S = 90
 BACK = 100

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from broker.local.single import BrokerProcess
 from broker.model import Poll, PublishRequest
-from broker.testing.process import BrokerProcess
-from broker.testing.serving import Answered, RawHttp, topic_path
 from broker.wire import avro
+from tests.kit.serving import Answered, RawHttp, topic_path
 
 IDLE = 10_000
 SLOW_READERS = 1_000

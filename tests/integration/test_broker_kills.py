@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from broker.clock import SystemClock
+from broker.local.single import BrokerProcess
 from broker.storage.check import verify
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.report import Report
-from broker.testing.checkers import check
-from broker.testing.history import History, calls_of, of
-from broker.testing.kill_broker import BrokerDriver, located
-from broker.testing.kills import Extent, run_kills
-from broker.testing.process import BrokerProcess
+from chaos.checkers import check
+from chaos.history import History, calls_of, of
+from tests.kit.kill_broker import BrokerDriver, located
+from tests.kit.kills import Extent, run_kills
 
 KILLS = int(os.environ.get("BROKER_KILLS", "50"))
 KILLS_IN_SHORT = 12

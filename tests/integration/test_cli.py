@@ -18,8 +18,8 @@ import pytest
 from broker.cli import app, completion, publishing
 from broker.cli.publishing import LONG_BYTES
 from broker.client import SyncClient
-from broker.testing.process import BrokerProcess
-from broker.testing.served import ServedNode
+from broker.local.single import BrokerProcess
+from tests.kit.served import ServedNode
 
 LINES = [b"first", b"", b"\xff\x00 not text", b"last without an end"]
 

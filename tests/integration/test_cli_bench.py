@@ -16,7 +16,7 @@ from broker.cli.bench.publishing import Load, publish
 from broker.cli.bench.tailing import tail
 from broker.client import Client, SyncClient, TopicNotFound
 from broker.model import TopicId
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 TOPIC = TopicId("bench", "t")
 DEADLINE_S = 60

@@ -20,7 +20,7 @@ from broker.client import (
     TopicNotFound,
 )
 from broker.client.places import before
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 Run = Callable[..., tuple[int, str, str]]
 

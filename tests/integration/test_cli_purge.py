@@ -13,7 +13,7 @@ import pytest
 from broker.cli import app
 from broker.client import BadRequest, Client, SyncClient
 from broker.clock import SystemClock
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 NOW = datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC)
 Run = Callable[..., tuple[int, str, str]]

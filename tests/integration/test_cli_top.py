@@ -16,7 +16,7 @@ import pytest
 
 from broker.cli import app
 from broker.client import SyncClient
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 DEADLINE_S = 60.0
 

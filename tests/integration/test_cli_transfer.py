@@ -20,7 +20,7 @@ from broker.cli.transfer.contents import Contents
 from broker.cli.transfer.formats import FORMATS
 from broker.cli.transfer.jsonlines import JsonLines
 from broker.client import Message, NewMessage, SyncClient
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 Run = Callable[..., tuple[int, str, str]]
 HEADERS = {"trace": b"\xff\x00", "ü": b""}

@@ -10,7 +10,7 @@ import pytest
 
 from broker.cli import app
 from broker.client import SyncClient
-from broker.testing.process import BrokerProcess
+from broker.local.single import BrokerProcess
 
 Run = Callable[..., tuple[int, str, str]]
 LIVES = (

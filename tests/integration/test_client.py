@@ -20,7 +20,7 @@ from broker.client import (
     SyncClient,
     TailOptions,
 )
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 NUMBERS = itertools.count()
 

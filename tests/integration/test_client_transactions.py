@@ -10,7 +10,7 @@ from broker.client import Client, NewMessage, OutcomeUnknown, SyncClient, Transa
 from broker.client.protocol import Reply, Request
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 # ruff: noqa: PT012 - Whole blocks are what is tested.
 

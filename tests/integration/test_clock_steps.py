@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import Client, Message
-from broker.testing.process import BrokerProcess
+from broker.local.single import BrokerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.cluster import LocalCluster, Member
-from broker.testing.servers import HBaseServer
+from broker.local import LocalCluster, Member
+from broker.local.servers import HBaseServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
 

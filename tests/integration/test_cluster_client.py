@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from broker.client import Client, admin
+from broker.local import LocalCluster
 from broker.model import TopicId
-from broker.testing.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.integration,

@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from broker.client import Client, Leader, Snapshot, admin
+from broker.local import LocalCluster, Member
 from broker.model import TopicId
-from broker.testing.cluster import LocalCluster, Member
-from broker.testing.cluster.keepalive import KeepAlive
-from broker.testing.cluster.load import READING, ClusterLoad
-from broker.testing.workloads.beside import RAW
+from chaos.workloads.beside import RAW
+from tests.kit.keepalive import KeepAlive
+from tests.kit.load import READING, ClusterLoad
 
 pytestmark = [
     pytest.mark.integration,

@@ -8,15 +8,15 @@ from contextlib import suppress
 import pytest
 
 from broker.client import BrokerError, Client
+from broker.local import LocalCluster, Sizes
+from broker.local.cluster import REGIONS_LOCAL
+from broker.local.servers import HBaseServer
 from broker.model import TopicId
 from broker.storage.hbase.schema import Schema
 from broker.storage.keys import topic_prefix
 from broker.storage.table import Space
-from broker.testing.cluster import LocalCluster, Sizes
-from broker.testing.cluster.local import REGIONS_LOCAL
-from broker.testing.servers import HBaseServer
-from broker.testing.serving import eventually
 from tests.integration.stalling import HOST, stalling
+from tests.kit.serving import eventually
 
 pytestmark = [
     pytest.mark.integration,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.cluster import LocalCluster
+from broker.local import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
 

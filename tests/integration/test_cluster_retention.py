@@ -9,8 +9,8 @@ import urllib.request
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.cluster import LocalCluster, Member, Sizes
-from broker.testing.servers import HBaseServer
+from broker.local import LocalCluster, Member, Sizes
+from broker.local.servers import HBaseServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.cluster import LocalCluster, Member
+from broker.local import LocalCluster, Member
 from tests.integration.spark.driver import Driver
 from tests.integration.spark.mortal import DEADLINE_S, STEPS, Gate, Held, Jobs
 from tests.integration.spark.test_deployments import run_and_die

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from broker.client import Client
-from broker.testing.cluster import LocalCluster, Member, Sizes
-from broker.testing.cluster.load import ClusterLoad
-from broker.testing.servers import zookeeper
+from broker.local import LocalCluster, Member, Sizes
+from broker.local.servers import zookeeper
+from tests.kit.load import ClusterLoad
 
 pytestmark = [
     pytest.mark.integration,

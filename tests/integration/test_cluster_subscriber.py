@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from broker.client import Client, CursorMoved, Message, NotFound, admin
+from broker.local import LocalCluster
 from broker.model import TopicId
-from broker.testing.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.integration,

@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 
 from broker.client import Client
-from broker.testing.cluster import LocalCluster, Member
-from broker.testing.transacting import PATH, Transactors, asking, pause
+from broker.local import LocalCluster, Member
+from tests.kit.transacting import PATH, Transactors, asking, pause
 
 pytestmark = [
     pytest.mark.integration,

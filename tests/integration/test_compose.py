@@ -1,7 +1,7 @@
 """docker-compose.cluster.yml says what the launcher of a local cluster does.
 
 There is no container engine here. So the file is validated by docker-compose itself; each command, setting,
-file and port in it is compared with what ``broker.testing.cluster.plan`` gives for the same addresses; and
+file and port in it is compared with what ``broker.local.plan`` gives for the same addresses; and
 each health check is run against a process of a local cluster that the same plan has started.
 """
 
@@ -18,9 +18,9 @@ import yaml
 from broker.api.origins import names_of
 from broker.config.sections import iter_keys
 from broker.config.sources import load, parse
-from broker.testing.cluster import Kind, LocalCluster, Sizes
-from broker.testing.cluster.__main__ import FIRST_PORT
-from broker.testing.cluster.plan import (
+from broker.local import Kind, LocalCluster, Sizes
+from broker.local.__main__ import FIRST_PORT
+from broker.local.plan import (
     Folders,
     Layout,
     Place,
@@ -32,8 +32,8 @@ from broker.testing.cluster.plan import (
     programs,
     zoo_cfg,
 )
-from broker.testing.fixtures import require
-from broker.testing.servers import ToxiproxyServer, compose, free_ports, hbase, toxiproxy, zookeeper
+from broker.local.servers import ToxiproxyServer, compose, free_ports, hbase, toxiproxy, zookeeper
+from tests.kit.fixtures import require
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -107,7 +107,7 @@ def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
     parts = ["coordination", "leading", "routing", "storage", "api", "topics", "cli"]
     done = run(made, "-c", IMPORT_ALL, *(f"broker.{part}" for part in parts))
     assert done.returncode == 0, done.stderr
-    done = run(made, "-c", "import broker.node.cluster, broker.testing.cluster.__main__")
+    done = run(made, "-c", "import broker.node.cluster, broker.local.__main__")
     assert done.returncode == 0, done.stderr
 
 
@@ -133,9 +133,7 @@ def test_sql_databases_take_the_extra_sql(made: Path) -> None:
 @pytest.mark.parametrize("made", [("chaos",)], indirect=True, ids=["chaos"])
 def test_the_verifier_has_all_with_the_extra_chaos(made: Path) -> None:
     without_what_is_missing(made, "pytest", "hypothesis", "aiokafka")
-    done = run(
-        made, "-c", IMPORT_ALL, "chaos", "broker.testing.simulation", "broker.testing.workloads"
-    )
+    done = run(made, "-c", IMPORT_ALL, "chaos", "broker.testing.simulation", "chaos.workloads")
     assert done.returncode == 0, done.stderr
     done = run(made, "-m", "chaos", "case", "hole")
     assert done.returncode == 0, done.stdout + done.stderr

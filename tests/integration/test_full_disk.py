@@ -14,9 +14,9 @@ from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
-from broker.testing.serving import Answered, Broker, Http, listening, topic_path
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
+from tests.kit.serving import Answered, Broker, Http, listening, topic_path
 
 TEXT = {"Content-Type": "text/plain"}
 AVRO = {"Content-Type": "avro/binary"}

@@ -15,6 +15,7 @@ import thriftpy2.rpc
 
 from broker.clock import SystemClock
 from broker.errors import BrokerError
+from broker.local.servers import HBaseGateway, HBaseServer, thrift2_idl
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
@@ -23,10 +24,9 @@ from broker.storage.health import Ended
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.table import HEAD, Cell, Space
-from broker.testing.bare import append, rows_of
-from broker.testing.servers import HBaseGateway, HBaseServer, thrift2_idl
-from broker.testing.serving import eventually
+from chaos.bare import append, rows_of
 from tests.integration.stalling import stalling
+from tests.kit.serving import eventually
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase")]
 

@@ -7,11 +7,11 @@ from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 
+from broker.local.cluster import LocalCluster
+from broker.local.places import Sizes
+from broker.local.servers import HBaseGateway, HBaseServer
 from broker.storage.hbase.gateways import Address
-from broker.testing.checkers import check
-from broker.testing.cluster.local import LocalCluster
-from broker.testing.cluster.places import Sizes
-from broker.testing.servers import HBaseGateway, HBaseServer
+from chaos.checkers import check
 from tests.integration.hbase_load import Load, loaded
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.server("hbase")]

@@ -14,6 +14,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.config.sections import Durability
 from broker.errors import BrokerError
+from broker.local.servers import HBaseServer
 from broker.model import RowId, TopicId, row_id, timestamp_of
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
@@ -21,8 +22,7 @@ from broker.storage.hbase.table import HBaseTable
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
-from broker.testing.bare import append, rows_of
-from broker.testing.servers import HBaseServer
+from chaos.bare import append, rows_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -16,10 +16,10 @@ import happybase
 import pytest
 
 from broker.cli.app import run as run_command
+from broker.local.servers import HBaseServer, ZooKeeperServer
 from broker.rowlog import Message, RowLog, Subscription
-from broker.testing.checkers.rowlog import violations
-from broker.testing.rowlog_workers import Workers
-from broker.testing.servers import HBaseServer, ZooKeeperServer
+from chaos.checkers.rowlog import violations
+from chaos.rowlog_workers import Workers
 
 pytestmark = [pytest.mark.integration, pytest.mark.server("hbase"), pytest.mark.timeout(120)]
 

@@ -13,13 +13,13 @@ import pytest
 
 from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.leveldb.table import open_table
-from broker.testing import full_disk
-from broker.testing.appender import ids_in, rows_until
-from broker.testing.synced import Disk, cut_copy, replay, traced
+from chaos import full_disk
+from chaos.appender import ids_in, rows_until
+from chaos.synced import Disk, cut_copy, replay, traced
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 CUTS = int(os.environ.get("BROKER_CUTS", "9"))
-TABLE_APPENDER = "broker.testing.table_appender"
+TABLE_APPENDER = "tests.kit.table_appender"
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
 
@@ -35,7 +35,7 @@ def live(
     trace: Path,
     acknowledgements: int,
     *options: str,
-    program: str = "broker.testing.appender",
+    program: str = "chaos.appender",
 ) -> Life:
     """Append to a store until so many appends were acknowledged; kill."""
     child = [sys.executable, "-m", program, str(directory), *options]
@@ -147,7 +147,7 @@ def test_a_store_that_goes_on_with_a_failed_database_loses_messages(tmp_path: Pa
 
 
 async def test_a_second_process_is_refused(tmp_path: Path) -> None:
-    child = [sys.executable, "-m", "broker.testing.appender", str(tmp_path / "store")]
+    child = [sys.executable, "-m", "chaos.appender", str(tmp_path / "store")]
     process = await asyncio.create_subprocess_exec(*child, stdout=subprocess.PIPE)
     try:
         assert process.stdout is not None

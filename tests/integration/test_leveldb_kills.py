@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from broker.storage.leveldb.mending import verify_directory
-from broker.testing.checkers import check
-from broker.testing.history import History
-from broker.testing.kill_store import DieAt, StoreDriver
-from broker.testing.kills import Extent, run_kills, run_to_a_death
+from chaos.checkers import check
+from chaos.history import History
+from tests.kit.kill_store import DieAt, StoreDriver
+from tests.kit.kills import Extent, run_kills, run_to_a_death
 
 KILLS = int(os.environ.get("BROKER_KILLS", "15"))
 MESSAGES = 400 * KILLS

@@ -15,12 +15,12 @@ import pytest
 
 from broker.errors import StorageCorrupt
 from broker.storage.leveldb.table import open_table
-from broker.testing.synced import Disk, cut_copy, replay, scramble_copy, traced
-from broker.testing.table_appender import changes_made
+from chaos.synced import Disk, cut_copy, replay, scramble_copy, traced
+from tests.kit.table_appender import changes_made
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 CUTS = int(os.environ.get("BROKER_CUTS", "12"))
-APPENDER = "broker.testing.table_appender"
+APPENDER = "tests.kit.table_appender"
 CALLS_OF_OPENING = {"fdatasync": 3, "fsync": 1, "rename": 2, "unlink": 2, "ftruncate": 1}
 """The calls at which it is killed, and how many an opening makes at least."""
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")

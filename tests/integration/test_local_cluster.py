@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.cluster import LocalCluster, Sizes, pids
-from broker.testing.cluster.asking import question
-from broker.testing.cluster.plan import Kind, Place
-from broker.testing.servers import HBaseServer, free_ports
-from broker.testing.servers.process import await_answer
+from broker.local import LocalCluster, Sizes, pids
+from broker.local.asking import question
+from broker.local.plan import Kind, Place
+from broker.local.servers import HBaseServer, free_ports
+from broker.local.servers.process import await_answer
 
 # Seven programs start at once; with other work on two cores that takes a minute.
 pytestmark = [

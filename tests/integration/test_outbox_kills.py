@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import create_engine
 
 from broker.client import Client, SyncClient
-from broker.testing.served import ServedNode
 from tests.integration.victims import METADATA, OUTBOX, relay, run, steps_of
+from tests.kit.served import ServedNode
 
 KILLED = -9
 

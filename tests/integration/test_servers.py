@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.servers import (
+from broker.local.servers import (
     HBaseServer,
     JavaClient,
     JavaError,

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from broker.client import Client, Message, SyncClient, SyncSubscriber
-from broker.testing.process import BrokerProcess
-from broker.testing.served import ServedNode
+from broker.local.single import BrokerProcess
 from tests.integration.victims import Steps, run, steps_of
+from tests.kit.served import ServedNode
 
 KILLED = -9
 PAYLOADS = [b"0", b"1", b"2", b"poison", b"4", b"5"]

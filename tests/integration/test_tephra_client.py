@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from broker.config.sections import Config, ServerConfig, TransactionsConfig
+from broker.local.servers import JavaError, TephraCalls, TephraClient
 from broker.model import POINTER_MAX
-from broker.testing.fixtures import require
-from broker.testing.served import ServedNode
-from broker.testing.servers import JavaError, TephraCalls, TephraClient
+from tests.kit.fixtures import require
+from tests.kit.served import ServedNode
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

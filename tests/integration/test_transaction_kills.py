@@ -9,7 +9,7 @@ from sqlalchemy import create_engine, insert, select
 from broker.client import SyncClient, TopicId
 from broker.client.messages import parts_of
 from broker.client.transaction_aware import Topical
-from broker.testing.process import BrokerProcess
+from broker.local.single import BrokerProcess
 from tests.integration.victims import (
     METADATA,
     ORDERS,

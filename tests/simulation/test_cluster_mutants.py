@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from broker.testing import mutants
-from broker.testing.checkers import NAMES
-from broker.testing.simulation.directed import Schedule
-from broker.testing.simulation.run import simulate
+from chaos.checkers import NAMES
+from tests.kit.seeds.directed import Schedule
+from tests.kit.seeds.run import simulate
 
 FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text())
 WINDOW: int = FILE["window"]

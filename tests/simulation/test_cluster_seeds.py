@@ -14,12 +14,12 @@ import sys
 import pytest
 
 from broker.testing import Cluster, simulated
-from broker.testing.simulation import run
-from broker.testing.simulation.__main__ import WORKLOADS, run_one, run_several
-from broker.testing.simulation.faults import KINDS
-from broker.testing.simulation.plan import Plan, draw_plan
-from broker.testing.simulation.report import Totals
-from broker.testing.simulation.run import simulate
+from tests.kit.seeds import run
+from tests.kit.seeds.__main__ import WORKLOADS, run_one, run_several
+from tests.kit.seeds.faults import KINDS
+from tests.kit.seeds.plan import Plan, draw_plan
+from tests.kit.seeds.report import Totals
+from tests.kit.seeds.run import simulate
 
 SEEDS = 100
 SEEDS_DRAWN = 5
@@ -72,7 +72,7 @@ def test_no_seed_shows_anything_wrong(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.timeout(300)
 def test_a_seed_repeats_its_history_in_every_process() -> None:
     def history(hash_seed: str) -> str:
-        command = [sys.executable, "-m", "broker.testing.simulation", "--seed", "2"]
+        command = [sys.executable, "-m", "tests.kit.seeds", "--seed", "2"]
         command += ["--minutes", "1"]
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         done = subprocess.run(
@@ -87,7 +87,7 @@ def test_a_seed_repeats_its_history_in_every_process() -> None:
 @pytest.mark.simulation
 @pytest.mark.timeout(300)
 def test_the_command_runs_seeds_in_several_processes() -> None:
-    command = [sys.executable, "-m", "broker.testing.simulation"]
+    command = [sys.executable, "-m", "tests.kit.seeds"]
     command += ["--seeds", "2", "--minutes", "0.1", "--jobs", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert "2 seeds, 0 bad, 2 empty" in done.stdout, done.stdout + done.stderr

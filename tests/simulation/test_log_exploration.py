@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 import pytest
 
 from broker.testing import mutants
-from broker.testing.logs.exploration import PLANS, Summary, explore, explore_many
+from tests.kit.logs.exploration import PLANS, Summary, explore, explore_many
 
 RUNS = 300
 RUNS_AT_NIGHT = 4000
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.simulation
 
 def told(summary: Summary) -> str:
     return "\n".join(
-        f"python -m broker.testing.logs.exploration --seed {bad.seed} --plan {bad.plan} --story\n    "
+        f"python -m tests.kit.logs.exploration --seed {bad.seed} --plan {bad.plan} --story\n    "
         + "\n    ".join([*bad.wrong[:5], *bad.story[-30:]])
         for bad in summary.bad
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from broker.testing import mutants
-from broker.testing.one_node import simulate
 from broker.topics.state import TopicState
+from tests.kit.one_node import simulate
 
 SEEDS = 100
 CHUNK = 20

@@ -4,8 +4,8 @@ import pytest
 
 from broker.client.transaction import TransactionPublisher
 from broker.client.transactions import TransactionService
-from broker.testing.simulation.plan import Fault, Plan
-from broker.testing.simulation.run import Outcome, simulate
+from tests.kit.seeds.plan import Fault, Plan
+from tests.kit.seeds.run import Outcome, simulate
 
 FAULTS = (Fault("kill", 5.0, 5.0, 1), Fault("pause", 15.0, 6.0, 2))
 

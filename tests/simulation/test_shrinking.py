@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.simulation.__main__ import main
-from broker.testing.simulation.directed import Schedule
-from broker.testing.simulation.plan import Plan
-from broker.testing.simulation.run import simulate
+from tests.kit.seeds.__main__ import main
+from tests.kit.seeds.directed import Schedule
+from tests.kit.seeds.plan import Plan
+from tests.kit.seeds.run import simulate
 
 FILE = tomllib.loads((Path(__file__).parent / "cluster_mutants.toml").read_text())
 MUTANT = "put-before-raise"

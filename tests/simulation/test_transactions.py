@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.testing import mutants
-from broker.testing.one_node_transactions import Outcome, simulate
-from broker.testing.simulation import cluster_transactions
+from tests.kit.one_node_transactions import Outcome, simulate
+from tests.kit.seeds import cluster_transactions
 
 SEEDS, CHUNK = 600, 50
 SEEDS_MAX = 40

@@ -20,12 +20,12 @@ LONG = {
     "broker/rowlog/service.py": "all that an application calls, half of it contracts",
     "broker/storage/entry.py": "the value of one cell, from messages and back",
     "broker/storage/reading.py": "one reader, forwards and backwards, by the same rules",
-    "broker/testing/contract/log.py": "one suite, read from top to bottom",
-    "broker/testing/logs/node.py": "all that a node of the random runs does, one program after the other",
+    "tests/kit/contract/log.py": "one suite, read from top to bottom",
+    "tests/kit/logs/node.py": "all that a node of the random runs does, one program after the other",
     "broker/testing/mutants.py": "one list, a function for each clause",
     "broker/topics/leaders.py": "every way from one leader of a topic to the next",
     "broker/topics/service.py": "all that the interface calls, half of it contracts",
-    "broker/testing/contract/table.py": "one suite, read from top to bottom",
+    "tests/kit/contract/table.py": "one suite, read from top to bottom",
 }
 
 SOURCES = tracked("broker/*.py", "scripts/*.py", "examples/*.py", "benchmarks/*.py", "chaos/*.py")

@@ -15,7 +15,8 @@ MACHINE = re.compile(
 )
 
 PLAIN = tracked("*.py", "*.toml", "*.md", "*.xml", "*.java", "*.yml", "*.cfg", "Makefile", ".ci/*")
-TESTS = tracked("tests/*.py")
+TESTS = [name for name in tracked("tests/*.py") if not name.startswith("tests/kit/")]
+"""What tests share waits in virtual time, or is a program of its own."""
 ASLEEP = {("time", "sleep"), ("asyncio", "sleep")}
 
 

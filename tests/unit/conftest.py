@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.testing.serving import Broker, Http, listening, topic_path
+from tests.kit.serving import Broker, Http, listening, topic_path
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from broker import slices
 from broker.slices import ROUNDS_FREE, Short, Slice, aside
-from broker.testing.bench import settle
 from broker.testing.clock import simulate
+from tests.kit.bench import settle
 
 
 class _Time:

@@ -1,6 +1,6 @@
 """A whole cluster in this process: machines, storage, a coordinator, clients, and what can go wrong.
 
-It is a stage for workloads (broker/testing/workloads/stage.py), and a world for faults::
+The seeds of this project's tests make it a stage for workloads and a world for faults::
 
     ┌ client "p0" ┐   ┌ node-0 ┐ ┌ node-1 ┐ ┌ node-2 ┐
     └──────┬──────┘   └─┬────┬─┘ └─┬────┬─┘ └─┬────┬─┘
@@ -30,16 +30,13 @@ from broker.storage.log import Logs
 from broker.storage.memory.adversary import CALM, AdversaryTable, Bias
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.testing.checkers import Violation
 from broker.testing.clock import VirtualClock
-from broker.testing.history import History
 from broker.testing.simulation.client import Repeater, placed_client
 from broker.testing.simulation.clocks import MachineWall
 from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.node import PORT, Ground, Machine
-from broker.testing.workloads.stage import SIMULATED, Scale
 
 ASK_S: Final = 0.002
 STARTED_S: Final = 30.0
@@ -52,7 +49,6 @@ class SimCluster:
 
     Attributes:
         machines: the nodes' machines, by number.
-        history: what clients and the nemesis tell.
         clients: the processes that have had a client.
     """
 
@@ -62,21 +58,20 @@ class SimCluster:
         nodes: int = 3,
         seed: int | str = 0,
         bias: Bias = CALM,
-        scale: Scale = SIMULATED,
+        deadline_s: float = 20.0,
         settings: Mapping[str, Any] | None = None,
         bounds: PageBounds = PAGES,
     ) -> None:
         """Have ``nodes`` machines, of which none runs yet; all draws come from ``seed``.
 
-        ``settings`` are sections of the nodes' configuration by name; ``bounds`` say when a page is full.
+        ``settings`` are sections of the nodes' configuration by name; ``bounds`` say when a page is full;
+        ``deadline_s`` is how long a client tries one call.
         """
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop), "a simulated cluster needs its own loop"
         self.loop = loop
         self.clock = VirtualClock(loop)
-        self.scale = scale
-        self.chance = random.Random(f"{seed}/workload")
-        self.history = History(lambda: round(loop.time() * 1e9))
+        self._deadline_s = deadline_s
         self.coordination = MemoryCoordination(self.clock)
         self.coordination.delay_s = ASK_S
         self.coordination.notification_delay_s = ASK_S
@@ -94,8 +89,6 @@ class SimCluster:
         self.clients: dict[str, None] = {}
         self.is_out = False
         """Whether the coordinator is."""
-        self.wrong: list[Violation] = []
-        """What a fault saw that must never be, and that no client can be told."""
         self.clock_off_ms_max = 3_600_000.0
         """How wrong a fault may set a clock."""
         self.repeater = Repeater(random.Random(f"{seed}/repeater"))
@@ -139,7 +132,7 @@ class SimCluster:
         self.clients[process] = None
         urls = ",".join(self.nodes) if node is None else node
         known = Settings(
-            url=urls, follow_leaders=node is None, deadline_s=self.scale.deadline_s
+            url=urls, follow_leaders=node is None, deadline_s=self._deadline_s
         ).changed(None, settings)
         return placed_client(self.network, process, known, self.repeater)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from broker.testing.attacked import Attacked, attacked
+from tests.kit.attacked import Attacked, attacked
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from broker.testing.attacked import AVRO, GZIP, PUBLISHES_MIN, Attacked, push, request
-from broker.testing.neighbour import CUT
-from broker.testing.serving import RawHttp, topic_path
 from tests.integration.attacks import sent
+from tests.kit.attacked import AVRO, GZIP, PUBLISHES_MIN, Attacked, push, request
+from tests.kit.neighbour import CUT
+from tests.kit.serving import RawHttp, topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker.testing.attacked import AVRO, GZIP, JSON, Attacked
-from broker.testing.serving import topic_path
 from tests.integration.attacks import sent
+from tests.kit.attacked import AVRO, GZIP, JSON, Attacked
+from tests.kit.serving import topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

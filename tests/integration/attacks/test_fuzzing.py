@@ -1,4 +1,4 @@
-"""Very many requests that are almost right, beside a neighbour's that are; see broker.testing.fuzzing."""
+"""Very many requests that are almost right, beside a neighbour's that are; see tests.kit.fuzzing."""
 
 import asyncio
 import json
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.attacked import Attacked, attacked
-from broker.testing.servers.process import tied_to_us
+from broker.local.servers.process import tied_to_us
+from tests.kit.attacked import Attacked, attacked
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -44,7 +44,7 @@ def without_pandas(folder: Path) -> dict[str, str]:
 
 async def fuzzed(broker: Attacked, requests: int, seed: int) -> dict[str, object]:
     """Let the program run to its end; it answers what it found."""
-    command = (sys.executable, "-m", "broker.testing.fuzzing", str(broker.port))
+    command = (sys.executable, "-m", "tests.kit.fuzzing", str(broker.port))
     arguments = ("--requests", str(requests), "--seed", str(seed), "--corpus", str(CORPUS))
     process = await asyncio.create_subprocess_exec(
         *tied_to_us((*command, *arguments)), stdout=asyncio.subprocess.PIPE, env=dict(os.environ)

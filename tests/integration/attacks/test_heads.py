@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 import pytest
 
 from broker.model import Poll, PublishRequest
-from broker.testing.attacked import AVRO, PUBLISHES_MIN, Attacked, answer, push, request
-from broker.testing.serving import RawHttp, topic_path
 from broker.wire import avro
 from tests.integration.attacks import sent
+from tests.kit.attacked import AVRO, PUBLISHES_MIN, Attacked, answer, push, request
+from tests.kit.serving import RawHttp, topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from broker.model import PublishRequest
-from broker.testing.attacked import AVRO, Attacked, request
-from broker.testing.serving import RawHttp, topic_path
 from broker.wire import avro
 from tests.integration.attacks import sent
+from tests.kit.attacked import AVRO, Attacked, request
+from tests.kit.serving import RawHttp, topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from broker.testing.attacked import JSON, Attacked
-from broker.testing.serving import topic_path
 from tests.integration.attacks import sent
+from tests.kit.attacked import JSON, Attacked
+from tests.kit.serving import topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

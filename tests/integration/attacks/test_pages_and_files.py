@@ -4,8 +4,8 @@ import stat
 
 import pytest
 
-from broker.testing.attacked import Attacked
-from broker.testing.serving import topic_path
+from tests.kit.attacked import Attacked
+from tests.kit.serving import topic_path
 
 pytestmark = [pytest.mark.integration]
 

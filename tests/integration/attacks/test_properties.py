@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker.testing.attacked import GZIP, JSON, Attacked
-from broker.testing.neighbour import CUT
-from broker.testing.serving import NAMESPACE, topic_path
 from tests.integration.attacks import sent
+from tests.kit.attacked import GZIP, JSON, Attacked
+from tests.kit.neighbour import CUT
+from tests.kit.serving import NAMESPACE, topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

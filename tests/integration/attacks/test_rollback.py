@@ -2,10 +2,10 @@
 
 import pytest
 
-from broker.testing.attacked import AVRO, PUBLISHES_MIN, Attacked
-from broker.testing.neighbour import TOPIC
-from broker.testing.serving import topic_path
 from tests.integration.attacks import sent
+from tests.kit.attacked import AVRO, PUBLISHES_MIN, Attacked
+from tests.kit.neighbour import TOPIC
+from tests.kit.serving import topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -3,10 +3,10 @@
 import pytest
 
 from broker.model import Poll, Snapshot
-from broker.testing.attacked import AVRO, Attacked
-from broker.testing.serving import topic_path
 from broker.wire import avro
 from tests.integration.attacks import sent
+from tests.kit.attacked import AVRO, Attacked
+from tests.kit.serving import topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from broker.testing.attacked import Attacked, attacked, push
-from broker.testing.servers.process import free_ports
-from broker.testing.serving import RawHttp
+from broker.local.servers.process import free_ports
 from tests.integration.attacks import sent
+from tests.kit.attacked import Attacked, attacked, push
+from tests.kit.serving import RawHttp
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 

@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 
 from broker.model import Poll
-from broker.testing.attacked import AVRO, PUBLISHES_MIN, Attacked, push, request
-from broker.testing.serving import RawHttp, topic_path
 from broker.wire import avro
 from tests.integration.attacks import sent
+from tests.kit.attacked import AVRO, PUBLISHES_MIN, Attacked, push, request
+from tests.kit.serving import RawHttp, topic_path
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import pyspark
 
-from broker.testing.servers.process import Server, free_ports
+from broker.local.servers.process import Server, free_ports
 
 HOST = "127.0.0.1"
 HOME = Path(pyspark.__file__).parent

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.process import BrokerProcess
-from broker.testing.servers.jvm import QUICK
+from broker.local.servers.jvm import QUICK
+from broker.local.single import BrokerProcess
 from tests.integration.spark.sessions import FILES
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]

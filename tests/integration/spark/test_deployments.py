@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from broker.client import SyncClient
-from broker.testing.process import BrokerProcess
-from broker.testing.servers import fetch
-from broker.testing.servers.cache import cache_folder
+from broker.local.servers import fetch
+from broker.local.servers.cache import cache_folder
+from broker.local.single import BrokerProcess
 from tests.integration.spark.driver import Driver
 from tests.integration.spark.mortal import Gate, Jobs
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, expr, session_window, split, timestamp_seconds
 
 from broker.client import SyncClient
-from broker.testing.process import BrokerProcess
+from broker.local.single import BrokerProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.nightly, pytest.mark.timeout(300)]
 

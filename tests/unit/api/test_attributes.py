@@ -8,9 +8,9 @@ from multidict import CIMultiDict
 
 from broker.http.reply import Stream
 from broker.model import Message, Poll, PublishRequest
-from broker.testing.serving import Answered, Broker, topic_path
 from broker.wire import attributes, avro, messages
 from broker.wire.blocks import PollDecoder
+from tests.kit.serving import Answered, Broker, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 WHOLE = {"Content-Type": "avro/message"}

@@ -13,11 +13,11 @@ from broker.client import Client
 from broker.errors import NotFound, Unavailable
 from broker.model import PublishRequest, Snapshot, message_id_from_hex
 from broker.node.transactions import ServiceElsewhere
-from broker.testing.ring import Ring, ring_of
-from broker.testing.serving import Broker, Http, topic_path
 from broker.topics import blockers as searching
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
+from tests.kit.ring import Ring, ring_of
+from tests.kit.serving import Broker, Http, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}

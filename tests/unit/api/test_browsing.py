@@ -5,10 +5,10 @@ import pytest
 
 from broker.client import Client
 from broker.model import PublishRequest, Snapshot
-from broker.testing.serving import Broker, Http, topic_path
 from broker.topics import browse
 from broker.wire import avro
 from broker.wire.transaction import encode_transaction
+from tests.kit.serving import Broker, Http, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}

@@ -15,14 +15,14 @@ from broker.api.polling import BLOCKED_BY
 from broker.client import Client
 from broker.errors import Unavailable
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
-from broker.testing.bench import settle
-from broker.testing.ring import ring_of
-from broker.testing.serving import Broker, Http, topic_path
 from broker.topics import service, streams
 from broker.topics.pages import Page
 from broker.topics.state import TopicState
 from broker.wire import attributes
 from broker.wire.transaction import encode_transaction
+from tests.kit.bench import settle
+from tests.kit.ring import ring_of
+from tests.kit.serving import Broker, Http, topic_path
 
 TOPIC = TopicId("default", "t")
 ARROWS = topic_path("t", "arrow")

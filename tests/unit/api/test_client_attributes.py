@@ -8,7 +8,7 @@ import pytest
 
 from broker.client import BadRequest, Browsed, Client, Message, NewMessage, SyncClient, TailOptions
 from broker.model import MESSAGE_ID_BYTES
-from broker.testing.serving import Broker, Http
+from tests.kit.serving import Broker, Http
 
 RAW = b"\xff\xfe"
 KEYED = NewMessage("a", key="k", headers={"kind": "tick", "raw": RAW})

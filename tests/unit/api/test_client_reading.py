@@ -15,10 +15,10 @@ import pytest
 from broker.client import BadRequest, Client, NewMessage, SyncClient, TopicNotFound, reading
 from broker.errors import NotInstalled, Unavailable, UnavailableError
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId, row_id
-from broker.testing.ring import ring_of
-from broker.testing.serving import Broker, Http, topic_path
 from broker.topics import service, streams
 from broker.topics.state import TopicState
+from tests.kit.ring import ring_of
+from tests.kit.serving import Broker, Http, topic_path
 
 TOPIC = TopicId("default", "t")
 ARROW_TYPES = {

@@ -14,9 +14,9 @@ from broker.model import TopicId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Record
-from broker.testing.members import FewNodes
 from broker.testing.memory import MemoryRecords
-from broker.testing.serving import Broker
+from tests.kit.members import FewNodes
+from tests.kit.serving import Broker
 
 T = TopicId("default", "t")
 NODE = "/v1/cluster/node"

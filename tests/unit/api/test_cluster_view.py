@@ -11,7 +11,7 @@ from broker.http.answer import NoAnswer, NotSent, Reply
 from broker.model import TopicId
 from broker.storage.health import CallHealth
 from broker.testing.memory import MemoryRecords
-from broker.testing.serving import Broker, topic_path
+from tests.kit.serving import Broker, topic_path
 
 ME = NodeInfo(3, "life", "http://me:1", "1.0", 1)
 PLAIN = {"Content-Type": "text/plain"}

@@ -7,8 +7,8 @@ import pytest
 
 from broker.client import Client, Message
 from broker.config.sections import Config, TopicsConfig
-from broker.testing.ring import ring_of
-from broker.testing.serving import Broker, topic_path
+from tests.kit.ring import ring_of
+from tests.kit.serving import Broker, topic_path
 
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 TEXT = {"Content-Type": "text/plain"}

@@ -7,9 +7,9 @@ from broker.api.decoding import AT_ONCE_BYTES_MAX
 from broker.errors import BadRequest, BodyTooLarge
 from broker.http.budget import Bounds, Budgets, Hold, Kind
 from broker.http.request import Request
-from broker.testing.serving import topic_path
 from broker.wire import avro
 from broker.wire.steps import Steps
+from tests.kit.serving import topic_path
 
 PUBLISH = topic_path("t", "publish")
 SMALL, LARGE = bytes(AT_ONCE_BYTES_MAX), bytes(AT_ONCE_BYTES_MAX + 1)

@@ -13,7 +13,7 @@ from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
 from broker.http.budget import Cut
 from broker.http.reply import Reply
 from broker.http.request import Names
-from broker.testing.serving import Broker, Http, topic_path
+from tests.kit.serving import Broker, Http, topic_path
 
 
 async def test_every_handler_stands_behind_authorize() -> None:

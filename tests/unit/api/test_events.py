@@ -14,8 +14,8 @@ from broker.coordination.tenure import HERE, Everything, Place
 from broker.http.reply import Stream
 from broker.http.request import Names, Request
 from broker.model import TopicId
-from broker.testing.ring import TOPIC, ring_of
-from broker.testing.serving import Broker, RawHttp, eventually, topic_path
+from tests.kit.ring import TOPIC, ring_of
+from tests.kit.serving import Broker, RawHttp, eventually, topic_path
 
 EVENTS = topic_path("t", "events")
 TEXT = {"Content-Type": "text/plain"}

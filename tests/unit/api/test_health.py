@@ -1,4 +1,4 @@
-from broker.testing.serving import Broker
+from tests.kit.serving import Broker
 
 
 async def test_what_the_original_answers(broker: Broker) -> None:

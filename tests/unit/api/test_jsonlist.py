@@ -13,9 +13,9 @@ from broker.api.jsonlist import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payloads import PART_BYTES
 from broker.http.reply import Stream
 from broker.model import Message, PublishRequest
-from broker.testing.serving import Broker, topic_path
 from broker.topics.pages import PIECE_BYTES_MAX
 from broker.wire import avro, avrojson
+from tests.kit.serving import Broker, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 FORMS = {

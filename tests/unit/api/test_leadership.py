@@ -1,4 +1,4 @@
-from broker.testing.serving import Broker, Http, topic_path
+from tests.kit.serving import Broker, Http, topic_path
 
 LEADER = topic_path("t", "leader")
 

@@ -10,9 +10,9 @@ from multidict import CIMultiDict
 from broker.api.openapi import OPERATIONS, make_document
 from broker.api.routes import SHAPES
 from broker.api.schemas import decimals_up_to
-from broker.testing.openapi import Answered, Checker, Undocumented
-from broker.testing.serving import Broker, topic_path
 from broker.wire.topics import TTL_MAX_S
+from tests.kit.openapi import Answered, Checker, Undocumented
+from tests.kit.serving import Broker, topic_path
 
 
 async def test_every_route_is_documented_and_every_operation_is_served(broker: Broker) -> None:

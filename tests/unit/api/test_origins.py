@@ -13,7 +13,7 @@ from broker.api import origins as module
 from broker.api.origins import HEADERS_TAKEN, Origins, canonical, names_of
 from broker.config.sections import ClusterConfig, Config, ServerConfig
 from broker.errors import Forbidden
-from broker.testing.serving import Broker, Http, RawHttp, listening, topic_path
+from tests.kit.serving import Broker, Http, RawHttp, listening, topic_path
 
 APP = "https://app.example"
 EVIL = "http://evil.example"

@@ -11,10 +11,10 @@ from broker.errors import OutcomeUnknown
 from broker.model import TopicId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.testing.members import FewNodes
 from broker.testing.memory import MemoryRecords
-from broker.testing.openapi import Answered
-from broker.testing.serving import Broker, topic_path
+from tests.kit.members import FewNodes
+from tests.kit.openapi import Answered
+from tests.kit.serving import Broker, topic_path
 
 T = TopicId("default", "t")
 PINS = "/v1/cluster/pins"

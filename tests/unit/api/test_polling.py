@@ -12,11 +12,11 @@ from broker.http.budget import Budgets, Hold, Kind
 from broker.http.reply import Reply, Stream
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest, Snapshot
-from broker.testing.serving import Answered, Broker, listening, topic_path
 from broker.wire import avro
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.pointers import POINTERS_MAX
 from broker.wire.transaction import encode_transaction
+from tests.kit.serving import Answered, Broker, listening, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}

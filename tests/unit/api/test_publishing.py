@@ -7,13 +7,13 @@ from broker.api.publishing import publish_reply
 from broker.config.sections import Config, LimitsConfig
 from broker.http.reply import Reply
 from broker.model import PublishRequest, RollbackRange, row_id
-from broker.testing.serving import Broker, Http, topic_path
 from broker.topics.settings import Published
 from broker.wire.avro import (
     decode_publish_response,
     encode_publish_request,
     encode_publish_response,
 )
+from tests.kit.serving import Broker, Http, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 JSON = {"Content-Type": "application/json"}

@@ -9,8 +9,8 @@ from broker.config.sections import Config, ServerConfig, TopicsConfig
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.testing.bench import Gate, HookedTable
-from broker.testing.serving import Broker, Http, listening, topic_path
+from tests.kit.bench import Gate, HookedTable
+from tests.kit.serving import Broker, Http, listening, topic_path
 
 PUBLISH = topic_path("t", "publish")
 TEXT = {"Content-Type": "text/plain"}

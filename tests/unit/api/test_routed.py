@@ -10,9 +10,9 @@ from broker.errors import NoLeader, Overloaded
 from broker.http.reply import EMPTY, EMPTY_REPLAYED
 from broker.model import PublishRequest, RollbackRange
 from broker.routing.deciding import Kind
-from broker.testing.ring import Ring, request_lost, ring_of
-from broker.testing.serving import topic_path
 from broker.wire import avro
+from tests.kit.ring import Ring, request_lost, ring_of
+from tests.kit.serving import topic_path
 
 PUBLISH = topic_path("t", "publish")
 TEXT = {"Content-Type": "text/plain"}

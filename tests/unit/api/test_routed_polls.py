@@ -10,9 +10,9 @@ import pytest
 from broker.client import Client
 from broker.http.budget import Kind
 from broker.model import Poll, PublishRequest
-from broker.testing.ring import TOPIC, Ring, ring_of
-from broker.testing.serving import eventually, topic_path
 from broker.wire import attributes, avro, messages
+from tests.kit.ring import TOPIC, Ring, ring_of
+from tests.kit.serving import eventually, topic_path
 
 PUBLISH = topic_path("t", "publish")
 POLL = topic_path("t", "poll")

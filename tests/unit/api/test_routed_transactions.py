@@ -16,8 +16,8 @@ from broker.errors import (
     Unavailable,
 )
 from broker.http.answer import Reply
-from broker.testing.ring import Ring, RingNode, answer_lost, ring_of
 from broker.topics.reserved import TRANSACTIONS
+from tests.kit.ring import Ring, RingNode, answer_lost, ring_of
 
 
 @pytest.fixture

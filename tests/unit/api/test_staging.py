@@ -9,8 +9,8 @@ import pytest
 
 from broker.client import Client, PayloadsSealed
 from broker.model import PublishRequest
-from broker.testing.serving import Broker, Http, topic_path
 from broker.wire.avro import encode_publish_request
+from tests.kit.serving import Broker, Http, topic_path
 
 JSON = {"Content-Type": "application/json"}
 TEXT = {"Content-Type": "text/plain"}

@@ -1,4 +1,4 @@
-from broker.testing.serving import Broker, topic_path
+from tests.kit.serving import Broker, topic_path
 
 
 async def test_figures_of_a_topic(broker: Broker) -> None:

@@ -11,8 +11,8 @@ from broker.http.reply import EMPTY, Answer, Stream
 from broker.http.request import Request
 from broker.model import timestamp_of
 from broker.storage import records
-from broker.testing.serving import NAMESPACE, Broker, topic_path
 from broker.topics import registry
+from tests.kit.serving import NAMESPACE, Broker, topic_path
 
 
 async def test_create_show_update_delete(broker: Broker) -> None:

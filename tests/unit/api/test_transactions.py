@@ -14,10 +14,10 @@ from broker.config.sections import (
     Role,
     ServerConfig,
 )
-from broker.testing.openapi import Answered
-from broker.testing.serving import Broker
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
+from tests.kit.openapi import Answered
+from tests.kit.serving import Broker
 
 PATH = "/v1/transactions"
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from broker.errors import Unavailable
-from broker.testing.openapi import Answered
-from broker.testing.ring import Ring, request_lost, ring_of
-from broker.testing.serving import eventually, topic_path
-from broker.testing.transacting import PATH, Told, Transactors, told_by
 from broker.topics.reserved import TRANSACTIONS
+from tests.kit.openapi import Answered
+from tests.kit.ring import Ring, request_lost, ring_of
+from tests.kit.serving import eventually, topic_path
+from tests.kit.transacting import PATH, Told, Transactors, told_by
 
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 

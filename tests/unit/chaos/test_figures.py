@@ -1,7 +1,7 @@
 import json
 
-from broker.testing.history import History
 from chaos.figures import Figures, figures_of, longest_gap_s
+from chaos.history import History
 from chaos.store import Judged
 
 

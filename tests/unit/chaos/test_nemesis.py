@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.testing.cluster import Kind
-from broker.testing.servers import ServerFailed
+from broker.local import Kind
+from broker.local.servers import ServerFailed
 from chaos.links import Link, Links, links_of
 from chaos.nemeses.clock import Step, Strobe
 from chaos.nemeses.disk import Flipped

@@ -1,8 +1,8 @@
 from pathlib import Path
 from typing import Any
 
-from broker.testing.history import History
 from chaos import plots
+from chaos.history import History
 
 
 def told() -> History:

@@ -3,8 +3,8 @@ from contextlib import suppress
 
 import pytest
 
-from broker.testing.history import History
 from chaos import progress
+from chaos.history import History
 
 
 async def test_a_line_tells_what_was_answered_and_what_is_broken(

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.testing.history import Event, calls_of, load
-from broker.testing.workloads import REGISTRY, Stage
 from chaos import progress, run
+from chaos.history import Event, calls_of, load
 from chaos.run import Plan, Run
 from chaos.store import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
+from chaos.workloads import REGISTRY, Stage
 
 pytestmark = pytest.mark.slow
 

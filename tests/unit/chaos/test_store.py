@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.testing.checkers import Promises, Verdict, Violation
-from broker.testing.history import History
+from chaos.checkers import Promises, Verdict, Violation
 from chaos.figures import Figures
+from chaos.history import History
 from chaos.store import (
     ACKNOWLEDGED_MIN,
     EXIT_CODES,

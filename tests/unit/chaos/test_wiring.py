@@ -1,4 +1,4 @@
-from broker.testing.cluster.plan import Place
+from broker.local.plan import Place
 from chaos.links import Link
 from chaos.wiring import Wiring
 

@@ -18,9 +18,9 @@ from broker.coordination.ports import Contact
 from broker.model import TopicId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.testing.members import FewNodes
 from broker.testing.memory import MemoryRecords
-from broker.testing.serving import Broker, topic_path
+from tests.kit.members import FewNodes
+from tests.kit.serving import Broker, topic_path
 
 T = TopicId("default", "t")
 UPTIME = re.compile(r"\d:\d\d:\d\d")

@@ -12,7 +12,7 @@ from broker.client.protocol import Reply, Request
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.testing.clock import VirtualClock, pass_time
-from broker.testing.serving import Broker, topic_path
+from tests.kit.serving import Broker, topic_path
 
 TOPIC = "default/t"
 Fault = Callable[[Request], str | None]

@@ -4,7 +4,7 @@ from broker.api.routes import SHAPES
 from broker.client import admin
 from broker.client.protocol import Request
 from broker.model import TopicId
-from broker.testing.openapi import Checker
+from tests.kit.openapi import Checker
 
 T = TopicId("ns", "t-1")
 

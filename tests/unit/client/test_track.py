@@ -6,8 +6,8 @@ import select
 import pytest
 
 from broker.client import Client, Leader, OutcomeUnknown, Published, TailOptions
-from broker.testing.bench import settle
-from broker.testing.serving import eventually
+from tests.kit.bench import settle
+from tests.kit.serving import eventually
 from tests.unit.client.fake_cluster import FAREWELL, Cluster
 
 T = "ns1/t1"

@@ -12,7 +12,7 @@ from broker.errors import OutcomeUnknown, Unavailable
 from broker.http import asking
 from broker.http.answer import NotSent
 from broker.model import Poll, PublishRequest, TopicId
-from broker.testing.serving import eventually
+from tests.kit.serving import eventually
 
 TOPIC = TopicId("ns1", "t1")
 TLS = Path(__file__).parents[2] / "data" / "tls"

@@ -9,7 +9,7 @@ from broker.coordination.memory import SESSION_TIMEOUT_S, MemoryCoordination
 from broker.coordination.ports import Contact
 from broker.errors import NoLeader, Unavailable
 from broker.testing.clock import VirtualClock, pass_time, simulate, within
-from broker.testing.contract.coordination import Told, info, listening, sees
+from tests.kit.contract.coordination import Told, info, listening, sees
 
 SLOT = "slot/17"
 

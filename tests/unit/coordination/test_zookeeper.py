@@ -12,7 +12,7 @@ from broker.coordination import zookeeper
 from broker.coordination.ports import Contact
 from broker.coordination.tree import Unanswered
 from broker.testing.clock import VirtualClock, pass_time, simulate, within
-from broker.testing.contract.coordination import Told, reaches
+from tests.kit.contract.coordination import Told, reaches
 
 SESSION_S = 4.0
 SLOTS = [f"slot/{number}" for number in range(20)]

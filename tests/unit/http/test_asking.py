@@ -8,7 +8,7 @@ import pytest
 
 from broker.http.answer import STREAM_BUFFER_BYTES, NoAnswer, NotSent, Streamed
 from broker.http.asking import Connection, header_lines, open_connection
-from broker.testing.serving import eventually
+from tests.kit.serving import eventually
 
 
 class Ask(NamedTuple):

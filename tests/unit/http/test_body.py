@@ -8,7 +8,7 @@ import pytest
 
 from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.http.budget import Bounds, Budgets, Kind
-from broker.testing.serving import Broker, RawHttp, eventually, listening, topic_path
+from tests.kit.serving import Broker, RawHttp, eventually, listening, topic_path
 
 TEXT = {"Content-Type": "text/plain"}
 PUBLISH = topic_path("t", "publish")

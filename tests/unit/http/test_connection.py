@@ -5,7 +5,8 @@ import pytest
 from broker.config.sections import Config, ServerConfig
 from broker.http.budget import Bounds, Budgets, Kind
 from broker.model import Poll
-from broker.testing.serving import (
+from broker.wire import avro
+from tests.kit.serving import (
     Broker,
     Http,
     RawHttp,
@@ -13,7 +14,6 @@ from broker.testing.serving import (
     listening,
     topic_path,
 )
-from broker.wire import avro
 
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HALF = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nX-A: " + b"x" * 4000

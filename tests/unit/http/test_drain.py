@@ -8,8 +8,8 @@ from broker.client import Client
 from broker.http import drain
 from broker.http.server import Server
 from broker.model import Poll
-from broker.testing.serving import Broker, Http, RawHttp, eventually, topic_path
 from broker.wire import avro
+from tests.kit.serving import Broker, Http, RawHttp, eventually, topic_path
 
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 OURS = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nUser-Agent: broker-client\r\n\r\n"

@@ -2,7 +2,7 @@ import pytest
 from aiohttp import web
 
 from broker.http.exchange import SENT, SENT_LAST
-from broker.testing.serving import Http, RawHttp
+from tests.kit.serving import Http, RawHttp
 
 
 async def test_the_answer_says_only_whether_the_connection_stays_open() -> None:

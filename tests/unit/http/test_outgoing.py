@@ -14,9 +14,9 @@ from broker.http.outgoing import Outgoing, ReaderStalled, Slow, accepts_gzip
 from broker.http.reply import Reply, Stream
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
-from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 from broker.wire import avro
 from broker.wire.blocks import PollDecoder
+from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 POLL, PUBLISH = topic_path("t", "poll"), topic_path("t", "publish")

@@ -8,8 +8,8 @@ import pytest
 from broker.config.sections import Config, ServerConfig
 from broker.http import drain, server
 from broker.model import Poll, PublishRequest
-from broker.testing.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 from broker.wire import avro
+from tests.kit.serving import Broker, Http, RawHttp, eventually, listening, topic_path
 
 AVRO = {"Content-Type": "avro/binary"}
 POLL, PUBLISH = topic_path("t", "poll"), topic_path("t", "publish")

@@ -28,6 +28,7 @@ from broker.config.sections import (
 )
 from broker.coordination.tenure import EVERYTHING
 from broker.errors import StorageCorrupt, Unavailable
+from broker.local.servers import free_ports
 from broker.metrics import Metrics
 from broker.node import alone, node
 from broker.node.node import Node
@@ -35,10 +36,9 @@ from broker.storage.leveldb.table import LevelDBTable
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
-from broker.testing.bench import HookedTable
-from broker.testing.servers import free_ports
-from broker.testing.serving import Http, topic_path
 from broker.topics.service import Topics
+from tests.kit.bench import HookedTable
+from tests.kit.serving import Http, topic_path
 
 
 def config(directory: Path, *, host: str = "127.0.0.1", port: int = 0) -> Config:

@@ -22,8 +22,8 @@ from broker.config.sections import (
 )
 from broker.node.node import Node
 from broker.node.transactions import ServiceElsewhere, asked_service
-from broker.testing.serving import Http
 from broker.topics.reserved import TRANSACTIONS
+from tests.kit.serving import Http
 
 LIFE_S = 100
 JSON = {"Content-Type": "application/json", "Accept": "application/json"}

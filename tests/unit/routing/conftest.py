@@ -2,8 +2,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.testing.ring import Ring, ring_of
-from broker.testing.serving import topic_path
+from tests.kit.ring import Ring, ring_of
+from tests.kit.serving import topic_path
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from broker.http.answer import NoAnswer, NotSent
 from broker.routing import peers as peers_module
 from broker.routing.peers import HttpPeers, whole
 from broker.testing.clock import VirtualLoop, pass_time, simulate
-from broker.testing.serving import eventually
+from tests.kit.serving import eventually
 
 
 class Ask(NamedTuple):

@@ -10,8 +10,8 @@ from broker.http.answer import NotSent
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, Ticket
 from broker.routing.receiving import Receiving
 from broker.testing.mutants import in_force
-from broker.testing.ring import Ring, passed, request_lost, ring_of
-from broker.testing.serving import eventually, topic_path
+from tests.kit.ring import Ring, passed, request_lost, ring_of
+from tests.kit.serving import eventually, topic_path
 
 PUBLISH = topic_path("t", "publish")
 POLL = topic_path("t", "poll")

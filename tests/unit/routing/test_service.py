@@ -8,9 +8,9 @@ from broker.http.answer import NoAnswer
 from broker.model import PublishRequest
 from broker.routing import nodeheaders
 from broker.storage.marks import Marks
-from broker.testing.ring import TOPIC, Ring, answer_lost, passed, request_lost
-from broker.testing.serving import RawHttp, eventually, topic_path
 from broker.wire import avro
+from tests.kit.ring import TOPIC, Ring, answer_lost, passed, request_lost
+from tests.kit.serving import RawHttp, eventually, topic_path
 
 PUBLISH = topic_path("t", "publish")
 STORE = topic_path("t", "store")

@@ -1,7 +1,7 @@
 import pytest
 
 from broker.rowlog.memory import MemoryRows
-from broker.testing.contract.rowtable import Opened, RowTableContract
+from tests.kit.contract.rowtable import Opened, RowTableContract
 
 
 class TestMemory(RowTableContract):

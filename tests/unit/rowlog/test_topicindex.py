@@ -14,7 +14,7 @@ from broker.rowlog import RowLog, Subscription, topic_index
 from broker.rowlog.keys import Entry
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.topicindex import decode_hint, encode_hint
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 from tests.unit.rowlog.world import INDEX, ROW, TABLE, Heard
 
 TOPIC = "app/hints"

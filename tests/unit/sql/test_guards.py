@@ -18,7 +18,7 @@ from broker.sql import Outbox, SqlRecord
 from broker.sql.record import SqlRecord as Record
 from broker.sql.recovery import Recovery
 from broker.sql.relay import CounterWentBack
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 METADATA = MetaData()
 ORDERS = Table("orders", METADATA, Column("number", Integer, primary_key=True))

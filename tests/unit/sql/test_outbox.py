@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from broker.client import BadName, Client, NewMessage, OutcomeUnknown, TopicNotFound
 from broker.sql import Outbox
 from broker.sql.relay import KNOWN_MS, CounterWentBack, Relay
-from broker.testing.served import ServedNode
+from tests.kit.served import ServedNode
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -29,8 +29,8 @@ from broker.storage.report import PROBLEMS_MAX, Progress
 from broker.storage.root import RootState
 from broker.storage.sweeping import clear_below_floor, raise_floor
 from broker.storage.table import HEAD, Cell, Cells, Space
-from broker.testing.bench import settle
-from broker.testing.full_store import (
+from tests.kit.bench import settle
+from tests.kit.full_store import (
     AGAIN,
     BOUNDS,
     FULL,

@@ -12,8 +12,8 @@ from broker.storage.head import PageState
 from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.testing.bench import settle
-from broker.testing.contract.log_bench import KEY, Bench
+from tests.kit.bench import settle
+from tests.kit.contract.log_bench import KEY, Bench
 
 
 class InOrder(MemoryTable):

@@ -21,8 +21,8 @@ from broker.storage.payloads import PayloadLogs
 from broker.storage.root import RootState
 from broker.storage.table import HEAD, NoAnswer, NotSent
 from broker.testing import mutants
-from broker.testing.bench import settle
-from broker.testing.contract.log_bench import SMALL, Bench
+from tests.kit.bench import settle
+from tests.kit.contract.log_bench import SMALL, Bench
 
 Meanwhile = Callable[[], Awaitable[None]]
 

@@ -13,7 +13,7 @@ from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.numbering import Count, Numbering
-from broker.testing.bench import HookedTable
+from tests.kit.bench import HookedTable
 
 LOG = LogId(TopicId("ns", "t"), 1)
 PAYLOAD = b"p" * 300

@@ -15,7 +15,7 @@ from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.packing import Packed, pack, packed_of
-from broker.testing.contract.log_bench import (
+from tests.kit.contract.log_bench import (
     Bench,
     all_of,
     attributes_of,

@@ -9,7 +9,7 @@ from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.sweeping import turn_gone
 from broker.storage.table import Cells
-from broker.testing.bench import HookedTable
+from tests.kit.bench import HookedTable
 
 LOG = LogId(TopicId("ns", "t"), 1)
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from broker.storage.shared import AT_ONCE, SharedRead
-from broker.testing.bench import settle
+from tests.kit.bench import settle
 
 
 class Source:

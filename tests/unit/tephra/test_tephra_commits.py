@@ -15,9 +15,9 @@ from broker.errors import (
 from broker.model import Snapshot
 from broker.testing.clock import VirtualClock, virtual_loop
 from broker.testing.mutants import in_force
-from broker.testing.serving import eventually
 from broker.transactions import tephra_commits
 from broker.transactions.tephra_commits import Commits
+from tests.kit.serving import eventually
 from tests.unit.tephra.fakes import Scripted
 
 UNKNOWN = OutcomeUnknown("cut")

@@ -13,9 +13,9 @@ from broker.clock import SystemClock
 from broker.http.budget import DEFAULTS, Bounds, Budgets, Kind
 from broker.metrics import Metrics
 from broker.model import Snapshot
-from broker.testing.serving import eventually
 from broker.transactions import tephra_connection, tephra_frames, tephra_server
 from broker.transactions.tephra_server import TephraServer
+from tests.kit.serving import eventually
 from tests.unit.tephra.clients import DEADLINE_S, Client, connect
 from tests.unit.tephra.fakes import Scripted
 from tests.unit.tephra.test_tephra_service import message

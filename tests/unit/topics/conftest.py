@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from broker.testing.bench import Bench
 from broker.testing.clock import VirtualLoop
-from broker.testing.many import Cluster
+from tests.kit.bench import Bench
+from tests.kit.many import Cluster
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:

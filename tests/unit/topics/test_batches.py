@@ -10,10 +10,10 @@ from broker.model import RowId, row_id
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
 from broker.storage.marks import PRODUCER
 from broker.testing.clock import VirtualLoop, simulate
-from broker.testing.contract.log_bench import attributes_of
 from broker.topics.batches import Batch, answer, batch_of, producer_number
 from broker.topics.settings import Published
 from broker.topics.write import Write
+from tests.kit.contract.log_bench import attributes_of
 
 PAYLOADS = st.lists(st.binary(max_size=3), min_size=1, max_size=4)
 PLAIN = st.fixed_dictionaries({"payloads": PAYLOADS})

@@ -8,9 +8,9 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, RollbackRange, Snapshot
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, page_key
 from broker.storage.table import Space
-from broker.testing.bench import TOPIC, Bench
 from broker.topics.browse import BrowseEntry, BrowseQuery, Kind, TransactionState
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from broker.model import (
     row_after,
 )
 from broker.storage.hold import PageBounds
-from broker.testing.bench import TOPIC, Bench
 from broker.testing.clock import VirtualLoop, simulate
 from broker.topics import service, streams
 from broker.topics.ranges import RangeQuery
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench
 from tests.unit.topics.test_consuming import SNAPSHOT, Shown, expected, make, places, steps
 
 

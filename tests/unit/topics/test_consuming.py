@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from broker.errors import BadRequest, BodyTooLarge
 from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
-from broker.testing.bench import TOPIC, Bench, Gate
 from broker.testing.clock import VirtualLoop, simulate
 from broker.topics.pages import Page
 from broker.topics.settings import PublishOptions
 from broker.wire import attributes
+from tests.kit.bench import TOPIC, Bench, Gate
 
 OPEN, INVALID, VISIBLE = 50, 60, 40
 SNAPSHOT = Snapshot(transaction_id=900, read_pointer=100, in_progress=[50], invalids=[60])

@@ -12,9 +12,9 @@ from broker.model import MessageId
 from broker.storage.records import Records
 from broker.storage.resolve import Resolver
 from broker.storage.table import NoAnswer
-from broker.testing.bench import TOPIC, Bench, Gate, done_but
 from broker.testing.mutants import in_force
 from broker.topics.cursors import RECORD_PREFIX, Cursors
+from tests.kit.bench import TOPIC, Bench, Gate, done_but
 
 PLACE, LATER = bytes(range(20)), bytes(range(1, 21))
 

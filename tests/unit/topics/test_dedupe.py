@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from broker.errors import Fenced, IdempotencyKeyReused, NotLeader, PayloadsSealed
 from broker.model import row_id
-from broker.testing.bench import TOPIC, Bench, Gate, settle
 from broker.testing.mutants import in_force
 from broker.topics.dedupe import Answer, AnsweredKeys, key_hash
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench, Gate, settle
 
 WINDOW_MS = 600_000
 K = PublishOptions(key="k")

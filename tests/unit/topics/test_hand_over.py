@@ -10,10 +10,10 @@ import pytest
 from broker.coordination import placement
 from broker.errors import Fenced, NotLeader, OutcomeUnknown
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId
-from broker.testing.bench import Gate, settle
 from broker.testing.clock import pass_time, within
-from broker.testing.many import Cluster, Load, Member, head, led_by
 from broker.topics.settings import Published, PublishOptions
+from tests.kit.bench import Gate, settle
+from tests.kit.many import Cluster, Load, Member, head, led_by
 
 TOPICS = [TopicId("ns", f"t{number}") for number in range(40)]
 TOPIC = TOPICS[0]

@@ -24,9 +24,7 @@ from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.records import Records
 from broker.storage.table import NoAnswer, NotSent
-from broker.testing.bench import TOPIC, Bench, Gate, failing, settle
 from broker.testing.mutants import in_force
-from broker.testing.transactions_model import TransactionModel
 from broker.topics import settling
 from broker.topics.inverting import Inverting
 from broker.topics.retention import Sweeper
@@ -34,6 +32,8 @@ from broker.topics.service import Topics
 from broker.topics.settling import read_pass
 from broker.topics.surroundings import Surroundings
 from broker.transactions.pruning import Pruning
+from chaos.transactions_model import TransactionModel
+from tests.kit.bench import TOPIC, Bench, Gate, failing, settle
 
 LIFE_S = 1000
 MARGIN_MS = 60_000

@@ -11,9 +11,9 @@ import pytest
 from broker.errors import Fenced, IdempotencyKeyReused, TooManyMessages
 from broker.model import PublishRequest
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN
-from broker.testing.bench import Bench, failing, settle
 from broker.topics import admitting
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import Bench, failing, settle
 
 MANY = [b"%d" % number for number in range(ASIDE_ITEMS_MIN)]
 LONG = [bytes(ASIDE_BYTES_MIN)]

@@ -21,7 +21,6 @@ from broker.errors import (
 from broker.http.budget import Account, Bounds, Budgets, Hold, Kind
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.keys import LogId
-from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
 from broker.testing.clock import within
 from broker.topics import leaders
 from broker.topics.browse import BrowseQuery
@@ -29,6 +28,7 @@ from broker.topics.service import Topics
 from broker.topics.settings import PublishOptions
 from broker.topics.state import WOKEN_AT_ONCE
 from broker.topics.streams import PollStream
+from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing, settle
 
 SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, in_progress=[50])
 

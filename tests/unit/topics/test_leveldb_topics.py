@@ -27,13 +27,13 @@ from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.records import Records
-from broker.testing.serving import eventually
 from broker.topics.browse import BrowseQuery
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
 from broker.topics.settings import Published, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.wire import attributes
+from tests.kit.serving import eventually
 
 TOPIC = TopicId("ns", "t")
 LIFE_S = 1 << 40

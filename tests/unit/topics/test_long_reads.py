@@ -10,11 +10,11 @@ from broker import slices
 from broker.errors import Overloaded
 from broker.http.budget import Bounds, Budgets, Hold, Kind
 from broker.model import Message, Poll, Snapshot
-from broker.testing.bench import TOPIC, Bench, settle
 from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, Page
 from broker.topics.reading import ROWS_AT_ONCE, Reading
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.messages import PagesDecoder
+from tests.kit.bench import TOPIC, Bench, settle
 
 OPEN_THEN_INVALID = 7
 SNAPSHOT = Snapshot(transaction_id=100, read_pointer=100, invalids=[OPEN_THEN_INVALID])

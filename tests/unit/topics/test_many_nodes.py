@@ -25,16 +25,16 @@ from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.hold import Hold
 from broker.storage.keys import LogId, is_root, topic_prefix
 from broker.storage.table import Space
-from broker.testing.bare import append
-from broker.testing.bench import Gate, Hook, failing, settle
 from broker.testing.clock import pass_time
-from broker.testing.many import Cluster, Load, Member, head, led_by
 from broker.testing.mutants import in_force
 from broker.topics.browse import BrowseQuery
 from broker.topics.claiming import SKEWED_S
 from broker.topics.comparing import SHARP_MS
 from broker.topics.retention import SweepReport
 from broker.topics.settings import PublishOptions
+from chaos.bare import append
+from tests.kit.bench import Gate, Hook, failing, settle
+from tests.kit.many import Cluster, Load, Member, head, led_by
 
 DAY_MS = 86_400_000
 TOPICS = [TopicId("ns", f"t{number}") for number in range(40)]

@@ -13,10 +13,10 @@ from broker.errors import Fenced, OutcomeUnknown
 from broker.storage import marks as module
 from broker.storage.check import verify
 from broker.storage.log import Logs
-from broker.testing.bench import Bench, Gate, done_but, settle
 from broker.testing.clock import VirtualLoop, simulate
 from broker.topics import producers
 from broker.topics.settings import Producer, Published, PublishOptions
+from tests.kit.bench import Bench, Gate, done_but, settle
 
 DAY_MS = 24 * 3600 * 1000
 

@@ -9,11 +9,11 @@ import pytest
 
 from broker.errors import TopicNotFound
 from broker.model import ROW_ID_MIN, Poll, TopicId
-from broker.testing.bench import Gate
 from broker.testing.clock import pass_time
-from broker.testing.many import Cluster, Member, led_by
 from broker.testing.mutants import in_force
 from broker.topics.browse import BrowseQuery
+from tests.kit.bench import Gate
+from tests.kit.many import Cluster, Member, led_by
 
 TOPIC = TopicId("ns", "t")
 NOTHING = ROW_ID_MIN + bytes(10)

@@ -6,14 +6,14 @@ from broker.coordination import placement
 from broker.errors import BadRequest, OutcomeUnknown, TopicNotFound
 from broker.model import Poll, PublishRequest, TopicId, timestamp_of
 from broker.storage.hold import PageBounds
-from broker.testing.bench import TOPIC, Bench, Gate, failing
 from broker.testing.clock import pass_time
-from broker.testing.many import Cluster, Member, led_by
 from broker.topics.browse import BrowseQuery
 from broker.topics.changing import purge_through
 from broker.topics.ranges import RangeQuery
 from broker.topics.registry import TopicRegistry, record_key
 from broker.topics.settings import TopicSettings
+from tests.kit.bench import TOPIC, Bench, Gate, failing
+from tests.kit.many import Cluster, Member, led_by
 
 NEVER_MS = 0
 AHEAD_MS = TopicSettings().id_lead_ms_max + 1

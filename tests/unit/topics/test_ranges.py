@@ -7,10 +7,10 @@ import pytest
 from broker.errors import ClockSkew, TopicNotFound
 from broker.model import RowId, TopicId
 from broker.storage.hold import PageBounds
-from broker.testing.bench import TOPIC, Bench
 from broker.topics import ranges
 from broker.topics.ranges import Range, RangeQuery
 from broker.topics.retention import Sweeper
+from tests.kit.bench import TOPIC, Bench
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, log_prefix, mark_prefix, page_key, prefix_end, space_of
 from broker.storage.root import RootState
 from broker.storage.table import Space
-from broker.testing.bench import TOPIC, Bench, Gate, done_but, settle
 from broker.topics.retention import Sweeper
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench, Gate, done_but, settle
 
 LOG = LogId(TOPIC, 1)
 MARGIN_MS = 60_000

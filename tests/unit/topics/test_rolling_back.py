@@ -12,8 +12,8 @@ from broker.model import Poll, RollbackRange, RowId, Snapshot
 from broker.storage import hold
 from broker.storage.hold import PageBounds
 from broker.storage.table import HEAD, NoAnswer
-from broker.testing.bench import TOPIC, Bench, failing, settle
 from broker.topics import cache
+from tests.kit.bench import TOPIC, Bench, failing, settle
 
 POINTER = 7
 ALL = Snapshot(transaction_id=100, read_pointer=100)

@@ -12,9 +12,9 @@ from broker.model import Poll, PublishRequest, RollbackRange, Snapshot
 from broker.storage.keys import LogId, payload_root_range, topic_prefix
 from broker.storage.root import RootState
 from broker.storage.table import Space
-from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
 from broker.topics import stages as module
 from broker.topics.settings import Producer, Published, PublishOptions
+from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing, settle
 
 LIFE_S = 3600
 MARGIN_MS = 60_000

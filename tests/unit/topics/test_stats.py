@@ -8,9 +8,9 @@ from broker.storage import payloads
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId
 from broker.storage.root import RootState
-from broker.testing.bench import TOPIC, Bench
 from broker.topics import stats
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench
 
 
 async def test_stats_tell_what_is_there(bench: Bench) -> None:

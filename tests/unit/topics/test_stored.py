@@ -21,8 +21,8 @@ from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, is_root
 from broker.storage.root import RootState
 from broker.storage.table import NotSent, Space
-from broker.testing.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
 
 LOG = LogId(TOPIC, 1, 5)
 

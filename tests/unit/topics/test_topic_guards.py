@@ -13,9 +13,9 @@ from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs
 from broker.storage.table import NotSent
-from broker.testing.bench import TOPIC, Bench, failing
 from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench, failing
 
 
 async def store_at_a_leader_that_was_fenced(bench: Bench) -> None:

@@ -18,8 +18,8 @@ from broker.errors import (
 from broker.model import ROW_ID_MIN, PublishRequest
 from broker.storage.entry import decode
 from broker.storage.table import HEAD
-from broker.testing.bench import TOPIC, Bench, Gate, done_but, failing, settle
 from broker.topics.settings import PublishOptions
+from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing, settle
 
 
 def publishing(bench: Bench, *payloads: bytes, **options: Any) -> asyncio.Future[Any]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.testing.bench import Bench
 from broker.testing.clock import VirtualLoop
+from tests.kit.bench import Bench
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], Any]]:

@@ -20,13 +20,13 @@ from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, topic_prefix
 from broker.storage.log import Logs
 from broker.storage.table import Space
-from broker.testing.bench import Bench, Gate, Hook, done_but, settle
 from broker.testing.mutants import in_force
 from broker.topics.reserved import TRANSACTIONS
 from broker.topics.service import Topics
 from broker.topics.surroundings import Surroundings
 from broker.transactions.service import Transactions
 from broker.transactions.settings import TransactionSettings
+from tests.kit.bench import Bench, Gate, Hook, done_but, settle
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from broker.errors import (
     TransactionNotInProgress,
     Unavailable,
 )
-from broker.testing.bench import Bench, Gate, done_but, failing, settle
 from broker.transactions.service import Transactions
 from broker.transactions.settings import TransactionSettings
+from tests.kit.bench import Bench, Gate, done_but, failing, settle
 
 
 class Service(Transactions):

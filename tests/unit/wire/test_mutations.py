@@ -9,11 +9,11 @@ import pytest
 from broker.api import plainjson
 from broker.errors import BrokerError
 from broker.model import TopicId
-from broker.testing import mutations
-from broker.testing.mutations import LAST_FIELDS, Mutant, Target
 from broker.wire import avro, avrojson
 from broker.wire.topics import decode_properties
 from broker.wire.varint import encode_long
+from tests.kit import mutations
+from tests.kit.mutations import LAST_FIELDS, Mutant, Target
 
 MUTANTS = 20_000
 """tests/conformance sends five times as many to the handlers."""

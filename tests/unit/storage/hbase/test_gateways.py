@@ -13,7 +13,7 @@ from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Address, Gateways
 from broker.storage.health import Ended
 from broker.storage.table import NoAnswer, NotSent
-from broker.testing.bench import settle
+from tests.kit.bench import settle
 from tests.unit.storage.hbase.fake import DEADLINE_S, HOST, IDL, Served, reply, serving
 
 TWO = reply("getThriftServerType", success=IDL.TThriftServerType.TWO)

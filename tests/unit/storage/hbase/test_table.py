@@ -11,7 +11,7 @@ from broker.storage.hbase.gateways import Gateways
 from broker.storage.hbase.schema import Schema, salt_of
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.table import HEAD, NoAnswer, NotSent, Space
-from broker.testing.contract.table import TableContract, column
+from tests.kit.contract.table import TableContract, column
 from tests.unit.storage.hbase.fake import FakeHBase, Served, serving
 
 NAME = b"broker_messages"

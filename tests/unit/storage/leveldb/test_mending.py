@@ -17,7 +17,7 @@ from broker.storage.leveldb.mending import opened_copy, repair, verify_directory
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
 from broker.storage.table import HEAD, Space
-from broker.testing.full_store import BOUNDS, FULL, Filler, StillClock
+from tests.kit.full_store import BOUNDS, FULL, Filler, StillClock
 
 LOG = LogId(FULL, 1)
 

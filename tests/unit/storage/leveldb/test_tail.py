@@ -9,7 +9,7 @@ import plyvel
 import pytest
 
 from broker.storage.leveldb import tail
-from broker.testing.synced import scrambled
+from chaos.synced import scrambled
 
 BLOCK, HEADER = 32 << 10, 7
 SIZES = {

@@ -13,10 +13,10 @@ import pytest
 from broker.storage.memory.adversary import CALM
 from broker.testing.clock import pass_time
 from broker.testing.simulation.cluster import SimCluster
-from broker.testing.simulation.faults import KINDS, Nothing
 from broker.testing.simulation.layers import Layers
-from broker.testing.simulation.plan import HOSTILE
 from broker.testing.simulation.world import in_world
+from tests.kit.seeds.faults import KINDS, Nothing
+from tests.kit.seeds.plan import HOSTILE
 
 LASTS_S = 3.0
 

@@ -1,0 +1,166 @@
+"""``python -m broker.local up|run``: a cluster for people and for programs.
+
+``up`` starts a cluster and stays until SIGTERM or Ctrl-C; with ``--json`` it prints one line when all is
+ready. ``run NAME --dir DIR`` becomes one of its processes, after writing its id: so one that was killed is
+started again, in the foreground, by whomever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from broker.local.cluster import LocalCluster
+from broker.local.member import run
+from broker.local.places import Sizes
+from broker.local.servers import ServerFailed, ServerMissing
+
+FIRST_PORT = 8081
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line says.
+
+    Returns:
+        0 after an end in good order, 1 if something could not be started.
+    """
+    given = _parser().parse_args(arguments)
+    if given.command == "run":
+        run(given.dir.resolve(), given.name)
+    cluster = LocalCluster(
+        Sizes(
+            nodes=given.nodes,
+            zookeepers=given.zookeepers,
+            region_servers=given.region_servers,
+            gateways=given.gateways,
+            first_port=given.ports,
+        ),
+        folder=given.dir,
+        settings=dict(given.set),
+        report=_progress,
+    )
+    interrupting = _Interrupting(cluster)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, interrupting)
+    return up(cluster, as_json=given.json)
+
+
+def up(cluster: LocalCluster, *, as_json: bool) -> int:
+    """Start a cluster, say so, and end it at the first signal."""
+    try:
+        with cluster:
+            _say(json.dumps(described(cluster)) if as_json else welcome(cluster))
+            while True:
+                signal.pause()
+    except KeyboardInterrupt:
+        _progress("stopped")
+        return 0
+    except (ServerFailed, ServerMissing) as error:
+        _progress(f"the cluster did not start: {error}")
+        return 1
+
+
+class _Interrupting:
+    """The first signal ends whatever is under way in good order, a second one at once."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self._cluster = cluster
+        self._interrupted = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupted:
+            for member in self._cluster.members:
+                member.kill()
+            return
+        self._interrupted = True
+        _progress("stopping; again to kill")
+        raise KeyboardInterrupt
+
+
+def described(cluster: LocalCluster) -> dict[str, Any]:
+    """Return what programs need to know of the processes."""
+    return {
+        "processes": [
+            {
+                "name": member.name,
+                "kind": member.kind,
+                "pid": member.pid,
+                "url": member.url,
+                "command": member.command,
+                "env": member.outside,
+                "cwd": str(member.folder),
+            }
+            for member in cluster.members
+        ]
+    }
+
+
+def welcome(cluster: LocalCluster) -> str:
+    """Return what people need to know to use a cluster."""
+    urls = [node.url for node in cluster.nodes]
+    if not urls:
+        return "Storage and ZooKeeper are ready; no nodes were asked for. Ctrl-C stops everything."
+    broker = Path(sys.executable).with_name("broker")
+    shown = broker.relative_to(Path.cwd()) if broker.is_relative_to(Path.cwd()) else broker
+    return (
+        f"\n{len(urls)} nodes serve. Publish to one, tail from another:\n\n"
+        f"  {shown} topics create --url {urls[0]} demo/greetings\n"
+        f"  {shown} publish --url {urls[0]} demo/greetings hello\n"
+        f"  {shown} tail --url {urls[-1]} demo/greetings\n\n"
+        "Ctrl-C stops everything."
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m broker.local", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    upping = commands.add_parser("up", help="start a cluster; stay until SIGTERM or Ctrl-C")
+    upping.add_argument("--nodes", type=int, default=3, help="how many brokers (3)")
+    upping.add_argument("--zookeepers", type=int, choices=(1, 3), default=1, help="how many (1)")
+    upping.add_argument("--region-servers", type=int, default=1, help="how many (1)")
+    upping.add_argument("--gateways", type=int, default=1, help="how many, Thrift-2 (1)")
+    upping.add_argument("--dir", type=Path, help="for everything written; kept (a temporary one)")
+    upping.add_argument("--json", action="store_true", help="one line when all is ready")
+    upping.add_argument(
+        "--ports", type=_port, default=FIRST_PORT, help=f"of the first node, or free ({FIRST_PORT})"
+    )
+    upping.add_argument(
+        "--set",
+        type=_setting,
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=JSON",
+        help="a key of every node's configuration",
+    )
+    running = commands.add_parser("run", help="become a process of a cluster")
+    running.add_argument("name")
+    running.add_argument("--dir", type=Path, required=True)
+    return parser
+
+
+def _port(text: str) -> int | None:
+    return None if text == "free" else int(text)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    return key, json.loads(value)
+
+
+def _progress(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

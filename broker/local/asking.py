@@ -1,0 +1,81 @@
+"""What a process of a cluster is asked to see whether it serves: something real, never just its port.
+
+A gateway's port opens before HBase's master is ready, so its question is one that goes through to the
+master. The master and the region servers are asked through it; of them themselves it is only asked
+whether they listen.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException
+from typing import Any, Final
+
+from broker.local.plan import Kind, Place
+from broker.local.servers import hbase, zookeeper
+from broker.local.servers.process import ASK_TIMEOUT_S
+
+TOPICS_TOLD_MAX: Final = 20
+
+
+def question(kind: Kind, place: Place) -> Callable[[], bool]:
+    """Return the question; an OSError that it raises means *not yet*."""
+    ask = {
+        Kind.ZOOKEEPER: zookeeper.serves,
+        Kind.MASTER: _listens,
+        Kind.REGION_SERVER: _listens,
+        Kind.GATEWAY: hbase.gateway_answers,
+        Kind.BROKER: _is_ready,
+    }[kind]
+    return lambda: ask(place.host, place.port)
+
+
+def told_by(broker: Place) -> str:
+    """Return what a node tells of itself: its contact, leases and logs; or why it tells nothing."""
+    try:
+        return summary(own_view(broker.host, broker.port))
+    except (OSError, HTTPException, ValueError, KeyError) as error:
+        return f"tells nothing: {error!r}"
+
+
+def summary(view: dict[str, Any]) -> str:
+    """Say in one line what a node's view of itself holds."""
+    zookeeper, storage = view["zookeeper"], view["storage"]
+    led = [f"{one['topic']} in epoch {one['epoch']}" for one in view["topics"]]
+    more = ", …" if len(led) > TOPICS_TOLD_MAX else ""
+    leads = ", ".join(led[:TOPICS_TOLD_MAX]) + more or "no topic"
+    draining = ", draining" if view["draining"] else ""
+    return (
+        f"node {view['node']}{draining}, ZooKeeper {zookeeper['contact']} {zookeeper['session']}, "
+        f"{view['slots_led']} slots, leads {leads}; "
+        f"storage failed {storage['errors']} of {storage['calls']}, last {storage['last_error']}"
+    )
+
+
+def own_view(host: str, port: int) -> dict[str, Any]:
+    """Return what a node says of itself. Raises OSError, HTTPException, ValueError."""
+    connection = HTTPConnection(host, port, timeout=ASK_TIMEOUT_S)
+    try:
+        connection.request("GET", "/v1/cluster/node?topics=yes")
+        view: dict[str, Any] = json.loads(connection.getresponse().read())
+        return view
+    finally:
+        connection.close()
+
+
+def _listens(host: str, port: int) -> bool:
+    socket.create_connection((host, port), timeout=ASK_TIMEOUT_S).close()
+    return True
+
+
+def _is_ready(host: str, port: int) -> bool:
+    connection = HTTPConnection(host, port, timeout=ASK_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except HTTPException:
+        return False
+    finally:
+        connection.close()

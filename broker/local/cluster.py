@@ -1,0 +1,319 @@
+"""A whole cluster on this machine, each process one of its own: started together, ended together.
+
+::
+
+    with LocalCluster(Sizes(nodes=3)) as cluster:
+        requests_go_to(cluster.nodes[0].url)
+        cluster.nodes[0].kill()
+        cluster.nodes[0].start()
+
+What does not depend on another is started at the same time; each is ready when it has answered a real
+question. With ``hbase="one-jvm"`` all of HBase is one JVM with a ZooKeeper of its own, beside that of the
+nodes: less memory and a quicker start, for tests that kill nodes or ZooKeeper and nothing of HBase. A
+server that runs already can be given instead; then each cluster has tables of its own in it.
+
+The folder of a cluster::
+
+    DIR/lock                     held by whoever looks after the cluster
+    DIR/ended                    there once it ends: nobody starts anything of it any more
+    DIR/ports.json               who listens where; kept, so that the same cluster can come back
+    DIR/processes/ pids/ logs/   what is run, who runs, what it said
+    DIR/hbase/ zookeeper-1/      configurations
+    DIR/broker-1.toml            of each node
+    DIR/data/                    what is kept
+"""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+from typing import Final, Literal, Self
+
+from broker.local import pids, plan
+from broker.local.asking import question
+from broker.local.member import STOP_S, Member
+from broker.local.places import Sizes, local_layout
+from broker.local.plan import Kind, Layout, Place, Program, Settings
+from broker.local.servers import HBaseServer, ServerFailed
+from broker.local.servers.process import HOST
+from broker.local.tables import init_storage
+
+Report = Callable[[str], None]
+
+STORAGE_READY_S = 90.0
+NODES_READY_S = 60.0
+TABLE_PREFIX = "hbase.hbase_table_prefix"
+REGIONS = "hbase.hbase_regions"
+REGIONS_LOCAL = 4
+"""On one disk more regions only take longer to make."""
+
+STAGES: Final = (
+    ((Kind.BROKER, Kind.PROCESSOR), STOP_S),
+    # JVMs of HBase end within a second, unless what they need is gone.
+    ((Kind.GATEWAY, Kind.MASTER, Kind.REGION_SERVER), 5.0),
+    ((Kind.ZOOKEEPER,), 5.0),
+)
+"""What is ended together, and how long that may take before it is killed."""
+
+
+@dataclass
+class LocalCluster:
+    """A cluster of processes; a context manager that leaves nothing behind.
+
+    Starting and ending take seconds and block: call them from a thread where an event loop runs.
+
+    Attributes:
+        sizes: How many of what. No ZooKeepers if ``settings`` name some.
+        hbase: ``distributed``, ``one-jvm``, or a server that runs and is not ours to end.
+        folder: For all that is written; kept. Without it a temporary one, which goes at the end, unless
+            the start failed: then the logs are still wanted.
+        settings: Of every node, by ``section.key``.
+        own_settings: Of single nodes, by their number from 1; they win.
+        environment: Variables of every node.
+        own_environment: Variables of single nodes, by their number from 1; they win.
+        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
+        report: Gets a line for each step of the start.
+        members: Every process, in the order in which they depend on each other.
+    """
+
+    sizes: Sizes = field(default_factory=Sizes)
+    _: KW_ONLY
+    hbase: Literal["distributed", "one-jvm"] | HBaseServer = "distributed"
+    folder: Path | None = None
+    settings: Settings = field(default_factory=dict)
+    own_settings: Mapping[int, Settings] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    own_environment: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    mutant: str = ""
+    report: Report = lambda _: None
+    members: list[Member] = field(default_factory=list, init=False)
+    _home: Path | None = field(default=None, init=False)
+    _plan: Layout | None = field(default=None, init=False)
+    _jvm: HBaseServer | None = field(default=None, init=False)
+    _held: ExitStack = field(default_factory=ExitStack, init=False)
+
+    def __enter__(self) -> Self:
+        """Start. Raises as ``start`` does."""
+        try:
+            self.start()
+        except ServerFailed:
+            self._end()
+            raise
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End."""
+        self.close()
+
+    @property
+    def nodes(self) -> list[Member]:
+        """The brokers, without the spare ones."""
+        return self._of(Kind.BROKER)[: self.sizes.nodes]
+
+    @property
+    def spares(self) -> list[Member]:
+        """Brokers that are not started with the others."""
+        return self._of(Kind.BROKER)[self.sizes.nodes :]
+
+    @property
+    def zookeepers(self) -> list[Member]:
+        """The ZooKeepers; not that of an HBase that is one JVM."""
+        return self._of(Kind.ZOOKEEPER)
+
+    @property
+    def masters(self) -> list[Member]:
+        """HBase's master, if it is a process of its own."""
+        return self._of(Kind.MASTER)
+
+    @property
+    def region_servers(self) -> list[Member]:
+        """The region servers."""
+        return self._of(Kind.REGION_SERVER)
+
+    @property
+    def gateways(self) -> list[Member]:
+        """The Thrift-2 gateways."""
+        return self._of(Kind.GATEWAY)
+
+    def start(self) -> None:
+        """Start everything and return when every node serves.
+
+        Raises:
+            ServerMissing: Something is not on this machine.
+            ServerFailed: Something ended, or did not answer; the message has the end of its log.
+        """
+        began = time.monotonic()
+        home = self._home = self._own_folder()
+        layout = self._plan = self._layout(home)
+        self.members = [self._member(program, home) for program in self._programs(layout)]
+        self._start_storage(layout, home, began)
+        self._make_tables(layout, home, began)
+        self._start_nodes(began)
+
+    def renew(
+        self,
+        settings: Settings,
+        *,
+        own_settings: Mapping[int, Settings] | None = None,
+        mutant: str = "",
+    ) -> None:
+        """Kill the nodes and start them again with other settings, over those that all clusters here have.
+
+        With another table prefix and another root in ZooKeeper they are a new cluster, on servers that
+        run already: seconds instead of half a minute.
+
+        Args:
+            settings: Of every node, instead of those of the last renewal.
+            own_settings: Of single nodes, likewise.
+            mutant: Which clause every node lacks; "" none.
+
+        Raises:
+            ServerFailed: One did not start; the message has the end of its log.
+        """
+        began, home, before = time.monotonic(), self._home, self._plan
+        assert home is not None, "not started"
+        assert before is not None, "not started"
+        for node in self._of(Kind.BROKER):
+            node.kill()
+        layout = replace(
+            before,
+            settings={**before.settings, **settings},
+            own_settings=_by_name(self.own_settings, own_settings or {}),
+            mutant=mutant,
+        )
+        fresh = {
+            place.name: self._member(plan.broker_program(layout, place), home)
+            for place in layout.brokers
+        }
+        self.members = [fresh.get(member.name, member) for member in self.members]
+        self._make_tables(layout, home, began)
+        self._start_nodes(began)
+
+    def join(self, member: Member) -> None:
+        """Start one more process, in place of any of its name, and return when it answers. Raises ServerFailed."""
+        self.leave(member.name)
+        self.members.append(member)
+        member.start()
+
+    def leave(self, name: str) -> None:
+        """End a process that joined, if there is one, and forget it."""
+        for member in [each for each in self.members if each.name == name]:
+            member.kill()
+            self.members.remove(member)
+
+    def close(self) -> None:
+        """End every process that the folder names, and remove a temporary folder. Idempotent."""
+        self._end()
+        if self.folder is None and self._home is not None:
+            shutil.rmtree(self._home, ignore_errors=True)
+
+    def state(self) -> str:
+        """Say how every process is: for the message of a wait that took too long."""
+        return "; ".join(member.state() for member in self.members)
+
+    def _of(self, kind: Kind) -> list[Member]:
+        return [member for member in self.members if member.kind is kind]
+
+    def _own_folder(self) -> Path:
+        folder = self.folder or Path(tempfile.mkdtemp(prefix="broker-cluster-"))
+        folder = folder.resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = self._held.enter_context((folder / "lock").open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServerFailed(f"a cluster runs in {folder} already") from None
+        left = pids.live(folder)
+        if left:
+            raise ServerFailed(f"processes of {folder} run already: {left}; end them first")
+        pids.begin(folder)
+        return folder
+
+    def _layout(self, home: Path) -> Layout:
+        settings = {REGIONS: REGIONS_LOCAL, **self.settings}
+        gateway = None
+        match self.hbase:
+            case HBaseServer() as server:
+                gateway = Place(server.name, HOST, server.thrift2_port)
+                settings.setdefault(TABLE_PREFIX, f"broker_{secrets.token_hex(4)}_")
+            case "one-jvm":
+                self._jvm = HBaseServer(folder=home / "one-jvm")
+                gateway = Place(self._jvm.name, HOST, self._jvm.thrift2_port)
+            case "distributed":
+                pass
+        own = _by_name(self.own_settings)
+        return local_layout(home, self.sizes, settings=settings, own_settings=own, gateway=gateway)
+
+    def _programs(self, layout: Layout) -> Iterator[Program]:
+        for program in plan.programs(layout):
+            if self.hbase == "distributed" or program.kind in (Kind.ZOOKEEPER, Kind.BROKER):
+                yield program
+
+    def _member(self, program: Program, home: Path) -> Member:
+        environment: Mapping[str, str] = {}
+        if program.kind is Kind.BROKER:
+            number = int(program.name.rpartition("-")[2])
+            own = self.own_environment.get(number, {})
+            environment = {**self.environment, **own}
+        ready = question(program.kind, program.place)
+        return Member(program, home, ready, environment)
+
+    def _start_storage(self, layout: Layout, home: Path, began: float) -> None:
+        storage = [member for member in self.members if member.kind is not Kind.BROKER]
+        for member in storage:
+            member.launch()
+        if self._jvm is not None:
+            self._jvm.start()
+        for member in storage:
+            member.await_ready(STORAGE_READY_S)
+            self._tell(f"{member.name} is ready", began)
+
+    def _make_tables(self, layout: Layout, home: Path, began: float) -> None:
+        file = home / "storage.toml"
+        file.write_text(plan.toml(plan.common_settings(layout)))
+        init_storage(file)
+        self._tell("the tables are there", began)
+
+    def _start_nodes(self, began: float) -> None:
+        for node in self.nodes:
+            node.launch()
+        for node in self.nodes:
+            node.await_ready(NODES_READY_S)
+            self._tell(f"{node.name} serves at {node.url}", began)
+
+    def _tell(self, what: str, began: float) -> None:
+        self.report(f"{time.monotonic() - began:4.1f} s  {what}")
+
+    def _end(self) -> None:
+        """End the nodes while they still have storage, then what they use, last what that uses."""
+        if self._home is None:
+            return
+        pids.begin_end(self._home)
+        kinds = {member.name: member.kind for member in self.members}
+        for stage, grace_s in STAGES:
+            live = pids.live(self._home)
+            ending = [live[name] for name in live if kinds.get(name, Kind.BROKER) in stage]
+            pids.end(ending, signal.SIGTERM, grace_s)
+        if self._jvm is not None:
+            self._jvm.close()
+        self._held.close()
+
+
+def _by_name(*given: Mapping[int, Settings]) -> dict[str, Settings]:
+    """Return settings of nodes by name instead of number; later ones win, key by key."""
+    merged: dict[str, Settings] = {}
+    for number, own in (pair for settings in given for pair in settings.items()):
+        name = f"broker-{number}"
+        merged[name] = {**merged.get(name, {}), **own}
+    return merged

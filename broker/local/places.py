@@ -1,0 +1,140 @@
+"""Where a local cluster listens: ports of loopback, free ones or, for nodes, those that were asked for.
+
+Ports are written down in the cluster's folder. A cluster that is started there again gets the same,
+so that what its data name (a region server is its host and port) is where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from broker.local.plan import SMALL, Folders, Layout, Place, Settings
+from broker.local.servers import archive, jvm
+from broker.local.servers.process import HOST, ServerFailed, free_ports
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How many of what; ``first_port`` is that of the first node, None takes free ones.
+
+    ``spares`` are nodes beside the others that have an address, and are not started with them.
+    """
+
+    nodes: int = 3
+    spares: int = 0
+    zookeepers: int = 1
+    region_servers: int = 1
+    gateways: int = 1
+    first_port: int | None = None
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all processes."""
+        yield from (f"zookeeper-{number}" for number in range(1, self.zookeepers + 1))
+        yield "hbase-master"
+        yield from (f"hbase-regionserver-{number}" for number in range(1, self.region_servers + 1))
+        yield from (f"thrift-{number}" for number in range(1, self.gateways + 1))
+        yield from (f"broker-{number}" for number in range(1, self.nodes + self.spares + 1))
+
+
+def local_layout(
+    folder: Path,
+    sizes: Sizes,
+    *,
+    settings: Settings,
+    own_settings: dict[str, Settings],
+    gateway: Place | None = None,
+) -> Layout:
+    """Lay a cluster out in a folder.
+
+    Args:
+        folder: For everything that it writes.
+        sizes: How many of what.
+        settings: Of every node.
+        own_settings: Of single nodes, by name.
+        gateway: Of an HBase that is there already.
+
+    Raises:
+        ServerFailed: A port that was asked for is taken.
+        ServerMissing: HBase is not fetched.
+    """
+    places = reserve(folder, sizes)
+    data = folder / "data"
+    archived = archive.sharing()
+    return Layout(
+        zookeepers=_group(places, "zookeeper-"),
+        master=places["hbase-master"],
+        region_servers=_group(places, "hbase-regionserver-"),
+        gateways=_group(places, "thrift-") if gateway is None else [gateway],
+        brokers=_group(places, "broker-"),
+        java=jvm.java(),
+        bind=HOST,
+        zookeeper_folders={
+            place.name: Folders(str(folder / place.name), str(data / place.name))
+            for place in _group(places, "zookeeper-")
+        },
+        hbase_folder=str(folder / "hbase"),
+        hbase_root=f"file://{data}/hbase",
+        scratch=str(folder / "scratch"),
+        broker_folder=str(folder),
+        jars=archive.class_path(),
+        options={kind: (*options, *archived) for kind, options in SMALL.items()},
+        settings=settings,
+        own_settings=own_settings,
+    )
+
+
+def _group(places: dict[str, Place], prefix: str) -> list[Place]:
+    return [place for name, place in places.items() if name.startswith(prefix)]
+
+
+def reserve(folder: Path, sizes: Sizes) -> dict[str, Place]:
+    """Choose where everything of a cluster will listen; asked again before it runs, it is the same.
+
+    Raises:
+        ServerFailed: A port that was asked for is taken.
+    """
+    names = list(sizes.names())
+    ports = _kept(folder)
+    if set(ports) != set(names) or not all(map(_is_free, chain(*ports.values()))):
+        ports = _drawn(names)
+    for number in range(sizes.nodes if sizes.first_port is not None else 0):
+        assert sizes.first_port is not None
+        ports[f"broker-{number + 1}"][0] = _wanted(sizes.first_port + number)
+    (folder / "ports.json").write_text(json.dumps(ports))
+    return {
+        name: Place(name, HOST, ports[name][0], (ports[name][1], ports[name][2])) for name in names
+    }
+
+
+def _kept(folder: Path) -> dict[str, list[int]]:
+    with suppress(FileNotFoundError):
+        kept: dict[str, list[int]] = json.loads((folder / "ports.json").read_text())
+        return kept
+    return {}
+
+
+def _drawn(names: list[str]) -> dict[str, list[int]]:
+    drawn = iter(free_ports(3 * len(names)))
+    return {name: [next(drawn), next(drawn), next(drawn)] for name in names}
+
+
+def _wanted(port: int) -> int:
+    if not _is_free(port):
+        raise ServerFailed(f"port {port} is taken; choose others with --ports, or --ports free")
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True

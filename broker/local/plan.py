@@ -1,0 +1,313 @@
+"""What a cluster is made of, as commands, files and addresses. Pure: nothing is started here.
+
+::
+
+    zookeeper-1..N ◀── hbase-master, hbase-regionserver-1..N ◀── thrift-1..N ◀── broker-1..N
+
+The same functions describe the cluster on one machine, whose addresses are free ports of loopback and
+whose folders are its own, and that of docker-compose.cluster.yml, whose addresses are names of services:
+a ``Layout`` holds all in which the two differ. A test compares the compose file with what stands here.
+
+Every Java program takes its options from files, so that its command line can be read::
+
+    java @CONF/java.options @CONF/class-path -Xmx256m MAIN …
+         the JVM's flags    -cp all jars:CONF
+
+There is one configuration of HBase for all its processes; where each listens is on its command line.
+The brokers use HBase through Thrift-2 gateways alone: those of Thrift-1 never sync a write to disk, and
+their reads were no faster, so there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
+
+from broker.local.servers import hbase, jvm, zookeeper
+from broker.local.servers.process import HOST
+
+MASTER_MAIN: Final = "org.apache.hadoop.hbase.master.HMaster"
+REGION_SERVER_MAIN: Final = "org.apache.hadoop.hbase.regionserver.HRegionServer"
+GATEWAY_MAIN: Final = "org.apache.hadoop.hbase.thrift2.ThriftServer"
+
+Settings = Mapping[str, Any]
+"""Values of a node's configuration by ``section.key``."""
+
+
+class Kind(StrEnum):
+    """What a process of the cluster is."""
+
+    ZOOKEEPER = "zookeeper"
+    MASTER = "hbase-master"
+    REGION_SERVER = "hbase-regionserver"
+    GATEWAY = "thrift"
+    BROKER = "broker"
+    PROCESSOR = "rowlog"
+    """It processes a rowlog, for a workload; no cluster has one by itself."""
+
+
+class Place(NamedTuple):
+    """Where one process listens; ``peer_ports`` are a ZooKeeper's, for its ensemble."""
+
+    name: str
+    host: str
+    port: int
+    peer_ports: tuple[int, int] = (0, 0)
+
+    @property
+    def address(self) -> str:
+        """Host and port."""
+        return f"{self.host}:{self.port}"
+
+
+class Folders(NamedTuple):
+    """Where a ZooKeeper finds its configuration, and keeps its data."""
+
+    configuration: str
+    data: str
+
+
+class Program(NamedTuple):
+    """One process: its command line, and the files that must be there before it starts."""
+
+    name: str
+    kind: Kind
+    place: Place
+    argv: tuple[str, ...]
+    files: Mapping[str, str]
+    url: str | None = None
+
+
+HEAPS_MIB: Final[Mapping[Kind, int]] = {
+    Kind.ZOOKEEPER: 64,
+    Kind.MASTER: 192,
+    Kind.REGION_SERVER: 384,
+    Kind.GATEWAY: 128,
+}
+
+
+def _small(kind: Kind) -> tuple[str, ...]:
+    return (*jvm.QUICK, f"-Xmx{HEAPS_MIB[kind]}m")
+
+
+SMALL: Final[Mapping[Kind, tuple[str, ...]]] = {kind: _small(kind) for kind in HEAPS_MIB}
+"""Options of JVMs that start fast and stay small: several clusters share two cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """All in which one cluster differs from another.
+
+    Attributes:
+        zookeepers: One, or an ensemble.
+        master, region_servers, gateways, brokers: The others, by where they listen.
+        java: The program.
+        bind: The address that everything listens on.
+        zookeeper_folders: Of each ZooKeeper, by its name.
+        hbase_folder: For the configuration of HBase.
+        hbase_root: Where HBase keeps its data, as a URL.
+        scratch: A folder for what HBase forgets at its end.
+        broker_folder: For the files of the nodes.
+        jars: The class path before the configuration.
+        options: JVM options by kind.
+        zookeeper_settings: Of every ZooKeeper.
+        settings: Of every node, over what the layout gives.
+        own_settings: Of single nodes, by name; they win.
+        mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
+    """
+
+    zookeepers: Sequence[Place]
+    master: Place
+    region_servers: Sequence[Place]
+    gateways: Sequence[Place]
+    brokers: Sequence[Place]
+    java: str
+    bind: str
+    zookeeper_folders: Mapping[str, Folders]
+    hbase_folder: str
+    hbase_root: str
+    scratch: str
+    broker_folder: str
+    jars: str
+    options: Mapping[Kind, Sequence[str]] = field(default_factory=lambda: SMALL)
+    zookeeper_settings: Mapping[str, str] = field(default_factory=lambda: zookeeper.SETTINGS)
+    settings: Settings = field(default_factory=dict)
+    own_settings: Mapping[str, Settings] = field(default_factory=dict)
+    mutant: str = ""
+
+
+def programs(layout: Layout) -> list[Program]:
+    """Describe every process, in the order in which they depend on each other."""
+    return [
+        *(zookeeper_program(layout, place) for place in layout.zookeepers),
+        *hbase_programs(layout),
+        *(broker_program(layout, place) for place in layout.brokers),
+    ]
+
+
+def hbase_programs(layout: Layout) -> list[Program]:
+    """Describe the processes of HBase."""
+    return [
+        master_program(layout),
+        *(region_server_program(layout, place) for place in layout.region_servers),
+        *(gateway_program(layout, place) for place in layout.gateways),
+    ]
+
+
+def zookeeper_program(layout: Layout, place: Place) -> Program:
+    """Describe one ZooKeeper."""
+    conf, data = layout.zookeeper_folders[place.name]
+    files = {
+        **_java_files(layout, conf, zookeeper.LOG4J),
+        f"{conf}/zoo.cfg": zookeeper.properties(zoo_cfg(layout, place)),
+        f"{data}/myid": str(1 + list(layout.zookeepers).index(place)),
+    }
+    argv = _java(layout, conf, Kind.ZOOKEEPER, zookeeper.MAIN, f"{conf}/zoo.cfg")
+    return Program(place.name, Kind.ZOOKEEPER, place, argv, files)
+
+
+def zoo_cfg(layout: Layout, place: Place) -> dict[str, str]:
+    """Return the properties of one ZooKeeper."""
+    ensemble = {
+        f"server.{number}": f"{other.host}:{other.peer_ports[0]}:{other.peer_ports[1]}"
+        for number, other in enumerate(layout.zookeepers, 1)
+        if len(layout.zookeepers) > 1
+    }
+    return {
+        **layout.zookeeper_settings,
+        "dataDir": layout.zookeeper_folders[place.name].data,
+        "clientPort": str(place.port),
+        "clientPortAddress": layout.bind,
+        **ensemble,
+    }
+
+
+def master_program(layout: Layout) -> Program:
+    """Describe HBase's master."""
+    place = layout.master
+    return _hbase_program(
+        layout,
+        Kind.MASTER,
+        place,
+        MASTER_MAIN,
+        *_defined("hbase.master", place),
+        "start",
+    )
+
+
+def region_server_program(layout: Layout, place: Place) -> Program:
+    """Describe one of HBase's region servers."""
+    return _hbase_program(
+        layout,
+        Kind.REGION_SERVER,
+        place,
+        REGION_SERVER_MAIN,
+        *_defined("hbase.regionserver", place),
+        "start",
+    )
+
+
+def gateway_program(layout: Layout, place: Place) -> Program:
+    """Describe one Thrift-2 gateway."""
+    listening = ("-p", str(place.port), "-b", layout.bind, "--infoport", "-1")
+    return _hbase_program(layout, Kind.GATEWAY, place, GATEWAY_MAIN, "start", *listening)
+
+
+def hbase_site(layout: Layout) -> dict[str, str]:
+    """Return the configuration that all processes of HBase share."""
+    local = {"hbase.master.hostname", "hbase.regionserver.hostname"}
+    return {
+        **{key: value for key, value in hbase.SITE.items() if key not in local},
+        "hbase.cluster.distributed": "true",
+        "hbase.ipc.client.connect.max.retries": "0",
+        "hbase.master.ipc.address": layout.bind,
+        "hbase.regionserver.ipc.address": layout.bind,
+        "hbase.rootdir": layout.hbase_root,
+        "hbase.tmp.dir": layout.scratch,
+        # With a port for each, so that the ZooKeepers of one machine can have different ones.
+        "hbase.zookeeper.quorum": ",".join(place.address for place in layout.zookeepers),
+        "zookeeper.znode.parent": "/hbase",
+    }
+
+
+def broker_program(layout: Layout, place: Place) -> Program:
+    """Describe one node."""
+    file = f"{layout.broker_folder}/{place.name}.toml"
+    argv = (sys.executable, *command_line(layout.mutant), "serve", "--config", file)
+    files = {file: toml(node_settings(layout, place))}
+    return Program(place.name, Kind.BROKER, place, argv, files, f"http://{place.address}")
+
+
+def command_line(mutant: str) -> tuple[str, ...]:
+    """Return what Python runs for the command line, with a mutant in force if one is named."""
+    return ("-m", "broker.testing.mutants", mutant) if mutant else ("-m", "broker.cli")
+
+
+def node_settings(layout: Layout, place: Place) -> dict[str, Any]:
+    """Return what a node's configuration says that differs from the defaults."""
+    return {
+        "server.port": place.port,
+        "cluster.advertised_url": f"http://{place.address}",
+        **common_settings(layout),
+        **layout.own_settings.get(place.name, {}),
+    }
+
+
+def common_settings(layout: Layout) -> dict[str, Any]:
+    """Return what the configurations of all nodes, and of whoever makes their tables, share."""
+    return {
+        "server.host": layout.bind,
+        "cluster.zookeeper_hosts": [zookeeper.address for zookeeper in layout.zookeepers],
+        "hbase.hbase_gateways": [gateway.address for gateway in layout.gateways],
+        **layout.settings,
+    }
+
+
+def toml(settings: Settings) -> str:
+    """Write settings as a TOML file: scalars and lists of text, which look there as in JSON."""
+    sections: dict[str, list[str]] = {}
+    for dotted, value in settings.items():
+        section, _, name = dotted.partition(".")
+        sections.setdefault(section, []).append(f"{name} = {json.dumps(value)}")
+    return "\n".join("\n".join([f"[{section}]", *lines, ""]) for section, lines in sections.items())
+
+
+def java_options() -> str:
+    """Return the JVM's flags of every server, as a file that ``java @FILE`` reads."""
+    words = list(hbase.JVM)
+    lines = []
+    while words:
+        word = words.pop(0)
+        lines.append(f"{word} {words.pop(0)}" if word.startswith("--add-") else word)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _java_files(layout: Layout, conf: str, log4j: str) -> dict[str, str]:
+    return {
+        f"{conf}/java.options": java_options(),
+        f"{conf}/class-path": f'-cp "{layout.jars}:{conf}"\n',
+        f"{conf}/log4j.properties": log4j,
+    }
+
+
+def _java(layout: Layout, conf: str, kind: Kind, main: str, *words: str) -> tuple[str, ...]:
+    files = (f"@{conf}/java.options", f"@{conf}/class-path")
+    return (layout.java, *files, *layout.options[kind], main, *words)
+
+
+def _hbase_program(layout: Layout, kind: Kind, place: Place, main: str, *words: str) -> Program:
+    conf = layout.hbase_folder
+    files = {
+        **_java_files(layout, conf, hbase.LOG4J),
+        f"{conf}/hbase-site.xml": hbase.site_xml(hbase_site(layout)),
+    }
+    return Program(place.name, kind, place, _java(layout, conf, kind, main, *words), files)
+
+
+def _defined(prefix: str, place: Place) -> tuple[str, ...]:
+    host = "localhost" if place.host == HOST else place.host
+    return ("-D", f"{prefix}.hostname={host}", "-D", f"{prefix}.port={place.port}")

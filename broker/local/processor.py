@@ -1,0 +1,67 @@
+"""A process of a local cluster that processes a rowlog (chaos/rowlog_worker.py): killed and frozen as nodes are.
+
+It tells in its log what its listeners see. What they had in flight when it was killed or frozen does not count, so
+each such moment is told to its owner.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from typing_extensions import override
+
+from broker.local.member import Member
+from broker.local.plan import Kind, Place, Program
+from broker.local.servers.process import HOST
+
+READY: Final = '"kind": "ready"'
+
+
+class Processor(Member):
+    """A candidate for processing.
+
+    Args:
+        name: its name in the cluster.
+        folder: the cluster's.
+        given: what it is told.
+        halted: called with its name when it stands still; from any thread.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, given: Mapping[str, Any], halted: Callable[[str], None]
+    ) -> None:
+        """Write what is needed to start it."""
+        file = str(folder / f"{name}.json")
+        argv = (sys.executable, "-m", "chaos.rowlog_worker", name, f"@{file}")
+        program = Program(
+            name, Kind.PROCESSOR, Place(name, HOST, 0), argv, {file: json.dumps(dict(given))}
+        )
+        super().__init__(program, folder, self._is_ready, {})
+        self._halted = halted
+        self._from = 0
+
+    @override
+    def launch(self) -> None:
+        self._halted(self.name)
+        self._from = self.log_path.stat().st_size if self.log_path.exists() else 0
+        super().launch()
+
+    @override
+    def pause(self) -> None:
+        super().pause()
+        self._halted(self.name)
+
+    @override
+    def _end(self, number: signal.Signals, grace_s: float) -> None:
+        super()._end(number, grace_s)
+        self._halted(self.name)
+
+    def _is_ready(self) -> bool:
+        with self.log_path.open() as lines:
+            lines.seek(self._from)
+            return READY in lines.read()

@@ -1,0 +1,55 @@
+"""``python -m broker.local.servers fetch [NAME …]``: fetch the servers that tests need."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from broker.local.servers import fetch
+from broker.local.servers.cache import ServerMissing, cache_folder
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Fetch what is named, all without a name.
+
+    Returns:
+        0 if all is there; 1 if something is missing, which the last lines name.
+    """
+    parser = argparse.ArgumentParser(prog="python -m broker.local.servers", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    fetching = commands.add_parser("fetch", help="fetch servers into the cache; idempotent")
+    fetching.add_argument("names", nargs="*", metavar="NAME", help=", ".join(fetch.RECIPES))
+    fetching.add_argument(
+        "--if-possible",
+        action="store_true",
+        help="exit 0 also if something is missing (its tests will skip), unless CI=true",
+    )
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.names) - set(fetch.RECIPES))
+    if unknown:
+        parser.error(f"no such server: {', '.join(unknown)} (there are {', '.join(fetch.RECIPES)})")
+    missing = _fetch_all(given.names or list(fetch.RECIPES))
+    tolerated = given.if_possible and os.environ.get("CI") != "true"
+    return 1 if missing and not tolerated else 0
+
+
+def _fetch_all(names: list[str]) -> list[str]:
+    _say(f"servers are kept in {cache_folder()}")
+    missing = []
+    for name in names:
+        try:
+            fetch.fetch(name, _say)
+        except ServerMissing as error:
+            missing.append(name)
+            _say(f"MISSING {name}: {error}")
+    return missing
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""docker-compose, to see whether a compose file is right. Reading one needs no engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker.local.servers.cache import ServerMissing, place
+
+VERSION = "2.40.3"
+
+
+def binary() -> Path:
+    """The fetched program.
+
+    Raises:
+        ServerMissing: It was not fetched.
+    """
+    found = place("compose", VERSION) / "docker-compose"
+    if not found.is_file():
+        message = "compose is not fetched: python -m broker.local.servers fetch compose"
+        raise ServerMissing(message)
+    return found

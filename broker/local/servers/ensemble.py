@@ -1,0 +1,97 @@
+"""Three ZooKeepers that elect a leader, so that one can be lost.
+
+A member counts as ready once the ensemble serves; so they are started side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar, Self
+
+from typing_extensions import override
+
+from broker.local.servers import archive, jvm
+from broker.local.servers.process import HOST, Server, free_ports
+from broker.local.servers.zookeeper import LOG4J, MAIN, SETTINGS, ask, properties, serves
+
+MEMBERS = 3
+
+
+class EnsembleMember(Server):
+    """One of several ZooKeepers; ``peers`` says where all of them meet and elect."""
+
+    name: ClassVar[str] = "zookeeper-member"
+
+    def __init__(self, number: int, port: int, peers: Sequence[str]) -> None:
+        super().__init__()
+        self.number = number
+        self.port = port
+        self._peers = peers
+
+    @override
+    def command(self) -> Sequence[str]:
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        (data / "myid").write_text(str(self.number))
+        own = {"dataDir": str(data), "clientPort": str(self.port), "clientPortAddress": HOST}
+        peers = {f"server.{number}": peer for number, peer in enumerate(self._peers, 1)}
+        configuration = self.folder / "zoo.cfg"
+        configuration.write_text(properties({**SETTINGS, **own, **peers}))
+        (self.folder / "log4j.properties").write_text(LOG4J)
+        options = (*jvm.QUICK, "-Xmx128m", *archive.sharing())
+        path = archive.class_path(self.folder)
+        return [jvm.java(), *options, "-cp", path, MAIN, str(configuration)]
+
+    @override
+    def answers(self) -> bool:
+        return serves(HOST, self.port)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the leader now."""
+        try:
+            return "Mode: leader" in ask(HOST, self.port, "srvr")
+        except OSError:
+            return False
+
+
+class ZooKeeperEnsemble:
+    """Three members on loopback. Leaving the ``with`` block ends them."""
+
+    def __init__(self) -> None:
+        ports = free_ports(3 * MEMBERS)
+        clients, meeting, electing = ports[:3], ports[3:6], ports[6:]
+        peers = [f"{HOST}:{meet}:{elect}" for meet, elect in zip(meeting, electing, strict=True)]
+        self.members = [
+            EnsembleMember(number, port, peers) for number, port in enumerate(clients, 1)
+        ]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The addresses for a client."""
+        return [f"{HOST}:{member.port}" for member in self.members]
+
+    @property
+    def leader(self) -> EnsembleMember:
+        """The member that leads now."""
+        (leader,) = [member for member in self.members if member.running and member.leads]
+        return leader
+
+    def __enter__(self) -> Self:
+        try:
+            with ThreadPoolExecutor(MEMBERS) as threads:
+                for started in [threads.submit(member.start) for member in self.members]:
+                    started.result()
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        for member in self.members:
+            member.kill()
+            member.close()

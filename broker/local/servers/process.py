@@ -1,0 +1,320 @@
+"""One server as a child process: ports, readiness, its log, and an end that leaves nothing.
+
+Three ways of ending are covered, because an orphan on a port silently answers the next test:
+
+* ``close`` (or leaving the ``with`` block) ends the child and removes its folder;
+* an interpreter that exits without it, or is killed with SIGKILL: the kernel kills the child,
+  because ``setpriv --pdeathsig`` asked for that before the server's program began. The kernel
+  means the death of the *thread* that started the child; so one thread that lives as long as the
+  interpreter starts them all;
+* Ctrl-C in a terminal does not reach the child (it has a session of its own), so a server is
+  still there while the tests that use it clean up.
+
+Readiness is asked for, never slept for: ``answers`` is called until it says yes, the child ends,
+or the deadline passes; the error then carries the end of the server's log.
+"""
+
+from __future__ import annotations
+
+import abc
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, ClassVar, Self
+
+from typing_extensions import override
+
+from broker.local.servers.cache import ServerMissing
+
+HOST = "127.0.0.1"
+
+# How long one question may wait: a server that has just opened its port may never answer the first.
+ASK_TIMEOUT_S = 1.0
+
+_POLL_S = 0.02
+_LOG_TAIL_LINES = 30
+_STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="server-starter")
+# Below Linux's range for outgoing connections, so that none of those takes a port between the
+# moment it was found free and the moment the server binds it.
+_PORTS = range(15_000, 32_000)
+_DRAW = random.SystemRandom()
+_GIVEN_MAX = len(_PORTS) // 2
+_given: dict[int, None] = {}
+"""Ports that were found free here, in that order: whoever asked may not listen yet, or may come back."""
+
+
+class ServerFailed(Exception):
+    """A server ended, or did not answer in time, while it was being started."""
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Find ``count`` different TCP ports on which nothing listens on loopback.
+
+    This process is not told of a port again before half of all were used.
+    """
+    with ExitStack() as held:
+        ports: list[int] = []
+        while len(ports) < count:
+            port = _DRAW.choice(_PORTS)
+            if port in _given:
+                continue
+            probe = held.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind((HOST, port))
+                ports.append(port)
+                _given[port] = None
+            while len(_given) > _GIVEN_MAX:
+                del _given[next(iter(_given))]
+        return tuple(ports)
+
+
+def program(name: str, package: str) -> str:
+    """The full path of an installed program.
+
+    Raises:
+        ServerMissing: It is not installed; the message names the Debian package.
+    """
+    found = shutil.which(name)
+    if found is None:
+        raise ServerMissing(f"{name} is not installed: apt-get install {package}")
+    return found
+
+
+def tied_to_us(command: Sequence[str], *, cpu: int | None = None) -> list[str]:
+    """The command line under which ``command`` dies with this process, on one CPU if asked."""
+    pinned = [program("taskset", "util-linux"), "-c", str(cpu)] if cpu is not None else []
+    return [program("setpriv", "util-linux"), "--pdeathsig", "KILL", *pinned, *command]
+
+
+def start_child(
+    command: Sequence[str],
+    *,
+    stderr: IO[bytes],
+    stdout: IO[bytes] | int | None = None,
+    stdin: int = subprocess.DEVNULL,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a child from the thread whose end (that of this interpreter) is the child's end."""
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=stderr if stdout is None else stdout,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+
+    return _STARTER.submit(start).result()
+
+
+class Child(abc.ABC):
+    """A child process as a context manager: started on the way in, ended on the way out."""
+
+    name: ClassVar[str]
+    _process: subprocess.Popen[bytes] | None = None
+
+    @abc.abstractmethod
+    def start(self) -> None:
+        """Start it, and return when it can be used."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """End it as a crash would. Idempotent."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it, and leave nothing behind. Idempotent."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The process id, also of one that has ended."""
+        assert self._process is not None, f"{self.name} was never started"
+        return self._process.pid
+
+
+class Server(Child):
+    """A server process that is started, asked, stopped, and may be started again.
+
+    A subclass gives the command and the question. ``start`` after ``stop`` or ``kill`` starts the
+    same server again on the same folder and ports: that is how a crash is played.
+
+    Args:
+        folder: Where data, configuration and log lie; kept. Without it a temporary folder, which
+            ``close`` removes (unless the start failed: then the log is still wanted).
+        cpu: The one CPU on which the server may run.
+        environment: The whole environment of the process, instead of ours.
+    """
+
+    ready_timeout_s: ClassVar[float] = 60.0
+    stop_timeout_s: ClassVar[float] = 10.0
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(
+        self,
+        *,
+        folder: Path | None = None,
+        cpu: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._keep = folder is not None
+        self.folder = folder or Path(tempfile.mkdtemp(prefix=f"broker-{self.name}-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log_path = self.folder / "server.log"
+        self.start_s = 0.0
+        self._cpu = cpu
+        self._environment = environment
+
+    @abc.abstractmethod
+    def command(self) -> Sequence[str]:
+        """Write the configuration, if there is one, and give the command line."""
+
+    @abc.abstractmethod
+    def answers(self) -> bool:
+        """Ask the server something real; an OSError counts as *not yet*."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Resident memory of the process now."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    @override
+    def start(self) -> None:
+        """Start the process and return when it answers.
+
+        Raises:
+            ServerMissing: What it needs is not on this machine.
+            ServerFailed: It ended or stayed silent; the message has the end of its log.
+        """
+        assert not self.running, f"{self.name} is running already"
+        began = time.monotonic()
+        command = tied_to_us(self.command(), cpu=self._cpu)
+        with self.log_path.open("ab") as log:
+            self._process = start_child(command, stderr=log, environment=self._environment)
+        self._await_answer(self._process, began + self.ready_timeout_s)
+        self.start_s = time.monotonic() - began
+
+    def check(self) -> None:
+        """Look whether the process runs, as it should.
+
+        Raises:
+            ServerFailed: It has ended by itself; the message has the end of its log.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            raise self._failure(f"ended with code {self._process.returncode}")
+
+    def stop(self) -> None:
+        """End the process in good order; kill it if that takes too long. Idempotent."""
+        self._end(self.stop_signal)
+
+    @override
+    def kill(self) -> None:
+        """End the process as a crash would. Idempotent."""
+        self._end(signal.SIGKILL)
+
+    def suspend(self) -> None:
+        """Freeze the process: its connections stay, nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen process go on."""
+        self._signal(signal.SIGCONT)
+
+    @override
+    def close(self) -> None:
+        """Stop, and remove the folder if it was a temporary one. Idempotent."""
+        self.stop()
+        if not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log_tail(self) -> str:
+        """The last lines of the server's log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, f"{self.name} was never started"
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(number)
+        try:
+            self._process.wait(self.stop_timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _await_answer(self, process: subprocess.Popen[bytes], deadline: float) -> None:
+        def ended() -> str | None:
+            return None if process.poll() is None else f"ended with code {process.returncode}"
+
+        failed = await_answer(self.answers, ended, deadline)
+        if failed is not None:
+            raise self._failure(failed)
+
+    def _failure(self, what: str) -> ServerFailed:
+        return ServerFailed(f"{self.name} {what}; the end of {self.log_path}:\n{self.log_tail()}")
+
+
+def await_answer(
+    answers: Callable[[], bool], ended: Callable[[], str | None], deadline: float
+) -> str | None:
+    """Ask until the answer is yes.
+
+    Args:
+        answers: The question; an OSError counts as *not yet*.
+        ended: How the process that should answer has ended, None while it lives.
+        deadline: When to give up, as ``time.monotonic`` tells.
+
+    Returns:
+        None for yes, else what went wrong.
+    """
+    began = time.monotonic()
+    said = "it answered, but not what it should"
+    pause = threading.Event()
+    while True:
+        answered = False
+        try:
+            answered = answers()
+        except OSError as error:
+            said = repr(error)
+        # Asked in this order: a stranger may answer on the port of a server that died.
+        end = ended()
+        if end is not None:
+            return end
+        if answered:
+            return None
+        if time.monotonic() > deadline:
+            return f"did not answer in {deadline - began:.0f} s ({said})"
+        pause.wait(_POLL_S)

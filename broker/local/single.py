@@ -1,0 +1,92 @@
+"""A broker as a process of its own: started, killed, started again on the same data."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from typing_extensions import override
+
+from broker.local.plan import command_line
+from broker.local.servers.process import Child, free_ports, start_child, tied_to_us
+
+READY = b"broker ready at "
+STOP_S = 30.0
+
+
+class BrokerProcess(Child):
+    """``broker serve`` on a fixed free port of loopback; a context manager that leaves nothing behind.
+
+    Args:
+        data_dir: its data; kept.
+        flags: further flags of ``broker serve``.
+        environment: variables beside those of this process.
+        mutant: which clause it lacks, see broker/testing/mutants.py; "" none.
+    """
+
+    name = "the broker"
+
+    def __init__(
+        self,
+        data_dir: Path,
+        flags: Sequence[str] = (),
+        *,
+        environment: dict[str, str] | None = None,
+        mutant: str = "",
+    ) -> None:
+        self.data_dir = data_dir
+        self.log_path = data_dir.with_name(data_dir.name + ".log")
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        where = ("--port", str(self.port), "--data-dir", str(data_dir))
+        self._command = [sys.executable, *command_line(mutant), "serve", *where, *flags]
+        self._environment = {**os.environ, **(environment or {})}
+
+    @override
+    def start(self) -> None:
+        """Start and wait until it serves. Raises RuntimeError with its log if it does not."""
+        assert self._process is None, "runs already"
+        with self.log_path.open("ab") as log:
+            self._process = start_child(
+                tied_to_us(self._command),
+                stdout=subprocess.PIPE,
+                stderr=log,
+                environment=self._environment,
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith(READY):
+            self.kill()
+            raise RuntimeError(f"the broker did not start: {line.decode()}{self.log()}")
+
+    def log(self) -> str:
+        """Return what it logged, over all its starts."""
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    @override
+    def kill(self) -> None:
+        """Kill it and all that it started, at once."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    @override
+    def close(self) -> None:
+        self.kill()
+
+    def stop(self) -> int:
+        """Ask it to stop, and return its exit code. Raises subprocess.TimeoutExpired."""
+        assert self._process is not None, "not running"
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(STOP_S)
+        self.kill()
+        return code

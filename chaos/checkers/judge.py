@@ -1,0 +1,291 @@
+"""The judge: reads a history line by line, however long it is, and gives verdicts by segment.
+
+::
+
+    judge = Judge(Promises(unavailable_ms=30_000), DiskTables())
+    for segment in segments:                  # five minutes each, say
+        for event in segment:
+            judge.add(event)
+        verdicts.append(judge.cut())          # what this segment shows to be wrong
+    verdicts.append(judge.end())              # and what only the whole shows
+    total(verdicts)
+
+What spans segments is carried over: a publish that is under way or of unknown outcome, what was
+acknowledged and is owed at the end, what was shown and must stay. All of it lies in tables (see
+``tables``), of which a bounded part is in memory. In memory besides: the calls that are under way, a few
+words for each topic, publisher, consumer and rollback, and, of readers with a snapshot, what they were
+shown since others read the same. The work grows as the history does: each line is looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from chaos.checkers.availability import Availability, Faults, is_judged
+from chaos.checkers.checker import Checker
+from chaos.checkers.coverage import Coverage
+from chaos.checkers.ending import Finals, Lost, Order
+from chaos.checkers.facts import UNSURE, Topic
+from chaos.checkers.fates import Fates
+from chaos.checkers.identity import Identity
+from chaos.checkers.publishes import Answers, Deadlines, ToldOrder
+from chaos.checkers.ranges import Ranges
+from chaos.checkers.registers import Registers
+from chaos.checkers.rowlog import RowLogs
+from chaos.checkers.snapshots import Snapshots, WholeAtTheEnd
+from chaos.checkers.tables import MemoryTables, Tables
+from chaos.checkers.transactions import Rollbacks, Stored
+from chaos.checkers.values import read_of
+from chaos.checkers.violations import (
+    STORED_LATE,
+    UNAVAILABLE,
+    Findings,
+    Promises,
+    Verdict,
+    total,
+)
+from chaos.history import WRITES, Call, Event, Pairing, who_owes
+
+BY_TOPIC: Final[tuple[type[Checker], ...]] = (
+    ToldOrder,
+    Answers,
+    Deadlines,
+    Identity,
+    Ranges,
+    Rollbacks,
+    Stored,
+    Snapshots,
+    Coverage,
+    Finals,
+    Order,
+    Lost,
+    WholeAtTheEnd,
+)
+NAMES: Final = frozenset(
+    (
+        *(name for checker in BY_TOPIC for name in checker.names),
+        *Availability.names,
+        *Registers.names,
+        *RowLogs.names,
+    )
+)
+"""Everything that can be found."""
+
+
+class _Case:
+    """One topic and those who judge it."""
+
+    def __init__(
+        self, name: str, tables: Tables, found: Findings, promises: Promises, world: _World
+    ) -> None:
+        self.topic = Topic(name, tables, world.fates)
+        self.availability = Availability(name, found, promises, world.faults)
+        self.checkers = [checker(self.topic, found, promises) for checker in BY_TOPIC]
+
+    def began(self, call: Call) -> None:
+        self.topic.began(call)
+        for checker in self.checkers:
+            checker.began(call)
+        self.availability.began(call)
+
+    def ended(self, call: Call) -> int:
+        """Judge an answer, and return how many rows it showed."""
+        self.topic.ended(call)
+        for checker in self.checkers:
+            checker.ended(call)
+        self.availability.ended(call)
+        rows = 0
+        if call.op == "read" and call.is_ok:
+            read, life = read_of(call), self.topic.lives.life(call)
+            rows = len(read.rows)
+            for checker in self.checkers:
+                checker.read(read, life)
+        self.topic.lives.ended(call)
+        return rows
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the log was read to its end, if anything is owed there."""
+        newest = max(self.topic.acked_lives, default=UNSURE)
+        is_read = any(life >= newest and log.final for life, log in self.topic.logs.items())
+        return is_read or self.topic.lives.is_gone or newest == UNSURE
+
+
+class _World:
+    """What is judged over all topics."""
+
+    def __init__(self, tables: Tables, found: Findings) -> None:
+        self.fates = Fates(tables, found)
+        self.faults = Faults(found)
+        self.registers = Registers(tables, found)
+        self.rowlogs = RowLogs(found)
+
+
+class Judge:
+    """Judges one history.
+
+    Args:
+        promises: What else is to be held.
+        tables: Where to remember: by default in memory; DiskTables for long histories.
+    """
+
+    def __init__(self, promises: Promises | None = None, tables: Tables | None = None) -> None:
+        self._promises = promises or Promises()
+        self._tables = tables or MemoryTables()
+        self._found = Findings()
+        self._world = _World(self._tables, self._found)
+        self._cases: dict[str, _Case] = {}
+        self._registers: dict[str, Availability] = {}
+        self._pairing = Pairing()
+        self._now_ns = 0
+        self._segment = 0
+        self._acknowledged = 0
+        self._tells_deadlines = False
+        self._epochs: dict[str, int] = {}
+
+    @property
+    def steps(self) -> int:
+        """How often anything was looked up or kept so far."""
+        return self._tables.steps
+
+    def add(self, event: Event) -> None:
+        """Take the next line."""
+        call = self._pairing.add(event)
+        if call.ended is None:
+            self.began(call)
+        else:
+            self.ended(call)
+
+    def began(self, call: Call) -> None:
+        """Take the beginning of a call; lines come in order."""
+        self._now_ns = call.invoked_ns
+        world = self._world
+        if call.op == "fault":
+            self._look(call.invoked_ns)
+            world.faults.began(call)
+        elif call.topic:
+            self._tells_deadlines |= call.asked.get("until_ms") is not None
+            self._case(call.topic).began(call)
+        else:
+            world.fates.began(call)
+            world.registers.began(call)
+            world.rowlogs.began(call)
+            if (register := self._register(call)) is not None:
+                register.began(call)
+
+    def ended(self, call: Call) -> None:
+        """Take the end of a call."""
+        self._now_ns = call.ended_ns or self._now_ns
+        world = self._world
+        self._found.counts[f"{call.op}.{call.outcome}"] += 1
+        if call.op == "fault":
+            world.faults.ended(call)
+        elif call.topic:
+            self._found.counts["rows_read"] += self._case(call.topic).ended(call)
+            self._count(call)
+        else:
+            world.fates.ended(call)
+            world.registers.ended(call)
+            world.rowlogs.ended(call)
+            if (register := self._register(call)) is not None:
+                register.ended(call)
+            self._acknowledged += call.op in WRITES and call.is_ok
+
+    def _case(self, name: str) -> _Case:
+        if name not in self._cases:
+            case = _Case(name, self._tables, self._found, self._promises, self._world)
+            case.topic.segment = self._segment
+            self._cases[name] = case
+        return self._cases[name]
+
+    def _register(self, call: Call) -> Availability | None:
+        """Return the register that is asked, if it is one."""
+        name = who_owes(call.op, call.topic, call.asked)
+        if name is not None and name not in self._registers:
+            self._registers[name] = Availability(
+                name, self._found, self._promises, self._world.faults
+            )
+        return None if name is None else self._registers[name]
+
+    @property
+    def _asked(self) -> list[Availability]:
+        return [*(case.availability for case in self._cases.values()), *self._registers.values()]
+
+    def _look(self, now_ns: int) -> None:
+        for one in self._asked:
+            one.look(now_ns)
+
+    def _count(self, call: Call) -> None:
+        if call.op != "publish":
+            return
+        word = {"ok": "acknowledged", "fail": "refused", "unknown": "unknown"}[call.outcome]
+        self._found.counts[word] += len(call.asked["payloads"])
+        if not call.is_ok:
+            return
+        self._acknowledged += 1
+        if call.epoch is not None and call.epoch > self._epochs.get(call.topic, 0):
+            self._found.counts["leader_changes"] += call.topic in self._epochs
+            self._epochs[call.topic] = call.epoch
+
+    def cut(self) -> Verdict:
+        """End a segment, and return what it shows. It is known: the end of the history is not its."""
+        for case in self._cases.values():
+            for checker in case.checkers:
+                checker.cut()
+        self._segment += 1
+        for case in self._cases.values():
+            case.topic.segment = self._segment
+        return self._found.taken(is_known=True)
+
+    def end(self) -> Verdict:
+        """Judge the whole, and return what the last segment shows, and what none showed by itself."""
+        self._look(self._now_ns)
+        for case in self._cases.values():
+            for checker in case.checkers:
+                checker.over()
+        self._world.fates.over()
+        self._world.rowlogs.over()
+        cases = (case.is_known for case in self._cases.values())
+        world = (self._world.registers.is_known, self._world.rowlogs.is_known)
+        is_known = self._acknowledged > 0 and all(cases) and all(world)
+        self._tables.close()
+        return self._found.taken(is_known=is_known, unjudged=self._unjudged())
+
+    def _unjudged(self) -> list[str]:
+        """Return the names of what could not have been found in this history."""
+        names = self._promises.unjudged
+        if UNAVAILABLE not in names and not is_judged(self._asked):
+            names.append(UNAVAILABLE)
+        if STORED_LATE not in names and not self._tells_deadlines:
+            names.append(STORED_LATE)
+        return names
+
+
+def check(calls: Iterable[Call], promises: Promises | None = None) -> Verdict:
+    """Judge a history that is in memory."""
+    judge = Judge(promises)
+    lines = [(call.invoked, judge.began, call) for call in calls]
+    lines += [(call.ended, judge.ended, call) for _, _, call in lines if call.ended is not None]
+    for _, take, call in sorted(lines, key=lambda line: line[0]):
+        take(call)
+    return judge.end()
+
+
+def judge_segments(
+    segments: Iterable[Sequence[Event]],
+    promises: Promises | None = None,
+    tables: Tables | None = None,
+) -> list[Verdict]:
+    """Return a verdict for each segment, and that of the whole, which is their ``total``, as the last.
+
+    Segments are read one after the other, and none is needed again.
+    """
+    judge = Judge(promises, tables)
+    verdicts = []
+    for segment in segments:
+        for event in segment:
+            judge.add(event)
+        verdicts.append(judge.cut())
+    verdicts.append(judge.end())
+    return [*verdicts, total(verdicts)]

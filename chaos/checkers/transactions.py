@@ -1,0 +1,113 @@
+"""Checkers of rollbacks and of stored payloads, by what rows show of them."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from chaos.checkers.checker import Checker
+from chaos.checkers.facts import UNSURE, Topic, Undone
+from chaos.checkers.tables import Table
+from chaos.checkers.values import ABOVE_ALL, Read, Seen, plain
+from chaos.checkers.violations import Findings, Promises, spot
+from chaos.history import Call
+
+
+class Rollbacks(Checker):
+    """Find rows that are shown as published after their rollback, or as rolled back without one."""
+
+    names = ("rolled_back", "phantom_rollback")
+
+    @override
+    def began(self, call: Call) -> None:
+        """From now on rows may be rolled back."""
+        if call.op == "rollback":
+            asked = call.asked
+            undone = Undone(
+                plain(asked.get("first") or ""), plain(asked.get("last") or ABOVE_ALL), None
+            )
+            self.topic.undone.setdefault(asked["pointer"], {})[call.invoked] = undone
+
+    @override
+    def ended(self, call: Call) -> None:
+        """From now on they must be."""
+        if call.op == "rollback" and call.is_ok:
+            of_pointer = self.topic.undone[call.asked["pointer"]]
+            of_pointer[call.invoked] = of_pointer[call.invoked]._replace(ended=call.ended)
+
+    @override
+    def read(self, read: Read, life: int) -> None:
+        """Look at pointers as they are shown, and at what a snapshot's reader is given."""
+        del life
+        for row in read.rows:
+            pointer = row.pointer
+            if pointer is None and read.has_snapshot:
+                tried = self.topic.of_payload(row.payload)
+                pointer = None if tried is None else max(tried.pointer or 0, 0)
+            if pointer is None:
+                continue
+            if pointer > 0 and self._was_done(pointer, row, read.call):
+                self._tell("rolled_back", row, read)
+            elif pointer < 0 and not self._was_asked(-pointer, row):
+                self._tell("phantom_rollback", row, read)
+
+    def _was_done(self, pointer: int, row: Seen, call: Call) -> bool:
+        return any(
+            undone.concerns(row.id) and undone.ended is not None and undone.ended < call.invoked
+            for undone in self.topic.undone.get(pointer, {}).values()
+        )
+
+    def _was_asked(self, pointer: int, row: Seen) -> bool:
+        return any(
+            undone.concerns(row.id) for undone in self.topic.undone.get(pointer, {}).values()
+        )
+
+    def _tell(self, name: str, row: Seen, read: Read) -> None:
+        detail = spot(row.id, pointer=row.pointer, payload=row.payload, reader=read.call.process)
+        self.found.add(name, detail, read.call.ended)
+
+
+class Stored(Checker):
+    """Find stored payloads that are missing where their reference shows, or came after it.
+
+    Whoever sees a reference sees all that was stored and acknowledged before it was published, and
+    everybody sees the same.
+    """
+
+    names = ("payloads_changed", "payloads_lost")
+
+    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+        """Begin without payloads."""
+        super().__init__(topic, found, promises)
+        self._shown: Table[tuple[str, ...]] = topic.tables.table(tuple)
+        self._stored: Table[tuple[str, ...]] = topic.tables.table(tuple)
+
+    @override
+    def ended(self, call: Call) -> None:
+        """Keep what was stored, and compare what is shown."""
+        if not call.is_ok or call.op not in ("store", "payloads"):
+            return
+        life = self.topic.lives.life(call)
+        if life == UNSURE:
+            return
+        log = f"{call.asked['number']} {life}"
+        if call.op == "store":
+            payloads = tuple(call.asked["payloads"])
+            self._stored.put(log, (self._stored.get(log) or ()) + payloads)
+            self._find_missing(log, payloads, self._shown.get(log), call)
+            return
+        shown = tuple(row[1] for row in call.told["rows"])
+        first = self._shown.get(log)
+        if first is None:
+            self._shown.put(log, shown)
+        elif first != shown:
+            detail = spot("payload log", log=log, first=first, later=shown)
+            self.found.add("payloads_changed", detail, call.ended)
+        self._find_missing(log, self._stored.get(log) or (), shown, call)
+
+    def _find_missing(
+        self, log: str, payloads: tuple[str, ...], shown: tuple[str, ...] | None, call: Call
+    ) -> None:
+        present = set(payloads if shown is None else shown)
+        for payload in payloads:
+            if payload not in present:
+                self.found.add("payloads_lost", spot(payload, log=log), call.ended)

@@ -1,0 +1,127 @@
+"""What lines of a history mean to checkers: rows, ids, and the range that a read vouches for."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from chaos.history import Call
+
+ROW_DIGITS: Final = 20
+MOMENT_DIGITS: Final = 16
+_NO_PAYLOAD_ROW: Final = "0" * ROW_DIGITS
+ABOVE_ALL: Final = "g"
+"""Above every id, since ids are hexadecimal."""
+
+INLINE: Final = "inline"
+REFERENCE: Final = "reference"
+STORED: Final = "stored"
+VIEWS: Final = {
+    "rows": (INLINE, REFERENCE),
+    "messages": (INLINE, STORED),
+    "all": (INLINE, REFERENCE, STORED),
+}
+"""What is shown by each way to look."""
+
+
+class Seen(NamedTuple):
+    """A row, or a message with a stored payload, as a read showed it."""
+
+    id: str
+    payload: str | None
+    pointer: int | None = None
+    others: str | None = None
+    """The key and the headers that it has, if it was published with others."""
+
+    @property
+    def kind(self) -> str:
+        """What stands there."""
+        if len(self.id) > ROW_DIGITS:
+            return STORED
+        return REFERENCE if self.payload is None else INLINE
+
+
+def plain(identifier: str) -> str:
+    """Return an id in the shorter of its two forms."""
+    is_inline = len(identifier) > ROW_DIGITS and identifier[ROW_DIGITS:] == _NO_PAYLOAD_ROW
+    return identifier[:ROW_DIGITS] if is_inline else identifier
+
+
+def rows_of(call: Call) -> list[Seen]:
+    """Return the rows that a read was answered with."""
+    return [Seen(plain(row[0]), *row[1:]) for row in call.told.get("rows", ())]
+
+
+def below(identifier: str) -> str:
+    """Return what stands just below an id: above all lesser ones, those of stored payloads too."""
+    number = 0 if identifier in ("", ABOVE_ALL) else int(identifier, 16)
+    if number == 0:
+        return "" if identifier != ABOVE_ALL else identifier
+    return f"{number - 1:0{len(identifier)}x}" + ABOVE_ALL * (len(identifier) == ROW_DIGITS)
+
+
+def first_at(time_ms: int) -> str:
+    """Return the least id of a millisecond."""
+    return f"{max(time_ms, 0):016x}0000"
+
+
+def moment_ms(identifier: str) -> int:
+    """Return the moment of an id: when its message was published, by the clock of who stored it."""
+    return int(identifier[:MOMENT_DIGITS], 16)
+
+
+class Read(NamedTuple):
+    """An answered read, and what it vouches for: all of ``kinds`` in (``after``, ``through``]."""
+
+    call: Call
+    rows: list[Seen]
+    kinds: tuple[str, ...]
+    after: str
+    through: str
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it tells how the log ended."""
+        return self.call.process.partition("@")[0] == "final"
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether rows may be left out since a transaction must not see them."""
+        return self.call.asked.get("snapshot") is not None
+
+
+def read_of(call: Call) -> Read:
+    """Return what an answered read tells."""
+    rows = rows_of(call)
+    covered = _backward(call, rows) if call.asked.get("reverse") else _forward(call, rows)
+    return Read(call, rows, VIEWS[call.asked.get("view") or "rows"], *covered)
+
+
+def asked_after(call: Call) -> str:
+    """Return the id above which rows were asked for."""
+    time_ms = call.asked.get("time")
+    return plain(call.asked.get("after") or "") if time_ms is None else below(first_at(time_ms))
+
+
+def asked_through(call: Call) -> str:
+    """Return the id up to which rows were asked for."""
+    return plain(call.asked.get("through") or ABOVE_ALL)
+
+
+def _pointer(call: Call) -> str | None:
+    pointer = call.told.get("pointer")
+    return None if pointer is None else plain(pointer)
+
+
+def _forward(call: Call, rows: list[Seen]) -> tuple[str, str]:
+    after, pointer = asked_after(call), _pointer(call)
+    seen = plain(call.told.get("seen") or (rows[-1].id if rows else after))
+    return after, min(seen, asked_through(call), ABOVE_ALL if pointer is None else pointer)
+
+
+def _backward(call: Call, rows: list[Seen]) -> tuple[str, str]:
+    """Tell nothing of what is above the first row, unless the log's pointer is known."""
+    after, pointer = asked_after(call), _pointer(call)
+    seen = plain(call.told.get("seen") or (rows[-1].id if rows else asked_through(call)))
+    if pointer is None:
+        pointer = rows[0].id if rows else ""
+    return max(below(seen), after), min(asked_through(call), pointer)

@@ -1,0 +1,115 @@
+"""A process that processes a rowlog: started by tests and the verifier, to be killed, stopped and gone on with.
+
+Every call of its listeners is a line on standard output (see checkers/rowlog.py), and so is that it leads::
+
+    python -m chaos.rowlog_worker NAME '{"thrift1": 9090, "zookeeper": ["127.0.0.1:2181"],
+        "table": "t", "id": "mq", "subscriptions": ["a"], "session_timeout_ms": 2000, "fails": 0.1, "takes_s": 0.01}'
+
+With "thrift2": ["127.0.0.1:9091"] in place of "thrift1" each write is synced. ``@FILE`` in place of the JSON: it is
+in that file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from broker.clock import SystemClock
+from broker.rowlog import Message, RowLog
+
+
+class Worker:
+    """A candidate for processing whose listeners take a while, and fail now and then."""
+
+    def __init__(self, name: str, given: dict[str, Any]) -> None:
+        """Be called ``name``; ``given`` is what the module's docstring shows."""
+        self._name = name
+        self._given = given
+        self._chance = random.Random(os.getpid())
+        self._calls = 0
+        self._clock = SystemClock()
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Write a line of history."""
+        line = {
+            "kind": kind,
+            "process": self._name,
+            "log": self._given["id"],
+            "time_ns": time.monotonic_ns(),
+            **fields,
+        }
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+    def listener(self, subscription: str) -> Any:
+        """Return a listener that tells what it sees."""
+
+        async def listen(message: Message) -> bool:
+            self._calls += 1
+            about = {
+                "row": message.row.decode(),
+                "seq": message.seq,
+                "subscription": subscription,
+                "call": f"{os.getpid()}/{self._calls}",
+            }
+            self.tell("begin", **about)
+            await self._clock.sleep(self._chance.random() * 2 * self._given.get("takes_s", 0.01))
+            is_done = self._chance.random() >= self._given.get("fails", 0.0)
+            self.tell("end", **about, done=is_done)
+            return bool(is_done)
+
+        return listen
+
+    async def run(self) -> None:
+        """Process until the process ends; tell so, if it comes to that."""
+        try:
+            await self._run()
+        finally:
+            self.tell("halted")
+
+    async def _run(self) -> None:
+        given = self._given
+        pool = None
+        if "thrift1" in given:
+            import happybase  # noqa: PLC0415 - The verifier's workers do without.
+
+            pool = happybase.ConnectionPool(
+                6, host="127.0.0.1", port=given["thrift1"], timeout=10_000
+            )
+        log = RowLog(
+            pool,
+            given["table"],
+            id=given["id"],
+            zookeeper=given["zookeeper"],
+            session_timeout_ms=given.get("session_timeout_ms", 2_000),
+            threads=6,
+            synced=pool is None,
+            thrift2=given.get("thrift2", ()),
+        )
+        async with log:
+            for subscription in given["subscriptions"]:
+                log.listen(subscription, self.listener(subscription))
+            await log.start()
+            self.tell("ready")
+            leads = False
+            while True:
+                if leads != bool(log.figures.values["leads", ""]):
+                    leads = not leads
+                    self.tell("leads" if leads else "follows")
+                await self._clock.sleep(0.05)
+
+
+def given_by(word: str) -> dict[str, Any]:
+    """Return what a command line's second word gives: JSON, or ``@FILE``."""
+    given: dict[str, Any] = json.loads(Path(word[1:]).read_text() if word[0] == "@" else word)
+    return given
+
+
+if __name__ == "__main__":
+    asyncio.run(Worker(sys.argv[1], given_by(sys.argv[2])).run())

@@ -1,0 +1,25 @@
+"""Workloads: what applications do to a cluster, for simulation and verifier alike (see ``stage``)."""
+
+from chaos.workloads.bounce import BounceWorkload
+from chaos.workloads.log import LogWorkload
+from chaos.workloads.metadata import MetadataWorkload
+from chaos.workloads.rowlog import RowLogWorkload
+from chaos.workloads.stage import REAL, REGISTRY, SIMULATED, Scale, Stage, Workload
+from chaos.workloads.topics import TopicsWorkload
+from chaos.workloads.transactions import OwnTransactionsWorkload, TransactionsWorkload
+
+REGISTRY.update(
+    {
+        "log": LogWorkload,
+        "transactions": TransactionsWorkload,
+        "own-transactions": OwnTransactionsWorkload,
+        "bounce": BounceWorkload,
+        "topics": TopicsWorkload,
+        "metadata": MetadataWorkload,
+        "rowlog": RowLogWorkload,
+    }
+)
+BENEATH = frozenset({"rowlog"})
+"""They use HBase and ZooKeeper themselves, so they need a cluster of which these can be reached."""
+
+__all__ = ["BENEATH", "REAL", "REGISTRY", "SIMULATED", "Scale", "Stage", "Workload"]

@@ -1,0 +1,74 @@
+"""The bounce workload: the log workload, while an operator moves leaders all the time.
+
+A pin lets a node lead a topic, an unpin lets any node lead it again; both are what ``broker cluster
+move`` and ``unpin`` do. A broker that stands alone refuses them, which the history tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from typing_extensions import override
+
+from broker.client import BrokerError, admin
+from chaos.workloads.log import LogWorkload
+from chaos.workloads.process import Process, Target
+from chaos.workloads.stage import Stage
+
+ANYWHERE = 0.2
+"""How often a topic is let go, so that the cluster itself says who leads it."""
+
+
+class BounceWorkload(LogWorkload):
+    """The log workload and one operator for each topic."""
+
+    name = "bounce"
+
+    @override
+    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+        """Publish, consume and move leaders until ``stop`` is set; then let all topics go."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(super().run(stage, stop))
+            for target in self.targets:
+                group.create_task(_operator(stage, f"operator-{target.name}", target, stop))
+
+
+async def _operator(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    async with Process(stage, name) as process:
+        while not stop.is_set():
+            with suppress(BrokerError):
+                if stage.chance.random() < ANYWHERE:
+                    await _let_go(process, target)
+                else:
+                    await _move(process, target)
+                await process.pause()
+                await _who_leads(process, target)
+            await process.pause()
+        with suppress(BrokerError):
+            await _let_go(process, target)
+
+
+async def _move(process: Process, target: Target) -> None:
+    """Move a topic to one of the nodes that may lead. Raises BrokerError."""
+    status = await process.client.ask(admin.status())
+    serving = [node["node"] for node in status["nodes"] if node["state"] == "serving"]
+    if not serving:
+        return
+    node = str(process.stage.chance.choice(serving))
+    with process.asking("elect", target.id, {"node": node}) as ending:
+        await process.client.ask(admin.pin(target.id, node))
+        ending.ok({})
+
+
+async def _let_go(process: Process, target: Target) -> None:
+    with process.asking("elect", target.id, {"node": None}) as ending:
+        await process.client.ask(admin.unpin(target.id))
+        ending.ok({})
+
+
+async def _who_leads(process: Process, target: Target) -> None:
+    with process.asking("leader", target.id, {}) as ending:
+        leader = await process.client.leader(target.id)
+        ending.node, ending.epoch = leader.url, leader.epoch
+        ending.ok({})

@@ -1,0 +1,128 @@
+"""The metadata workload: registers that are compared and set, made of what the interface has.
+
+It has no compare-and-set of a topic's properties. It has ``create``, which is refused where there is a
+topic already, and keeps properties; so each version of a register is a topic of its own, and who creates
+the next one has set the register::
+
+    register-0    {"owner": a}      ◀── cas none -> a
+    register-1    {"owner": b}      ◀── cas a -> b, by somebody who had seen a
+    register-2    404               ◀── get: the version before it is the last one
+
+Versions are never deleted, so a version that is there while the next is not *was* the last at a moment
+of the get.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from broker.client import BrokerError, TopicId, TopicNotFound
+from chaos.history import Value
+from chaos.workloads import readers
+from chaos.workloads.process import Process, Target
+from chaos.workloads.stage import Stage
+
+OWNER: Final = "owner"
+SET: Final = 0.3
+REGISTERS_MIN: Final = 2
+
+
+class Held(NamedTuple):
+    """What a register held: the value, and how many versions there were."""
+
+    value: str | None = None
+    versions: int = 0
+
+
+class MetadataWorkload:
+    """Processes that compete for a few registers."""
+
+    name = "metadata"
+
+    def __init__(self) -> None:
+        """Begin without registers."""
+        self.registers: list[str] = []
+
+    async def prepare(self, stage: Stage) -> None:
+        """Name the registers; they hold nothing."""
+        count = max(REGISTERS_MIN, stage.scale.topics)
+        self.registers = [
+            f"{self.name}-{stage.chance.getrandbits(32):08x}-{number}" for number in range(count)
+        ]
+
+    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+        """Compare, set and get until ``stop`` is set."""
+        processes = 2 * stage.scale.publishers
+        await readers.work([self._compete(stage, number, stop) for number in range(processes)], [])
+
+    async def finish(self, stage: Stage) -> None:
+        """Get every register through every node."""
+        for node in stage.nodes:
+            async with Process(stage, f"final@{node}", node=node) as process:
+                for register in self.registers:
+                    await _finally(process, register)
+
+    async def _compete(self, stage: Stage, number: int, stop: asyncio.Event) -> None:
+        chance = stage.chance
+        known = dict.fromkeys(self.registers, Held())
+        node = chance.choice([None, *stage.nodes])
+        async with Process(stage, f"client-{number}", node=node) as process:
+            while not stop.is_set():
+                register = chance.choice(self.registers)
+                with suppress(BrokerError):
+                    if chance.random() < SET:
+                        known[register] = await _set(process, register, known[register])
+                    else:
+                        known[register] = await _get(process, register, known[register])
+                await process.pause(2 * stage.scale.pause_s)
+
+
+async def _set(process: Process, register: str, held: Held) -> Held:
+    """Set a new value if the register still holds what was seen in it. Raises BrokerError."""
+    (value,) = process.labels(1)
+    asked: Value = {"key": register, "expected": held.value, "value": value}
+    with process.asking("cas", None, asked) as ending:
+        await process.client.create_topic(_version(register, held.versions), {OWNER: value})
+        ending.ok({"version": held.versions + 1})
+    return Held(value, held.versions + 1)
+
+
+async def _get(process: Process, register: str, held: Held) -> Held:
+    """Return what a register holds, beginning with what was seen in it. Raises BrokerError."""
+    with process.asking("get", None, {"key": register}) as ending:
+        held = await _found(process, register, held)
+        ending.ok({"value": held.value, "version": held.versions})
+    return held
+
+
+async def _found(process: Process, register: str, held: Held) -> Held:
+    """Follow a register's versions to the last one. Raises BrokerError."""
+    while True:
+        try:
+            info = await process.client.topic(_version(register, held.versions))
+        except TopicNotFound:
+            return held
+        held = Held(info.properties[OWNER], held.versions + 1)
+
+
+def _version(register: str, number: int) -> TopicId:
+    return Target(f"{register}-{number}").id
+
+
+async def _finally(process: Process, register: str) -> None:
+    """Get a register as it ended: one call in the history, however often it is asked."""
+    stage = process.stage
+    deadline = stage.clock.monotonic() + stage.scale.final_s
+    with suppress(BrokerError), process.asking("get", None, {"key": register}) as ending:
+        while True:
+            try:
+                held = await _found(process, register, Held())
+            except BrokerError:
+                if stage.clock.monotonic() >= deadline:
+                    raise
+                await stage.clock.sleep(stage.scale.again_s)
+            else:
+                ending.ok({"value": held.value, "version": held.versions})
+                return

@@ -1,0 +1,191 @@
+"""How applications publish without transactions, each kind a process of its own.
+
+==========  =====================================================================================
+single      one message at a time, coalesced as the client likes
+keyed       several as one request, again until it is answered, some once more: in turns under an
+            idempotency key, and with a producer's number
+forwarded   several as one request, always through the same node, whoever leads; some live shortly
+staged      into several stages, which are published in another order, again until it is answered
+pipelined   ``publish_later``: the next leaves before the last is answered; the order is promised
+together    single messages that are awaited at the same time; each stands for itself
+==========  =====================================================================================
+
+Every publisher goes on until it is told to stop, and lets what it began end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Final
+
+from broker.client import BrokerError, Published
+from broker.client.values import Publishable
+from chaos.workloads.process import Process, Target, asked_of, tell
+from chaos.workloads.stage import Stage
+
+ATTEMPTS_MAX: Final = 20
+"""How often a publish under a key is tried."""
+REPEATED_S: Final = 300.0
+"""How long after the first try: half of what brokers remember keys for by default. Later it is a new one."""
+UNDER_WAY: Final = 4
+"""How many messages a pipelined publisher has under way at most."""
+SHORT_LIVES: Final = 0.2
+ONCE_MORE: Final = 0.3
+
+Publisher = Callable[[Stage, str, Target, asyncio.Event], Awaitable[None]]
+
+
+async def single(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish one message after the other."""
+    async with Process(stage, name) as process:
+        while not stop.is_set():
+            labels = process.labels(1)
+            publishing = process.client.publish(target.id, process.message(labels[0]))
+            with suppress(BrokerError):
+                await process.publish(target, labels, publishing=publishing)
+            await process.pause()
+
+
+async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish under keys and with numbers, each until it is answered."""
+    async with Process(stage, name) as process:
+        for number in count():
+            if stop.is_set():
+                break
+            labels = process.labels()
+            key = f"{target.name}-{labels[0]}"
+            producer = (name, number) if number % 2 else None
+            await _until_answered(
+                process,
+                lambda: process.publish(target, labels, key=key, producer=producer),  # noqa: B023
+            )
+            await process.pause()
+
+
+async def staged(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Store in several stages and publish them at once, by a number, until it is answered."""
+    async with Process(stage, name) as process:
+        for number in count():
+            if stop.is_set():
+                break
+            with suppress(BrokerError):
+                filled = [await _filled(process, target) for _ in range(stage.chance.randint(1, 3))]
+                stage.chance.shuffle(filled)
+                await _until_answered(
+                    process, partial(_publish_stages, process, target, filled, (name, number))
+                )
+            await process.pause()
+
+
+async def _filled(process: Process, target: Target) -> tuple[str, list[str]]:
+    """Return a stage and what was stored in it, in order. Raises BrokerError."""
+    labels: list[str] = []
+    async with process.client.stage(target.id) as stage:
+        for number in range(process.stage.chance.randint(1, 2)):
+            more = process.labels()
+            await stage.store(
+                [process.message(label) for label in more], idempotency_key=str(number)
+            )
+            labels += more
+    return stage.id, labels
+
+
+async def _publish_stages(
+    process: Process,
+    target: Target,
+    filled: Sequence[tuple[str, list[str]]],
+    producer: tuple[str, int],
+) -> Published:
+    labels = [label for _, part in filled for label in part]
+    stages = [stage for stage, _ in filled]
+    publishing = process.client.publish_stages(target.id, stages, producer=producer)
+    return await process.publish(
+        target, labels, key=labels[0], publishing=publishing, of_stages=True
+    )
+
+
+async def _until_answered(process: Process, publish: Callable[[], Awaitable[Published]]) -> None:
+    """Publish what can be repeated, until it is answered; sometimes once more."""
+    stage = process.stage
+    until = stage.clock.monotonic() + REPEATED_S
+    for attempt in range(ATTEMPTS_MAX):
+        try:
+            await publish()
+        except BrokerError as error:
+            if not (error.outcome == "unknown" or error.retriable):
+                return
+        else:
+            if attempt or stage.chance.random() >= ONCE_MORE:
+                return
+        await process.pause()
+        if stage.clock.monotonic() > until:
+            return
+
+
+async def forwarded(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish several messages at a time through one node; some live shortly."""
+    node = stage.chance.choice(list(stage.nodes))
+    async with Process(stage, name, node=node) as process:
+        while not stop.is_set():
+            lives_s = stage.scale.ttl_s if stage.chance.random() < SHORT_LIVES else None
+            with suppress(BrokerError):
+                await process.publish(target, process.labels(), ttl_s=lives_s)
+            await process.pause()
+
+
+async def pipelined(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish in the background, a few messages at a time."""
+    async with Process(stage, name) as process:
+
+        async def later(message: Publishable) -> Published:
+            return await (await process.client.publish_later(target.id, message))
+
+        while not stop.is_set():
+            # They have one publisher, whose order is promised, until an outcome is unknown.
+            if "unknown" in await _several(process, target, process.name, later):
+                process.live_on()
+            await process.pause()
+
+
+async def together(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Await several single messages at the same time; they share requests as it happens."""
+    async with Process(stage, name) as process:
+
+        async def at_once(message: Publishable) -> Published:
+            return await process.client.publish(target.id, message)
+
+        while not stop.is_set():
+            # No order is promised: one of them may have to be sent again.
+            await _several(process, target, None, at_once)
+            await process.pause()
+
+
+async def _several(
+    process: Process,
+    target: Target,
+    publisher: str | None,
+    publish: Callable[[Publishable], Awaitable[Published]],
+) -> list[str]:
+    """Publish some messages, the next before the last is answered; return what became of them."""
+
+    async def one(slot: int) -> str:
+        (label,) = process.labels(1)
+        asked = asked_of(target, [label])
+        asked |= {"publisher": publisher or label, "number": process.count}
+        try:
+            with process.asking("publish", target.id, asked, f"{process.name}/{slot}") as ending:
+                tell(ending, await publish(process.message(label)))
+        except BrokerError as error:
+            return error.outcome
+        return "ok"
+
+    slots = range(process.stage.chance.randint(1, UNDER_WAY))
+    return await asyncio.gather(*map(one, slots))
+
+
+KINDS: Final[tuple[Publisher, ...]] = (single, keyed, pipelined, forwarded, staged, together)
+"""All kinds; publisher n of a topic is of the nth."""

@@ -1,0 +1,55 @@
+"""The stage in real time: a cluster that listens somewhere, asked over sockets by the real client."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from broker.client import Client
+from broker.clock import Clock, SystemClock
+from chaos.history import History
+from chaos.workloads.stage import REAL, Beneath, Scale
+
+CONNECT_S = 2.0
+
+
+class RealStage:
+    """A cluster by the addresses of its nodes.
+
+    Args:
+        nodes: the addresses, at least one.
+        seed: of all that is up to chance.
+        scale: how much happens.
+        history: where it is told; a new one by default.
+        beneath: what the nodes stand on.
+        settings: settings of all clients, which a process may override.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        *,
+        seed: int,
+        scale: Scale = REAL,
+        history: History | None = None,
+        beneath: Beneath | None = None,
+        **settings: Any,
+    ) -> None:
+        self.nodes: Sequence[str] = list(nodes)
+        self.scale = scale
+        self.beneath = beneath
+        self.chance = random.Random(seed)
+        self.clock: Clock = SystemClock()
+        self.history = history or History(time.monotonic_ns)
+        self._settings = {"connect_timeout_s": CONNECT_S, **settings}
+
+    def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
+        """Return a new client of the cluster, or of one node."""
+        del process  # All reach the cluster the same way.
+        options = {**self._settings, **settings}
+        if node is not None:
+            return Client(node, follow_leaders=False, **options)
+        first = self.chance.randrange(len(self.nodes))
+        return Client([*self.nodes[first:], *self.nodes[:first]], **options)

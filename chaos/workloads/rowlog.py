@@ -1,0 +1,218 @@
+"""The rowlog workload: writers put messages into rows of HBase, processes process them, and some of them die.
+
+No node takes part: the writers here and the processes beside the nodes use the HBase and the ZooKeeper that the
+nodes use, too. A write is synced (Thrift-2), so nothing may be lost, whatever is killed::
+
+    writers here ── put ──▶ HBase ◀── rowlog-1, rowlog-2, rowlog-3: one of them processes at a time
+       │ row-put                       │ lines in their logs
+       └──────────▶ history ◀── row-offer, row-halt
+
+Each writer has rows of its own, so its puts into a row are in order. A listener fails now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from broker.errors import BrokerError, Unavailable
+from broker.rowlog import RowLog, Subscription
+from broker.rowlog.table import TableError
+from broker.rowlog.thrift2 import Thrift2Rows
+from chaos.history import Event, Value
+from chaos.workloads.process import note
+from chaos.workloads.stage import Beneath, Stage
+
+SUBSCRIPTIONS: Final = ("a", "b")
+WRITERS: Final = 2
+ROWS: Final = 8
+FAILS: Final = 0.1
+SESSION_TIMEOUT_MS: Final = 2_000
+LOOK_S: Final = 0.1
+FAMILY: Final = "rowlog"
+
+
+class Lines:
+    """What one process tells of a rowlog in its log, read on and on."""
+
+    def __init__(self, path: Path, rowlog: str) -> None:
+        """Have read nothing yet."""
+        self._path = path
+        self._rowlog = rowlog
+        self._from = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Return what it has told since; lines of other rowlogs, and those of a log, are left out."""
+        with self._path.open("rb") as file:
+            file.seek(self._from)
+            whole, mark, _ = file.read().rpartition(b"\n")
+        self._from += len(whole) + len(mark)
+        told = [json.loads(line) for line in whole.splitlines() if line.startswith(b'{"kind"')]
+        return [each for each in told if each["log"] == self._rowlog]
+
+
+class RowLogWorkload:
+    """One rowlog with two subscriptions."""
+
+    name = "rowlog"
+
+    def __init__(self) -> None:
+        """Begin without a rowlog."""
+        self._id = ""
+        self._log: RowLog | None = None
+        """The writers'."""
+        self._lines: list[Lines] = []
+        self._halted: deque[tuple[str, int]] = deque()
+        self._halts = 0
+        self._begun: dict[str, Value] = {}
+        """Calls of listeners that have not ended, by the name of their process in the history."""
+        self._open: set[tuple[str, str, int]] = set()
+        """What was put and was not done yet: subscription, row and number."""
+        self._done: set[tuple[str, str, int]] = set()
+
+    async def prepare(self, stage: Stage) -> None:
+        """Make the table and the rowlog, and start its processes. Raises BrokerError."""
+        beneath = _beneath(stage)
+        self._id = f"{self.name}-{stage.chance.getrandbits(32):08x}"
+        try:
+            rows = Thrift2Rows(beneath.gateways)
+            await rows.make_table(self._id.encode(), FAMILY.encode(), [])
+            await rows.close()
+            self._log = self._made(beneath)
+            await self._log.open()
+            for name in SUBSCRIPTIONS:
+                await self._log.subscribe(Subscription(name, max_tries=0, backoff_ms_first=100))
+        except TableError as error:
+            raise Unavailable(f"The rowlog can't be made: {error}.") from error
+        given = {
+            "table": self._id,
+            "id": self._id,
+            "subscriptions": SUBSCRIPTIONS,
+            "session_timeout_ms": SESSION_TIMEOUT_MS,
+            "fails": FAILS,
+        }
+
+        def halted(name: str) -> None:
+            self._halted.append((name, time.monotonic_ns()))
+
+        logs = await beneath.begin(given, halted)
+        self._lines = [Lines(path, self._id) for path in logs.values()]
+
+    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+        """Put messages until ``stop`` is set, and write down what the listeners see."""
+        writing = [asyncio.create_task(self._write(stage, each, stop)) for each in range(WRITERS)]
+        reading = asyncio.create_task(self._follow(stage))
+        try:
+            await asyncio.gather(*writing)
+        finally:
+            for task in (*writing, reading):
+                task.cancel()
+            await asyncio.gather(*writing, reading, return_exceptions=True)
+            if self._log is not None:
+                await self._log.close()
+
+    async def finish(self, stage: Stage) -> None:
+        """Wait until all is done, as long as the scale says, and end the processes."""
+        asked: Value = {"log": self._id, "subscriptions": list(SUBSCRIPTIONS)}
+        ending = stage.history.invoke("final", "row-final", "", asked)
+        deadline = stage.clock.monotonic() + stage.scale.final_s
+        self._read(stage)
+        while self._open - self._done and stage.clock.monotonic() < deadline:
+            await stage.clock.sleep(LOOK_S)
+            self._read(stage)
+        await _beneath(stage).end()
+        self._read(stage)
+        ending.ok({"open": len(self._open - self._done)})
+
+    def _made(self, beneath: Beneath) -> RowLog:
+        return RowLog(
+            None,
+            self._id,
+            id=self._id,
+            family=FAMILY,
+            synced=True,
+            thrift2=beneath.gateways,
+            zookeeper=beneath.zookeepers,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+        )
+
+    # Putting.
+
+    async def _write(self, stage: Stage, number: int, stop: asyncio.Event) -> None:
+        """Put into rows that no other writer has, one message after the other."""
+        rows = [f"row-{number}-{each}" for each in range(ROWS)]
+        while not stop.is_set():
+            with suppress(BrokerError, TableError):
+                await self._put(stage, f"writer-{number}", stage.chance.choice(rows))
+            await stage.clock.sleep(stage.scale.pause_s * stage.chance.random() * 2)
+
+    async def _put(self, stage: Stage, process: str, row: str) -> None:
+        assert self._log is not None, "prepared first"
+        asked: Value = {"log": self._id, "row": row}
+        ending = stage.history.invoke(process, "row-put", "", asked)
+        try:
+            message = await self._log.put(row.encode(), {b"rowlog:value": b"1"}, b"payload")
+        except BrokerError as error:
+            note(ending, error)
+            raise
+        except BaseException as error:
+            ending.unknown(type(error).__name__)
+            raise
+        assert message is not None, "there are subscriptions"
+        ending.ok({"seq": message.seq})
+        self._open |= {(name, row, message.seq) for name in SUBSCRIPTIONS}
+
+    # What the processes tell.
+
+    async def _follow(self, stage: Stage) -> None:
+        while True:
+            self._read(stage)
+            await stage.clock.sleep(LOOK_S)
+
+    def _read(self, stage: Stage) -> None:
+        """Write down what is new, with the times at which it was."""
+        while self._halted:
+            self._halt(stage, *self._halted.popleft())
+        for told in (each for lines in self._lines for each in lines.read()):
+            if told["kind"] in {"begin", "end"}:
+                self._offer(stage, told)
+            elif told["kind"] == "halted":
+                self._halt(stage, told["process"], told["time_ns"])
+
+    def _halt(self, stage: Stage, name: str, time_ns: int) -> None:
+        self._halts += 1
+        process, asked = f"{name} halt {self._halts}", {"processor": name}
+        self._tell(stage, process, "row-halt", asked, time_ns)
+        self._tell(stage, process, "row-halt", {}, time_ns, is_over=True)
+
+    def _offer(self, stage: Stage, told: dict[str, Any]) -> None:
+        process = f"{told['process']} {told['call']}"
+        if told["kind"] == "begin":
+            asked = {name: told[name] for name in ("row", "seq", "subscription")}
+            self._begun[process] = asked
+            asked |= {"log": self._id, "processor": told["process"]}
+            self._tell(stage, process, "row-offer", asked, told["time_ns"])
+            return
+        asked = self._begun.pop(process)
+        if told["done"]:
+            self._done.add((asked["subscription"], asked["row"], asked["seq"]))
+        answer = {"done": told["done"]}
+        self._tell(stage, process, "row-offer", answer, told["time_ns"], is_over=True)
+
+    @staticmethod
+    def _tell(
+        stage: Stage, process: str, op: str, value: Value, time_ns: int, *, is_over: bool = False
+    ) -> None:
+        kind = "ok" if is_over else "invoke"
+        stage.history.write(Event(process, kind, op, "", value, None, None, None, time_ns))  # type: ignore[arg-type]
+
+
+def _beneath(stage: Stage) -> Beneath:
+    if stage.beneath is None:
+        raise Unavailable("The workload rowlog needs an HBase and a ZooKeeper that it can reach.")
+    return stage.beneath

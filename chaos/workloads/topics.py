@@ -1,0 +1,139 @@
+"""The topics workload: topics come, change and go while others publish to them and read them.
+
+One topic stays, with a short lifetime that is changed now and then: its messages expire, and sweepers
+remove them. The others are deleted and created again, each by one administrator, who alone knows which
+generation there is::
+
+    not there ──create──▶ there ──update──▶ there ──delete──▶ not there
+                           unknown ──▶ look, until somebody says
+
+Publishers and readers know nothing of it; they are refused where there is no topic. Nobody uses keys
+here: a request that is sent again after a deletion is published again, in another log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Final
+
+from broker.client import BrokerError
+from chaos.history import Value
+from chaos.workloads import publishers, readers
+from chaos.workloads.finals import read_everywhere
+from chaos.workloads.process import Process, Target
+from chaos.workloads.stage import Stage
+
+PUBLISHERS: Final = (
+    publishers.single,
+    publishers.pipelined,
+    publishers.forwarded,
+    publishers.together,
+)
+DELETE: Final = 0.4
+PAUSES: Final = 5
+"""How long a topic stays as it is, in pauses."""
+LONGER: Final = (1, 2, 1000)
+"""Lifetimes that a topic is given, in the scale's."""
+
+
+class TopicsWorkload:
+    """A topic whose messages expire, and topics that are deleted and created again."""
+
+    name = "topics"
+
+    def __init__(self) -> None:
+        """Begin without topics."""
+        self.targets: list[Target] = []
+
+    async def prepare(self, stage: Stage) -> None:
+        """Create the topics. Raises BrokerError."""
+        count = max(2, stage.scale.topics)
+        names = [f"{self.name}-{stage.chance.getrandbits(32):08x}-{n}" for n in range(count)]
+        self.targets = [Target(name) for name in names]
+        for target in self.targets:
+            async with Process(stage, _administrator(target)) as process:
+                await process.create(target, ttl_s=stage.scale.ttl_s)
+
+    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+        """Publish, consume, change and delete until ``stop`` is set."""
+        expiring, *others = self.targets
+        working: list[Awaitable[None]] = [_change(stage, expiring, stop, delete=0.0)]
+        working += [_change(stage, target, stop, delete=DELETE) for target in others]
+        reading = []
+        for target in self.targets:
+            working += [
+                kind(stage, f"{kind.__name__}-{number}-{target.name}", target, stop)
+                for number, kind in readers.some(PUBLISHERS, stage.scale.publishers)
+            ]
+            reading += [
+                kind(stage, f"{kind.__name__}-{number}-{target.name}", target)
+                for number, kind in readers.some(readers.KINDS, stage.scale.consumers)
+            ]
+        await readers.work(working, reading)
+
+    async def finish(self, stage: Stage) -> None:
+        """Create what is not there, and read everything through every node."""
+        there = []
+        for target in self.targets:
+            async with Process(stage, _administrator(target)) as process:
+                generation = await _there(process, target)
+            if generation:
+                there.append(target._replace(generation=generation))
+        await read_everywhere(stage, there)
+
+
+def _administrator(target: Target) -> str:
+    return f"administrator-{target.name}"
+
+
+async def _change(stage: Stage, target: Target, stop: asyncio.Event, *, delete: float) -> None:
+    """Let the administrator of a topic work."""
+    async with Process(stage, _administrator(target)) as process:
+        while not stop.is_set():
+            await process.pause(PAUSES * stage.scale.pause_s)
+            with suppress(BrokerError):
+                generation = await process.generation(target)
+                if generation is None:
+                    continue
+                if generation == 0:
+                    await process.create(target, ttl_s=_lifetime_s(stage))
+                elif stage.chance.random() < delete:
+                    await _delete(process, target._replace(generation=generation))
+                else:
+                    await _update(process, target._replace(generation=generation))
+
+
+def _lifetime_s(stage: Stage) -> int:
+    return stage.scale.ttl_s * stage.chance.choice(LONGER)
+
+
+async def _delete(process: Process, target: Target) -> None:
+    with process.asking("delete", target.id, {"generation": target.generation}) as ending:
+        await process.client.delete_topic(target.id)
+        ending.ok({})
+
+
+async def _update(process: Process, target: Target) -> None:
+    ttl_s = _lifetime_s(process.stage)
+    asked: Value = {"generation": target.generation, "ttl_s": ttl_s}
+    with process.asking("update", target.id, asked) as ending:
+        await process.client.set_topic(target.id, {"ttl": str(ttl_s)})
+        ending.ok({})
+
+
+async def _there(process: Process, target: Target) -> int:
+    """Return a topic's generation, created if it is not there; 0 if that is impossible for long."""
+    stage = process.stage
+    deadline = stage.clock.monotonic() + stage.scale.final_s
+    while stage.clock.monotonic() < deadline:
+        with suppress(BrokerError):
+            generation = await process.generation(target)
+            if generation:
+                return generation
+            if generation == 0:
+                await process.create(target, ttl_s=stage.scale.ttl_s)
+                continue
+        await stage.clock.sleep(stage.scale.again_s)
+    return 0

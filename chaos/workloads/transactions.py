@@ -1,0 +1,120 @@
+"""The transactions workload: publishers with and without transactions, readers with and without snapshots.
+
+The transaction service is a model (``chaos.transactions_model``) beside the cluster: it is slow
+at times, and loses answers, but it is never wrong. So what readers are shown that they must not see, or
+are not shown, is the broker's doing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Final
+
+from typing_extensions import override
+
+from broker.client import Client, Snapshot
+from chaos.transactions_model import TransactionService
+from chaos.workloads import publishers, readers, transacting
+from chaos.workloads.finals import overview, read_everywhere
+from chaos.workloads.log import created
+from chaos.workloads.own import OwnService
+from chaos.workloads.process import Target
+from chaos.workloads.stage import Stage
+
+TOPICS_MIN: Final = 2
+"""A transaction may span topics."""
+
+
+class TransactionsWorkload:
+    """Transactions over some topics, among plain publishers and readers."""
+
+    name = "transactions"
+
+    def __init__(self) -> None:
+        """Begin without topics and without a service."""
+        self.targets: list[Target] = []
+        self._service: TransactionService | None = None
+
+    async def prepare(self, stage: Stage) -> None:
+        """Create the topics. Raises BrokerError."""
+        self._service = TransactionService(
+            stage.clock,
+            random.Random(stage.chance.random()),
+            timeout_s=stage.scale.transaction_s,
+            slow_s=stage.scale.transaction_s / 4,
+        )
+        self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
+
+    @property
+    def service(self) -> transacting.Service:
+        """The transaction service, once there is one."""
+        assert self._service is not None, "prepared first"
+        return self._service
+
+    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+        """Publish, commit, roll back and read until ``stop`` is set."""
+        service, targets = self.service, self.targets
+        publishing = [
+            transacting.publisher(stage, f"transactional-{number}", targets, service, stop)
+            for number in range(stage.scale.publishers)
+        ]
+        reading = []
+        for target in targets:
+            publishing.append(publishers.single(stage, f"plain-{target.name}", target, stop))
+            reading += [
+                transacting.follower(stage, f"follower-{target.name}", target, service),
+                transacting.auditor(stage, f"auditor-{target.name}", target, service),
+                readers.waiting(stage, f"waiting-{target.name}", target),
+                readers.browsing(stage, f"browsing-{target.name}", target),
+            ]
+        await readers.work(publishing, reading)
+
+    async def finish(self, stage: Stage) -> None:
+        """End all transactions, then read everything as consumers without and with one see it."""
+        assert self._service is not None, "prepared first"
+        self._service.end_all()
+        await read_everywhere(stage, self.targets)
+        await read_everywhere(stage, self.targets, snapshot=self._last_snapshot(stage))
+        for target in self.targets:
+            await overview(stage, target)
+
+    def _last_snapshot(self, stage: Stage) -> Snapshot:
+        assert self._service is not None, "prepared first"
+        return self._service.model.look(stage.clock.now_ms())
+
+
+class OwnTransactionsWorkload(TransactionsWorkload):
+    """The same over the product's own transaction service, which the faults hit, too."""
+
+    name = "own-transactions"
+
+    def __init__(self) -> None:
+        """Begin without topics and without a service."""
+        super().__init__()
+        self._own: OwnService | None = None
+        self._client: Client | None = None
+
+    @override
+    async def prepare(self, stage: Stage) -> None:
+        self._client = stage.client("transactions", deadline_s=stage.scale.deadline_s)
+        self._own = OwnService(self._client, timeout_s=stage.scale.transaction_s)
+        self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
+
+    @property
+    @override
+    def service(self) -> transacting.Service:
+        assert self._own is not None, "prepared first"
+        return self._own
+
+    @override
+    async def finish(self, stage: Stage) -> None:
+        assert self._own is not None, "prepared first"
+        assert self._client is not None, "prepared first"
+        await self._own.end_all()
+        snapshot = await self._own.look()
+        await self._client.close()
+        await read_everywhere(stage, self.targets)
+        await read_everywhere(stage, self.targets, snapshot=snapshot)
+        for target in self.targets:
+            await overview(stage, target)

@@ -1,0 +1,361 @@
+"""A broker in a process of its own under attack, and a neighbour whose publishes must not notice it.
+
+An attack is anything that a client sends. A broker withstands it if, while it runs::
+
+    publishes of the neighbour    all are answered with 200, and can be read afterwards;
+                                  99 of 100 take at most 3 x as long as without the attack
+    event loop                    never held for longer than LOOP_HELD_S_MAX
+    memory, lines of the log      stay below a bound that the test gives
+    process                       lives, and logs no traceback
+
+How long publishes take is measured in rounds: first without the attack, then with it, the broker and the
+machine being the same. What else the machine does may spoil a round, so the best of three counts, and a
+publish alone counts as taking ALONE_S_MIN at least. Where other programs had more than OTHERS_CORES_MAX meanwhile,
+how long a publish took tells of them: then it is reported, and not judged. Everything else must hold in every round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from typing_extensions import override
+
+from broker.local.servers.process import start_child, tied_to_us
+from broker.local.single import BrokerProcess
+from broker.model import Poll, PublishRequest
+from broker.wire import avro
+from broker.wire.blocks import PollDecoder
+from tests.kit.neighbour import CUT, TOPIC, Published, status_of
+from tests.kit.openapi import Answered
+from tests.kit.serving import RawHttp, eventually, topic_path
+
+ROUNDS_MAX: Final = 3
+PUBLISHES_MIN: Final = 300
+"""What a percentile is taken of, at least."""
+WARM_UP: Final = 50
+SLOWER_MAX: Final = 3.0
+ALONE_S_MIN: Final = 0.002
+OTHERS_CORES_MAX: Final = 0.25
+LOOP_HELD_S_MAX: Final = 0.02
+HOPELESS_S: Final = 0.2
+"""No machine is so busy that the loop seems held for longer."""
+WAIT_S: Final = 60.0
+AVRO: Final = "Content-Type: avro/binary"
+JSON: Final = "Content-Type: application/json"
+GZIP: Final = "Content-Encoding: gzip"
+
+_HELD = re.compile(r'broker_loop_held_seconds_bucket\{le="([^"]+)".*\} ([0-9.e+]+)')
+
+Attack = Callable[[], Awaitable[object]]
+
+
+def request(method: str, target: str, body: bytes = b"", *headers: str) -> bytes:
+    """Return the bytes of a request."""
+    lines = (f"{method} {target} HTTP/1.1", "Host: localhost", *headers)
+    return "\r\n".join(lines).encode() + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def push(raw: RawHttp, data: bytes) -> bool:
+    """Send bytes as long as the broker takes them; return whether it took all."""
+    try:
+        await raw.send(data)
+    except ConnectionError:
+        return False
+    return True
+
+
+async def answer(raw: RawHttp) -> Answered | None:
+    """Return the next reply; None if the broker cut the connection instead."""
+    try:
+        return await raw.reply()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+class Round(NamedTuple):
+    """What was measured without and with the attack, in seconds; ``held_s`` by the broker's monitor."""
+
+    alone_p99_s: float
+    p99_s: float
+    longest_s: float
+    publishes: int
+    held_s: float
+    others_cores: float = 0.0
+    """Processors that programs took which have no part in it."""
+
+    @property
+    def slower(self) -> float:
+        """How many times as long a publish took."""
+        return self.p99_s / max(self.alone_p99_s, ALONE_S_MIN)
+
+    @override
+    def __str__(self) -> str:
+        """Tell the figures in milliseconds."""
+        return (
+            f"p99 {self.p99_s * 1000:.1f} ms ({self.slower:.1f} x {self.alone_p99_s * 1000:.1f} ms), "
+            f"longest {self.longest_s * 1000:.0f} ms of {self.publishes}, "
+            f"loop held {self.held_s * 1000:.0f} ms, others had {self.others_cores:.1f} processors"
+        )
+
+
+class Withstood(NamedTuple):
+    """All rounds of an attack, and what the broker used meanwhile."""
+
+    rounds: Sequence[Round]
+    peak_bytes: int
+    log_lines: int
+
+    @override
+    def __str__(self) -> str:
+        """Tell the figures."""
+        rounds = "; ".join(str(each) for each in self.rounds)
+        return f"{rounds}; peak {self.peak_bytes >> 20} MiB, {self.log_lines} lines logged"
+
+
+def p99(times: Sequence[float]) -> float:
+    """Return what 99 of 100 do not exceed; of fewer than 100, the largest."""
+    return sorted(times)[math.ceil(len(times) * 0.99) - 1]
+
+
+class Neighbour:
+    """The program of ``tests.kit.neighbour``, and what it told so far."""
+
+    def __init__(self, port: int, log_path: Path) -> None:
+        """Start it; what goes wrong in it is in its log."""
+        self.published: list[Published] = []
+        self._log_path = log_path
+        command = tied_to_us((sys.executable, "-m", "tests.kit.neighbour", str(port)))
+        with log_path.open("wb") as log:
+            self._process = start_child(command, stdout=subprocess.PIPE, stderr=log)
+        self._thread = threading.Thread(target=self._read, name="neighbour", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join(WAIT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    async def until(self, moment_s: float) -> None:
+        """Return when a publish has ended that began after ``moment_s``, so that all before are known."""
+        await eventually(
+            lambda: self.published and self.published[-1].began_s >= moment_s, self._state, WAIT_S
+        )
+
+    async def more(self, publishes: int) -> None:
+        """Return when so many further publishes have ended."""
+        wanted = len(self.published) + publishes
+        await eventually(lambda: len(self.published) >= wanted, self._state, WAIT_S)
+
+    def _state(self) -> str:
+        return (
+            f"the neighbour's last publishes: {self.published[-3:]}\n{self._log_path.read_text()}"
+        )
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.published.append(Published.of(line))
+
+    def between(self, began_s: float, ended_s: float) -> list[Published]:
+        """Return the publishes that were under way at some moment of a span of time."""
+        return [p for p in self.published if p.ended_s >= began_s and p.began_s <= ended_s]
+
+
+class Attacked:
+    """A running broker with a neighbour."""
+
+    def __init__(self, process: BrokerProcess, neighbour: Neighbour) -> None:
+        """Take both, running."""
+        self._own = (process.pid, neighbour.pid, os.getpid())
+        self.process = process
+        self.neighbour = neighbour
+        self.port = process.port
+
+    async def ask(self, method: str, target: str, body: bytes = b"", *headers: str) -> Answered:
+        """Send a request on a connection of its own and return the reply."""
+        async with RawHttp(self.port) as raw:
+            await raw.send(request(method, target, body, *headers))
+            return await raw.reply()
+
+    async def status(self, method: str, target: str, body: bytes = b"", *headers: str) -> int:
+        """Send a request that the broker may cut; return the reply's status, CUT without one."""
+        async with RawHttp(self.port) as raw:
+            await push(raw, request(method, target, body, *headers))
+            reply = await answer(raw)
+        return CUT if reply is None else reply.status
+
+    async def create(self, topic: str) -> None:
+        """Create a topic."""
+        assert (await self.ask("PUT", topic_path(topic))).status == 200
+
+    async def fill(self, topic: str, payloads: Sequence[bytes], requests: int = 1) -> None:
+        """Publish the same messages to a topic as often as told."""
+        body = avro.encode_publish_request(PublishRequest(None, payloads))
+        for _ in range(requests):
+            reply = await self.ask("POST", topic_path(topic, "publish"), body, AVRO)
+            assert reply.status == 200
+
+    async def publish(self, topic: str, pointer: int, count: int) -> bytes:
+        """Publish messages of a transaction; return the answer, which a rollback sends back."""
+        body = avro.encode_publish_request(PublishRequest(pointer, [b"x"] * count))
+        reply = await self.ask("POST", topic_path(topic, "publish"), body, AVRO)
+        assert reply.status == 200
+        return reply.body
+
+    async def withstands(
+        self,
+        attack: Attack,
+        *,
+        peak_bytes_max: int,
+        prepare: Attack | None = None,
+        log_lines_max: int = 30,
+        held_s_max: float = LOOP_HELD_S_MAX,
+    ) -> Withstood:
+        """Run an attack beside the neighbour, over and over until there are PUBLISHES_MIN publishes.
+
+        ``prepare`` runs before each round and is not measured. ``held_s_max`` is larger where many connections
+        are there at once: what a turn of the loop does for each is short, and counts together.
+
+        Raises:
+            AssertionError: the broker did not withstand it; says all figures.
+        """
+        await self.neighbour.more(WARM_UP)
+        lines_before = self.process.log().count("\n")
+        rounds: list[Round] = []
+        peak = 0
+
+        def passes(measured: Round) -> bool:
+            is_as_fast = measured.slower <= SLOWER_MAX or measured.others_cores > OTHERS_CORES_MAX
+            return is_as_fast and measured.held_s <= held_s_max
+
+        while _goes_on(rounds, passes):
+            if prepare is not None:
+                await prepare()
+            alone = await self._measured(self._wait)
+            self._forget_peak()
+            attacked = await self._measured(attack)
+            peak = max(peak, self.peak_bytes())
+            others = max(alone.others_cores, attacked.others_cores)
+            rounds.append(attacked._replace(alone_p99_s=alone.p99_s, others_cores=others))
+        told = Withstood(rounds, peak, self.process.log().count("\n") - lines_before)
+        assert any(map(passes, rounds)), told
+        assert told.peak_bytes <= peak_bytes_max, told
+        assert told.log_lines <= log_lines_max, f"{told}\n{self.process.log()}"
+        await self.is_well()
+        return told
+
+    async def is_well(self) -> None:
+        """Look whether the broker lives, and whether all that the neighbour published was taken and is there.
+
+        Raises:
+            AssertionError: it does not, or it is not.
+        """
+        assert self.process.running, f"the broker has ended\n{self.process.log()}"
+        assert "Traceback" not in self.process.log(), self.process.log()
+        published = list(self.neighbour.published)
+        refused = [each.status for each in published if each.status != 200]
+        assert not refused, f"publishes of the neighbour were refused or cut: {refused[:10]}"
+        reply = await self.ask("POST", topic_path(TOPIC, "poll"), avro.encode_poll(Poll()), AVRO)
+        decoder = PollDecoder()
+        payloads = [message.payload for message in decoder.feed(reply.body)]
+        decoder.finish()
+        read = [int(payload) for payload in payloads if payload.isdigit()]
+        assert read == sorted(set(read))
+        assert not set(range(len(published))) - set(read)
+
+    def peak_bytes(self) -> int:
+        """Return the most memory that the process had since ``forget_peak``, or its start."""
+        return self._memory("VmHWM")
+
+    async def held_s(self) -> dict[float, int]:
+        """Return how often the event loop was held for at most so many seconds, since the start."""
+        reply = await self.ask("GET", "/metrics")
+        return {float(le): int(float(n)) for le, n in _HELD.findall(reply.body.decode())}
+
+    async def _wait(self) -> None:
+        await self.neighbour.more(PUBLISHES_MIN)
+
+    async def _measured(self, what: Attack) -> Round:
+        before = await self.held_s()
+        known = len(self.neighbour.published)
+        others = others_processor_s(self._own)
+        began = time.monotonic()
+        while True:
+            await what()
+            ended = time.monotonic()
+            if len(self.neighbour.published) - known >= PUBLISHES_MIN or ended - began > WAIT_S:
+                break
+        others_cores = (others_processor_s(self._own) - others) / (ended - began)
+        await self.neighbour.until(ended)
+        held = longest_hold_s(before, await self.held_s())
+        publishes = self.neighbour.between(began, ended)
+        times = [each.took_s for each in publishes]
+        return Round(0.0, p99(times), max(times), len(times), held, others_cores)
+
+    def _memory(self, name: str) -> int:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError(f"no {name} of process {self.process.pid}")
+
+    def _forget_peak(self) -> None:
+        """Let the kernel count the peak of the process's memory from now on."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+
+@contextmanager
+def attacked(
+    data_dir: Path, flags: Sequence[str] = (), environment: dict[str, str] | None = None
+) -> Iterator[Attacked]:
+    """Start a broker and its neighbour, and end both."""
+    with BrokerProcess(data_dir, flags, environment=environment) as process:
+        with socket.create_connection(("127.0.0.1", process.port), WAIT_S) as sock:
+            sock.sendall(request("PUT", topic_path(TOPIC)))
+            assert status_of(sock) == 200
+        with closing(Neighbour(process.port, data_dir.with_name("neighbour.log"))) as neighbour:
+            yield Attacked(process, neighbour)
+
+
+def others_processor_s(own: Sequence[int]) -> float:
+    """Return the processor time that all but these processes used since the machine's start, in seconds."""
+    idle = slice(3, 5)
+    ticks = [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    used = sum(ticks) - sum(ticks[idle])
+    for pid in own:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        used -= int(fields[11]) + int(fields[12])
+    return used / os.sysconf("SC_CLK_TCK")
+
+
+def longest_hold_s(before: dict[float, int], after: dict[float, int]) -> float:
+    """Return the upper bound of the longest hold between two looks at the histogram, in seconds."""
+    bounds = sorted(after)
+    more = [after[bound] - before.get(bound, 0) for bound in bounds]
+    return bounds[more.index(more[-1])]
+
+
+def _goes_on(rounds: Sequence[Round], passes: Callable[[Round], bool]) -> bool:
+    """Whether another round may show more than those before."""
+    if len(rounds) >= ROUNDS_MAX or any(map(passes, rounds)):
+        return False
+    return not any(each.held_s > HOPELESS_S for each in rounds)

@@ -1,0 +1,185 @@
+"""What the contract of the log protocol stands on: a topic, two nodes, and ids that rise."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
+
+import pytest
+
+from broker.clock import SystemClock
+from broker.errors import Fenced
+from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
+from broker.storage import sweeping
+from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
+from broker.storage.hold import Hold, PageBounds
+from broker.storage.keys import LogId
+from broker.storage.log import Logs
+from broker.storage.reading import LogReader
+from broker.storage.table import Table
+from tests.kit.contract.table import TableHarness
+
+SMALL: Final = PageBounds(cells_max=4, packed_from=2)
+BODY: Final = bytes(range(32))
+KEY: Final = b"k" * 16
+ALL: Final = 1 << 26
+
+Row = tuple[RowId, bytes, int | None, bool]
+"""(id, payload, write pointer, whether it was rolled back)."""
+
+
+def payload_of(row: RowId) -> bytes:
+    """Return the payload that ``Bench.publish`` gives a message."""
+    return b"payload of " + row.hex().encode()
+
+
+@dataclasses.dataclass
+class Bench:
+    """A topic of one test, two nodes, and ids that rise."""
+
+    table: Table
+    topic: TopicId
+    one: Logs
+    other: Logs
+    generation: int = 1
+    ms: int = 1_000_000
+
+    @property
+    def log(self) -> LogId:
+        """The topic's message log."""
+        return LogId(self.topic, self.generation)
+
+    def ids(self, count: int) -> list[RowId]:
+        """Return the next ids."""
+        self.ms += count
+        return [row_id(self.ms - count + i, 7) for i in range(count)]
+
+    async def claim(self, logs: Logs | None = None, name: str = "one") -> Hold:
+        """Claim the topic's log."""
+        return await (logs or self.one).claim(self.log, name)
+
+    async def publish(
+        self,
+        hold: Hold,
+        count: int = 1,
+        shared: Shared = PLAIN,
+        *,
+        key: bytes | None = None,
+        payloads: Sequence[bytes] | None = None,
+        attributes: Sequence[bytes] = (),
+    ) -> list[RowId]:
+        """Append messages as one entry, or as many as they need; return their ids."""
+        ids = self.ids(count if payloads is None else len(payloads))
+        added = self.entries(hold, ids, shared, payloads, attributes)
+        if key is not None:
+            added[0].marks = (Mark(1, key, ids[0], ids[-1], BODY),)
+        size = sum(entry.payload_bytes() for entry in added)
+        await hold.append(added, messages=len(ids), payload_bytes=size)
+        return ids
+
+    @staticmethod
+    def entries(
+        hold: Hold,
+        ids: Sequence[RowId],
+        shared: Shared,
+        payloads: Sequence[bytes] | None = None,
+        attributes: Sequence[bytes] = (),
+    ) -> list[Entry]:
+        """Return messages as entries."""
+        several = payloads or [payload_of(row) for row in ids]
+        return entries_of(hold.epoch, ids, several, shared, attributes)
+
+    async def rows(
+        self,
+        after: RowId = ROW_ID_MIN,
+        through: RowId | None = None,
+        *,
+        log: LogId | None = None,
+        bytes_max: int = ALL,
+    ) -> list[Row]:
+        """Read a log from storage, by the other node."""
+        reader = self.other.reader(log or self.log, after, through)
+        out: list[Row] = []
+        while not reader.ended:
+            out += rows_of(await reader.next(bytes_max))
+        return [row for row in out if row[0] > after and row[0] <= (through or ROW_ID_MAX)]
+
+    async def read(self, log: LogId | None = None) -> list[RowId]:
+        """Return the ids of a log's messages."""
+        return [row[0] for row in await self.rows(log=log)]
+
+    async def hidden(self) -> list[RowId]:
+        """Return the ids of messages that were rolled back."""
+        return [row[0] for row in await self.rows() if row[3]]
+
+    async def clear(self, hold: Hold, pages_max: int = 2) -> int:
+        """Remove what lies below the floor, in slices; return how many messages went."""
+        went, more = 0, True
+        while more:
+            some, more = await sweeping.clear_below_floor(self.one.resolver, hold, pages_max)
+            went += some
+        return went
+
+
+def rows_of(found: Sequence[Entry]) -> list[Row]:
+    """Return messages of entries."""
+    return [
+        (row, entry.payload(place), entry.pointer, entry.is_rolled_back(row))
+        for entry in found
+        if not entry.is_stub
+        for place, row in enumerate(entry.ids())
+    ]
+
+
+def attributes_of(found: Sequence[Entry]) -> dict[RowId, bytes]:
+    """Return the attributes of those messages of entries that have any."""
+    return {
+        entry.id(place): each for entry in found for place, each in entry.attributes(0, entry.count)
+    }
+
+
+async def all_of(reader: LogReader) -> list[Entry]:
+    """Return what a reader still shows up to its end."""
+    out: list[Entry] = []
+    while not reader.ended:
+        out += await reader.next(ALL)
+    return out
+
+
+async def backwards(reader: LogReader, cells_max: int, bytes_max: int = ALL) -> list[RowId]:
+    """Return the ids of what a reader shows backwards."""
+    out: list[RowId] = []
+    while not reader.ended:
+        for entry in await reader.before(cells_max, bytes_max):
+            out += entry.ids()[::-1]
+    return out
+
+
+class LogSuite:
+    """The fixtures that all suites share."""
+
+    @pytest.fixture
+    async def table(self, harness: TableHarness) -> AsyncIterator[Table]:
+        """Give the opened table."""
+        opened = await harness.open()
+        yield opened
+        await opened.close()
+
+    @pytest.fixture
+    def bench(self, table: Table) -> Bench:
+        """Give a topic, and two nodes."""
+        topic = TopicId("contract", f"log-{secrets.token_hex(6)}")
+        one, other = (Logs(table, SystemClock(), bounds=SMALL) for _ in "12")
+        return Bench(table, topic, one, other)
+
+    @pytest.fixture
+    async def hold(self, bench: Bench) -> Hold:
+        """Give a hold of the first node."""
+        return await bench.claim()
+
+
+async def dies() -> None:
+    """Stand in for what a node does not come to."""
+    raise Fenced("the node died before it made the next page")

@@ -1,0 +1,344 @@
+"""Kill loops: a broker, or a store alone, is killed at random moments under a mixed load, and judged.
+
+::
+
+    run_kills ──►  workers, each one call at a time  ──►  Driver  ──►  what is being killed
+        │                     │
+        │                     └──►  History, checked at the end
+        └──►  kill -9 when a chosen number of calls of this life has been answered; start again
+
+The load is of publishes of one and of many messages, of a byte and of many pages; some in transactions,
+of which some are rolled back; some under an idempotency key, which the next life asks for again; payloads
+stored and published as a reference; and one topic that is deleted and created all the time. A driver says
+how each is done: over HTTP, or by a store in a child process (kill_store.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from chaos.drivers import Done, Driver, Gone, Refused, Seen
+from chaos.history import Ending, History, Value
+
+
+class Keyed(NamedTuple):
+    """A publish under a key, to be asked again."""
+
+    topic: str
+    payloads: tuple[str, ...]
+    pointer: int | None
+    key: str
+
+
+@dataclass(slots=True)
+class Topics:
+    """What the workers know of the topics; a generation of 0 means that there is none."""
+
+    generations: dict[str, int]
+    keyed: list[Keyed] = field(default_factory=list)
+    stored: dict[int, str] = field(default_factory=dict)
+    """Numbers under which something was stored, and their topics."""
+    next_pointer: int = 1
+
+    def take_pointer(self) -> int:
+        """Return a number that no other transaction has."""
+        self.next_pointer += 1
+        return self.next_pointer
+
+
+class Extent(NamedTuple):
+    """How much a run does: both bounds are reached."""
+
+    kills: int
+    messages: int
+    topics: int = 4
+    workers: int = 8
+    calls_max: int = 200
+    """Calls that one life answers before it is killed, at most."""
+
+
+class Counts(NamedTuple):
+    """What a run of kills did."""
+
+    kills: int
+    acknowledged: int
+    """Messages."""
+    unknown: int
+    """Calls that a kill left without an answer."""
+
+
+class Worker:
+    """One client: one call at a time, each written to the history."""
+
+    def __init__(
+        self, process: str, driver: Driver, history: History, topics: Topics, rng: random.Random
+    ) -> None:
+        """Belong to one life of what is killed."""
+        self._process = process
+        self._driver = driver
+        self._history = history
+        self._topics = topics
+        self._rng = rng
+        self._count = 0
+        self.messages = 0
+
+    async def step(self, topic: str) -> None:
+        """Do one thing, with one of the fixed topics. Raises Gone."""
+        generation = self._topics.generations[topic]
+        kinds = ["plain", "transaction", "keyed", "again", "stored"]
+        match self._rng.choices(kinds, weights=[50, 20, 15, 5, 10])[0]:
+            case "plain":
+                await self._publish(topic, generation, None, None)
+            case "transaction":
+                await self._transaction(topic, generation)
+            case "keyed":
+                await self._publish(topic, generation, None, self._label("key"))
+            case "again":
+                await self._again(generation)
+            case _:
+                await self._stored(topic, generation)
+
+    async def churn(self, topic: str) -> None:
+        """Create, publish to, or delete a topic that only this worker uses. Raises Gone."""
+        generation = self._topics.generations[topic]
+        if not generation:
+            await self.create(topic)
+        elif self._rng.random() < 0.3:
+            self._topics.generations[topic] = 0
+            await self._told("delete", topic, {"generation": generation}, self._delete(topic))
+        else:
+            await self._publish(topic, generation, None, None)
+
+    def _delete(self, topic: str) -> Callable[[Value], Awaitable[tuple[Value, str | None]]]:
+        async def call(asked: Value) -> tuple[Value, str | None]:
+            await self._driver.delete(topic, asked["generation"])
+            return {}, None
+
+        return call
+
+    async def create(self, topic: str) -> None:
+        """Create a topic and remember its generation. Raises Gone."""
+        ending = self._history.invoke(self._process, "create", topic, {})
+        try:
+            generation = await self._driver.create(topic)
+        except Gone as error:
+            ending.unknown(str(error))
+            raise
+        except Refused as error:
+            ending.fail(str(error))
+        else:
+            self._topics.generations[topic] = generation
+            ending.ok({"generation": generation})
+
+    async def _publish(
+        self, topic: str, generation: int, pointer: int | None, key: str | None
+    ) -> Done | None:
+        count = self._rng.choice([1, 1, 1, 2, 5, 20, 60])
+        payloads = tuple(self._label("m") for _ in range(count))
+        if key is not None:
+            self._topics.keyed.append(Keyed(topic, payloads, pointer, key))
+        return await self._send(topic, generation, Keyed(topic, payloads, pointer, key or ""))
+
+    async def _again(self, generation: int) -> None:
+        if self._topics.keyed:
+            keyed = self._rng.choice(self._topics.keyed)
+            await self._send(keyed.topic, generation, keyed)
+
+    async def _send(self, topic: str, generation: int, keyed: Keyed) -> Done | None:
+        asked: Value = {
+            "payloads": list(keyed.payloads),
+            "pointer": keyed.pointer,
+            "key": keyed.key or None,
+            "generation": generation,
+        }
+        done: Done | None = None
+
+        async def call(_: Value) -> tuple[Value, str | None]:
+            nonlocal done
+            done = await self._driver.publish(
+                topic, generation, keyed.payloads, pointer=keyed.pointer, key=keyed.key or None
+            )
+            told: Value = {"last": done.last}
+            if done.replayed:
+                told["replayed"] = True
+            else:
+                self.messages += len(keyed.payloads)
+            return told, done.first
+
+        await self._told("publish", topic, asked, call)
+        return done
+
+    async def _transaction(self, topic: str, generation: int) -> None:
+        pointer = self._topics.take_pointer()
+        done = await self._publish(topic, generation, pointer, None)
+        if done is None or self._rng.random() < 0.6:
+            return
+        first, last = done.first, done.last
+        asked: Value = {
+            "pointer": pointer,
+            "first": first,
+            "last": last,
+            "generation": generation,
+        }
+
+        async def call(_: Value) -> tuple[Value, str | None]:
+            await self._driver.rollback(topic, generation, pointer, first, last)
+            return {}, None
+
+        await self._told("rollback", topic, asked, call)
+
+    async def _stored(self, topic: str, generation: int) -> None:
+        number = self._topics.take_pointer()
+        self._topics.stored[number] = topic
+        payloads = [self._label("s") for _ in range(self._rng.choice([1, 3, 30]))]
+        asked: Value = {"payloads": payloads, "number": number, "generation": generation}
+
+        async def store(_: Value) -> tuple[Value, str | None]:
+            done = await self._driver.store(topic, generation, payloads, number)
+            self.messages += len(payloads)
+            return {"last": done.last}, done.first
+
+        await self._told("store", topic, asked, store)
+
+        async def publish(_: Value) -> tuple[Value, str | None]:
+            done = await self._driver.reference(topic, generation, number)
+            return {}, done.first
+
+        asked = {"number": number, "generation": generation}
+        await self._told("reference", topic, asked, publish)
+
+    async def _told(
+        self,
+        op: str,
+        topic: str,
+        asked: Value,
+        call: Callable[[Value], Awaitable[tuple[Value, str | None]]],
+    ) -> None:
+        ending = self._history.invoke(self._process, op, topic, asked)
+        try:
+            told, identifier = await call(asked)
+        except Gone as error:
+            ending.unknown(str(error))
+            raise
+        except Refused as error:
+            ending.fail(str(error))
+        else:
+            ending.ok(told, identifier)
+
+    def _label(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}:{self._process}:{self._count}"
+
+
+async def run_kills(driver: Driver, history: History, rng: random.Random, extent: Extent) -> Counts:
+    """Load and kill until the extent is reached, then read everything into the history.
+
+    The history's checkers say whether what was acknowledged is there.
+    """
+    names = [f"t{number}" for number in range(extent.topics)]
+    known = Topics(dict.fromkeys([*names, "churn"], 0))
+    await driver.start()
+    first = Worker("first", driver, history, known, rng)
+    for name in names:
+        await first.create(name)
+    done, acknowledged = 0, 0
+    while done < extent.kills or acknowledged < extent.messages:
+        acknowledged += await _one_life(driver, history, known, rng, (done, extent))
+        done += 1
+        await driver.start()
+    await _read_all(driver, history, known)
+    unknown = sum(event.type == "unknown" for event in history.events)
+    return Counts(done, acknowledged, unknown)
+
+
+async def run_to_a_death(driver: Driver, history: History, rng: random.Random, calls: int) -> bool:
+    """Make calls one after the other, until what is driven dies by itself; read all in the next life.
+
+    Returns whether it died; if not, all calls were answered.
+    """
+    known = Topics({"t0": 0, "churn": 0})
+    await driver.start()
+    worker, died = Worker("one", driver, history, known, rng), False
+    try:
+        await worker.create("t0")
+        for number in range(calls):
+            await (worker.churn("churn") if number % 3 == 2 else worker.step("t0"))
+    except Gone:
+        died = True
+    await driver.kill()
+    await driver.start()
+    if not known.generations["t0"]:
+        await Worker("second", driver, history, known, rng).create("t0")
+    await _read_all(driver, history, known)
+    return died
+
+
+async def _one_life(
+    driver: Driver, history: History, known: Topics, rng: random.Random, life: tuple[int, Extent]
+) -> int:
+    """Load until a random number of steps is done, kill in the midst; return messages."""
+    number, extent = life
+    ranges = (10, 60, extent.calls_max)
+    left = rng.choice([0, 1, *(rng.randrange(calls) for calls in ranges)])
+    enough = asyncio.Event()
+    crew = [
+        Worker(f"{number}.{index}", driver, history, known, random.Random(rng.random()))
+        for index in range(extent.workers)
+    ]
+    fixed = [name for name in known.generations if name != "churn"]
+
+    async def work(worker: Worker, churns: bool) -> None:
+        nonlocal left
+        try:
+            while True:
+                await (worker.churn("churn") if churns else worker.step(rng.choice(fixed)))
+                left -= 1
+                if left <= 0:
+                    enough.set()
+        except Gone:
+            return
+
+    async with asyncio.TaskGroup() as group:
+        for index, worker in enumerate(crew):
+            group.create_task(work(worker, index == 0))
+        await enough.wait()
+        await driver.kill()
+    return sum(worker.messages for worker in crew)
+
+
+async def _read_all(driver: Driver, history: History, known: Topics) -> None:
+    """Ask again for what was asked under a key, then read all topics and what was stored."""
+    again = Worker("again", driver, history, known, random.Random(0))
+    for keyed in known.keyed:
+        await again._send(keyed.topic, known.generations[keyed.topic], keyed)
+    await again.create("churn")
+    for topic, generation in known.generations.items():
+        if not generation:
+            continue
+        asked: Value = {
+            "after": "0" * 20,
+            "through": "f" * 20,
+            "reverse": False,
+            "cursor": None,
+            "generation": generation,
+        }
+        ending = history.invoke("final", "read", topic, asked)
+        seen = await driver.read(topic, generation)
+        _tell_read(ending, seen)
+    for number, topic in known.stored.items():
+        generation = known.generations[topic]
+        ending = history.invoke(
+            "final", "payloads", topic, {"number": number, "generation": generation}
+        )
+        rows = await driver.payloads(topic, generation, number)
+        ending.ok({"rows": [list(row) for row in rows]})
+
+
+def _tell_read(ending: Ending, seen: Seen) -> None:
+    rows = [list(row) for row in seen.rows]
+    last = seen.rows[-1][0] if seen.rows else "0" * 20
+    ending.ok({"rows": rows, "seen": last, "floor": seen.floor, "pointer": seen.pointer})

@@ -1,0 +1,163 @@
+"""Run seeds of the simulated cluster; see docs/internals/simulation.md.
+
+::
+
+    python -m tests.kit.seeds --seeds 1000 --minutes 10 --jobs 2
+    python -m tests.kit.seeds --seeds 1000 --minutes 60 --thin 15
+    python -m tests.kit.seeds --seed 77                    again, to the same history
+    python -m tests.kit.seeds --seed 77 --shrink           with fewer faults, still failing
+    python -m tests.kit.seeds --plan shorter.json          a plan that was written down
+    python -m tests.kit.seeds --seeds 200 --mutant dedupe
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from broker.testing import mutants
+from chaos.workloads import BENEATH, REGISTRY
+from tests.kit.seeds.faults import KINDS
+from tests.kit.seeds.plan import Plan, draw_plan
+from tests.kit.seeds.report import Told, Totals, told
+from tests.kit.seeds.run import simulate
+from tests.kit.seeds.shrink import shrunk
+
+WORKLOADS = ("log", "transactions", "topics", "bounce")
+"""What seeds take turns with; others are asked for by name."""
+MINUTES = 3.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the arguments say; 1 if a seed is bad, or showed too little."""
+    chosen = _parser().parse_args(arguments)
+    if chosen.plan is not None:
+        plans = [Plan.of_json(chosen.plan.read_text())]
+    else:
+        first, count = (chosen.seed, 1) if chosen.seed is not None else (chosen.first, chosen.seeds)
+        plans = [planned(seed, chosen) for seed in range(first, first + count)]
+    if chosen.shrink:
+        return _shrink(plans[0])
+    return _run_all(plans, chosen.jobs, keep_going=chosen.keep_going)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.kit.seeds")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--seeds", type=int, default=10, help="how many seeds (10)")
+    which.add_argument("--seed", type=int, help="this one alone")
+    which.add_argument("--plan", type=Path, metavar="FILE", help="a plan as --shrink prints it")
+    parser.add_argument("--first", type=int, default=1, help="the first of several seeds (1)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="virtual minutes (3)")
+    parser.add_argument("--thin", type=float, default=1.0, help="all happens so much more seldom")
+    parser.add_argument("--workload", action="append", choices=sorted(REGISTRY.keys() - BENEATH))
+    parser.add_argument("--mutant", choices=sorted(mutants.NAMES), help="without this guard")
+    parser.add_argument("--fault", action="append", choices=sorted(KINDS), help="only these kinds")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--shrink", action="store_true", help="look for a shorter failing plan")
+    parser.add_argument("--keep-going", action="store_true", help="report all seeds that fail")
+    return parser
+
+
+def planned(seed: int, chosen: argparse.Namespace) -> Plan:
+    """Return the plan of a seed as the options have it."""
+    kinds = {name: kind.weight for name, kind in KINDS.items()}
+    words = [f"--thin {chosen.thin:g}"] if chosen.thin != 1 else []
+    if chosen.fault:
+        kinds = {name: kinds[name] for name in chosen.fault}
+        words += [f"--fault {name}" for name in chosen.fault]
+    plan = draw_plan(
+        seed,
+        minutes=chosen.minutes,
+        workloads=chosen.workload or WORKLOADS,
+        kinds=kinds,
+        mutant=chosen.mutant,
+        thin=chosen.thin,
+    )
+    return replace(plan, drawn=" ".join(words))
+
+
+def command_of(plan: Plan) -> str:
+    """Return how to run a plan again that was drawn from its seed."""
+    words = [f"python -m tests.kit.seeds --seed {plan.seed} --minutes {plan.minutes:g}"]
+    words.append(f"--workload {plan.workload}")
+    words += [f"--mutant {plan.mutant}"] if plan.mutant else []
+    return " ".join([*words, plan.drawn]).strip()
+
+
+def run_one(plan: Plan) -> Told:
+    """Run one plan, and tell of it."""
+    return told(simulate(plan), command_of(plan))
+
+
+def run_several(plans: list[Plan], jobs: int) -> Iterator[Told]:
+    """Run plans, in processes of their own if there are several."""
+    if jobs <= 1 or len(plans) <= 1:
+        yield from map(run_one, plans)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(run_one, plans)
+
+
+def _run_all(plans: list[Plan], jobs: int, *, keep_going: bool) -> int:
+    totals = Totals()
+    reported = 0
+    for one in _with_progress(run_several(plans, jobs), len(plans)):
+        totals.add(one.totals)
+        if len(plans) == 1 or one.report or not one.is_enough:
+            _print(one.line if one.is_enough else f"{one.line} (empty)")
+        if one.report and (keep_going or not reported):
+            _print(one.report)
+            reported += 1
+    for line in totals.lines():
+        _print(line)
+    return 1 if totals.bad or totals.empty else 0
+
+
+def _with_progress(runs: Iterable[Told], count: int) -> Iterator[Told]:
+    """Show on a terminal how far it is."""
+    began = time.monotonic()
+    for number, one in enumerate(runs, 1):
+        if sys.stderr.isatty():
+            left_s = (time.monotonic() - began) / number * (count - number)
+            sys.stderr.write(f"\r{number}/{count}, {left_s:.0f} s to go   ")
+        yield one
+    if sys.stderr.isatty():
+        sys.stderr.write("\r")
+
+
+def _shrink(plan: Plan) -> int:
+    """Print the shortest plan found that shows what this one shows."""
+    wanted = set(run_one(plan).names)
+    if not wanted:
+        _print(f"seed {plan.seed} shows nothing wrong")
+        return 1
+
+    def fails(candidate: Plan) -> bool:
+        names = simulate(candidate).verdict.names
+        _print(f"  {len(candidate.faults)} faults, {candidate.minutes:g} minutes: {sorted(names)}")
+        return bool(wanted & names)
+
+    shorter = shrunk(plan, fails)
+    _print(run_one(shorter).report)
+    _print(f"{len(plan.faults)} faults became {len(shorter.faults)}; as a file for --plan:")
+    _print(shorter.to_json())
+    return 1
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    # Under its full name, by which the processes that it starts find what they are to run.
+    sys.exit(importlib.import_module("tests.kit.seeds.__main__").main())

@@ -1,0 +1,162 @@
+"""The transaction service in a simulated cluster: the shipped nodes and client, the leader killed, paused, stopped.
+
+python -m tests.kit.seeds.cluster_transactions --seed 7 [--runs 10]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import sys
+from collections import Counter
+from typing import Final, NamedTuple
+
+from broker.errors import BrokerError
+from broker.storage.hold import PageBounds
+from broker.testing.simulation.loop import SimLoop
+from broker.testing.simulation.node import Machine
+from broker.testing.simulation.trace import Trace
+from broker.testing.simulation.world import in_world
+from broker.topics.reserved import TRANSACTIONS
+from tests.kit.seeds.stage import StagedCluster
+from tests.kit.transacting import Transactors, asking, pause
+
+CLIENTS: Final = 4
+SESSION_S: Final = 4.0
+FAULTS: Final = 4
+PROBE_S: Final = 0.3
+"""How long one question may take: what went to a node that stands still is answered by none."""
+PROBES_MAX: Final = 100
+PAGES: Final = PageBounds(bytes_max=4_096, cells_max=16, packed_from=2)
+
+
+class Outcome(NamedTuple):
+    """What came of a run. ``takeovers_s``: how long after each kill the first start was answered."""
+
+    seed: int
+    violations: list[str]
+    starts: int
+    commits: int
+    unknown: int
+    faults: Counter[str]
+    takeovers_s: list[float]
+
+
+class _Run:
+    def __init__(self, loop: SimLoop, trace: Trace, seed: int) -> None:
+        self.loop = loop
+        self.trace = trace
+        self._over = False
+        self.chance = random.Random(seed)
+        self.cluster = StagedCluster(seed=seed, bounds=PAGES)
+        client = self.cluster.client("clients", deadline_s=20.0)
+        self.clients = Transactors(
+            asking(client.transactions), random.Random(self.chance.random()), pause
+        )
+        self.faults: Counter[str] = Counter()
+        self.takeovers_s: list[float] = []
+
+    async def run(self) -> None:
+        await self.cluster.start()
+        clients = [asyncio.ensure_future(self._client()) for _ in range(CLIENTS)]
+        for _ in range(FAULTS):
+            await asyncio.sleep(self.chance.uniform(0.5, 2.0))
+            await self._fault()
+        self.cluster.heal()
+        self._over = True
+        await asyncio.gather(*clients)
+        await self.clients.look()
+
+    async def _client(self) -> None:
+        while not self._over:
+            await self.clients.transact()
+            await pause(50)
+
+    async def _led_again(self, former: Machine) -> None:
+        """Ask another node for a transaction until it gives one."""
+        other = next(each for each in self.cluster.machines if each is not former and each.is_up)
+        probe = self.cluster.client("probe", node=other.url, deadline_s=PROBE_S)
+        for _ in range(PROBES_MAX):
+            with contextlib.suppress(BrokerError):
+                begun = await probe.transactions.start()
+                await probe.transactions.abort(begun.transaction_id)
+                return
+            await asyncio.sleep(0.01)
+
+    def _leader(self) -> Machine | None:
+        for machine in self.cluster.machines:
+            if machine.is_up and TRANSACTIONS in machine.topics_led:
+                return machine
+        return None
+
+    async def _fault(self) -> None:
+        leader = self._leader()
+        if leader is None:
+            return
+        kind = self.chance.choice(("kill", "pause", "stop"))
+        self.faults[kind] += 1
+        began = self.loop.time()
+        if kind == "kill":
+            leader.kill()
+        elif kind == "pause":
+            leader.pause()
+        else:
+            leader.terminate()
+        await self._led_again(leader)
+        self.takeovers_s.append(self.loop.time() - began)
+        if kind == "pause":
+            await asyncio.sleep(self.chance.uniform(0, 3))
+            leader.resume()
+        elif kind == "kill":
+            leader.start()
+
+
+def simulate(seed: int) -> Outcome:
+    """Make one run and judge it."""
+
+    async def main(loop: SimLoop, trace: Trace) -> Outcome:
+        run = _Run(loop, trace, seed)
+        problems = []
+        try:
+            await run.run()
+        except AssertionError as error:
+            problems.append(f"stuck: {error}")
+        clients = run.clients
+        problems += [
+            f"late: a start was answered {seconds:.2f} s after a fault"
+            for seconds in run.takeovers_s
+            if seconds > SESSION_S + 1
+        ]
+        return Outcome(
+            seed,
+            [*clients.violations, *problems],
+            clients.starts,
+            len(clients.commits),
+            clients.unknown,
+            run.faults,
+            run.takeovers_s,
+        )
+
+    return in_world(seed, main)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Repeat runs by seed and print what is wrong."""
+    name = "python -m tests.kit.seeds.cluster_transactions"
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1, help="this seed and the following ones")
+    chosen = parser.parse_args(arguments)
+    bad = 0
+    for seed in range(chosen.seed, chosen.seed + chosen.runs):
+        outcome = simulate(seed)
+        bad += bool(outcome.violations)
+        sys.stdout.write(f"{outcome!s:.600}\n")
+    sys.stdout.write(f"{chosen.runs} runs, {bad} bad\n")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

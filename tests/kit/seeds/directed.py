@@ -1,0 +1,135 @@
+"""Directed runs: schedules in which what is rare happens soon, for what random seeds seldom meet.
+
+A schedule says which kinds of fault a run has, how dense they are, and how storage misbehaves; its seed says
+the rest. So a mutant (broker/testing/mutants.py) is found within a minute of virtual time, by the same nodes,
+workloads and checkers as ever. What only schedules have is in ``rare``.
+``tests/simulation/cluster_mutants.toml`` holds a schedule for each::
+
+    python -m tests.kit.seeds.directed dedupe            what is found without the guard
+    python -m tests.kit.seeds.directed dedupe --with     the same with the guard
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from broker.storage.memory.adversary import CALM, Bias
+from tests.kit.seeds.faults import KINDS
+from tests.kit.seeds.plan import EARLY_MS, Fault, Plan
+from tests.kit.seeds.report import failure
+from tests.kit.seeds.run import Outcome, simulate
+
+TABLE: Final = Path("tests/simulation/cluster_mutants.toml")
+START_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How a run goes, but for its chances.
+
+    Attributes:
+        seed: that which is known to show it.
+        faults: the kinds, in turn as chance has it, each as often as it stands there.
+        every_s: the mean time between two of them.
+        lasts_s: how long each lasts, in the mean, where it is not the kind's own.
+        script: faults at given times: kind, at_s, lasts_s.
+        bias: how storage misbehaves, where it does not do as it should.
+        early_ms: how long before its end the life of a message may end for a reader.
+    """
+
+    seed: int
+    workload: str = "log"
+    minutes: float = 1.0
+    pause_s: float = 1.0
+    nodes: int = 3
+    faults: tuple[str, ...] = ()
+    every_s: float = 3.0
+    lasts_s: float | None = None
+    script: tuple[tuple[str, float, float], ...] = ()
+    bias: Mapping[str, float] = field(default_factory=dict)
+    early_ms: int = EARLY_MS
+    clocks: tuple[float, ...] = ()
+    small: bool = False
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Schedule:
+        """Read one from a row of a table, which may have other entries."""
+        fields = {name: row[name] for name in cls.__dataclass_fields__ if name in row}
+        for name in ("faults", "script", "clocks"):
+            fields[name] = tuple(fields.get(name, ()))
+        return cls(**fields)
+
+    def plan(self, *, seed: int | None = None, mutant: str | None = None) -> Plan:
+        """Return the plan of its seed, or of another one."""
+        seed = self.seed if seed is None else seed
+        return Plan(
+            seed=seed,
+            minutes=self.minutes,
+            workload=self.workload,
+            nodes=self.nodes,
+            faults=tuple(self._faults(random.Random(f"{seed}/directed"))),
+            bias=Bias(**{**_plain(CALM), **self.bias}),
+            clocks=self.clocks,
+            small=self.small,
+            pause_s=self.pause_s,
+            early_ms=self.early_ms,
+            mutant=mutant,
+        )
+
+    def _faults(self, chance: random.Random) -> Iterator[Fault]:
+        for kind, at_s, lasts_s in self.script:
+            yield Fault(kind, at_s, lasts_s, chance.getrandbits(32))
+        at_s = START_S
+        while self.faults and at_s < self.minutes * 60 - 1:
+            kind = chance.choice(self.faults)
+            mean_s = self.lasts_s or KINDS[kind].weight.lasts_s
+            lasts_s = min(chance.expovariate(1 / mean_s), 4 * mean_s)
+            yield Fault(kind, round(at_s, 3), round(lasts_s, 3), chance.getrandbits(32))
+            at_s += chance.expovariate(1 / self.every_s)
+
+
+def _plain(bias: Bias) -> dict[str, float]:
+    return {name: getattr(bias, name) for name in Bias.__dataclass_fields__}
+
+
+# For people.
+
+
+def rows(table: Path = TABLE) -> list[dict[str, Any]]:
+    """Return the table's rows."""
+    found: list[dict[str, Any]] = tomllib.loads(table.read_text())["mutant"]
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the schedule of a guard, and print what it shows."""
+    scheduled = {row["name"]: row for row in rows()}
+    parser = argparse.ArgumentParser(prog="python -m tests.kit.seeds.directed")
+    parser.add_argument("guard", choices=sorted(scheduled))
+    parser.add_argument("--with", dest="held", action="store_true", help="with the guard")
+    parser.add_argument("--seed", type=int, help="another than the recorded one")
+    chosen = parser.parse_args(arguments)
+    mutant = None if chosen.held else chosen.guard
+    outcome = simulate(Schedule.of(scheduled[chosen.guard]).plan(seed=chosen.seed, mutant=mutant))
+    for line in _told(outcome, chosen.guard):
+        sys.stdout.write(line + "\n")
+    return 1 if outcome.verdict.names else 0
+
+
+def _told(outcome: Outcome, guard: str) -> Iterator[str]:
+    if outcome.verdict.names:
+        yield from failure(outcome, f"python -m tests.kit.seeds.directed {guard}")
+    yield f"{outcome.acknowledged} acknowledged, {outcome.epochs} epochs: " + (
+        ", ".join(sorted(outcome.verdict.names)) or "nothing wrong"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

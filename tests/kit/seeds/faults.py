@@ -1,0 +1,157 @@
+"""The kinds of fault, all of them: those of nodes and leaders here, the others beside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator
+
+from broker.coordination import placement
+from broker.errors import BrokerError
+from broker.model import TopicId
+from broker.routing.nodeheaders import PROTOCOL
+from tests.kit.seeds import faults_below, faults_network
+from tests.kit.seeds.kinds import (
+    KINDS,
+    SERVED_S,
+    Detail,
+    Nothing,
+    fault,
+    some,
+    some_leader,
+)
+from tests.kit.seeds.stage import StagedCluster
+
+__all__ = [
+    "KINDS",
+    "Detail",
+    "Nothing",
+    "fault",
+    "faults_below",
+    "faults_network",
+    "some",
+    "some_leader",
+]
+
+# Nodes.
+
+
+@fault(weight=3, lasts_s=3)
+async def kill(
+    cluster: StagedCluster, chance: random.Random, lasts_s: float
+) -> AsyncGenerator[Detail]:
+    """A process ends where it is."""
+    machine = some_leader(cluster, chance)
+    machine.kill()
+    yield {"node": machine.name, "lasts_s": lasts_s}
+    machine.start()
+
+
+@fault(weight=1, lasts_s=6)
+async def power(
+    cluster: StagedCluster, chance: random.Random, lasts_s: float
+) -> AsyncGenerator[Detail]:
+    """A machine is gone, and nobody says so to those who are connected with it."""
+    machine = some_leader(cluster, chance)
+    machine.kill(silently=True)
+    yield {"node": machine.name, "lasts_s": lasts_s}
+    machine.start()
+
+
+@fault(weight=2, lasts_s=2)
+async def stop(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+    """A node is told to stop, and does so in good order."""
+    machine = some_leader(cluster, chance)
+    machine.terminate()
+    yield {"node": machine.name}
+
+
+@fault(weight=4, lasts_s=5)
+async def pause(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+    """A process stands still, perhaps past the end of its session, and goes on."""
+    machine = some_leader(cluster, chance)
+    machine.pause()
+    yield {"node": machine.name}
+    machine.resume()
+
+
+@fault(weight=0.5, lasts_s=8)
+async def rolling(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+    """All nodes are restarted one after the other, and speak another version from then on."""
+    before = cluster.machines[0].protocol
+    after = PROTOCOL - 1 if before == PROTOCOL else PROTOCOL
+    for machine in list(cluster.machines):
+        machine.protocol = after
+        if machine.is_up:
+            machine.terminate()
+            await asyncio.sleep(0.1)
+            await machine.served(SERVED_S / 4)
+    yield {"from": before, "to": after}
+
+
+@fault(weight=1, lasts_s=8)
+async def twin(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+    """A node stands still, another takes its instance id, and the first one goes on."""
+    machine = some_leader(cluster, chance)
+    instance = machine.instance
+    if instance is None:
+        raise Nothing
+    other = cluster.add_machine(instance)
+    machine.pause()
+    other.start()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SERVED_S / 4):
+            await other.serving
+    yield {"node": machine.name, "twin": other.name, "instance": instance, "up": other.is_up}
+    machine.resume()
+    await asyncio.sleep(chance.uniform(0.0, 3.0))
+    other.kill()
+
+
+# Who leads.
+
+
+@fault(weight=3, lasts_s=4)
+async def moves(
+    cluster: StagedCluster, chance: random.Random, lasts_s: float
+) -> AsyncGenerator[Detail]:
+    """Topics are pinned here and there, faster than they can move."""
+    topics = cluster.topics()
+    numbers = [machine.instance for machine in cluster.up if machine.instance is not None]
+    if not topics or not numbers:
+        raise Nothing
+    count = chance.randint(2, 8)
+    for _ in range(count):
+        await _pin(cluster, chance, some(topics, chance), some(numbers, chance))
+        await asyncio.sleep(chance.uniform(0, lasts_s / count))
+    yield {"moves": count}
+
+
+async def _pin(cluster: StagedCluster, chance: random.Random, topic: TopicId, node: int) -> None:
+    await placement.pin(cluster.records, topic, node)
+    await _hint(cluster, chance)
+
+
+async def _hint(cluster: StagedCluster, chance: random.Random) -> None:
+    """Tell the nodes that somebody has decided something. A hint that is lost is a fault, too."""
+    if chance.random() < 0.8:
+        operator = cluster.coordination.session()
+        with contextlib.suppress(BrokerError, TimeoutError):
+            await asyncio.wait_for(operator.hint(placement.HINT), 1)
+        await operator.close()
+
+
+@fault(weight=1, lasts_s=5)
+async def drain(cluster: StagedCluster, chance: random.Random, _: float) -> AsyncGenerator[Detail]:
+    """An operator lets a node lead nothing for a while."""
+    machine = some_leader(cluster, chance)
+    instance = machine.instance
+    if instance is None:
+        raise Nothing
+    if not await placement.drain(cluster.records, instance):
+        raise Nothing  # Another operator has, and will take it back.
+    await _hint(cluster, chance)
+    yield {"node": machine.name}
+    await placement.undrain(cluster.records, instance)
+    await _hint(cluster, chance)

@@ -1,0 +1,135 @@
+"""What can go wrong below the nodes: the coordinator, storage, clocks."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import AsyncGenerator
+
+from broker.coordination.ports import Contact
+from broker.storage.memory.adversary import Bias
+from tests.kit.seeds.kinds import (
+    Detail,
+    Nothing,
+    fault,
+    some,
+    some_leader,
+)
+from tests.kit.seeds.plan import CLOCK_OFF_MS
+from tests.kit.seeds.stage import StagedCluster
+
+# The coordinator.
+
+
+@fault(weight=2, lasts_s=4)
+async def session_cut(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """A node does not reach the coordinator; its session ends early, in time or late."""
+    machine = some_leader(cluster, chance)
+    ends_s = chance.choice([0.05, 0.5, None, 10.0])
+    session = machine.cut_session(ends_s)
+    if session is None:
+        raise Nothing
+    yield {"node": machine.name, "session_ends_after_s": ends_s}
+    machine.mend_session(session)
+
+
+@fault(weight=2, lasts_s=0.1)
+async def session_end(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """A session ends though its node was there, which learns of it late."""
+    machine = some_leader(cluster, chance)
+    if machine.session is None or machine.session.contact is not Contact.CONNECTED:
+        raise Nothing
+    noticed_s = chance.choice([0.0, 0.3, 3.0])
+    cluster.coordination.expire(machine.session, noticed_after_s=noticed_s)
+    yield {"node": machine.name, "noticed_after_s": noticed_s}
+
+
+@fault(weight=1, lasts_s=5)
+async def outage(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+    """The coordinator serves nobody."""
+    if cluster.is_out:
+        raise Nothing
+    cluster.is_out = True
+    cluster.coordination.outage()
+    yield {}
+    if cluster.is_out:
+        cluster.is_out = False
+        cluster.coordination.recover()
+
+
+@fault(weight=0.5, lasts_s=0.1)
+async def wipe(cluster: StagedCluster, _: random.Random, __: float) -> AsyncGenerator[Detail]:
+    """The coordinator forgets everything."""
+    cluster.coordination.wipe()
+    yield {}
+
+
+# Storage.
+
+
+@fault(weight=2, lasts_s=4)
+async def storage_cut(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """A node's calls don't reach storage, or the answers don't come back."""
+    machine = some_leader(cluster, chance)
+    way = chance.choice(["both", "there", "back"])
+    mend = machine.way.cut(there=way != "back", back=way != "there")
+    yield {"node": machine.name, "way": way}
+    mend()
+
+
+@fault(weight=2, lasts_s=4)
+async def storage_storm(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """Storage misbehaves as it can."""
+    worst = Bias(late_make_ms=chance.choice([1_500.0, 15_000.0]))
+    mend = cluster.spoil_storage(lambda _: worst)
+    yield {"late_make_ms": worst.late_make_ms}
+    mend()
+
+
+@fault(weight=1, lasts_s=4)
+async def storage_slow(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """Storage takes long."""
+    delay_ms = chance.choice([30.0, 200.0])
+    mend = cluster.spoil_storage(lambda bias: dataclasses.replace(bias, delay_ms=delay_ms))
+    yield {"delay_ms": delay_ms}
+    mend()
+
+
+# Clocks.
+
+
+@fault(weight=2, lasts_s=10)
+async def clock_step(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """A clock is set wrong, and right again."""
+    machine = some(cluster.machines, chance)
+    by_ms = chance.uniform(-1, 1) * chance.choice([600, 3_000, 3_600_000])
+    by_ms = max(min(by_ms, cluster.clock_off_ms_max), -cluster.clock_off_ms_max)
+    machine.wall.step(by_ms)
+    yield {"node": machine.name, "by_ms": round(by_ms)}
+    machine.wall.step(-by_ms)
+
+
+@fault(weight=1, lasts_s=20)
+async def clock_rate(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """A clock runs too fast or too slow, or stands still."""
+    machine = some(cluster.machines, chance)
+    rate = chance.choice([0.0, 0.95, 1.05])
+    if cluster.clock_off_ms_max <= CLOCK_OFF_MS:
+        rate = 1 + (rate - 1) / 20  # It may last for a minute.
+    mend = machine.wall.drift(rate)
+    yield {"node": machine.name, "rate": rate}
+    mend()

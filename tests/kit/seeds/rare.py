@@ -1,0 +1,108 @@
+"""What random seeds never meet: kinds of fault and workloads that only a directed schedule names.
+
+The kinds have no weight, so no random plan draws them; the workloads are in no registry but the one here.
+Each is made for one guard, and says in which situation that guard alone keeps a promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, cast
+
+from broker.client import BrokerError, Client
+from chaos.checkers import Violation
+from chaos.workloads import Stage, Workload, publishers
+from chaos.workloads.log import LogWorkload
+from chaos.workloads.process import Process, Target, tell
+from tests.kit.seeds.faults import Detail, Nothing, fault, some_leader
+from tests.kit.seeds.rare_times import WORKLOADS as OF_TIMES
+from tests.kit.seeds.rare_writes import WORKLOADS as OF_WRITES
+from tests.kit.seeds.stage import StagedCluster
+
+SUPERSEDED_S: Final = 30.0
+"""Long after this a node whose number another has taken must have stopped."""
+
+
+@fault(weight=0, lasts_s=5)
+async def impostor(
+    cluster: StagedCluster, chance: random.Random, _: float
+) -> AsyncGenerator[Detail]:
+    """A node is cut off from the coordinator for long, and another takes its instance id."""
+    machine = some_leader(cluster, chance)
+    process, number = machine.process, machine.instance
+    session = machine.cut_session(0.3)
+    if session is None or number is None:
+        raise Nothing
+    await asyncio.sleep(1.0)
+    other = cluster.add_machine(number)
+    other.start()
+    if await other.served(SUPERSEDED_S):
+        await asyncio.sleep(SUPERSEDED_S)
+        if machine.process is process and machine.is_up and other.instance == number:
+            told = f"{machine.name} and {other.name} both serve as number {number}"
+            cluster.wrong.append(Violation("shared_number", told))
+    yield {"node": machine.name, "number": number}
+    machine.mend_session(session)
+    other.kill()
+
+
+class _Through:
+    """A stage on which every client stays with one node."""
+
+    def __init__(self, stage: Stage, node: str) -> None:
+        self._stage = stage
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
+        return self._stage.client(process, node=node or self._node, **settings)
+
+
+async def relayed(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Publish in the background through one node, which mostly has to pass it on."""
+    node = stage.chance.choice(list(stage.nodes))
+    await publishers.pipelined(cast(Stage, _Through(stage, node)), name, target, stop)
+
+
+STORES: Final = (1, 1, 8)
+"""How often a transaction stores. Eight times make more than one page where pages are small."""
+
+
+async def storing(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+    """Store, publish what was stored, and store more when it was read, which must be refused."""
+    async with Process(stage, name) as process:
+        while not stop.is_set():
+            pointer = stage.clock.now_ms() * 1_000_000 + stage.chance.randrange(1_000_000)
+            try:
+                for _ in range(stage.chance.choice(STORES)):
+                    await _store(process, target, pointer)
+                asked = {"number": pointer, "generation": target.generation}
+                with process.asking("reference", target.id, asked) as ending:
+                    tell(ending, await process.client.publish_stored(target.id, pointer=pointer))
+                await process.pause()
+                await _store(process, target, pointer)
+            except BrokerError:
+                await process.pause()
+            await process.pause()
+
+
+async def _store(process: Process, target: Target, pointer: int) -> None:
+    labels = process.labels()
+    asked = {"payloads": labels, "number": pointer, "generation": target.generation}
+    with process.asking("store", target.id, asked) as ending:
+        messages = [process.message(label) for label in labels]
+        await process.client.store(target.id, messages, pointer=pointer)
+        ending.ok({"last": ""}, "")
+
+
+WORKLOADS: Final[dict[str, Callable[[], Workload]]] = {
+    "relayed": lambda: LogWorkload(publishing=(relayed,)),
+    "storing": lambda: LogWorkload(publishing=(storing, publishers.single)),
+    **OF_TIMES,
+    **OF_WRITES,
+}
+"""Workloads that are made for one guard."""

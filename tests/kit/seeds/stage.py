@@ -1,0 +1,49 @@
+"""The simulated cluster as a stage: where workloads run, and what their faults see."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from broker.storage.hold import PageBounds
+from broker.storage.memory.adversary import CALM, Bias
+from broker.testing.simulation.cluster import PAGES, SimCluster
+from chaos.checkers import Violation
+from chaos.history import History
+from chaos.workloads.stage import SIMULATED, Scale
+
+
+class StagedCluster(SimCluster):
+    """A simulated cluster on which workloads run (see chaos/workloads/stage.py).
+
+    Attributes:
+        scale: how much happens.
+        chance: all draws of the workload.
+        history: what clients and the nemesis tell.
+        wrong: what a fault saw that must never be, and that no client can be told.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = 3,
+        seed: int | str = 0,
+        bias: Bias = CALM,
+        scale: Scale = SIMULATED,
+        settings: Mapping[str, Any] | None = None,
+        bounds: PageBounds = PAGES,
+    ) -> None:
+        """Have ``nodes`` machines, of which none runs yet; all draws come from ``seed``."""
+        super().__init__(
+            nodes=nodes,
+            seed=seed,
+            bias=bias,
+            settings=settings,
+            bounds=bounds,
+            deadline_s=scale.deadline_s,
+        )
+        self.scale = scale
+        self.chance = random.Random(f"{seed}/workload")
+        self.history = History(lambda: round(self.loop.time() * 1e9))
+        self.wrong: list[Violation] = []

@@ -1,0 +1,273 @@
+"""A broker's interface in this process, over memory: called as values or by HTTP.
+
+Every answer is compared with the OpenAPI document before a test sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Self
+
+from aiohttp import ClientSession, TCPConnector
+from multidict import CIMultiDict
+from yarl import URL
+
+from broker.api.access import Authorize, allow_all
+from broker.api.cluster import ClusterView
+from broker.api.dispatch import Dispatch
+from broker.api.health import Health
+from broker.api.openapi import document
+from broker.api.router import Router
+from broker.api.routes import make_routes
+from broker.clock import Clock, SystemClock
+from broker.config.sections import Config
+from broker.http.reply import Reply
+from broker.http.server import Server
+from broker.metrics import Metrics
+from broker.node.values import topic_settings, transaction_settings
+from broker.storage.log import Logs
+from broker.storage.memory.table import MemoryTable
+from broker.storage.records import Records, RecordStore
+from broker.topics.service import Topics
+from broker.topics.surroundings import Surroundings
+from broker.transactions.service import Transactions
+from tests.kit.openapi import Answered, Checker
+
+REQUEST_ID = "X-Request-Id"
+NAMESPACE = "/v1/namespaces/default"
+
+
+def topic_path(topic: str, action: str = "") -> str:
+    """Return the path of a topic of the namespace ``default``, or of one of its actions."""
+    return f"{NAMESPACE}/topics/{topic}" + (f"/{action}" if action else "")
+
+
+async def eventually(
+    condition: Callable[[], object], state: Callable[[], object], deadline_s: float = 30.0
+) -> None:
+    """Return once ``condition()`` is true; after the deadline the error tells ``state()``."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            while not condition():  # noqa: ASYNC110 - What is waited for tells nobody.
+                await asyncio.sleep(0.001)
+    except TimeoutError:
+        raise AssertionError(f"not within {deadline_s} s: {state()}") from None
+
+
+class Broker:
+    """Topics and the interface to them. ``call`` needs no socket; ``shell`` is not started."""
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        clock: Clock | None = None,
+        stores: tuple[Logs, RecordStore] | None = None,
+        authorize: Authorize = allow_all,
+        cluster: ClusterView | None = None,
+    ) -> None:
+        """Put it together over memory, or over ``stores``; ``cluster`` None: it stands alone."""
+        self.config = config or Config()
+        self.clock = clock or SystemClock()
+        store, records = stores or _in_memory(self.clock)
+        self.metrics = Metrics("test")
+        around = Surroundings(
+            store,
+            self.clock,
+            topic_settings(self.config),
+            owner=secrets.token_hex(8),
+            metrics=self.metrics,
+        )
+        self.topics = Topics(around, records)
+        self.not_ready: str | None = None
+        health = Health(
+            version="test",
+            not_ready=lambda: self.not_ready,
+            metrics=self.metrics.render,
+            openapi=document,
+        )
+        self.transactions = Transactions(self.topics.leaders, transaction_settings(self.config))
+        router = Router(
+            make_routes(self.topics, self.config, health, cluster, transactions=self.transactions)
+        )
+        self.dispatch = Dispatch(router, self.metrics, self.config, authorize=authorize)
+        self.server = Server(self.dispatch, self.config, self.clock)
+        self.checker = Checker()
+
+    async def call(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Answer a request without a socket. Raises Undocumented."""
+        answered = await self.ask(method, target, body, headers)
+        self.checker.check(method, target, answered)
+        return answered
+
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Do the same without a look at the answer, where there are very many."""
+        sent = CIMultiDict(headers or {})
+        answer = await self.dispatch.call(method, target, sent, body)
+        told = CIMultiDict(answer.headers)
+        told[REQUEST_ID] = "none"
+        if answer.content_type:
+            told["Content-Type"] = answer.content_type
+        if isinstance(answer, Reply):
+            whole = answer.body
+        else:
+            whole = b"".join([chunk async for chunk in answer.chunks])
+        return Answered(answer.status, told, whole)
+
+    async def someone_waits(self) -> None:
+        """Return once a poll or a stream waits for something new."""
+        await eventually(lambda: self.topics.waiting_polls, lambda: "no poll waits")
+
+    async def close(self) -> None:
+        """Stop listening, if it was begun, and hand the topics' logs off."""
+        await self.server.close()
+        await self.transactions.close()
+        await self.topics.close()
+
+
+@asynccontextmanager
+async def listening(broker: Broker) -> AsyncIterator[Http]:
+    """Listen on a free port of loopback, and give a client."""
+    await broker.server.start("127.0.0.1", 0)
+    async with Http(broker.server.port, broker.checker) as client:
+        yield client
+
+
+class Http:
+    """A client for one address that checks every reply."""
+
+    def __init__(self, port: int, checker: Checker | None = None) -> None:
+        """Speak to a port of loopback."""
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._checker = checker or Checker()
+        self._session: ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        """Make the session; it keeps no connection limit, so that tests may use many."""
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0), skip_auto_headers=("Content-Type", "User-Agent")
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the session."""
+        await self.session.close()
+
+    @property
+    def session(self) -> ClientSession:
+        """The aiohttp session, for what ``__call__`` can't say."""
+        assert self._session is not None, "used outside of its block"
+        return self._session
+
+    async def __call__(
+        self,
+        method: str,
+        target: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answered:
+        """Send a request, wait for its whole answer and check it. Raises Undocumented."""
+        url = URL(self.url + target, encoded=True)
+        async with self.session.request(
+            method, url, data=io.BytesIO(body) if body else None, headers=headers
+        ) as reply:
+            whole = Answered(reply.status, reply.headers, await reply.read())
+        self._checker.check(method, target, whole)
+        return whole
+
+
+class RawHttp:
+    """A connection on which a test writes what bytes it likes, and reads replies one by one."""
+
+    def __init__(self, port: int, *, receive_buffer: int | None = None) -> None:
+        """Connect to a port of loopback; ``receive_buffer`` makes the reader a slow one."""
+        self._port = port
+        self._receive_buffer = receive_buffer
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> Self:
+        """Connect."""
+        sock = socket.socket()
+        sock.setblocking(False)
+        if self._receive_buffer is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self._port))
+        limit = self._receive_buffer or 1 << 20
+        self._reader, self._writer = await asyncio.open_connection(sock=sock, limit=limit)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Cut the connection."""
+        self._writer.transport.abort()
+
+    async def send(self, data: bytes) -> None:
+        """Write bytes."""
+        self._writer.write(data)
+        await self._writer.drain()
+
+    def write(self, data: bytes) -> None:
+        """Write bytes, whether the other side takes them or not."""
+        self._writer.write(data)
+
+    def half_close(self) -> None:
+        """Send the end; replies may still come."""
+        self._writer.write_eof()
+
+    async def line(self) -> bytes:
+        """Read a line."""
+        return await self._reader.readline()
+
+    async def rest(self) -> bytes:
+        """Read until the other side ends the connection, in order or not."""
+        try:
+            return await self._reader.read()
+        except ConnectionError:
+            return b""
+
+    async def reply(self, *, has_body: bool = True) -> Answered:
+        """Read one reply. Raises asyncio.IncompleteReadError if it was cut."""
+        status = int((await self._whole_line()).split(b" ")[1])
+        headers: CIMultiDict[str] = CIMultiDict()
+        while (line := await self._whole_line()) != b"\r\n":
+            name, _, value = line.decode("latin-1").partition(":")
+            headers.add(name, value.strip())
+        return Answered(status, headers, await self._body(headers) if has_body else b"")
+
+    async def _whole_line(self) -> bytes:
+        return await self._reader.readuntil(b"\r\n")
+
+    async def _body(self, headers: Mapping[str, str]) -> bytes:
+        if "Content-Length" in headers:
+            return await self._reader.readexactly(int(headers["Content-Length"]))
+        if "Transfer-Encoding" not in headers:
+            return await self._reader.read()
+        body = bytearray()
+        while size := int(await self._whole_line(), 16):
+            body += await self._reader.readexactly(size)
+            await self._whole_line()
+        await self._whole_line()
+        return bytes(body)
+
+
+def _in_memory(clock: Clock) -> tuple[Logs, RecordStore]:
+    logs = Logs(MemoryTable(), clock)
+    return logs, Records(logs.resolver)

@@ -1,0 +1,305 @@
+"""Small histories that are right, each in a way that a checker might take for wrong."""
+
+import pytest
+
+from broker.model import Snapshot
+from chaos.checkers import Promises
+from chaos.history import Call, calls_of, snapshot_value
+from tests.kit.story import Story, rid, snapshot
+
+PROMISES = Promises(early_ms=100, late_ms=100, stored_late_ms=100, unavailable_ms=1000)
+
+
+def of_everything() -> Story:
+    story = Story(PROMISES).done("create", {"ttl_s": 3600})
+    story.publish(1, "a").publish(2, "b", "c", last=3, epoch=2).publish(4, "no", outcome="fail")
+    story.publish(5, "d", outcome="unknown", pointer=7, epoch=2).publish(6, "e", epoch=2, pointer=8)
+    story.rollback(8, 6, 6)
+    story.read([(1, "a"), (2, "b")]).read([(3, "c"), (2, "b")], reverse=True, through=rid(3))
+    story.read([(1, "a")], cursor="c1").read([(2, "b"), (3, "c")], cursor="c1", after=1)
+    story.done("floor", {"floor": rid(2)}, {"floor": rid(2)})
+    return story.final((2, "b"), (3, "c"), (5, "d", 7), (6, "e", -8), floor=2)
+
+
+def while_broken() -> Story:
+    story = Story(PROMISES).publish(None, "a")
+    ending = story.begin("fault", {"kind": "kill"}, "nemesis", "")
+    asked = story.at(100).publishing("b")
+    story.at(5000).answer(asked, outcome="unknown")
+    ending.ok({"happened": True})
+    return story.at(5900).publish(None, "c").final((1, "a"), (2, "c"))
+
+
+def pipelined(first: int, second: int, publishers=("p", "p")) -> Story:
+    story = Story()
+    one = story.publishing("a", process="p/0", publisher=publishers[0], number=1)
+    two = story.publishing(
+        "b", process="p/1", publisher=publishers[1], number=1 + (len(set(publishers)) == 1)
+    )
+    story.answer(two, second).answer(one, first)
+    return story.final(*sorted([(first, "a"), (second, "b")]))
+
+
+def short_lived(promises: Promises = PROMISES) -> Story:
+    return Story(promises).done("create", {"ttl_s": 1}).publish(1, "a").at(500).publish(2, "b")
+
+
+def told_after_others(ms: int, promises: Promises = PROMISES) -> Story:
+    """A session shows a message while it lives, and tells of it at its end, after others have passed it."""
+    story = short_lived(promises)
+    session = story.begin("read", {"cursor": "session"})
+    story.at(ms).read([(2, "b")], cursor="late")
+    session.ok({"rows": [[rid(1), "a", None]]})
+    return story.final((2, "b"))
+
+
+def halted() -> Story:
+    """A processor dies with a message; another does that, and the next."""
+    story = Story(PROMISES).row_put(1).row_put(2).row_put(None, outcome="unknown")
+    story.offering(1)
+    story.at(100).done("row-halt", {"processor": "one"}, topic="")
+    story.at(200).offering(1, "two").ok({"done": False})
+    story.offering(1, "two").ok({"done": True})
+    story.at(300).offering(2, "two").ok({"done": True})
+    return story.row_final()
+
+
+def asked_again() -> Story:
+    """What was unknown is asked again under its key, after something else was published."""
+    story = Story().publish(1, "a", key="k", process="p", outcome="unknown")
+    story.publish(2, "b", process="p")
+    return story.publish(None, "a", key="k", process="p")
+
+
+def stored() -> Story:
+    """What is stored shows where its reference stands; a poll shows no reference."""
+    story = Story().publish(1, "a")
+    story.done("store", {"number": 7, "payloads": ["s", "t"]}, {"last": rid(2)})
+    story.done("reference", {"number": 7})
+    story.done("payloads", {"number": 7}, {"rows": [[rid(1), "s"], [rid(2), "t"]]})
+    shown = [[rid(2) + rid(1), "s", None], [rid(2) + rid(2), "t", None]]
+    for process in ("one", "final", "final@n"):
+        rows = [[rid(1) + rid(0), "a", None], *shown]
+        story.done("read", {"view": "messages"}, {"rows": rows}, process=process)
+    story.done("read", {"view": "messages", "after": rid(2) + rid(1)}, {"rows": shown[1:]})
+    return story.read([(1, "a"), (2, None)])
+
+
+def in_transactions() -> Story:
+    story = Story().publish(1, "a").publish(2, "b", pointer=7).publish(3, "c", pointer=8)
+    story.publish(4, "d", pointer=9).publish(5, "e")
+    story.decide("commit", 7).rollback(8, 3, 3).decide("abort", 8).decide("invalidate", 9)
+    story.read([(1, "a"), (2, "b"), (5, "e")], snapshot=snapshot(9, invalids=[9]))
+    story.read([(1, "a"), (2, "b")], snapshot=snapshot(9, in_progress=[9]))
+    story.read([(1, "a"), (2, "b"), (4, "d"), (5, "e")], snapshot=snapshot(7, own=9))
+    story.final((1, "a"), (2, "b", 7), (3, "c", -8), (4, "d", 9), (5, "e"))
+    return story.final((1, "a"), (2, "b"), (5, "e"), snapshot=snapshot(9, invalids=[9]))
+
+
+RIGHT = {
+    "of everything": of_everything(),
+    "an unknown publish may be there or not": Story()
+    .publish(1, "a", outcome="unknown")
+    .publish(2, "b", outcome="unknown")
+    .publish(3, "c")
+    .final((2, "b"), (3, "c")),
+    "rows below a floor may be gone": Story()
+    .publish(1, "a")
+    .publish(2, "b")
+    .read([(1, "a"), (2, "b")])
+    .done("floor", {"floor": rid(2)}, {"floor": rid(2)})
+    .read([(2, "b")])
+    .final((2, "b"), floor=2),
+    "a floor may cut a request": Story()
+    .publish(1, "a", "b", last=2)
+    .done("floor", {"floor": rid(2)}, {"floor": rid(2)})
+    .final((2, "b"), floor=2),
+    "an unknown rollback may count or not": Story()
+    .publish(1, "a", pointer=7)
+    .rollback(7, 1, 1, outcome="unknown")
+    .read([(1, "a", 7)])
+    .final((1, "a", -7)),
+    "a key is answered again with the same ids": Story()
+    .publish(1, "a", key="k")
+    .publish(2, "b", epoch=2)
+    .publish(1, "a", key="k", replayed=True)
+    .final((1, "a"), (2, "b")),
+    "what was unknown is asked again later": asked_again().final((1, "a"), (2, "b")),
+    "what a dead processor had in flight does not count": halted(),
+    "it may as well be stored then": asked_again().final((2, "b"), (3, "a")),
+    "a later generation owes nothing of an earlier one": Story()
+    .publish(1, "a")
+    .done("delete", {})
+    .publish(2, "b", generation=2)
+    .final((2, "b"), generation=2),
+    "a generation that nobody knows follows from deletes": Story()
+    .publish(1, "a", generation=0)
+    .done("delete", {"generation": 0})
+    .done("create", {"generation": 0})
+    .publish(2, "b", generation=0)
+    .final((2, "b"), generation=0),
+    "while a delete is unknown nothing is owed": Story()
+    .publish(1, "a", generation=0)
+    .done("delete", {"generation": 0}, outcome="unknown")
+    .publish(2, "b", generation=0)
+    .read([(1, "a")], generation=0)
+    .done("create", {"generation": 0})
+    .publish(3, "c", generation=0)
+    .final((3, "c"), generation=0),
+    "a delete of unknown outcome is asked for again": Story()
+    .publish(1, "a", generation=0)
+    .done("delete", {"generation": 1}, outcome="unknown")
+    .done("delete", {"generation": 1}, outcome="unknown")
+    .done("delete", {"generation": 1})
+    .done("create", {"generation": 0})
+    .publish(2, "b", generation=0)
+    .final((2, "b"), generation=2),
+    "a bounded range vouches for that range alone": Story()
+    .publish(1, "a")
+    .publish(2, "b")
+    .read([], through=rid(1), after=1, reverse=True, seen=1)
+    .read([(2, "b")], after=1)
+    .final((1, "a"), (2, "b")),
+    "backward from a place that the node does not know yet": Story()
+    .publish(1, "a")
+    .publish(2, "b")
+    .read([(1, "a"), (2, "b")])
+    .read([(1, "a")], reverse=True, through=rid(9), node="behind")
+    .final((1, "a"), (2, "b")),
+    "a node may be behind": Story()
+    .publish(1, "a")
+    .publish(2, "b")
+    .read([(1, "a"), (2, "b")], node="one")
+    .read([(1, "a")], node="two")
+    .final((1, "a"), (2, "b"))
+    .final((1, "a"), (2, "b"), node="two"),
+    "from a moment on": Story()
+    .publish(0x20000, "a")
+    .publish(0x30000, "b")
+    .read([(0x20000, "a"), (0x30000, "b")])
+    .read([(0x30000, "b")], time=3)
+    .final((0x20000, "a"), (0x30000, "b")),
+    "one under way at the same time may come first": pipelined(2, 1, ("p", "q")),
+    "pipelined in order": pipelined(1, 2),
+    "what expires goes, a moment earlier or later": short_lived()
+    .read([(1, "a"), (2, "b")])
+    .at(950)
+    .read([(2, "b")])
+    .at(1050)
+    .read([(1, "a"), (2, "b")])
+    .at(1200)
+    .read([(2, "b")])
+    .final((2, "b")),
+    "all may have expired at the end": short_lived().at(3000).final(),
+    "a message with a short life goes first": Story(PROMISES)
+    .publish(1, "a", ttl_ms=1000)
+    .publish(2, "b")
+    .read([(1, "a"), (2, "b")])
+    .at(1200)
+    .read([(2, "b")])
+    .final((2, "b")),
+    "a message expires between two final reads": Story(PROMISES)
+    .publish(1, "a", ttl_ms=1000)
+    .publish(2, "b")
+    .at(900)
+    .final((1, "a"), (2, "b"))
+    .at(1200)
+    .final((2, "b"), node="n"),
+    "a stream may tell late what it read early": short_lived()
+    .at(9000)
+    .done("read", {}, {"rows": [[rid(1), "a", None]]})
+    .final(),
+    "a session tells of what others came too late for": told_after_others(1200),
+    "the same where nothing is promised of ages": told_after_others(600, Promises(early_ms=None)),
+    "clocks may differ when something is stored in time": Story(PROMISES)
+    .publish(None, "a", until_ms=500)
+    .final((600 << 16, "a")),
+    "a later try has its own time": Story(PROMISES)
+    .publish(None, "a", key="k", until_ms=500, outcome="unknown")
+    .publish(None, "a", key="k", until_ms=900)
+    .final((950 << 16, "a")),
+    "stored at any time where nobody said until when": Story(PROMISES)
+    .publish(None, "a")
+    .final((9000 << 16, "a")),
+    "silence while nothing is promised": while_broken(),
+    "silence when nobody asks": Story(PROMISES)
+    .publish(1, "a")
+    .at(9000)
+    .publish(2, "b")
+    .final((1, "a"), (2, "b")),
+    "stored payloads": stored(),
+    "transactions": in_transactions(),
+    "a register": Story()
+    .get(None)
+    .cas(None, "a")
+    .cas("a", "b", "unknown")
+    .get("a", version=1)
+    .get("b", version=2)
+    .cas("b", "c")
+    .cas("b", "d", "fail")
+    .get("c", process="final@n")
+    .publish(1, "a")
+    .final((1, "a")),
+    "an unknown change shows by what follows": Story()
+    .cas(None, "a", "unknown")
+    .cas("a", "b", "unknown")
+    .cas("b", "c")
+    .get("c", process="final@n")
+    .publish(1, "a")
+    .final((1, "a")),
+}
+
+
+@pytest.mark.parametrize("what", sorted(RIGHT))
+def test_a_right_history_is_not_blamed(what):
+    verdict = RIGHT[what].verdict()
+    assert verdict.is_valid, verdict
+
+
+def test_concurrent_publishes_may_come_in_any_order_and_epoch():
+    story = Story()
+    first, second = story.publishing("a", process="p"), story.publishing("b", process="q")
+    story.answer(second, 2, epoch=2).answer(first, 1, epoch=1)
+    assert story.final((1, "a"), (2, "b")).verdict().is_valid
+
+
+def test_a_session_tells_of_what_others_should_have_been_shown():
+    assert told_after_others(600).found() >= {"changed_read", "skipped"}
+
+
+def test_a_publish_under_way_at_the_end_is_unknown():
+    story = Story().publish(1, "a")
+    story.publishing("b")
+    [_, call] = story.history.calls()
+    assert isinstance(call, Call)
+    assert (call.outcome, call.ended, call.is_ok) == ("unknown", None, False)
+    assert story.final((1, "a"), (2, "b")).verdict().is_valid
+
+
+def test_topics_are_judged_apart():
+    story = Story().publish(1, "a").publish(1, "a", topic="ns:u")
+    assert story.final((1, "a")).final((1, "a"), topic="ns:u").verdict().is_valid
+
+
+def test_counts_tell_what_happened():
+    counts = of_everything().verdict().counts
+    assert counts["acknowledged"] == 4
+    assert (counts["refused"], counts["unknown"], counts["leader_changes"]) == (1, 1, 1)
+    assert (counts["rollback.ok"], counts["rows_read"]) == (1, 11)
+    counts = while_broken().verdict().counts
+    assert counts["faults.kill"] == 1
+    assert counts["longest_silent_ms"] == 5800
+    assert counts["longest_unavailable_ms"] == 900
+
+
+def test_a_snapshot_as_lines_have_it():
+    value = snapshot_value(
+        Snapshot(transaction_id=9, read_pointer=7, invalids=[3], in_progress=[5])
+    )
+    assert value == snapshot(7, invalids=[3], in_progress=[5], own=9)
+
+
+def test_calls_are_judged_in_the_order_of_their_lines():
+    story = of_everything()
+    calls = calls_of(story.history.events)
+    assert [call.invoked for call in calls] == sorted(call.invoked for call in calls)

@@ -1,0 +1,62 @@
+"""Both kinds of tables do the same, in memory and on disk."""
+
+import random
+
+import pytest
+
+from chaos.checkers.facts import Shown
+from chaos.checkers.tables import DiskTables, MemoryTables
+
+KINDS = {"memory": MemoryTables, "disk": DiskTables}
+
+
+@pytest.fixture(params=sorted(KINDS))
+def tables(request):
+    made = KINDS[request.param]()
+    yield made
+    made.close()
+
+
+def test_a_value_comes_back_as_it_was(tables):
+    table = tables.table(Shown._make)
+    table.put("a", Shown("payload", None, 7))
+    assert table.get("a") == Shown("payload", None, 7)
+    assert isinstance(table.get("a"), Shown)
+    assert table.get("b") is None
+
+
+def test_tables_are_apart(tables):
+    one, other = tables.table(tuple), tables.table(tuple)
+    one.put("a", (1,))
+    assert other.get("a") is None
+    assert list(other.between("", "z")) == []
+
+
+def test_keys_have_an_order(tables):
+    chance = random.Random(1)
+    table = tables.table(tuple)
+    keys = [f"{number:03}" for number in range(50)]
+    for number, key in enumerate(chance.sample(keys, 50)):
+        table.put(key, (number,))
+        if number % 7 == 0:
+            assert table.count("", "z") == number + 1
+    assert [key for key, _ in table.between("", "z")] == keys
+    assert [key for key, _ in table.between("010", "012")] == ["011", "012"]
+    assert table.count("010", "012") == 2
+    assert table.count("012", "010") == 0
+    assert (table.following("010"), table.following("049")) == ("011", None)
+
+
+def test_a_value_is_replaced(tables):
+    table = tables.table(tuple)
+    for number in range(3):
+        table.put("a", (number,))
+    assert list(table.between("", "z")) == [("a", (2,))]
+
+
+def test_what_is_done_is_counted(tables):
+    table = tables.table(tuple)
+    table.put("a", (1,))
+    table.get("a")
+    list(table.between("", "z"))
+    assert tables.steps >= 3

@@ -1,0 +1,109 @@
+import random
+
+import pytest
+
+from broker.errors import OutcomeUnknown
+from broker.model import POINTERS_PER_MS
+from broker.testing.clock import VirtualClock, simulate
+from chaos.transactions_model import NotInProgress, TransactionModel, TransactionService
+
+NOW = 1_600_000_000_000
+LATER = NOW + 1000
+
+
+@pytest.fixture
+def model():
+    return TransactionModel(NOW - 1)
+
+
+def begun(model, now_ms=NOW, timeout_ms=500):
+    return model.begin(now_ms, timeout_ms).pointer
+
+
+def test_a_pointer_is_the_time_of_its_beginning_or_the_next_number(model):
+    first, second = begun(model), begun(model)
+    assert first == NOW * POINTERS_PER_MS
+    assert second == first + 1
+    assert begun(model, NOW - 50) == second + 1
+
+
+def test_what_is_in_progress_is_not_seen_and_what_is_committed_is(model):
+    one, other = begun(model), begun(model)
+    model.commit(NOW, other)
+    snapshot = model.look(NOW)
+    assert snapshot.is_visible(other)
+    assert not snapshot.is_visible(one)
+    assert snapshot.in_progress == [one]
+    assert snapshot.first_short_in_progress == one
+
+
+def test_a_snapshot_stays_as_it_was(model):
+    one = begun(model)
+    snapshot = model.begin(NOW, 500).snapshot
+    model.commit(NOW, one)
+    assert not snapshot.is_visible(one)
+    assert model.look(NOW).is_visible(one)
+
+
+def test_a_transaction_sees_its_own(model):
+    own = model.begin(NOW, 500)
+    assert own.snapshot.is_visible(own.pointer)
+
+
+def test_who_aborts_has_undone_what_was_written_so_the_pointer_becomes_visible(model):
+    pointer = begun(model)
+    model.abort(NOW, pointer)
+    assert model.look(NOW).is_visible(pointer)
+
+
+def test_what_is_invalid_is_never_seen(model):
+    pointer = begun(model)
+    model.invalidate(NOW, pointer)
+    assert model.look(NOW).is_invalid(pointer)
+    with pytest.raises(NotInProgress):
+        model.commit(NOW, pointer)
+
+
+def test_what_has_timed_out_is_invalid_until_it_is_aborted(model):
+    pointer = begun(model, timeout_ms=500)
+    assert not model.look(NOW + 499).is_invalid(pointer)
+    assert model.look(NOW + 500).is_invalid(pointer)
+    with pytest.raises(NotInProgress):
+        model.commit(NOW + 500, pointer)
+    model.abort(NOW + 500, pointer)
+    assert model.look(NOW + 500).is_visible(pointer)
+
+
+def test_nothing_ends_twice(model):
+    pointer = begun(model)
+    model.commit(NOW, pointer)
+    for end in (model.commit, model.abort, model.invalidate):
+        with pytest.raises(NotInProgress):
+            end(NOW, pointer)
+
+
+def test_an_answer_may_be_lost_after_the_call_was_carried_out_or_before():
+    async def main(loop):
+        clock = VirtualClock(loop)
+        carried_out = set()
+        for seed in range(20):
+            service = TransactionService(clock, random.Random(seed), timeout_s=20, lost=1.0)
+            with pytest.raises(OutcomeUnknown):
+                await service.begin()
+            carried_out.add(len(service.model.in_progress))
+        assert carried_out == {0, 1}
+
+    simulate(main)
+
+
+def test_all_end_when_they_are_told_to():
+    async def main(loop):
+        clock = VirtualClock(loop)
+        service = TransactionService(clock, random.Random(1), timeout_s=20, lost=0.0)
+        pointers = [(await service.begin()).pointer for _ in range(3)]
+        service.end_all()
+        snapshot = await service.look()
+        assert snapshot.invalids == pointers
+        assert snapshot.in_progress == []
+
+    simulate(main)

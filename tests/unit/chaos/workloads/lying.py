@@ -1,0 +1,209 @@
+"""A broker that lies: a real one, and between it and the clients somebody who changes what they say.
+
+Each lie is a defect that a broker may have, and what the checkers call it is said where it is used.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from typing_extensions import override
+
+from broker.client import Client
+from broker.client.connection import Connection
+from broker.client.protocol import Reply, Request
+from broker.client.transport import StreamedReply, Transport
+from broker.clock import Clock
+from broker.model import NO_HEADERS, Message, TopicId
+from broker.wire import attributes, avro, messages
+from broker.wire.blocks import END, encode_items
+from tests.kit.seeds.stage import StagedCluster
+
+Send = Callable[[Request], Awaitable[Reply]]
+
+
+def action(request: Request) -> str:
+    """Return what is asked for: ``publish``, ``poll``, or the method where the path says no more."""
+    last = request.path.partition("?")[0].rpartition("/")[2]
+    known = {"publish", "store", "rollback", "poll", "messages", "events", "properties"}
+    return last if last in known else request.method
+
+
+@dataclass
+class Lies:
+    """What is changed; every ``every``th request of the kind."""
+
+    of: str = ""
+    every: int = 3
+    write: Callable[[Send, Request], Awaitable[Reply]] | None = None
+    """Carries out a write in its own way."""
+    ask: Callable[[Request], Request] | None = None
+    """Changes what a read asks for."""
+    page: Callable[[list[Message]], list[Message]] | None = None
+    """Changes what a poll gives."""
+    delay_s: float = 0.0
+    """Writes are answered at once, and done so much later."""
+    told: int = 0
+    late: list[asyncio.Task[Reply]] = field(default_factory=list)
+
+    @property
+    def of_writes(self) -> bool:
+        """Whether it is writes that are lied about."""
+        return self.write is not None or self.delay_s > 0
+
+    def apply(self, request: Request) -> bool:
+        """Whether to lie about this request."""
+        if action(request) != self.of:
+            return False
+        self.told += 1
+        return self.told % self.every == 0
+
+
+class LyingTransport:
+    """A client's transport, with lies."""
+
+    def __init__(self, inner: Transport, lies: Lies, clock: Clock) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._lies = lies
+
+    async def send(self, request: Request, timeout_s: float) -> Reply:
+        """Send a write, or lie about it."""
+
+        async def send(changed: Request) -> Reply:
+            return await self._inner.send(changed, timeout_s)
+
+        if not self._lies.of_writes or not self._lies.apply(request):
+            return await send(request)
+        if self._lies.write is not None:
+            return await self._lies.write(send, request)
+        self._lies.late.append(asyncio.create_task(self._later(send, request)))
+        return Reply(200, {}, b"")
+
+    async def _later(self, send: Send, request: Request) -> Reply:
+        await self._clock.sleep(self._lies.delay_s)
+        return await send(request)
+
+    @asynccontextmanager
+    async def stream(self, request: Request, timeout_s: float) -> AsyncIterator[StreamedReply]:
+        """Send a read, and perhaps change what is asked or told."""
+        is_lie = not self._lies.of_writes and self._lies.apply(request)
+        if is_lie and self._lies.ask is not None:
+            request = self._lies.ask(request)
+        async with self._inner.stream(request, timeout_s) as reply:
+            if is_lie and self._lies.page is not None and reply.status == 200:
+                # Behind a request for keys and headers.
+                assert reply.headers["content-type"] == messages.CONTENT_TYPE
+                yield reply._replace(chunks=_changed(reply.chunks, self._lies.page))
+            else:
+                yield reply
+
+    async def connect(self, topic: TopicId | None) -> Connection:
+        """Open a connection, on which there are no lies."""
+        return await self._inner.connect(topic)
+
+    async def close(self) -> None:
+        """Close everything."""
+        await self._inner.close()
+
+
+async def _changed(
+    chunks: AsyncIterator[bytes], change: Callable[[list[Message]], list[Message]]
+) -> AsyncIterator[bytes]:
+    decoder = messages.PagesDecoder()
+    found = [message async for chunk in chunks for message in decoder.feed(chunk)]
+    decoder.finish()
+    kept = change(found)
+    if kept:
+        items = encode_items([each.id for each in kept], [each.payload for each in kept]).data
+        encoded = [attributes.encode(each.key, each.headers) for each in kept]
+        beside = [(place, each) for place, each in enumerate(encoded) if each]
+        yield b"".join(messages.page(len(kept), [items], beside))
+    yield END
+
+
+class LyingCluster(StagedCluster):
+    """A simulated cluster whose clients are lied to; requests travel one by one."""
+
+    lies = Lies()
+
+    @override
+    def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
+        client = super().client(process, node=node, **{**settings, "coalesce": False})
+        inner = client._transport
+        return Client(
+            settings=client.settings, transport=LyingTransport(inner, self.lies, self.clock)
+        )
+
+
+# Lies about writes.
+
+
+async def not_done(send: Send, request: Request) -> Reply:
+    """Say that it was done, and do nothing."""
+    del send, request
+    return Reply(200, {}, b"")
+
+
+async def done_twice(send: Send, request: Request) -> Reply:
+    """Do it twice."""
+    await send(request)
+    return await send(request)
+
+
+async def refused_and_done(send: Send, request: Request) -> Reply:
+    """Do it, and say that it was refused for good."""
+    await send(request)
+    return Reply(400, {"broker-error": "bad_request", "broker-outcome": "refused"}, b"")
+
+
+async def done_anyway(send: Send, request: Request) -> Reply:
+    """Say that it was done, whatever the broker says."""
+    reply = await send(request)
+    return Reply(200, reply.headers, b"") if reply.status == 409 else reply
+
+
+def half_of_it(messages_max: int) -> Callable[[Send, Request], Awaitable[Reply]]:
+    """Return a lie: a part of a request's messages is left out."""
+
+    async def write(send: Send, request: Request) -> Reply:
+        is_whole = request.headers["Content-Type"] == messages.CONTENT_TYPE
+        form = messages if is_whole else avro
+        asked = form.decode_publish_request(request.body, messages_max=messages_max)
+        count = max(len(asked.payloads) - 1, 1)
+        kept = asked._replace(payloads=asked.payloads[:count], attributes=asked.attributes[:count])
+        return await send(request._replace(body=form.encode_publish_request(kept)))
+
+    return write
+
+
+# Lies about reads.
+
+
+def without_a_middle(page: list[Message]) -> list[Message]:
+    """Leave a message out."""
+    return page[:1] + page[2:]
+
+
+def backward(page: list[Message]) -> list[Message]:
+    """Give the newest first."""
+    return page[::-1]
+
+
+def without_attributes(page: list[Message]) -> list[Message]:
+    """Leave keys and headers out."""
+    return [message._replace(key=None, headers=NO_HEADERS) for message in page]
+
+
+def with_attributes_of_the_first(page: list[Message]) -> list[Message]:
+    """Give every message the key and the headers of the first."""
+    return [message._replace(key=page[0].key, headers=page[0].headers) for message in page]
+
+
+def without_snapshot(request: Request) -> Request:
+    """Forget what a consumer may see."""
+    poll = avro.decode_poll(request.body)
+    bare = type(poll)(poll.start, poll.inclusive, poll.limit, None)
+    return request._replace(body=avro.encode_poll(bare))

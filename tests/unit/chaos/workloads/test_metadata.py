@@ -1,0 +1,26 @@
+import pytest
+
+from chaos.workloads.metadata import MetadataWorkload
+from tests.unit.chaos.workloads import lying
+from tests.unit.chaos.workloads.lying import Lies
+from tests.unit.chaos.workloads.staged import play
+
+
+def test_a_broker_that_does_its_work_is_found_valid():
+    played = play(MetadataWorkload())
+    assert played.verdict.is_valid, played.verdict
+    assert played.done == {"cas", "get"}
+    assert any(call.outcome == "fail" for call in played.calls)
+
+
+LIES = {
+    "two have set it": ("lost_update", Lies("PUT", write=lying.done_anyway)),
+    "not set": ("stale_value", Lies("PUT", write=lying.not_done)),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_broker_that_lies_is_found_out(lie):
+    name, lies = LIES[lie]
+    verdict, _ = play(MetadataWorkload(), lies, seconds=10)
+    assert name in verdict.names, verdict

@@ -1,0 +1,37 @@
+"""What the load of a cluster makes of its history; the parts that need no cluster."""
+
+import re
+
+import pytest
+
+from tests.kit.load import ClusterLoad
+
+URLS = ["http://127.0.0.1:1"]
+
+
+def test_readers_that_had_to_ask_again_are_told_and_those_that_were_ended_are_not() -> None:
+    load = ClusterLoad(URLS, ["default/t"])
+    ask = load.history.invoke
+    ask("waiting-0-t", "read", "default:t", {}).ok({"rows": []}, "")
+    ask("waiting-0-t", "read", "default:t", {}).unknown("CancelledError")
+    ask("plain-0", "read", "default:t", {}).fail("NoLeader: nobody")
+    assert load.unread == []
+    ask("streaming-2-t", "read", "default:t", {}).fail("NoLeader: nobody")
+    assert load.unread == ["streaming-2-t: NoLeader: nobody"]
+    assert load.answered == 1
+
+
+async def test_a_wait_that_takes_too_long_tells_what_is_under_way() -> None:
+    load = ClusterLoad(URLS, ["default/t"], state=lambda: "all nodes are well")
+    load.history.invoke("single-0-t", "publish", "default:t", {"payloads": ["a"]})
+    load.history.invoke("single-1-t", "publish", "default:t", {"payloads": ["b"]}).fail("refused")
+    with pytest.raises(AssertionError) as raised:
+        await load.acknowledged(1, deadline_s=0.01)
+    told = str(raised.value)
+    assert "no 1 more were acknowledged in 0.01 s" in told
+    assert "'fail': 1" in told
+    assert "last errors ['refused']" in told
+    assert re.search(
+        r"under way \[\"single-0-t: publish \{'payloads': \['a'\]\} for [\d.]+ s\"\]", told
+    )
+    assert told.endswith("all nodes are well")

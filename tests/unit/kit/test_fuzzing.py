@@ -1,0 +1,69 @@
+import random
+from pathlib import Path
+
+import pytest
+
+from broker.api.routes import SHAPES
+from broker.model import Poll
+from broker.wire import avro
+from tests.kit.fuzzing.corpus import Answer, Corpus, load, save
+from tests.kit.fuzzing.grammar import Case, Grammar
+from tests.kit.fuzzing.mutation import BODY_BYTES_MAX, misframed, mutated, wire
+from tests.kit.serving import Broker
+
+KEPT = Path(__file__).parents[2] / "data" / "corpus" / "requests.jsonl"
+POLL = Case("poll", "POST", "/x", (("Content-Type", "avro/binary"),), avro.encode_poll(Poll()))
+
+
+@pytest.fixture
+def rng() -> random.Random:
+    return random.Random(7)
+
+
+def test_there_are_cases_of_every_route(rng: random.Random) -> None:
+    grammar = Grammar(rng)
+    assert {grammar.case().route for _ in range(20_000)} == {shape.name for shape in SHAPES}
+
+
+async def test_most_of_what_the_grammar_makes_is_not_refused_for_its_form(
+    rng: random.Random,
+) -> None:
+    """A grammar whose cases all end at the first check finds nothing behind it."""
+    broker, grammar = Broker(), Grammar(rng)
+    statuses: list[int] = []
+    for shape in SHAPES:
+        if shape.name in {"publish", "store", "poll", "rollback", "browse", "browse_as"}:
+            for _ in range(60):
+                case = grammar.of(shape)
+                answered = await broker.ask(case.method, case.target, case.body, dict(case.headers))
+                statuses.append(answered.status)
+    await broker.close()
+    assert sum(status != 400 for status in statuses) > len(statuses) / 3
+    assert 500 not in statuses
+
+
+def test_mutations_stay_small_and_change_something(rng: random.Random) -> None:
+    case, grammar = POLL, Grammar(rng)
+    seen = set()
+    for _ in range(2_000):
+        case = mutated(case, grammar.case(), rng)
+        seen.add(wire(case))
+        assert len(case.body) <= BODY_BYTES_MAX
+        assert isinstance(misframed(wire(case), rng), bytes)
+    assert len(seen) > 1_000
+
+
+def test_what_was_answered_anew_is_kept(tmp_path: Path) -> None:
+    corpus = Corpus()
+    assert corpus.take(POLL, Answer(400, "bad_request", "limit: 5 is too 'large'."))
+    assert not corpus.take(POLL, Answer(400, "bad_request", "limit: 77 is too 'small'."))
+    assert corpus.take(POLL, Answer(413, "body_too_large", ""))
+    save(tmp_path / "kept", corpus.cases, 10_000)
+    assert load(tmp_path / "kept") == [POLL, POLL]
+    save(tmp_path / "kept", corpus.cases, 1)
+    assert load(tmp_path / "kept") == []
+
+
+def test_the_kept_corpus_is_small_and_can_be_read() -> None:
+    assert len(load(KEPT)) > 100
+    assert KEPT.stat().st_size < 200_000

@@ -1,0 +1,51 @@
+from typing import Any
+
+from chaos.checkers import check
+from chaos.history import Event, History, calls_of
+from tests.kit.kill_broker import located
+
+ROWS = [f"{number:020x}" for number in range(1, 5)]
+
+
+def history(*rows: tuple[str, str]) -> list[Event]:
+    """Two publishes without ids, one with, and the log as it ended."""
+    ticks = iter(range(100))
+    told = History(lambda: next(ticks))
+    asked: dict[str, Any] = {"pointer": None, "key": None, "generation": 1}
+    for payloads, ids in ((["a"], ("", "")), (["b", "c"], ("", "")), (["d"], (ROWS[3], ROWS[3]))):
+        ending = told.invoke("p", "publish", "t", {**asked, "payloads": payloads})
+        ending.ok({"last": ids[1]}, ids[0])
+    everything = {"after": "0" * 20, "through": "f" * 20, "generation": 1}
+    ending = told.invoke("final", "read", "t", everything)
+    shown = [[row, payload, None] for row, payload in rows]
+    ending.ok({"rows": shown, "seen": ROWS[3], "floor": "", "pointer": ROWS[3]})
+    return told.events
+
+
+def names(events: list[Event]) -> set[str]:
+    verdict = check(calls_of(events))
+    assert verdict.is_known
+    return verdict.names
+
+
+def test_publishes_get_the_ids_at_which_they_were_read() -> None:
+    events = located(history(*zip(ROWS, "abcd", strict=True)))
+    publishes = [call for call in calls_of(events) if call.op == "publish"]
+    assert [(call.id, call.told["last"]) for call in publishes] == [
+        (ROWS[0], ROWS[0]),
+        (ROWS[1], ROWS[2]),
+        (ROWS[3], ROWS[3]),
+    ]
+    assert names(events) == set()
+
+
+def test_what_is_not_there_is_lost_or_torn() -> None:
+    assert names(located(history(*zip(ROWS[1:], "bcd", strict=True)))) == {"lost_prefix"}
+    without_c = [row for row in zip(ROWS, "abcd", strict=True) if row[1] != "c"]
+    assert names(located(history(*without_c))) == {"lost_middle", "torn"}
+
+
+def test_what_stands_in_another_place_than_it_was_told_is_found() -> None:
+    assert "reordered" in names(located(history(*zip(ROWS, "bcad", strict=True))))
+    twice = [*zip(ROWS, "abcd", strict=True), ("f" * 20, "a")]
+    assert "duplicated" in names(located(history(*twice)))

@@ -1,0 +1,75 @@
+"""The end of a cluster, whoever starts something of it meanwhile."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from broker.local import LocalCluster, Sizes, pids
+from broker.local.member import spec_file
+
+DEADLINE_S = 60
+DEAF = """
+import signal
+signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))
+print('up', flush=True)
+while True:
+    signal.pause()
+"""
+RUNS = "import signal; print('runs', flush=True); signal.pause()"
+
+
+def late(folder: Path) -> subprocess.Popen[str]:
+    """Start a node as anyone may: by the command that a cluster gives for it."""
+    spec = spec_file(folder, "broker-2")
+    spec.parent.mkdir(exist_ok=True)
+    spec.write_text(json.dumps({"argv": [sys.executable, "-c", RUNS, str(folder)], "env": {}}))
+    command = [sys.executable, "-m", "broker.local", "run", "broker-2"]
+    return subprocess.Popen(
+        [*command, "--dir", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_what_is_started_while_a_cluster_ends_does_not_outlive_it(tmp_path: Path) -> None:
+    cluster = LocalCluster(Sizes(nodes=2), folder=tmp_path)
+    cluster._home = tmp_path  # As after a start, without the servers.
+    command = [sys.executable, "-c", DEAF, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == "up\n"
+        pids.write_pid(tmp_path, "broker-1", node.pid)
+        ending = threading.Thread(target=cluster.close)
+        ending.start()
+        assert node.stdout.readline() == "asked\n"
+        # The nodes that are to be ended have been counted: this one is not among them.
+        with late(tmp_path) as second:
+            try:
+                _, told = second.communicate(timeout=DEADLINE_S)
+            finally:
+                second.kill()
+            assert second.returncode == 1
+            assert "has ended: broker-2 is not started" in told
+        node.send_signal(signal.SIGKILL)
+        ending.join(DEADLINE_S)
+    assert pids.live(tmp_path) == {}
+
+
+@pytest.mark.parametrize("has_ended_before", [False, True])
+def test_in_a_cluster_that_goes_on_anyone_may_start_a_node(
+    tmp_path: Path, has_ended_before: bool
+) -> None:
+    if has_ended_before:
+        pids.begin_end(tmp_path)
+    pids.begin(tmp_path)
+    with late(tmp_path) as node:
+        assert node.stdout is not None
+        assert node.stdout.readline() == "runs\n"
+        assert pids.live(tmp_path) == {"broker-2": node.pid}
+        node.kill()

@@ -1,0 +1,98 @@
+import tomllib
+from dataclasses import replace
+
+from broker.local.plan import (
+    Folders,
+    Kind,
+    Layout,
+    Place,
+    hbase_site,
+    java_options,
+    node_settings,
+    programs,
+    toml,
+    zoo_cfg,
+)
+
+LAYOUT = Layout(
+    zookeepers=[Place("zookeeper-1", "127.0.0.1", 2181, (2888, 3888))],
+    master=Place("hbase-master", "127.0.0.1", 16000),
+    region_servers=[Place("hbase-regionserver-1", "127.0.0.1", 16020)],
+    gateways=[Place("thrift-1", "127.0.0.1", 9090), Place("thrift-2", "127.0.0.1", 9091)],
+    brokers=[Place("broker-1", "127.0.0.1", 8081), Place("broker-2", "127.0.0.1", 8082)],
+    java="java",
+    bind="127.0.0.1",
+    zookeeper_folders={
+        "zookeeper-1": Folders("/c/zookeeper-1", "/c/data/zookeeper-1"),
+        "zookeeper-2": Folders("/c/zookeeper-2", "/c/data/zookeeper-2"),
+    },
+    hbase_folder="/c/hbase",
+    hbase_root="file:///c/data/hbase",
+    scratch="/c/scratch",
+    broker_folder="/c",
+    jars="/lib/a.jar:/lib/b.jar",
+)
+
+
+def test_every_process_is_there_in_the_order_in_which_they_depend_on_each_other() -> None:
+    assert [(program.name, program.kind) for program in programs(LAYOUT)] == [
+        ("zookeeper-1", Kind.ZOOKEEPER),
+        ("hbase-master", Kind.MASTER),
+        ("hbase-regionserver-1", Kind.REGION_SERVER),
+        ("thrift-1", Kind.GATEWAY),
+        ("thrift-2", Kind.GATEWAY),
+        ("broker-1", Kind.BROKER),
+        ("broker-2", Kind.BROKER),
+    ]
+    assert [program.url for program in programs(LAYOUT)][-2:] == [
+        "http://127.0.0.1:8081",
+        "http://127.0.0.1:8082",
+    ]
+
+
+def test_java_finds_its_options_and_the_configuration_after_all_jars() -> None:
+    master = next(program for program in programs(LAYOUT) if program.kind is Kind.MASTER)
+    assert master.argv[:3] == ("java", "@/c/hbase/java.options", "@/c/hbase/class-path")
+    assert master.files["/c/hbase/class-path"] == '-cp "/lib/a.jar:/lib/b.jar:/c/hbase"\n'
+    assert "hbase.master.port=16000" in master.argv
+    assert all(len(line.split()) <= 2 for line in java_options().splitlines())
+
+
+def test_one_zookeeper_has_no_ensemble_and_several_name_each_other() -> None:
+    first = LAYOUT.zookeepers[0]
+    assert not [key for key in zoo_cfg(LAYOUT, first) if key.startswith("server.")]
+    second = Place("zookeeper-2", "127.0.0.1", 2182, (2889, 3889))
+    both = replace(LAYOUT, zookeepers=[first, second])
+    assert zoo_cfg(both, second)["server.1"] == "127.0.0.1:2888:3888"
+    files = [program.files for program in programs(both)[:2]]
+    assert [files[0]["/c/data/zookeeper-1/myid"], files[1]["/c/data/zookeeper-2/myid"]] == [
+        "1",
+        "2",
+    ]
+    assert hbase_site(both)["hbase.zookeeper.quorum"] == "127.0.0.1:2181,127.0.0.1:2182"
+
+
+def test_what_is_acknowledged_is_synced() -> None:
+    site = hbase_site(LAYOUT)
+    assert site["hbase.wal.hsync"] == site["hbase.hfile.hsync"] == "true"
+
+
+def test_the_settings_of_one_node_win_over_those_of_all() -> None:
+    layout = replace(
+        LAYOUT,
+        settings={"cluster.session_timeout_ms": 2000, "limits.body_bytes_max": 5},
+        own_settings={"broker-2": {"cluster.session_timeout_ms": 3000}},
+    )
+    first, second = (node_settings(layout, place) for place in layout.brokers)
+    assert first["cluster.session_timeout_ms"] == 2000
+    assert second["cluster.session_timeout_ms"] == 3000
+    assert second["limits.body_bytes_max"] == 5
+    assert second["hbase.hbase_gateways"] == ["127.0.0.1:9090", "127.0.0.1:9091"]
+
+
+def test_settings_are_read_back_from_their_file() -> None:
+    settings = {"a.text": 'q"\\', "a.list": ["x", "y"], "b.flag": True, "b.number": 1.5}
+    assert tomllib.loads(toml(settings)) == {
+        "a": {"text": 'q"\\', "list": ["x", "y"]},
+        "b": {"flag": True, "number": 1.5},
+    }
