@@ -12,6 +12,7 @@ root in ZooKeeper, other settings, a mutant.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import shutil
 import tempfile
@@ -325,6 +326,13 @@ class ChaosCluster(Target):
         if Ability.OWN_ZOOKEEPER not in self.abilities:
             raise self._unable(Ability.OWN_ZOOKEEPER)
         await asyncio.to_thread(self._ensemble.wipe)
+
+    @override
+    async def move_regions(self, region_server: str) -> int:
+        if Ability.HBASE not in self.abilities:
+            raise self._unable(Ability.HBASE)
+        said = await asyncio.to_thread(self._cluster.unload, self.member(region_server))
+        return max((int(count) for count in re.findall(r"Moving (\d+) regions", said)), default=0)
 
     @override
     async def start_spare(self, environment: Mapping[str, str]) -> str:

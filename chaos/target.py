@@ -213,6 +213,14 @@ class Target:
         """Kill the nodes' ZooKeeper, delete its data, and start it empty. Raises Unable."""
         raise self._unable(Ability.OWN_ZOOKEEPER)
 
+    async def move_regions(self, region_server: str) -> int:
+        """Move the regions of one of HBase's region servers to the others, while all serve.
+
+        Returns:
+            How many were there. Raises Unable, ServerFailed.
+        """
+        raise self._unable(Ability.HBASE)
+
     async def start_spare(self, environment: Mapping[str, str]) -> str:
         """Start one more node with further variables; return its name when it serves.
 

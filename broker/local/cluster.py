@@ -29,6 +29,7 @@ import fcntl
 import secrets
 import shutil
 import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +51,7 @@ Report = Callable[[str], None]
 
 STORAGE_READY_S = 90.0
 NODES_READY_S = 60.0
+MOVE_S = 60.0
 TABLE_PREFIX = "hbase.hbase_table_prefix"
 REGIONS = "hbase.hbase_regions"
 REGIONS_LOCAL = 4
@@ -199,6 +201,27 @@ class LocalCluster:
         self.members = [fresh.get(member.name, member) for member in self.members]
         self._make_tables(layout, home, began)
         self._start_nodes(began)
+
+    def unload(self, region_server: Member) -> str:
+        """Move all regions of a region server to the others while it serves; return what the mover said.
+
+        Raises:
+            ServerFailed: Not all of them were moved; the message has what it said.
+        """
+        assert self._plan is not None, "not started"
+        command = plan.unloading(self._plan, region_server.place)
+        try:
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, timeout=MOVE_S
+            )
+        except subprocess.TimeoutExpired as late:
+            raise ServerFailed(f"moving the regions of {region_server.name}: {late}") from late
+        said = done.stdout + done.stderr
+        if done.returncode:
+            raise ServerFailed(
+                f"the regions of {region_server.name} were not moved: {said[-2000:]}"
+            )
+        return said
 
     def join(self, member: Member) -> None:
         """Start one more process, in place of any of its name, and return when it answers. Raises ServerFailed."""

@@ -32,6 +32,7 @@ from broker.local.servers.process import HOST
 
 MASTER_MAIN: Final = "org.apache.hadoop.hbase.master.HMaster"
 REGION_SERVER_MAIN: Final = "org.apache.hadoop.hbase.regionserver.HRegionServer"
+REGION_MOVER_MAIN: Final = "org.apache.hadoop.hbase.util.RegionMover"
 GATEWAY_MAIN: Final = "org.apache.hadoop.hbase.thrift2.ThriftServer"
 
 Settings = Mapping[str, Any]
@@ -215,6 +216,14 @@ def gateway_program(layout: Layout, place: Place) -> Program:
     """Describe one Thrift-2 gateway."""
     listening = ("-p", str(place.port), "-b", layout.bind, "--infoport", "-1")
     return _hbase_program(layout, Kind.GATEWAY, place, GATEWAY_MAIN, "start", *listening)
+
+
+def unloading(layout: Layout, region_server: Place) -> tuple[str, ...]:
+    """Return the command that moves all regions of a region server to the others, each by the master."""
+    local = "localhost" if region_server.host == HOST else region_server.host
+    words = ("-r", f"{local}:{region_server.port}", "-o", "unload", "-m", "4")
+    moved = ("-f", f"{layout.hbase_folder}/moved-{region_server.name}")
+    return _java(layout, layout.hbase_folder, Kind.GATEWAY, REGION_MOVER_MAIN, *words, *moved)
 
 
 def hbase_site(layout: Layout) -> dict[str, str]:

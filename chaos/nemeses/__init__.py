@@ -8,7 +8,7 @@ from typing import Final
 
 from chaos.links import PAIRS
 from chaos.nemeses import slow
-from chaos.nemeses.beneath import Gateway, RegionServer, ZooKeeperLeader
+from chaos.nemeses.beneath import Gateway, RegionMove, RegionServer, ZooKeeperLeader
 from chaos.nemeses.clock import HOUR_S, Skew, Step, Strobe
 from chaos.nemeses.disk import FlippedBit, FullDisk, PowerCut
 from chaos.nemeses.drop import Drop
@@ -46,6 +46,7 @@ NEMESES: Final[Mapping[str, Make]] = {
     "session": Session,
     "region-server": RegionServer,
     "gateway": Gateway,
+    "region-move": RegionMove,
     "membership": Membership,
     "twin": Twin,
     "power-cut": partial(PowerCut, "power-cut", torn=False),

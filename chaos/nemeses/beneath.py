@@ -1,4 +1,4 @@
-"""What the nodes stand on loses its processes: ZooKeeper's leader, region servers, gateways."""
+"""What the nodes stand on loses its processes: ZooKeeper's leader, region servers, gateways; or its regions move."""
 
 from __future__ import annotations
 
@@ -60,3 +60,19 @@ class Gateway(_OfHBase):
 
     name = "gateway"
     kind = Kind.GATEWAY
+
+
+class RegionMove(Repeated):
+    """All regions of one of HBase's region servers are moved to the others, each by the master."""
+
+    name = "region-move"
+    needs = frozenset({Ability.HBASE})
+
+    @override
+    async def act(self, target: Target, chance: random.Random) -> Any:
+        there = [each for each in target.processes(Kind.REGION_SERVER) if target.is_running(each)]
+        if len(there) < 2:
+            return None
+        server = chance.choice(there)
+        regions = await target.move_regions(server)
+        return {"from": server, "regions": regions} if regions else None

@@ -234,13 +234,26 @@ def test_lilys_repository_runs_over_hbase(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
-def test_processors_region_servers_and_gateways_are_killed_for_minutes(tmp_path: Path) -> None:
-    faults = "kill,pause,gateway,region-server,zookeeper-leader"
-    words = ("--workload", "rowlog", "--hbase", "distributed", "--nodes", "1", "--minutes", "3")
-    command = (sys.executable, "-m", "chaos", "run", *words, "--nemesis", faults, "--json")
+@pytest.mark.parametrize(
+    ("faults", "minutes"),
+    [("kill,pause,gateway,region-server,zookeeper-leader", 3), ("region-move", 1)],
+    ids=["processes-are-killed", "regions-move"],
+)
+def test_while_hbase_and_processors_are_broken_nothing_is_lost_and_order_is_kept(
+    tmp_path: Path, faults: str, minutes: int
+) -> None:
+    words = ("--workload", "rowlog", "--hbase", "distributed", "--nodes", "1", "--json")
+    command = (sys.executable, "-m", "chaos", "run", *words, "--nemesis", faults)
     done = subprocess.run(
-        (*command, "--dir", str(tmp_path)), check=False, capture_output=True, text=True, timeout=800
+        (*command, "--minutes", str(minutes), "--dir", str(tmp_path)),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=800,
     )
     told = json.loads(done.stdout)
     assert told["verdict"] == "valid", told
     assert all(each["happened"] for each in told["faults"].values()), told["faults"]
+    # There are two region servers. After one of them was emptied, another move moves every region.
+    moves = told["faults"].get("region-move", {"times": 2})
+    assert moves["times"] >= 2, told["faults"]

@@ -8,6 +8,7 @@ import pytest
 from broker.local import Kind
 from broker.local.servers import ServerFailed
 from chaos.links import Link, Links, links_of
+from chaos.nemeses.beneath import RegionMove
 from chaos.nemeses.clock import Step, Strobe
 from chaos.nemeses.disk import Flipped
 from chaos.nemeses.kill import Kill
@@ -109,6 +110,31 @@ async def test_a_workloads_own_process_is_killed_as_a_node_is(
     await target.killed.wait()
     await nemesis.heal(target)
     assert await acting == "rowlog-1"
+
+
+class Moving(Target):
+    """Has two region servers, of which the first has regions."""
+
+    def __init__(self, *running: str) -> None:
+        super().__init__(NODES, (), session_s=1)
+        self.running = running
+
+    def processes(self, kind: Kind) -> tuple[str, ...]:
+        return ("region-1", "region-2") if kind is Kind.REGION_SERVER else ()
+
+    def is_running(self, name: str) -> bool:
+        return name in self.running
+
+    async def move_regions(self, region_server: str) -> int:
+        return 4 if region_server == "region-1" else 0
+
+
+async def test_regions_move_where_there_is_another_server_and_only_what_moved_counts() -> None:
+    assert await RegionMove().act(Moving("region-1"), CHANCE) is None
+    target, chance = Moving("region-1", "region-2"), random.Random(1)
+    told = [await RegionMove().act(target, chance) for _ in range(20)]
+    assert {each["regions"] for each in told if each} == {4}
+    assert None in told
 
 
 class Proxied(Target):
