@@ -24,6 +24,7 @@ class Workers:
     Attributes:
         history: what was seen, see checkers/rowlog.py.
         leader: the worker that began to process last; empty: none did.
+        ready: those that stand for election.
         processes: by name; a name that is started again has its new process.
     """
 
@@ -32,6 +33,7 @@ class Workers:
         self.given = given
         self.history: list[Seen] = []
         self.leader = ""
+        self.ready: set[str] = set()
         self.processes: dict[str, asyncio.subprocess.Process] = {}
         self.changed = asyncio.Condition()
         self._reading: list[asyncio.Task[None]] = []
@@ -61,6 +63,8 @@ class Workers:
                     )
                 elif told["kind"] == "leads":
                     self.leader = name
+                elif told["kind"] == "ready":
+                    self.ready.add(name)
                 self.changed.notify_all()
 
     async def until(self, holds: Callable[[], bool], seconds: float = 40.0) -> None:

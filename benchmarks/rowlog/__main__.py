@@ -1,10 +1,11 @@
 """Puts, processing, wake-ups and idling of a rowlog, beside bare puts of the same rows through the same pool.
 
-    python -m benchmarks.rowlog [--puts 3000] [--rounds 3] [--json FILE]
+    python -m benchmarks.rowlog [--puts 3000] [--rounds 3] [--kills 10] [--json FILE]
 
 HBase and ZooKeeper are started for it, in JVMs that are warmed first. Bare puts and those of the rowlog take turns, with
 as many threads; of the rounds the medians are told. A put of a rowlog with two subscriptions is four writes and an
-increment: what makes up for it is that what waits travels together.
+increment: what makes up for it is that what waits travels together. Failover is failover.py; the exit status is 1 if it
+takes longer than is promised.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from typing import Any
 
 import happybase
 
+from benchmarks.rowlog import failover
 from broker import logs
 from broker.config.sections import LogLevel, LogsConfig
 from broker.local.servers import HBaseServer, ZooKeeperServer
@@ -193,6 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--puts", type=int, default=3_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=failover.KILLS)
     parser.add_argument("--json", type=Path)
     words = parser.parse_args()
     with ExitStack() as stack:
@@ -200,9 +204,11 @@ def main() -> None:
         hbase = stack.enter_context(HBaseServer())
         zookeeper = stack.enter_context(ZooKeeperServer())
         figures = measured(Bench(hbase, zookeeper, words.puts), words.rounds, print)
+        figures["failover"] = failover.measure(hbase, zookeeper, words.kills)
     print(json.dumps(figures, indent=2))
     if words.json is not None:
         words.json.write_text(json.dumps(figures, indent=2) + "\n")
+    sys.exit(0 if figures["failover"]["within_bound"] else 1)
 
 
 if __name__ == "__main__":

@@ -260,6 +260,18 @@ async def test_a_dead_letter_that_is_not_listed_is_listed_by_a_sweep(world: Worl
 
 
 @virtual
+async def test_an_index_that_was_lost_is_made_again_from_the_rows(world: World) -> None:
+    await (await world.log("a")).put(ROW)
+    world.stored[INDEX].clear()
+    log = await world.log("a")
+    heard = Heard()
+    log.listen("a", heard)
+    assert (await log.verify(mend=True)).without_entry == 1
+    await log.start()
+    await until(lambda: heard.seqs == [1])
+
+
+@virtual
 async def test_a_later_epoch_is_no_ones_to_claim_from(world: World) -> None:
     log = await world.log("a")
     log.listen("a", Heard())
