@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import happybase
-from broker.testing.rowlog_workers import Workers
-from broker.testing.servers import HBaseServer, ZooKeeperServer
 
 from broker import logs
 from broker.clock import SystemClock
 from broker.config.sections import LogLevel, LogsConfig
+from broker.local.servers import HBaseServer, ZooKeeperServer
 from broker.rowlog import RowLog, Subscription
+from chaos.rowlog_workers import Workers
 
 HOST: Final = "127.0.0.1"
 SESSION_TIMEOUT_MS: Final = 4_000
