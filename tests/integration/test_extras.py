@@ -104,7 +104,7 @@ def test_without_it_the_port_names_it(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("made", [("cluster",)], indirect=True, ids=["cluster"])
 def test_a_node_of_a_cluster_has_all_with_the_extra_cluster(made: Path) -> None:
     without_what_is_missing(made, "thriftpy2", "pytest", "libfaketime", "matplotlib")
-    parts = ["coordination", "leading", "routing", "storage", "api", "topics", "cli"]
+    parts = ["coordination", "local", "routing", "storage", "api", "topics", "cli"]
     done = run(made, "-c", IMPORT_ALL, *(f"broker.{part}" for part in parts))
     assert done.returncode == 0, done.stderr
     done = run(made, "-c", "import broker.node.cluster, broker.local.__main__")

@@ -25,9 +25,10 @@ headers = st.dictionaries(
 
 def in_blocks(body: list[bytes], sizes: list[int]) -> bytes:
     """Return a publish without a pointer, its items in blocks of so many, then one of the rest."""
-    parts, left = [b"\x02"], body
+    parts, begin = [b"\x02"], 0
     for size in [*sizes, len(body)]:
-        block, left = left[:size], left[size:]
+        block = body[begin : begin + size]
+        begin += size
         if block:
             items = b"".join(block)
             parts += [encode_long(-len(block)), encode_long(len(items)), items]
