@@ -9,5 +9,5 @@
 
 What makes the figures comparable is in ``harness`` (order of runs, which runs count), ``occupancy``
 (whether something else used the processor), ``syncs`` (that an acknowledgement is a sync) and
-``figures`` (medians, ratios, verdicts). ``report`` turns the JSON into docs/benchmarks.md.
+``figures`` (medians, ratios, verdicts). ``report`` turns the JSON into docs/results/benchmarks.md.
 """

@@ -1,4 +1,4 @@
-"""The results as text, and as docs/benchmarks.md with a plot: ``python -m benchmarks.report FILE``."""
+"""The results as text, and as docs/results/benchmarks.md with a plot: ``python -m benchmarks.report FILE``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+RESULTS = Path(__file__).resolve().parent.parent / "docs/results"
 _MADE = "<!-- Made by `python -m benchmarks.report`: measure anew, don't edit. -->"
 
 _INTRODUCTION = """\
@@ -176,10 +176,10 @@ def plot(results: dict[str, Any], path: Path) -> None:
 def main(source: Path) -> None:
     """Write the page, its plot, and the figures that they are made of."""
     results = json.loads(source.read_text())
-    (DOCS / "benchmarks.md").write_text(as_markdown(results))
-    plot(results, DOCS / "benchmarks.svg")
-    if source.resolve() != (DOCS / "benchmarks.json").resolve():
-        shutil.copyfile(source, DOCS / "benchmarks.json")
+    (RESULTS / "benchmarks.md").write_text(as_markdown(results))
+    plot(results, RESULTS / "benchmarks.svg")
+    if source.resolve() != (RESULTS / "benchmarks.json").resolve():
+        shutil.copyfile(source, RESULTS / "benchmarks.json")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ one that lacks the rule. A guard whose absence nothing notices is not tested: so
 the checkers, which see nothing but what clients were told, must name what goes wrong.
 
 They do so in random runs of one log (`tests/kit/logs`), in the [simulated cluster](simulation.md), and in real
-processes ([failure cases](../chaos-cases.md)). The model that the rules were found with has the same mutants
+processes ([failure cases](../reference/failure-cases.md)). The model that the rules were found with has the same mutants
 (`tests/model`).
 
 ```sh
@@ -186,8 +186,8 @@ tables of its own for each case; *alone*: a broker, or its store, over LevelDB, 
 logs of several nodes in the verifier's own process, over a table that does on demand what no real server can
 be made to do at a chosen moment. What protects is taken away by a **mutant**: the product with one function swapped
 (`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
-[guards](internals/guards.md), what the names of violations mean is in `chaos/checkers/`. How the cases went
-last: [23 November 2026](results/2026-11-23-cases.md).
+[guards](../internals/guards.md), what the names of violations mean is in `chaos/checkers/`. How the cases went
+last: [23 November 2026](../results/2026-11-23-cases.md).
 
 | # | case | what happens | what protects | mutant | without it the verdict says |
 |---|---|---|---|---|---|
@@ -226,7 +226,7 @@ def _section(section: str, keys: Iterator[Key]) -> str:
 def _error_row(error: type[BrokerError]) -> str:
     retriable = "yes" if error.retriable else "no"
     meaning = _first_line(error)
-    code = f"[`{error.code}`](../troubleshooting.md#{error.code})"
+    code = f"[`{error.code}`](../guides/troubleshooting.md#{error.code})"
     return f"| {code} | {error.http_status} | {error.outcome} | {retriable} | {meaning} |\n"
 
 
@@ -248,7 +248,7 @@ def _amount(amount: int, kind: Kind) -> str:
 
 
 def cases_page() -> str:
-    """Return ``docs/chaos-cases.md``."""
+    """Return ``docs/reference/failure-cases.md``."""
     rows = "".join(_case_row(case) for case in CASES.values())
     return f"{MADE}{_CASES_HEAD}{rows}"
 
@@ -275,7 +275,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/errors.md": errors_page,
     "docs/reference/budgets.md": budgets_page,
     "docs/internals/guards.md": guards_page,
-    "docs/chaos-cases.md": cases_page,
+    "docs/reference/failure-cases.md": cases_page,
 }
 
 

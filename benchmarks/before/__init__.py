@@ -10,5 +10,5 @@ PATH is a checkout of the commit to compare with; its processes are started by t
     expiry          (expiry) removing what has expired, (disk) bytes on disk
     cluster         (cluster) publishes, processor time, reads; (moves) handoff and failover; (kafka) three
                     Kafka brokers
-    report          docs/benchmarks-storage.md
+    report          docs/results/benchmarks-storage.md
 """

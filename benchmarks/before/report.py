@@ -1,4 +1,4 @@
-"""docs/benchmarks-storage.md: ``python -m benchmarks.before.report FILE…``.
+"""docs/results/benchmarks-storage.md: ``python -m benchmarks.before.report FILE…``.
 
 Questions may be asked in several runs. Of a question that several files answer the last answer counts, and each part
 of the page says which commit it is of.
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
-from benchmarks.report import DOCS, section
+from benchmarks.report import RESULTS, section
 
 PAGE, FIGURES = "benchmarks-storage.md", "benchmarks-storage.json"
 _MADE = "<!-- Made by `python -m benchmarks.before.report`: measure anew, don't edit. -->"
@@ -75,8 +75,8 @@ def main(*sources: Path) -> None:
     """Write the page and the figures that it is made of."""
     runs = [json.loads(source.read_text()) for source in sources]
     results = runs[0] if len(runs) == 1 else together(runs)
-    (DOCS / PAGE).write_text(as_markdown(results))
-    (DOCS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / PAGE).write_text(as_markdown(results))
+    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

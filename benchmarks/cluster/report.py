@@ -1,4 +1,4 @@
-"""docs/benchmarks-cluster.md: ``python -m benchmarks.cluster.report FILE``."""
+"""docs/results/benchmarks-cluster.md: ``python -m benchmarks.cluster.report FILE``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.figures import RATIO_SPREAD_MAX
 from benchmarks.occupancy import OTHERS_MAX, STOLEN_MAX
-from benchmarks.report import DOCS, section
+from benchmarks.report import RESULTS, section
 
 PAGE, FIGURES = "benchmarks-cluster.md", "benchmarks-cluster.json"
 _MADE = "<!-- Made by `python -m benchmarks.cluster.report`: measure anew, don't edit. -->"
@@ -65,9 +65,9 @@ def as_markdown(results: dict[str, Any]) -> str:
 
 def main(source: Path) -> None:
     """Write the page and the figures that it is made of."""
-    (DOCS / PAGE).write_text(as_markdown(json.loads(source.read_text())))
-    if source.resolve() != (DOCS / FIGURES).resolve():
-        shutil.copyfile(source, DOCS / FIGURES)
+    (RESULTS / PAGE).write_text(as_markdown(json.loads(source.read_text())))
+    if source.resolve() != (RESULTS / FIGURES).resolve():
+        shutil.copyfile(source, RESULTS / FIGURES)
 
 
 if __name__ == "__main__":

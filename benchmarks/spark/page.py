@@ -1,4 +1,4 @@
-"""docs/benchmarks-spark.md: ``python -m benchmarks.spark.page FILE…``. Questions may be asked in several runs."""
+"""docs/results/benchmarks-spark.md: ``python -m benchmarks.spark.page FILE…``. Questions may be asked in several runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.before.report import together
 from benchmarks.figures import RATIO_SPREAD_MAX
-from benchmarks.report import DOCS, plot, section
+from benchmarks.report import RESULTS, plot, section
 
 PAGE, FIGURES, PLOT = "benchmarks-spark.md", "benchmarks-spark.json", "benchmarks-spark.svg"
 _MADE = "<!-- Made by `python -m benchmarks.spark.page`: measure anew, don't edit. -->"
@@ -51,9 +51,9 @@ def main(*sources: Path) -> None:
     """Write the page, the plot, and the figures that they are made of."""
     runs = [json.loads(source.read_text()) for source in sources]
     results = runs[0] if len(runs) == 1 else together(runs)
-    (DOCS / PAGE).write_text(as_markdown(results))
-    (DOCS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
-    plot(results, DOCS / PLOT)
+    (RESULTS / PAGE).write_text(as_markdown(results))
+    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    plot(results, RESULTS / PLOT)
 
 
 if __name__ == "__main__":

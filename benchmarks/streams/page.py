@@ -1,4 +1,4 @@
-"""docs/benchmarks-streams.md: ``python -m benchmarks.streams.page FILE``."""
+"""docs/results/benchmarks-streams.md: ``python -m benchmarks.streams.page FILE``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import RATIO_SPREAD_MAX
-from benchmarks.report import DOCS, section
+from benchmarks.report import RESULTS, section
 
 PAGE, FIGURES = "benchmarks-streams.md", "benchmarks-streams.json"
 LETTERS = ("sql", "window", "join", "keyed", "python")
@@ -85,8 +85,8 @@ def as_markdown(results: dict[str, Any]) -> str:
 def main(source: Path) -> None:
     """Write the page, and the figures that it is made of."""
     results = json.loads(source.read_text())
-    (DOCS / PAGE).write_text(as_markdown(results))
-    (DOCS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / PAGE).write_text(as_markdown(results))
+    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/benchmarks-transactions.md: ``python -m benchmarks.transactions.page FILE``."""
+"""docs/results/benchmarks-transactions.md: ``python -m benchmarks.transactions.page FILE``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import DOCS, section
+from benchmarks.report import RESULTS, section
 
 PAGE, FIGURES = "benchmarks-transactions.md", "benchmarks-transactions.json"
 LOAD_ALONE_MAX = 1.0
@@ -73,8 +73,8 @@ def as_markdown(results: dict[str, Any]) -> str:
 def main(source: Path) -> None:
     """Write the page, and the figures that it is made of."""
     results = json.loads(source.read_text())
-    (DOCS / PAGE).write_text(as_markdown(results))
-    (DOCS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / PAGE).write_text(as_markdown(results))
+    (RESULTS / FIGURES).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from broker.local.servers.process import free_ports
 from tests.tidy.sources import ROOT, tracked
 
-PAGES = ["README.md", "docs/start.md"]
+PAGES = ["README.md", "docs/start/first-ten-minutes.md"]
 CONSOLE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ELSEWHERE = {"make demo", "make serve", "make pipeline"}
 """``test_commands`` runs them, and here ``make serve`` is the broker."""

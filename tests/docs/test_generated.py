@@ -28,7 +28,7 @@ def test_every_error_that_can_be_answered_is_documented() -> None:
 
 
 def test_every_error_has_its_section_in_troubleshooting() -> None:
-    page = (gen_docs.ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    page = (gen_docs.ROOT / "docs/guides/troubleshooting.md").read_text(encoding="utf-8")
     codes = page.partition("\n## Error codes\n")[2].partition("\n## ")[0]
     sections = re.findall(r"^### (.*)\n\n(?=[^#\n])", codes, re.MULTILINE)
     assert sorted(sections) == sorted(CODES)
