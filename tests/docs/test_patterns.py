@@ -12,7 +12,7 @@ import pytest
 from broker.client import SyncClient, TailOptions
 from tests.kit.served import ServedNode
 
-GUIDE = Path(__file__).parents[2] / "docs/guides/patterns.md"
+GUIDE = Path(__file__).parents[2] / "docs/guides/exactly-once.md"
 TO_THE_END = TailOptions(follow=False)
 
 
