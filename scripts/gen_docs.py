@@ -53,7 +53,7 @@ the same request, sent again unchanged, is both safe and useful.
 _BUDGETS_HEAD = """
 # Budgets
 
-What requests make a node hold or compute is counted before it is held or computed: for the connection, for its
+A node counts the memory and the work of requests before it takes them: for the connection, for its
 caller (an address, with all its connections), and for the node.
 
 * A request that takes its connection over the bound is refused: 413 `body_too_large`, or 503 `overloaded`.
@@ -68,7 +68,7 @@ caller (an address, with all its connections), and for the node.
 """
 
 _BUDGETS_FOOT = """
-`body_bytes` is counted from 1 KiB on, and a head from 1 KiB on: what is smaller is part of what a connection costs, of
+`body_bytes` is counted from 1 KiB on, and a head from 1 KiB on: smaller ones are part of the cost of a connection, of
 which there are `server.connections_max`. `waiting` of a caller and a node is `limits.waiting_polls_max`. `log_lines` is
 by the second: further lines are dropped. Beside these, publishes that wait for the disk have bounds of their own
 (`limits.queued_bytes_max`, `limits.queued_requests_max`).
@@ -100,7 +100,7 @@ python -m tests.kit.seeds.directed dedupe --with            the same with the gu
 
 _ELSEWHERE_HEAD = """
 A schedule of the cluster is about a minute of virtual time, in which what is rare happens soon. The seed that shows
-the mutant must show nothing wrong without it. What goes wrong, in the words of a client:
+the mutant must show nothing wrong without it. The violations, as a client sees them:
 
 | guard | without it |
 |---|---|
@@ -115,7 +115,7 @@ The cluster does not show these:
 
 
 _OF_PROCESSES_HEAD = """
-What real processes stand on has mutants, too (`broker/testing/mutants_processes.py`). The verifier's cases find them
+The parts below the processes have mutants, too (`broker/testing/mutants_processes.py`). The verifier's cases find them
 (two also the tests of LevelDB's files, `tests/integration/test_leveldb_durability.py`):
 
 | guard | what its mutant does | found by the case |
@@ -171,20 +171,20 @@ _CASES_HEAD = """
 # Failure cases
 
 Ways in which the most trusted brokers were seen to fail, each played on purpose by the verifier. A case proves
-that its fault happened (if not, that says nothing: exit 2), passes (exit 0), and fails when what protects
-is taken away (exit 1, and the verdict names what is wrong): a test that can't fail shows nothing.
+that its fault happened (if it did not, the result is unknown: exit 2) and passes (exit 0). Without the protection it fails
+(exit 1), and the verdict names the violation: a test that can't fail shows nothing.
 
 ```
 python -m chaos cases                                list them; --json
 python -m chaos case zombie-leader                   play one
-python -m chaos case zombie-leader --mutant          the same without what protects
+python -m chaos case zombie-leader --mutant          the same without the protection
 python -m chaos case all                             all of them, on one cluster
 ```
 
 Where they are played: *cluster*: three nodes, ZooKeeper and HBase, every connection through Toxiproxy, on
 tables of its own for each case; *alone*: a broker, or its store, over LevelDB, as processes; *inside*: the
 logs of several nodes in the verifier's own process, over a table that does on demand what no real server can
-be made to do at a chosen moment. What protects is taken away by a **mutant**: the product with one function swapped
+be made to do at a chosen moment. A **mutant** takes the protection away: the product with one function swapped
 (`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
 [guards](../internals/guards.md), what the names of violations mean is in `chaos/checkers/`. How the cases went
 last: [23 November 2026](../results/2026-11-23-cases.md).
