@@ -48,7 +48,8 @@ cluster: $(VENV)/.cluster ## Run a cluster on this machine until Ctrl-C: three n
 	@exec $(BIN)/broker cluster up $(ARGS)
 
 check: lint ## Check format, style and types, and run the unit tests, within a minute.
-	@$(BIN)/python -m pytest -n 2 -p no:schemathesis -m "not slow and not nightly" tests/unit tests/tidy $(ARGS)
+	@$(BIN)/python -m pytest -n 2 -p no:schemathesis --hypothesis-profile=quick -m "not slow and not nightly" \
+	  tests/unit tests/tidy $(ARGS)
 
 test: setup-dev test-servers lint ## Set up all that tests need, and run all that fit the time budget.
 	@$(BIN)/python -m pytest -n 2 -m "not nightly" $(ARGS)

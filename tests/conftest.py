@@ -17,6 +17,7 @@ pytest_plugins = [
 # No test asserts how long it takes. Examples are drawn from the seed of the day (plugins/seeds.py); here fewer.
 settings.register_profile("here", deadline=None, max_examples=40)
 settings.register_profile("ci", deadline=None, print_blob=True)
+settings.register_profile("quick", deadline=None, max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") == "true" else "here")
 
 # Lines of the level debug are for those who look for them: a test of many refusals would write many.

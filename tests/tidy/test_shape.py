@@ -28,7 +28,14 @@ LONG = {
     "tests/kit/contract/table.py": "one suite, read from top to bottom",
 }
 
-SOURCES = tracked("broker/*.py", "scripts/*.py", "examples/*.py", "benchmarks/*.py", "chaos/*.py")
+SOURCES = tracked(
+    "broker/*.py",
+    "scripts/*.py",
+    "examples/*.py",
+    "benchmarks/*.py",
+    "chaos/*.py",
+    "tests/kit/*.py",
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -90,6 +90,7 @@ def runs(draw: st.DrawFn) -> list[Run]:
     return found
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(runs(), min_size=1, max_size=3))
 def test_batches_have_what_polls_have(several: list[list[Run]]) -> None:

@@ -212,6 +212,7 @@ async def test_a_client_reads_on_where_a_reply_was_cut_off(
     assert calls > 8
 
 
+@pytest.mark.slow
 async def test_a_slow_reader_holds_one_batch(
     broker: Broker, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ async def test_a_transaction_reads_what_it_may_see(broker: Broker, client: Clien
     assert len(await read_both(client)) == 3
 
 
+@pytest.mark.slow
 async def test_it_goes_on_where_a_reply_was_cut_off(
     client: Client, filled: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ async def test_it_goes_on_where_a_reply_was_cut_off(
     assert calls > 8
 
 
+@pytest.mark.slow
 async def test_it_gives_up_when_nothing_comes_for_the_deadline(
     http: Http, filled: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def test_every_reference_leads_somewhere() -> None:
             value = value[name]
 
 
+@pytest.mark.slow
 @given(st.one_of(st.integers(0, 1 << 33), st.integers(TTL_MAX_S - 300, TTL_MAX_S + 300)))
 @example(TTL_MAX_S)
 def test_a_ttl_in_words_is_allowed_up_to_the_longest(ttl_s: int) -> None:

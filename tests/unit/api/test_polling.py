@@ -90,6 +90,7 @@ async def test_as_many_polls_wait_as_the_configuration_says() -> None:
     await broker.close()
 
 
+@pytest.mark.slow
 async def test_the_largest_snapshot_fits_into_a_poll(broker: Broker) -> None:
     await broker.call("POST", PUBLISH, TWO, AVRO)
     many = range(1, POINTERS_MAX + 1)
@@ -183,6 +184,7 @@ async def test_polls_in_json_that_are_refused(broker: Broker, body: str, told: s
     assert reply.json["message"].startswith(told)
 
 
+@pytest.mark.slow
 async def test_a_long_reply_is_many_chunks_of_whole_blocks(broker: Broker) -> None:
     payloads = [b"%06d" % n + b"x" * 250 for n in range(6_000)]
     body = avro.encode_publish_request(PublishRequest(None, payloads))

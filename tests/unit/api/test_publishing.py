@@ -228,6 +228,7 @@ async def test_what_is_no_json_is_refused(broker: Broker, body: bytes) -> None:
     assert reply.json["message"].startswith("The body ")
 
 
+@pytest.mark.slow
 async def test_as_many_messages_in_json_as_a_request_may_have(broker: Broker) -> None:
     many = [f"{number}, and {{more}} of [it]" for number in range(100_000)]
     reply = await broker.call("POST", PUBLISH, json.dumps(many).encode(), JSON)

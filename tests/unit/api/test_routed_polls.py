@@ -233,6 +233,7 @@ class Follower:
         await asyncio.wait((self._task,))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("node", [0, 1, 2])
 async def test_a_stream_of_events_loses_and_repeats_nothing_while_leadership_moves(
     ring: Ring, node: int

@@ -121,6 +121,7 @@ async def test_a_lost_answer_is_unknown_and_a_commit_is_not_sent_twice(ring: Rin
     assert (await ask(ring, 1, "POST", f"/{begun}/commit")).status == 409
 
 
+@pytest.mark.slow
 async def test_nothing_is_answered_without_a_leader(ring: Ring) -> None:
     ring.leader = -1
     for method, path in (("POST", ""), ("GET", "/snapshot"), ("GET", "")):
@@ -134,6 +135,7 @@ async def test_nothing_is_answered_without_a_leader(ring: Ring) -> None:
         )
 
 
+@pytest.mark.slow
 async def test_topics_go_on_while_the_service_is_down(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:

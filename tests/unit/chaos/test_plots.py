@@ -1,6 +1,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from chaos import plots
 from chaos.history import History
 
@@ -46,6 +48,7 @@ def test_leads_tell_who_acknowledged_when() -> None:
     ] * 90
 
 
+@pytest.mark.slow
 def test_the_plots_are_drawn_and_name_the_faults(tmp_path: Path) -> None:
     made = plots.draw(told().events, tmp_path)
     assert [file.name for file in made] == ["rate.svg", "leaders.svg"]

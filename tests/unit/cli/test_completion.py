@@ -39,6 +39,7 @@ def test_commands_options_and_contexts_are_completed(capsys, monkeypatch):
     assert completed(capsys, monkeypatch, "tail", "--context", "p") == ["prod"]
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_not_there_completes_nothing_and_says_nothing(capsys, monkeypatch):
     words = ("tail", "--url", "http://127.0.0.1:1", "audit/")
     assert completed(capsys, monkeypatch, *words) == []

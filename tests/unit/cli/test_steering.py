@@ -242,6 +242,7 @@ def test_a_drain_is_not_over_while_nobody_can_say(short: Short, run: Run) -> Non
     assert err == "node 1 does not say what it leads: refused\nnode 1 leads nothing\n"
 
 
+@pytest.mark.slow
 def test_a_wait_has_an_end_that_says_how_far_it_came(short: Short, run: Run) -> None:
     short.few.slots = 5
     code, out, err = run("drain", "1", "--wait", "--wait-max", "0.1")

@@ -19,6 +19,7 @@ def taken(instance: int | None, before: int, count: int) -> list[bytes]:
     return [row + ROW_ID_MIN for row in ids.take(count, NOW_MS, 0.0)]
 
 
+@pytest.mark.slow
 @given(
     st.none() | st.integers(0, 255),
     st.integers(0, 600) | st.integers(65_000, 66_000),

@@ -63,6 +63,7 @@ async def test_batches_are_handed_out_as_they_arrive(make_client, transport):
     assert request.path.endswith(f"/t1/arrow?through={THROUGH.hex()}")
 
 
+@pytest.mark.slow
 async def test_a_stream_cut_off_anywhere_is_resumed_behind_the_last_message(make_client, transport):
     whole, rest = stream([0, 1, 2], [3, 4]), {2: stream([3, 4]), 4: stream()}
     for cut in range(0, len(whole), 9):

@@ -104,6 +104,7 @@ async def test_what_is_queued_is_one_message(make_client, transport, message):
     assert transport.requests == []
 
 
+@pytest.mark.slow
 def test_a_client_without_asyncio_says_the_same() -> None:
     with SyncClient("http://127.0.0.1:9") as client:
         for publish in (client.publish, client.publish_later):

@@ -98,6 +98,7 @@ async def test_what_is_refused_for_good_is_no_trouble_to_outlast():
     assert told == []
 
 
+@pytest.mark.slow
 async def test_an_attempt_without_an_answer_is_told_while_it_goes_on():
     telling = asyncio.get_running_loop().create_future()
 
@@ -109,6 +110,7 @@ async def test_an_attempt_without_an_answer_is_told_while_it_goes_on():
     assert told == Trouble(None, pytest.approx(60 - SLOW_S, abs=1))
 
 
+@pytest.mark.slow
 async def test_a_wait_that_was_asked_for_is_no_trouble():
     told = []
     loop = asyncio.get_running_loop()

@@ -127,6 +127,7 @@ async def test_a_commit_of_unknown_outcome_is_settled(make_client, service, topi
     assert len(used.rules.committed) == 1
 
 
+@pytest.mark.slow
 async def test_a_commit_that_nobody_knows_of_leaves_all_as_it_is(make_client, service, topics):
     service.cut["commit"] = ["after"]
     service.cut["snapshot"] = [LOST] * 1000

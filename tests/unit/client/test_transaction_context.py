@@ -227,6 +227,7 @@ def plans():
                 yield plan
 
 
+@pytest.mark.slow
 def test_the_order_of_calls_is_tephras_whatever_fails():
     async def all_of_them():
         count = 0

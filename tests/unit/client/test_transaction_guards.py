@@ -94,6 +94,7 @@ GUARDS: list[tuple[str, Callable[[Make, ScriptedTransport], Found], Any, Any]] =
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "story", "right", "wrong"), GUARDS, ids=[guard[0] for guard in GUARDS]
 )

@@ -108,6 +108,7 @@ class Deciding(Participant):
         self.published = [(topic.topic, [p.payload for p in parts]) for topic, parts in published]
 
 
+@pytest.mark.slow
 def test_a_block_commits_and_its_participants_run_in_its_thread(client, server):
     mine, deciding = Participant(), Deciding()
     with client.transaction(aware=[mine]) as tx:
@@ -136,6 +137,7 @@ def test_an_exception_rolls_back(client, server):
     assert (tx.state, mine.calls) == ("aborted", ["start_tx", "rollback_tx"])
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_participant_rolls_back_and_goes_on(client, server):
     mine, fails = Participant(), Participant("commit_tx")
     with pytest.raises(KeyboardInterrupt), client.transaction(aware=[mine, fails]) as tx:
@@ -162,6 +164,7 @@ def test_a_service_of_somebody_else_may_be_plain_or_for_asyncio(client, server, 
     assert rules.committed == [(1002, {b"k"})]
 
 
+@pytest.mark.slow
 def test_conflicts_are_repeated(client, server):
     seen = []
 

@@ -131,6 +131,7 @@ async def test_an_answer_that_is_compressed_unasked_is_unavailable(transport, ra
         await whole(transport, POLL)
 
 
+@pytest.mark.slow
 async def test_a_silence_within_an_answer_is_unavailable(transport, raw_broker):
     raw_broker.answers.append(CHUNKED)
     async with transport.stream(POLL, 0.2) as reply:
@@ -362,6 +363,7 @@ async def test_all_nodes_that_are_asked_for_an_answer_share_the_time(raw_broker,
     await transport.close()
 
 
+@pytest.mark.slow
 async def test_a_read_asks_as_many_silent_nodes_as_its_deadline_has_time_for(raw_broker, silence):
     url = ",".join(f"{raw_broker.url}/{name}" for name in "abc")
     raw_broker.answers.extend([silence] * 3)
@@ -461,6 +463,7 @@ async def test_an_answer_may_name_the_node_to_ask_from_now_on(raw_broker, follow
     await transport.close()
 
 
+@pytest.mark.slow
 async def test_an_address_over_https_is_trusted_by_the_certificates_that_are_named():
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")

@@ -36,6 +36,7 @@ def test_the_order_in_which_nodes_are_heard_of_does_not_matter(live):
     assert all(there.leader_of_slot(slot) == back.leader_of_slot(slot) for slot in range(SLOTS))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(min_value=1, max_value=20), st.integers(min_value=20, max_value=235))
 def test_a_joining_node_takes_about_its_share(count, first):

@@ -121,6 +121,7 @@ def test_a_configured_number_is_free_once_its_session_is_over():
     in_world(scenario)
 
 
+@pytest.mark.slow
 def test_nodes_that_start_together_get_different_numbers():
     async def scenario(world):
         world.coordination.delay_s = 0.01

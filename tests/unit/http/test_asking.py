@@ -319,6 +319,7 @@ ENDLESS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("script", "told"), ENDLESS.values(), ids=ENDLESS)
 async def test_what_has_no_end_is_no_answer(script: Script, told: str) -> None:
     async with connected(script, reply_bytes_max=1_000_000) as connection:

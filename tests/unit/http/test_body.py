@@ -78,6 +78,7 @@ async def test_a_client_that_waits_for_it_is_told_to_go_on(broker: Broker) -> No
         assert (await raw.reply()).status == 200
 
 
+@pytest.mark.slow
 async def test_a_body_that_stands_still_is_given_up(broker: Broker) -> None:
     async with listening(broker) as http, RawHttp(http.port) as raw:
         await raw.send(HEAD + b"Content-Length: 3\r\n\r\na")

@@ -88,6 +88,7 @@ async def test_a_body_is_what_was_sent_and_held_once(sent: Sent, size: int) -> N
     assert sent.held == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0, 1, 300_000, 5 * MIB, 40 * MIB])
 async def test_an_inflated_body_is_held_as_inflated(sent: Sent, size: int) -> None:
     body = random.Random(size).randbytes(1 + size // 3) * 3

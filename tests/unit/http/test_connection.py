@@ -63,6 +63,7 @@ async def test_large_bodies_do_not_count_as_heads(broker: Broker, http: Http) ->
     assert held(broker) == 0
 
 
+@pytest.mark.slow
 async def test_what_comes_behind_a_waiting_request_is_bounded_and_then_answered(
     broker: Broker, http: Http
 ) -> None:

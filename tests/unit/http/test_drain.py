@@ -190,6 +190,7 @@ async def test_who_connects_until_the_very_end_is_answered(broker: Broker, http:
         assert late.recv(12) == b"HTTP/1.1 200"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coalesce", [True, False])
 async def test_no_request_of_our_client_is_lost_or_unknown_through_drains(
     broker: Broker, coalesce: bool

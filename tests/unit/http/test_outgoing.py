@@ -119,6 +119,7 @@ async def test_one_chunk_in_old_http(http: Http) -> None:
         assert (await raw.reply()).body == b"\x00"
 
 
+@pytest.mark.slow
 async def test_a_reader_that_takes_nothing_is_cut_and_a_slow_one_is_not() -> None:
     broker = Broker(Config(server=ServerConfig(reply_stall_s=0.3)))
     await broker.call("PUT", topic_path("t"))

@@ -164,6 +164,7 @@ async def test_slow_heads_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     await broker.close()
 
 
+@pytest.mark.slow
 async def test_idle_connections_are_closed_after_a_while() -> None:
     broker = Broker(Config(server=ServerConfig(keep_alive_s=0.1)))
     async with listening(broker) as http, RawHttp(http.port) as used, RawHttp(http.port) as unused:

@@ -128,6 +128,7 @@ async def verdict_on(driver: MemoryDriver) -> Verdict:
     return check(history.calls())
 
 
+@pytest.mark.slow
 async def test_a_system_that_keeps_everything_is_found_valid() -> None:
     assert (await verdict_on(MemoryDriver())).is_valid
 
@@ -159,6 +160,7 @@ class Leaking(MemoryDriver):
         self.stored = {number: rows[:-1] for number, rows in self.stored.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("driver", "named"),
     [

@@ -141,6 +141,7 @@ async def test_damaged_data_are_not_served(tmp_path: Path) -> None:
         await Node(config(tmp_path)).start()
 
 
+@pytest.mark.slow
 async def test_it_sweeps_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     swept = asyncio.Event()
 

@@ -116,6 +116,7 @@ def test_at_the_deadline_doubt_is_told(kind, own):
     assert (clear.code, clear.outcome) == ("no_leader", "refused")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("kind", WRITES)
 @pytest.mark.parametrize("attempt", [1, 2])

@@ -2,6 +2,8 @@
 
 import gc
 
+import pytest
+
 from broker.model import TopicId
 from broker.routing import forwarder
 from broker.routing.forwarder import Epochs, Lanes
@@ -24,6 +26,7 @@ def test_each_connection_and_topic_has_a_lane_of_its_own() -> None:
     assert lanes.of(one, topic(1)) is found[0]
 
 
+@pytest.mark.slow
 def test_lanes_go_with_their_connection() -> None:
     lanes, source = Lanes(), Source()
     lanes.of(source, topic(1))

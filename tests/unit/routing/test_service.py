@@ -168,6 +168,7 @@ async def test_a_key_is_looked_up_only_where_an_attempt_may_have_been_done(ring,
     assert await payloads(ring) == ["a", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [answer_lost, request_lost])
 @pytest.mark.parametrize("to", [1, 2])
 async def test_also_if_the_leader_died_after_it(ring: Ring, lost, to: int) -> None:
@@ -241,6 +242,7 @@ async def never_answered(_):
     raise NoAnswer("cut")
 
 
+@pytest.mark.slow
 async def test_what_stays_unknown_is_said_to_be_so(ring: Ring) -> None:
     ring.nodes[1].peers.hooks.extend([never_answered] * 1000)
     reply = await publish(ring, 1, b"a", Request_Timeout="0.2")
@@ -273,6 +275,7 @@ async def test_without_a_leader_requests_wait_for_one(ring: Ring) -> None:
     assert await payloads(ring, 2) == ["a", "a"]
 
 
+@pytest.mark.slow
 async def test_a_change_of_properties_waits_for_a_leader_as_long_as_its_request(ring: Ring) -> None:
     await publish(ring, 0, b"a")
     ring.leader = 1  # The former leader has not let go.

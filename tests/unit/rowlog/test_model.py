@@ -21,6 +21,7 @@ def wrong(seed: int, steps: int = 40) -> list[str]:
     return simulate(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(12))
 def test_a_random_run_keeps_every_rule(number: int) -> None:
     seed = SEED + number

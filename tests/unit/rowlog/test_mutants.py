@@ -271,6 +271,7 @@ def swap_in(patch: pytest.MonkeyPatch, mutant: Mutant) -> None:
                 patch.setattr(user, mutant.name, swapped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_guard_that_is_gone_is_missed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]

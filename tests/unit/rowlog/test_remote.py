@@ -79,6 +79,7 @@ async def test_messages_go_to_the_nodes_that_listen(nodes: Nodes) -> None:
     assert {(each.data, each.payload) for each in heard[0].messages} == {(b"d", b"p")}
 
 
+@pytest.mark.slow
 async def test_a_node_that_goes_is_offered_nothing_more_and_another_gets_it(nodes: Nodes) -> None:
     processor = await nodes.log()
     await processor.subscribe(Subscription("a", backoff_ms_first=1))

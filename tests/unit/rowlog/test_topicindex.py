@@ -40,6 +40,7 @@ async def client() -> AsyncIterator[Client]:
             yield made
 
 
+@pytest.mark.slow
 async def test_hints_go_through_the_topic_and_the_next_processor_reads_on(client: Client) -> None:
     clock, stored = SystemClock(), {TABLE: {}}  # type: ignore[var-annotated]
     world = MemoryCoordination(clock)
@@ -83,6 +84,7 @@ async def test_hints_go_through_the_topic_and_the_next_processor_reads_on(client
         await RowLog(None, TABLE.decode(), id="mq", rows=MemoryRows(stored)).open()
 
 
+@pytest.mark.slow
 async def test_without_the_topic_nothing_is_put(client: Client) -> None:
     stored = {TABLE: {}}  # type: ignore[var-annotated]
     async with RowLog(

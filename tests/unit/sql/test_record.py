@@ -113,6 +113,7 @@ async def test_an_error_of_the_flush_comes_before_anything_is_published(world):
     assert (world.topics.published, tx.state) == ([], "aborted")
 
 
+@pytest.mark.slow
 async def test_from_the_decision_on_nothing_is_undone_and_recovery_commits(world):
     world.service.cut["commit"] = ["before"] * 1000
     world.service.cut["snapshot"] = [LOST] * 1000
@@ -156,6 +157,7 @@ async def test_what_became_invalid_behind_the_decision_is_published_again(world)
     engine.dispose()
 
 
+@pytest.mark.slow
 async def test_keys_headers_and_lifetimes_are_in_the_record(world, transport):
     with Session(world.engine) as session:
         with suppress(OutcomeUnknown):
@@ -328,6 +330,7 @@ async def test_one_session_decides(world):
 # --- asyncio --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_session_for_asyncio_decides_as_well(world, fails):
     pytest.importorskip("greenlet", reason="SQLAlchemy needs it for asyncio")

@@ -214,6 +214,7 @@ def test_joined_entries_read_as_one(given_):
     assert attributes_in([one]) == attributes_in(found)
 
 
+@pytest.mark.slow
 @given(made(), st.data())
 def test_part_of_an_entry_has_its_attributes(given_, data):
     ids, _, found = given_

@@ -223,6 +223,7 @@ async def test_two_rollbacks_of_a_sealed_page_don_t_lose_each_other(bench):
     assert await bench.hidden() == [*mine[:2], *mine[4:]]
 
 
+@pytest.mark.slow
 async def test_two_holds_of_one_epoch_don_t_take_each_others_entry_for_theirs(bench):
     topic = await bench.claim()
     payloads = PayloadLogs(bench.one, "one")

@@ -97,6 +97,7 @@ async def test_every_id_has_the_number_that_counting_gives(log: Filled) -> None:
             assert (await numbering.count(between)).messages == log.count(between)
 
 
+@pytest.mark.slow
 async def test_the_last_id_up_to_a_number_is_found(log: Filled) -> None:
     await log.grow(40)
     await log.shrink()

@@ -25,6 +25,7 @@ def values_for(make: Callable[[], Accumulator[Any, Any]], numbers: list[int]) ->
     return list(zip(numbers, range(99), strict=False)) if make in {Min, Max} else numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", KINDS)
 @given(numbers=st.lists(st.integers(-3, 3)), at=st.integers(0, 20))
 def test_any_split_gives_the_same(make, numbers: list[int], at: int) -> None:

@@ -98,6 +98,7 @@ def test_a_key_is_read_back(key) -> None:
     assert shape(decode_key(encode_key(key))) == shape(key)
 
 
+@pytest.mark.slow
 @given(KEYS, KEYS)
 def test_keys_have_the_same_bytes_when_they_are_the_same(one, other) -> None:
     assert (encode_key(one) == encode_key(other)) == (shape(one) == shape(other))

@@ -84,6 +84,7 @@ async def commit(client: Client, transaction: int) -> None:
     assert (await client.answer("commitOrThrow")).notInProgress is None
 
 
+@pytest.mark.slow
 async def test_what_one_node_began_another_commits(nodes: list[Node]) -> None:
     clients = [await connect(node.thrift_port or 0) for node in nodes]
     for first, second in (clients, clients[::-1]):

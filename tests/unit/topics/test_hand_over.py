@@ -45,6 +45,7 @@ async def test_a_node_that_joins_takes_its_share_under_load(cluster: Cluster) ->
         assert (held.epoch, held.owner) == (2, third.me.incarnation)
 
 
+@pytest.mark.slow
 async def test_a_rolling_restart_under_load_loses_and_repeats_nothing(cluster: Cluster) -> None:
     await cluster.start(0, 1, 2)
     load = Load(cluster)
@@ -109,6 +110,7 @@ async def test_a_hint_that_is_lost_only_delays_a_pin(cluster: Cluster) -> None:
     assert nodes[1 - home.me.instance].leads(TOPIC)
 
 
+@pytest.mark.slow
 async def test_a_drained_node_leads_nothing_until_it_is_undrained(cluster: Cluster) -> None:
     await cluster.start(0, 1)
     for topic in TOPICS:

@@ -676,6 +676,7 @@ async def test_nothing_that_failed_is_ever_seen_in_many_stories(bench: Bench, se
     assert await told(bench, seed, 150) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["prune-before-sweep"])
 async def test_stories_find_what_is_left_out(name: str) -> None:
     found = False

@@ -54,6 +54,7 @@ def other_of(cluster: Cluster, node: Member) -> Member:
 # Coordination fails.
 
 
+@pytest.mark.slow
 async def test_without_coordination_everything_that_is_led_goes_on(cluster: Cluster) -> None:
     await cluster.start(0, 1, 2)
     for topic in TOPICS[:8]:
@@ -120,6 +121,7 @@ async def test_a_request_without_a_deadline_has_that_of_the_settings(cluster: Cl
     assert 2.9 < cluster.loop.time() - before < 3.2
 
 
+@pytest.mark.slow
 async def test_a_wiped_coordinator_rewinds_nothing(cluster: Cluster) -> None:
     await cluster.start(0, 1, 2)
     for topic in TOPICS[:6]:
@@ -189,6 +191,7 @@ async def test_a_node_that_lost_its_session_unawares_acknowledges_nothing_that_i
         assert (b"mine%d" % number in seen) == (outcome is None)
 
 
+@pytest.mark.slow
 async def test_two_nodes_that_disagree_about_a_pin_do_not_duel(cluster: Cluster) -> None:
     await cluster.start(0, 1)
     home = await led_by(cluster, TOPIC)

@@ -97,6 +97,7 @@ async def test_all_are_seen_at_once(bench: Bench) -> None:
     assert await bench.payloads() == [b"%d" % number for number in range(100)]
 
 
+@pytest.mark.slow
 async def test_more_stages_than_a_page_has_entries(bench: Bench) -> None:
     await bench.create()
     stages = [await staged(bench, b"%d" % number) for number in range(1500)]

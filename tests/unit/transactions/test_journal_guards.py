@@ -199,6 +199,7 @@ async def test_a_caller_that_goes_leaves_the_edit_on_its_way(
     assert (await service.snapshot()).is_visible(begun.transaction_id)
 
 
+@pytest.mark.slow
 async def test_the_next_replay_is_short(bench: Bench) -> None:
     service = Transactions(bench.topics.leaders, TransactionSettings(snapshot_edits=50))
     for _ in range(2000):

@@ -72,6 +72,7 @@ def begun_as(world: World, fate: str, *, long: bool, checkpointed: bool) -> list
     return pointers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_what_a_consumer_does_at_each_pointer(order: tuple[int, ...], checkpointed: bool) -> None:

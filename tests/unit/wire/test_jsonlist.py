@@ -63,6 +63,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonlist, "WINDOW_BYTES", 20)
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(bodies, st.booleans(), st.sampled_from([None, 1, "\t"]), st.integers(8, 60))
 def test_what_is_read_in_runs_is_what_is_read_at_once(value, ascii_only, indent, window):
@@ -75,6 +76,7 @@ def test_what_is_read_in_runs_is_what_is_read_at_once(value, ascii_only, indent,
         assert read(body) == expected(json.loads(body))
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(bodies, st.data(), st.integers(8, 60))
 def test_what_is_no_json_at_once_is_none_in_runs(value, data, window):

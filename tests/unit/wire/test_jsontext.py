@@ -96,6 +96,7 @@ def test_what_is_no_json_is_refused(body):
         parse(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [

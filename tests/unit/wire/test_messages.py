@@ -169,6 +169,7 @@ def test_a_reply_is_read_byte_by_byte(divided):
     assert read(*(reply[at : at + 1] for at in range(len(reply)))) == every
 
 
+@pytest.mark.slow
 @given(pages, st.data())
 def test_a_reply_that_is_cut_off_is_an_error(divided, data):
     reply = b"".join(map(page, divided)) + END

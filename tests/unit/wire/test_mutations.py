@@ -57,6 +57,7 @@ def outcome(mutant: Mutant) -> str:
     return "refused in the last field" if last else "refused before"
 
 
+@pytest.mark.slow
 def test_every_reader_reads_or_refuses():
     outcomes = Counter((outcome(m), m.target) for m in mutations.mutants(3, MUTANTS))
     totals = Counter[str]()

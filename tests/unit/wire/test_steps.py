@@ -115,6 +115,7 @@ LARGE: dict[str, tuple[Read, bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_many_messages_take_many_steps(name):
     read, body = LARGE[name]
@@ -130,6 +131,7 @@ def test_many_messages_take_many_steps(name):
     assert taken >= MANY // 8_192
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LARGE)
 def test_messages_are_counted_while_they_are_read(name):
     read, body = LARGE[name]

@@ -188,6 +188,7 @@ def test_pointers_are_counted_before_they_are_read():
         next(transaction_steps(body, take=refuse))
 
 
+@pytest.mark.slow
 def test_a_million_pointers_take_eight_bytes_each():
     many = list(range(0, 3_000_000, 3))
     body = a_list(3, many) + STOP

@@ -172,6 +172,7 @@ def test_an_honest_history_is_never_blamed(seed: int, steps: int) -> None:
     assert not verdict.violations, verdict.violations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_lie_is_found(lie: Lie, seed: int) -> None:

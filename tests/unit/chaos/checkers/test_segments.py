@@ -123,6 +123,7 @@ def rows_and_lines(world: HonestWorld) -> int:
     return len(world.events) + sum(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_the_work_grows_as_the_history_does(on_disk):
     """By each line and each row that was shown; what is looked up twice stays twice."""

@@ -1,3 +1,5 @@
+import pytest
+
 from chaos.history import of
 from chaos.workloads.bounce import BounceWorkload
 from tests.unit.chaos.workloads import lying
@@ -5,6 +7,7 @@ from tests.unit.chaos.workloads.lying import Lies
 from tests.unit.chaos.workloads.staged import play
 
 
+@pytest.mark.slow
 def test_leaders_are_moved_and_nothing_is_lost():
     verdict, calls = play(BounceWorkload())
     assert verdict.is_valid, verdict
@@ -14,6 +17,7 @@ def test_leaders_are_moved_and_nothing_is_lost():
     assert len({call.node for call in of(calls, "leader") if call.is_ok}) > 1
 
 
+@pytest.mark.slow
 def test_a_broker_that_lies_is_found_out():
     verdict, _ = play(BounceWorkload(), Lies("publish", write=lying.not_done), seconds=6)
     assert "lost_middle" in verdict.names, verdict

@@ -1,5 +1,7 @@
 import asyncio
 
+import pytest
+
 from chaos.checkers import check
 from chaos.workloads import Scale
 from chaos.workloads.log import LogWorkload
@@ -10,6 +12,7 @@ SMALL = Scale(publishers=6, pause_s=0.005, wait_s=0.2, again_s=0.01, padded=True
 LINES = 500
 
 
+@pytest.mark.slow
 async def test_a_workload_in_real_time_over_sockets():
     broker, workload, stop = Broker(), LogWorkload(), asyncio.Event()
     async with listening(broker) as http:

@@ -101,6 +101,7 @@ async def test_what_all_processes_tell_is_judged(below: Below) -> None:
     assert verdict.counts["row-offer.ok"] > 4 * 5
 
 
+@pytest.mark.slow
 async def test_what_was_never_done_is_lost_and_a_halt_is_told(below: Below) -> None:
     def act(row: str, seq: int) -> None:
         below.halted("rowlog-1")

@@ -25,6 +25,7 @@ def test_a_checkpoint_elsewhere_needs_a_folder_for_them(checkpoint: str) -> None
     assert folder_of(checkpoint, Path("here")) == Path("here/job")
 
 
+@pytest.mark.slow
 def test_only_one_process_runs_a_job(control: Control) -> None:
     assert not control.is_held
     with control.held():

@@ -69,6 +69,7 @@ def test_a_package_that_is_missing_is_told_with_its_extra() -> None:
     assert "pip install 'tms-broker[streams]'" in found.message
 
 
+@pytest.mark.slow
 def test_other_commands_need_neither_spark_nor_stream_jobs() -> None:
     program = "import sys, broker.cli.app; print({'pyspark', 'broker.streams'} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "set()\n"

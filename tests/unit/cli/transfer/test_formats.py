@@ -144,6 +144,7 @@ def test_lines_that_people_write(
     assert (message.payload, message.key, dict(message.headers)) == (payload, key, headers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -178,6 +179,7 @@ messages = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40
 )

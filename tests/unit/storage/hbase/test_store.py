@@ -59,6 +59,7 @@ async def test_a_gateway_that_can_not_tell_yet_is_asked_again(server: Served) ->
     assert len(asked) == 4
 
 
+@pytest.mark.slow
 async def test_nobody_there_is_unavailable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

@@ -69,6 +69,7 @@ def test_without_a_manifest_no_table_is_shared(database: Path) -> None:
     assert (copy / "CURRENT").read_bytes() == b"\xff\0"
 
 
+@pytest.mark.slow
 async def test_a_store_is_copied_as_of_one_moment_while_it_is_written(tmp_path: Path) -> None:
     directory = tmp_path / "store"
     table = await open_table(directory, SMALL)

@@ -184,6 +184,7 @@ async def test_a_second_opening_is_refused_until_the_first_is_closed(tmp_path: P
     await (await open_table(tmp_path)).close()
 
 
+@pytest.mark.slow
 async def test_a_cleared_page_gives_its_room_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,6 +224,7 @@ async def test_a_store_that_opens_damaged_says_so(database: FakeDatabase, writer
         writer.submit(putting(b"a"))
 
 
+@pytest.mark.slow
 async def test_a_write_that_hangs_is_given_up(database: FakeDatabase) -> None:
     writer = Writer(database, probe_interval_s=NEVER_S, deadline_s=0.3)
     first = await hold_up(database, writer)
@@ -238,6 +239,7 @@ async def test_a_write_that_hangs_is_given_up(database: FakeDatabase) -> None:
     await writer.close()
 
 
+@pytest.mark.slow
 async def test_what_waits_behind_a_hung_write_is_never_written(database: FakeDatabase) -> None:
     writer = Writer(database, probe_interval_s=NEVER_S, deadline_s=0.3)
     first = await hold_up(database, writer)
@@ -263,6 +265,7 @@ async def test_closing_writes_what_waits(database: FakeDatabase, writer: Writer)
         writer.submit(putting(b"later"))
 
 
+@pytest.mark.slow
 async def test_a_close_does_not_wait_for_a_disk_that_hangs(database: FakeDatabase) -> None:
     writer = Writer(database, probe_interval_s=NEVER_S, deadline_s=0.3)
     first = await hold_up(database, writer)
