@@ -170,7 +170,7 @@ def _schedule(row: dict[str, Any]) -> str:
 _CASES_HEAD = """
 # Failure cases
 
-Ways in which the most trusted brokers were seen to fail, each played on purpose by the verifier. A case proves
+Failures that trusted brokers have had. The verifier plays each of them on purpose. A case proves
 that its fault happened (if it did not, the result is unknown: exit 2) and passes (exit 0). Without the protection it fails
 (exit 1), and the verdict names the violation: a test that can't fail shows nothing.
 
@@ -181,16 +181,17 @@ python -m chaos case zombie-leader --mutant          the same without the protec
 python -m chaos case all                             all of them, on one cluster
 ```
 
-Where they are played: *cluster*: three nodes, ZooKeeper and HBase, every connection through Toxiproxy, on
-tables of its own for each case; *alone*: a broker, or its store, over LevelDB, as processes; *inside*: the
-logs of several nodes in the verifier's own process, over a table that does on demand what no real server can
-be made to do at a chosen moment. A **mutant** takes the protection away: the product with one function swapped
-(`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
-[guards](../internals/guards.md), what the names of violations mean is in `chaos/checkers/`. How the cases went
-last: [23 November 2026](../results/2026-11-23-cases.md).
+A case runs in one of three places:
 
-| # | case | what happens | what protects | mutant | without it the verdict says |
-|---|---|---|---|---|---|
+* *Cluster*: three nodes, ZooKeeper and HBase. Every connection goes through Toxiproxy, and each case has tables of its own.
+* *Alone*: a broker, or its store, over LevelDB, as processes.
+* *Inside*: the logs of several nodes in the verifier's own process, over a table that fails at a chosen moment, as no real
+  server can be made to.
+
+A **mutant** takes the protection away: the product with one function swapped
+(`broker/testing/mutants.py`; the product itself has no switch). The rules that they drop are in
+[guards](../internals/guards.md). `chaos/checkers/` explains the names of violations. The last results are those of
+[23 November 2026](../results/2026-11-23-cases.md).
 """
 
 
@@ -249,16 +250,17 @@ def _amount(amount: int, kind: Kind) -> str:
 
 def cases_page() -> str:
     """Return ``docs/reference/failure-cases.md``."""
-    rows = "".join(_case_row(case) for case in CASES.values())
-    return f"{MADE}{_CASES_HEAD}{rows}"
+    return MADE + _CASES_HEAD + "".join(_case_section(case) for case in CASES.values())
 
 
-def _case_row(case: Case) -> str:
+def _case_section(case: Case) -> str:
     found = ", ".join(f"`{name}`" for name in sorted(case.violations))
-    without = f"{case.without} ({found})" if found else case.without
+    verdict = f"{case.without} The verdict names {found}." if found else case.without
     return (
-        f"| {case.number} | `{case.name}` ({case.where}) | {case.title}. {case.happens} | {case.protects} "
-        f"| `{case.mutant}` | {without} |\n"
+        f"\n## {case.number}. {case.name}\n\n{case.title}. ({case.where.capitalize()}.)\n\n"
+        f"* Fault: {case.happens}\n"
+        f"* Protection: {case.protects}\n"
+        f"* Without it (mutant `{case.mutant}`): {verdict}\n"
     )
 
 
