@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks import occupancy, syncs
 from benchmarks.figures import Question, Run, Series, percentile
 from benchmarks.load import Load
-from broker.local.servers import Server, ServerFailed, ServerMissing
+from broker.local.servers import ServerFailed, ServerMissing, ServerProcess
 
 ATTEMPTS_PER_RUN = 3
 
@@ -77,7 +77,7 @@ class Side:
 
     name: str
     run: Runner
-    server: Server | None = None
+    server: ServerProcess | None = None
     unit: str = "msg/s"
     warm_s: float | None = None
     count_syncs: bool = False
@@ -90,7 +90,7 @@ class Bench:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.folder = Path()
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, ServerProcess] = {}
         self._absent: dict[str, str] = {}
         self._exit = ExitStack()
         self.companions: Callable[[], Sequence[int]] = tuple
@@ -102,7 +102,7 @@ class Bench:
 
     # Servers.
 
-    async def server(self, name: str, make: Callable[[], Server]) -> Server | None:
+    async def server(self, name: str, make: Callable[[], ServerProcess]) -> ServerProcess | None:
         """Return a started server, the same one for the same name; None if it can't be had."""
         if name in self._absent:
             return None
@@ -136,7 +136,7 @@ class Bench:
                 server.suspend()
 
     @asynccontextmanager
-    async def awake(self, server: Server | None) -> AsyncIterator[None]:
+    async def awake(self, server: ServerProcess | None) -> AsyncIterator[None]:
         """Let one server run, and no other."""
         self.freeze_all()
         if server is not None:

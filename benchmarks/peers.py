@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 from typing_extensions import override
 
-from broker.local.servers import KafkaServer, RedisServer, Server, TmsServer, free_ports
+from broker.local.servers import KafkaServer, RedisServer, ServerProcess, TmsServer, free_ports
 from broker.local.servers.process import ASK_TIMEOUT_S, HOST
 
 SERVER_CPU = 0
@@ -33,7 +33,7 @@ class HttpServer(Protocol):
         """The port that it listens on."""
 
 
-class OurServer(Server):
+class OurServer(ServerProcess):
     """``broker serve`` with its defaults, or with further flags."""
 
     name: ClassVar[str] = "ours"
@@ -63,7 +63,7 @@ class OurServer(Server):
             connection.close()
 
 
-class BareServer(Server):
+class BareServer(ServerProcess):
     """A bare aiohttp server."""
 
     name: ClassVar[str] = "bare aiohttp"

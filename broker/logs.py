@@ -45,7 +45,7 @@ def get_logger(**fields: object) -> Logger:
     return cast("Logger", structlog.get_logger(**fields))
 
 
-class Sink:
+class LogSink:
     """Writes lines to a file descriptor from a thread of its own. Never blocks or fails a caller."""
 
     def __init__(self, descriptor: int, lines_max: int, notice: str = NOTICE) -> None:
@@ -136,7 +136,7 @@ def _own(descriptor: int) -> int:
 class _SinkLogger:
     """What structlog calls with a finished line."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: LogSink) -> None:
         self._sink = sink
 
     def msg(self, message: str) -> None:
@@ -149,7 +149,7 @@ class _SinkLogger:
 class _Forward(logging.Handler):
     """Hands the standard library's warnings and errors to structlog."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: LogSink) -> None:
         super().__init__()
         self._sink = sink
 
@@ -195,14 +195,14 @@ def _processors(*, as_json: bool, colors: bool) -> list[Processor]:
 
 
 @contextmanager
-def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[Sink]:
+def writing(config: LogsConfig, descriptor: int = 2) -> Iterator[LogSink]:
     """Send all lines of this process to a file descriptor, standard error by default."""
     terminal = os.isatty(descriptor)
     as_json = config.log_format is LogFormat.JSON or (
         config.log_format is LogFormat.AUTO and not terminal
     )
     level = logging.getLevelNamesMapping()[config.log_level.upper()]
-    sink = Sink(descriptor, config.log_lines_max, NOTICE_JSON if as_json else NOTICE)
+    sink = LogSink(descriptor, config.log_lines_max, NOTICE_JSON if as_json else NOTICE)
     before = structlog.get_config()
     structlog.configure(
         processors=_processors(as_json=as_json, colors=terminal),
@@ -241,7 +241,7 @@ def taken(take: Callable[[str, Mapping[str, Any]], None]) -> Iterator[None]:
 
 
 @contextmanager
-def _standard_library(level: int, sink: Sink) -> Iterator[None]:
+def _standard_library(level: int, sink: LogSink) -> Iterator[None]:
     """Forward the standard library's warnings and errors for a while."""
     forward, root = _Forward(sink), logging.getLogger()
     level_before = root.level

@@ -40,7 +40,7 @@ _WAITS = "/proc/thread-self/schedstat"
 log = logs.get_logger()
 
 
-class Reading(NamedTuple):
+class ClockReading(NamedTuple):
     """The clocks at one moment, in seconds.
 
     ``computed_s``: processor time of this process. ``waited_s``: how long the loop's thread could have run
@@ -52,13 +52,13 @@ class Reading(NamedTuple):
     waited_s: float
 
 
-def next_tick_s(before: Reading, now: Reading) -> float:
+def next_tick_s(before: ClockReading, now: ClockReading) -> float:
     """Return in how many seconds the next tick is due, by what was done since the last."""
     computed_s, passed_s = now.computed_s - before.computed_s, now.at_s - before.at_s
     return REST_TICK_S if computed_s <= passed_s * REST_SHARE_MAX else TICK_S
 
 
-def held_s(due_s: float, before: Reading, now: Reading) -> float:
+def held_s(due_s: float, before: ClockReading, now: ClockReading) -> float:
     """Return how long the loop was held, in seconds, where a tick that was due at ``due_s`` comes now.
 
     ``before`` is the reading of the last tick.
@@ -67,7 +67,7 @@ def held_s(due_s: float, before: Reading, now: Reading) -> float:
     return max(0.0, min(late, now.computed_s - before.computed_s))
 
 
-class Clocks:
+class MachineClocks:
     """The machine's clocks, for the thread that makes this object. Close it."""
 
     def __init__(self) -> None:
@@ -77,10 +77,10 @@ class Clocks:
         except FileNotFoundError:
             self._waits = -1
 
-    def __call__(self) -> Reading:
+    def __call__(self) -> ClockReading:
         """Read all three clocks; 2 µs."""
         waited_ns = int(os.pread(self._waits, 96, 0).split()[1]) if self._waits >= 0 else 0
-        return Reading(time.monotonic(), time.process_time(), waited_ns / 1e9)
+        return ClockReading(time.monotonic(), time.process_time(), waited_ns / 1e9)
 
     def close(self) -> None:
         """Close the kernel's account."""
@@ -92,7 +92,7 @@ class Clocks:
 class Monitor:
     """Ticks on the running event loop within a ``with`` block."""
 
-    def __init__(self, tell: Callable[[float], None], read: Callable[[], Reading]) -> None:
+    def __init__(self, tell: Callable[[float], None], read: Callable[[], ClockReading]) -> None:
         """Tell ``tell``, at each tick, for how many seconds the loop was held."""
         self._tell = tell
         self._read = read

@@ -90,7 +90,7 @@ class Slice:
         self._ends_s = self._loop.time() + SLICE_S
 
 
-class _Turns:
+class _LoopTurns:
     """The turns of a loop: pieces of long work that wait for a slice, and the short work that goes first."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -143,17 +143,17 @@ class _Turns:
             self._loop.call_soon(self._after_free_rounds, ROUNDS_FREE)
 
 
-_turns_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+_turns_of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopTurns] = WeakKeyDictionary()
 
 
-def _turns(loop: asyncio.AbstractEventLoop) -> _Turns:
+def _turns(loop: asyncio.AbstractEventLoop) -> _LoopTurns:
     turns = _turns_of_loops.get(loop)
     if turns is None:
-        turns = _turns_of_loops[loop] = _Turns(loop)
+        turns = _turns_of_loops[loop] = _LoopTurns(loop)
     return turns
 
 
-class Short:
+class ShortWork:
     """Short work that long work waits for, as a context: a write of small changes until it is on disk."""
 
     __slots__ = ("_turns",)

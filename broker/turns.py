@@ -29,7 +29,7 @@ SLOW_KNOWN_MAX: Final = 4096
 """Of so many regions it is remembered that they are slow while none of their calls is under way."""
 
 
-class Place(NamedTuple):
+class CallSubject(NamedTuple):
     """What a call is about: what may hang by itself, and a topic in it, if it is about one of several."""
 
     region: str
@@ -41,7 +41,7 @@ class Turn:
 
     __slots__ = ("begun_s", "is_late", "place")
 
-    def __init__(self, place: Place, begun_s: float) -> None:
+    def __init__(self, place: CallSubject, begun_s: float) -> None:
         """Begin."""
         self.place = place
         self.begun_s = begun_s
@@ -84,7 +84,7 @@ class Turns:
         """How many calls are under way, the late ones among them."""
         return len(self._in_time) + self._late
 
-    async def take(self, place: Place, wait_s: float) -> Turn:
+    async def take(self, place: CallSubject, wait_s: float) -> Turn:
         """Return a turn for a call. Raises TimeoutError: none came within ``wait_s``."""
         loop = asyncio.get_running_loop()
         self._note_late(loop.time())
@@ -123,7 +123,7 @@ class Turns:
             del self._regions[name]
         self._pass_on()
 
-    def _may(self, place: Place) -> bool:
+    def _may(self, place: CallSubject) -> bool:
         """Whether a call may begin now."""
         if len(self._in_time) >= self._turns_max:
             return False
@@ -144,7 +144,7 @@ class Turns:
     def _takes_more_of(self, region: _Region, topic: bytes) -> bool:
         return not topic or region.topics[topic] < self._of_topic_max
 
-    def _begin(self, place: Place, now_s: float) -> Turn:
+    def _begin(self, place: CallSubject, now_s: float) -> Turn:
         turn = Turn(place, now_s)
         self._in_time[turn] = None
         region = self._regions.get(place.region)
@@ -182,7 +182,7 @@ class Turns:
                 waiter.set_result(self._begin(place, now_s))
         self._look_later()
 
-    def _next(self) -> Place | None:
+    def _next(self) -> CallSubject | None:
         """Return the first that waits and may begin."""
         if len(self._in_time) >= self._turns_max:
             return None
@@ -193,10 +193,10 @@ class Turns:
             # Few topics can be at their bound while the region is below its own.
             for topic in topics:
                 if region is None or self._takes_more_of(region, topic):
-                    return Place(name, topic)
+                    return CallSubject(name, topic)
         return None
 
-    def _rotate(self, place: Place) -> None:
+    def _rotate(self, place: CallSubject) -> None:
         """Let the topic and its region be the last in line; forget them if no call of theirs waits."""
         topics = self._waiting[place.region]
         if topics[place.topic]:
@@ -208,7 +208,7 @@ class Turns:
         else:
             del self._waiting[place.region]
 
-    def _leave(self, place: Place, waiter: asyncio.Future[Turn]) -> None:
+    def _leave(self, place: CallSubject, waiter: asyncio.Future[Turn]) -> None:
         topics = self._waiting.get(place.region)
         waiters = None if topics is None else topics.get(place.topic)
         if topics is None or waiters is None or waiter not in waiters:

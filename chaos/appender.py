@@ -26,7 +26,7 @@ from pathlib import Path
 from broker.clock import SystemClock
 from broker.errors import Fenced, StorageFull
 from broker.model import RowId, TopicId, row_id, timestamp_of
-from broker.storage.hold import Hold, PageBounds
+from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import LevelDBTable, open_table
@@ -76,7 +76,7 @@ class Appender:
         self._table = table
         self._logs = Logs(table, SystemClock(), bounds=_BOUNDS)
         self._payload_bytes = payload_bytes
-        self._hold: Hold | None = None
+        self._hold: LogHold | None = None
         self._claiming = asyncio.Lock()
         self._ms: Iterator[int] = count()
 
@@ -95,7 +95,7 @@ class Appender:
             else:
                 _say(f"ok {last.hex()}")
 
-    async def _claimed(self) -> Hold:
+    async def _claimed(self) -> LogHold:
         async with self._claiming:
             while self._hold is None or self._hold.done:
                 try:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from broker.model import ROW_ID_MIN, RowId
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of, messages_of
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 
@@ -18,7 +18,7 @@ _BYTES_AT_ONCE = 1 << 20
 _CELLS_AT_ONCE = 16
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """One message as it is stored; ``payload`` None is a reference, a rolled back pointer is negative."""
 
     id: RowId
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 async def append(
-    hold: Hold,
+    hold: LogHold,
     ids: Sequence[RowId],
     payloads: Sequence[bytes],
     shared: Shared = PLAIN,
@@ -43,24 +43,24 @@ async def append(
 
 async def rows_of(
     logs: Logs, log: LogId, after: RowId = ROW_ID_MIN, through: RowId | None = None
-) -> list[Row]:
+) -> list[StoredRow]:
     """Return what lies behind ``after``, up to ``through`` or the end. Raises Unavailable, StorageCorrupt."""
     reader = logs.reader(log, after, through)
-    found: list[Row] = []
+    found: list[StoredRow] = []
     while not reader.ended:
         for entry in await reader.next(_BYTES_AT_ONCE):
             found += [row for row in _rows(entry) if _is_between(row.id, after, through)]
     return found
 
 
-async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[Row], bool]:
+async def back_of(logs: Logs, log: LogId, count: int) -> tuple[list[StoredRow], bool]:
     """Return the last messages, the last first, ``count`` or some more; whether these are all.
 
     Raises:
         Unavailable, StorageCorrupt: see rows_of.
     """
     reader = logs.reader(log, ROW_ID_MIN)
-    found: list[Row] = []
+    found: list[StoredRow] = []
     while not reader.ended and len(found) < count:
         for entry in await reader.before(_CELLS_AT_ONCE, _BYTES_AT_ONCE):
             found += reversed(list(_rows(entry)))
@@ -71,11 +71,11 @@ def _is_between(row: RowId, after: RowId, through: RowId | None) -> bool:
     return row > after and (through is None or row <= through)
 
 
-def _rows(entry: Entry) -> Iterator[Row]:
+def _rows(entry: Entry) -> Iterator[StoredRow]:
     if entry.is_stub:
         return
     for place, row in enumerate(entry.ids()):
         pointer = entry.pointer
         if pointer is not None and entry.is_rolled_back(row):
             pointer = -pointer
-        yield Row(row, None if entry.is_reference else entry.payload(place), pointer)
+        yield StoredRow(row, None if entry.is_reference else entry.payload(place), pointer)

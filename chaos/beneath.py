@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from broker.local import LocalCluster
-from broker.local.processor import Processor
+from broker.local.processor import ProcessorMember
 from chaos.links import Link
 from chaos.wiring import Wiring
 
@@ -44,7 +44,7 @@ class ChaosBeneath:
     ) -> Mapping[str, Path]:
         """Start the processes, in place of those before. Raises ServerFailed."""
         members = {
-            name: Processor(
+            name: ProcessorMember(
                 name,
                 self._folder,
                 {**given, **self._wiring.beneath(name, self._where)},

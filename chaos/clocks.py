@@ -32,7 +32,7 @@ def library() -> Path:
     return found
 
 
-class Clocks:
+class ClockOffsets:
     """How far the wall clocks of processes are off."""
 
     def __init__(self, folder: Path) -> None:

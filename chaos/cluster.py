@@ -26,14 +26,14 @@ from typing import Any, Final, Literal, Self
 
 from typing_extensions import override
 
-from broker.local import Kind, LocalCluster, Member, Sizes
+from broker.local import LocalCluster, Member, ProcessKind, Sizes
 from broker.local.asking import own_view
 from broker.local.places import reserve
-from broker.local.plan import Place, Settings
+from broker.local.plan import ListenAddress, Settings
 from broker.local.servers import HBaseServer, ToxiproxyServer
 from broker.local.servers.process import HOST
 from chaos.beneath import ChaosBeneath
-from chaos.clocks import Clocks, ClocksMissing
+from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.ensemble import Ensemble
 from chaos.mending import start_again, start_missing
 from chaos.packets import Packets, PacketsMissing
@@ -121,7 +121,7 @@ class ChaosCluster(Target):
         )
         places = reserve(self.folder, self.sizes)
         jvm = self._start_jvm() if self.hbase == "one-jvm" else None
-        gateway = None if jvm is None else Place(jvm.name, HOST, jvm.thrift2_port)
+        gateway = None if jvm is None else ListenAddress(jvm.name, HOST, jvm.thrift2_port)
         wiring = Wiring.of(places.values(), gateway, self._processors)
         self._links = proxied(proxy, wiring.links(), wiring.upstreams)
         where = self._links.addresses
@@ -161,7 +161,7 @@ class ChaosCluster(Target):
             self.missing[Ability.CLOCKS] = "it was started without"
             return
         try:
-            self._clocks = Clocks(self.folder / "clocks")
+            self._clocks = ClockOffsets(self.folder / "clocks")
         except ClocksMissing as error:
             self.missing[Ability.CLOCKS] = str(error)
 
@@ -243,7 +243,7 @@ class ChaosCluster(Target):
         return self.folder / "logs"
 
     @override
-    def processes(self, kind: Kind) -> tuple[str, ...]:
+    def processes(self, kind: ProcessKind) -> tuple[str, ...]:
         return tuple(member.name for member in self._regular if member.kind is kind)
 
     @override

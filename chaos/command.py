@@ -24,7 +24,7 @@ from chaos.cluster import ChaosCluster, HBaseMode
 from chaos.given import GivenTarget, Hooks
 from chaos.nemeses import NEMESES
 from chaos.promises import HEALING_S, UNAVAILABLE_S
-from chaos.run import Plan, Run
+from chaos.run import Run, RunPlan
 from chaos.standalone import Standalone, in_namespace
 from chaos.store import STORE, Judged, RunFolder
 from chaos.target import Target
@@ -253,7 +253,7 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     if standalone:
         in_namespace(sys.argv[1:])
     is_mix = MIX in nemeses
-    plan = Plan(
+    plan = RunPlan(
         workloads,
         tuple(NEMESES) if is_mix else nemeses,
         minutes * 60,
@@ -291,7 +291,7 @@ def run(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     tell(judged, folder.folder, as_json=as_json)
 
 
-def _on_own(cluster: ChaosCluster | Standalone, plan: Plan, folder: RunFolder) -> Judged:
+def _on_own(cluster: ChaosCluster | Standalone, plan: RunPlan, folder: RunFolder) -> Judged:
     """Start a cluster, run on it, and keep what its processes said."""
     try:
         with cluster as target:
@@ -303,7 +303,7 @@ def _on_own(cluster: ChaosCluster | Standalone, plan: Plan, folder: RunFolder) -
         raise click.ClickException(f"the cluster did not start: {error}") from error
 
 
-async def _run(target: Target, plan: Plan, folder: RunFolder) -> Judged:
+async def _run(target: Target, plan: RunPlan, folder: RunFolder) -> Judged:
     """Run; the first Ctrl-C brings it to its end, the second one kills it."""
     running = Run(target, plan, folder, say)
     loop = asyncio.get_running_loop()

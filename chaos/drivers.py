@@ -17,7 +17,7 @@ class Refused(Exception):
     """Certainly not done."""
 
 
-class Gone(Exception):
+class UnknownResult(Exception):
     """No answer, or one that does not say: it may have been done."""
 
 
@@ -30,7 +30,7 @@ class Done(NamedTuple):
     replayed: bool = False
 
 
-class Seen(NamedTuple):
+class TopicContents(NamedTuple):
     """A topic as it was read: rows of (id, payload, pointer)."""
 
     rows: list[tuple[str, str | None, int | None]]
@@ -77,7 +77,7 @@ class Driver(Protocol):
     async def reference(self, topic: str, generation: int, number: int) -> Done:
         """Publish what was stored under a number."""
 
-    async def read(self, topic: str, generation: int) -> Seen:
+    async def read(self, topic: str, generation: int) -> TopicContents:
         """Read a whole topic, without a snapshot."""
 
     async def payloads(

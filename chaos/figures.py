@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from chaos.history import WRITES, Call, who_owes
+from chaos.history import WRITES, Operation, who_owes
 
 FAULT: Final = "fault"
 MENDING: Final = "mending"
@@ -16,7 +16,7 @@ _S: Final = 1_000_000_000
 
 
 @dataclass(slots=True)
-class Figures:
+class RunFigures:
     """Counts of one run or of several.
 
     Attributes:
@@ -41,7 +41,7 @@ class Figures:
     silent_well_s: float = 0.0
     seconds: float = 0.0
 
-    def add(self, other: Figures) -> None:
+    def add(self, other: RunFigures) -> None:
         """Add another run."""
         self.operations += other.operations
         self.acknowledged += other.acknowledged
@@ -73,7 +73,7 @@ class Figures:
         }
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> Figures:
+    def from_json(cls, told: Mapping[str, Any]) -> RunFigures:
         """Read them from a file. Raises KeyError."""
         faults = told["faults"]
         return cls(
@@ -89,9 +89,9 @@ class Figures:
         )
 
 
-def figures_of(calls: Sequence[Call]) -> Figures:
+def figures_of(calls: Sequence[Operation]) -> RunFigures:
     """Count what is in a history."""
-    figures = Figures(unavailable_s=longest_gap_s(calls))
+    figures = RunFigures(unavailable_s=longest_gap_s(calls))
     for call in calls:
         if call.op == FAULT:
             _count_fault(figures, call)
@@ -103,7 +103,7 @@ def figures_of(calls: Sequence[Call]) -> Figures:
     return figures
 
 
-def _count_fault(figures: Figures, call: Call) -> None:
+def _count_fault(figures: RunFigures, call: Operation) -> None:
     kind = call.asked["kind"]
     if kind == MENDING:
         return
@@ -113,7 +113,7 @@ def _count_fault(figures: Figures, call: Call) -> None:
     figures.times[kind] += call.told.get("times", int(happened))
 
 
-def longest_gap_s(calls: Iterable[Call]) -> float:
+def longest_gap_s(calls: Iterable[Operation]) -> float:
     """Return the longest time in which a topic or register that was asked acknowledged nothing."""
     last: dict[str, int] = {}
     longest = 0

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from broker.client import BrokerError
-from broker.client.protocol import Request
+from broker.client.protocol import ClientRequest
 from broker.local.servers import ServerFailed
 from chaos.target import Ability, Target
 
@@ -142,7 +142,9 @@ class GivenTarget(Target):
         while time.monotonic() < deadline:
             async with self.client(node=name, deadline_s=2.0) as client:
                 try:
-                    await client.ask(Request("GET", "/readyz", {}, reading=True, repeatable=True))
+                    await client.ask(
+                        ClientRequest("GET", "/readyz", {}, reading=True, repeatable=True)
+                    )
                 except BrokerError as error:
                     said = str(error)
                 else:

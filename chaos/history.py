@@ -118,7 +118,7 @@ class Event:
 
 
 @dataclass(slots=True)
-class Call:
+class Operation:
     """An invoke and its end. Times are places in the history; ``ended`` None is never."""
 
     process: str
@@ -176,7 +176,7 @@ class History:
         events, self.events = self.events, []
         return events
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Operation]:
         """Return the calls of this history."""
         return calls_of(self.events)
 
@@ -243,14 +243,14 @@ class Pairing:
 
     def __init__(self) -> None:
         """Begin where nothing is under way."""
-        self.pending: dict[str, Call] = {}
+        self.pending: dict[str, Operation] = {}
         self._place = -1
 
-    def add(self, event: Event) -> Call:
+    def add(self, event: Event) -> Operation:
         """Return the call that a line begins (``ended`` is None) or ends."""
         self._place += 1
         if event.type == "invoke":
-            call = Call(event.process, event.op, event.topic, event.value, self._place)
+            call = Operation(event.process, event.op, event.topic, event.value, self._place)
             call.invoked_ns = event.time_ns
             self.pending[event.process] = call
             return call
@@ -262,7 +262,7 @@ class Pairing:
         return call
 
 
-def calls_of(events: Iterable[Event]) -> list[Call]:
+def calls_of(events: Iterable[Event]) -> list[Operation]:
     """Pair invokes with their ends, in the order of the invokes."""
     pairing = Pairing()
     paired = [pairing.add(event) for event in events]
@@ -298,6 +298,6 @@ def snapshot_value(snapshot: Snapshot) -> Value:
     }
 
 
-def of(calls: Sequence[Call], *ops: str) -> list[Call]:
+def of(calls: Sequence[Operation], *ops: str) -> list[Operation]:
     """Return the calls of some operations."""
     return [call for call in calls if call.op in ops]

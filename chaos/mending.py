@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException
 from typing import Final
 
-from broker.local import Kind, Member
+from broker.local import Member, ProcessKind
 from broker.local.servers import ServerFailed
 from broker.local.servers.process import ASK_TIMEOUT_S
 
@@ -40,7 +40,7 @@ def start_again(member: Member) -> list[str]:
     if not member.running:
         member.launch()
         return [f"{member.name} was started"]
-    if member.kind is Kind.BROKER and "clock_skew" in unready(member):
+    if member.kind is ProcessKind.BROKER and "clock_skew" in unready(member):
         member.kill()
         member.launch()
         return [f"{member.name} was started again: its clock had been wrong"]

@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from chaos.figures import FAULT
-from chaos.history import WRITES, Call, Event, calls_of
+from chaos.history import WRITES, Event, Operation, calls_of
 
 _S: Final = 1_000_000_000
 _COLOURS: Final = {"ok": "#2a7f3f", "fail": "#b8860b", "unknown": "#b22222"}
@@ -56,7 +56,7 @@ def draw(events: Sequence[Event], folder: Path) -> list[Path]:
     return [folder / name for name in made]
 
 
-def shades_of(calls: Sequence[Call], begin_ns: int, end_ns: int) -> list[Shade]:
+def shades_of(calls: Sequence[Operation], begin_ns: int, end_ns: int) -> list[Shade]:
     """Return the faults of a history; one that was never healed lasts to its end."""
     return [
         Shade(
@@ -69,7 +69,7 @@ def shades_of(calls: Sequence[Call], begin_ns: int, end_ns: int) -> list[Shade]:
     ]
 
 
-def points_of(calls: Sequence[Call], begin_ns: int) -> list[Point]:
+def points_of(calls: Sequence[Operation], begin_ns: int) -> list[Point]:
     """Return the writes that have ended."""
     return [
         Point(
@@ -82,7 +82,7 @@ def points_of(calls: Sequence[Call], begin_ns: int) -> list[Point]:
     ]
 
 
-def leads_of(calls: Sequence[Call], begin_ns: int) -> dict[str, list[tuple[float, str]]]:
+def leads_of(calls: Sequence[Operation], begin_ns: int) -> dict[str, list[tuple[float, str]]]:
     """Return for each topic when which node acknowledged."""
     found: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for call in calls:

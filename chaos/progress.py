@@ -14,7 +14,7 @@ LOOK_S: Final = 0.2
 _LATENCIES_MAX: Final = 10_000
 
 
-class Progress:
+class HistoryProgress:
     """Watches a history grow.
 
     Attributes:

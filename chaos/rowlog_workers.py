@@ -13,7 +13,7 @@ from signal import Signals
 from typing import Any, Final
 
 from broker.rowlog import Message
-from chaos.checkers.rowlog import Seen, violations
+from chaos.checkers.rowlog import HistoryLine, violations
 
 _KINDS: Final = {"put", "begin", "end", "halted"}
 
@@ -31,7 +31,7 @@ class Workers:
     def __init__(self, given: dict[str, Any]) -> None:
         """Start none yet; ``given`` is what rowlog_worker.py is told."""
         self.given = given
-        self.history: list[Seen] = []
+        self.history: list[HistoryLine] = []
         self.leader = ""
         self.ready: set[str] = set()
         self.processes: dict[str, asyncio.subprocess.Process] = {}
@@ -59,7 +59,9 @@ class Workers:
             async with self.changed:
                 if told["kind"] in _KINDS:
                     self.history.append(
-                        Seen(**{each: told[each] for each in Seen._fields if each in told})
+                        HistoryLine(
+                            **{each: told[each] for each in HistoryLine._fields if each in told}
+                        )
                     )
                 elif told["kind"] == "leads":
                     self.leader = name
@@ -81,13 +83,13 @@ class Workers:
         """Kill a worker, stop it, or let it go on; what it had in flight counts no more."""
         os.kill(self.processes[name].pid, number)
         if number in {Signals.SIGKILL, Signals.SIGSTOP}:
-            self.history.append(Seen("halted", name, time.monotonic_ns()))
+            self.history.append(HistoryLine("halted", name, time.monotonic_ns()))
 
     def note_put(self, message: Message | None) -> None:
         """Note that a put was acknowledged."""
         assert message is not None
         row = message.row.decode()
-        self.history.append(Seen("put", "writer", time.monotonic_ns(), row, message.seq))
+        self.history.append(HistoryLine("put", "writer", time.monotonic_ns(), row, message.seq))
 
     def is_done(self, names: Sequence[str]) -> bool:
         """Whether all that was put was done for these subscriptions."""

@@ -27,7 +27,7 @@ from chaos.figures import FAULT, MENDING, figures_of
 from chaos.history import Ending, History
 from chaos.nemeses import GROUPS, NEMESES
 from chaos.nemesis import FAILURES, Nemesis
-from chaos.progress import Progress
+from chaos.progress import HistoryProgress
 from chaos.promises import HEALING_S, UNAVAILABLE_S, promised
 from chaos.store import ACKNOWLEDGED_MIN, Judged, RunFolder, judge, together, write_verdict
 from chaos.target import Target
@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """What a run does.
 
     Attributes:
@@ -117,7 +117,7 @@ class Run:
     """
 
     target: Target
-    plan: Plan
+    plan: RunPlan
     folder: RunFolder | None = None
     say: Say = lambda _: None
     interrupted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -179,7 +179,7 @@ class Segment:
         self._seconds = seconds
         self._nemeses = nemeses
         self._chance = random.Random(f"{run.plan.seed}/{number}")
-        self._progress = Progress(self.history, run.say)
+        self._progress = HistoryProgress(self.history, run.say)
         self._faults = 0
         self._unhealed: list[tuple[Ending, dict[str, Any]]] = []
         """Faults whose end failed, and what is known of them."""

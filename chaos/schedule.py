@@ -21,7 +21,7 @@ HEALTHY: Final = 0.25
 TOGETHER: Final = (1, 3)
 
 
-class Window(NamedTuple):
+class FaultWindow(NamedTuple):
     """From when to when, in seconds from the beginning, which faults are there."""
 
     begins_s: float
@@ -38,7 +38,7 @@ def windows(  # noqa: PLR0913  One keyword each.
     together: tuple[int, int] = TOGETHER,
     groups: Mapping[str, str] | None = None,
     each: bool = False,
-) -> list[Window]:
+) -> list[FaultWindow]:
     """Draw the windows of a run.
 
     Args:
@@ -50,7 +50,7 @@ def windows(  # noqa: PLR0913  One keyword each.
         groups: Of faults that would undo each other; there is one of a group at once.
         each: Whether each of them must have a window, if the time allows one for each.
     """
-    drawn: list[Window] = []
+    drawn: list[FaultWindow] = []
     bag: list[str] = []
     lacking = set(faults) if each else set()
     begins_s = 0.0
@@ -67,7 +67,7 @@ def windows(  # noqa: PLR0913  One keyword each.
         if is_short or not healthy:
             some = _some(faults, bag, chance, together, groups or {})
         lacking -= {*some}
-        drawn.append(Window(begins_s, ends_s, some))
+        drawn.append(FaultWindow(begins_s, ends_s, some))
         begins_s = ends_s
     return drawn
 

@@ -30,7 +30,7 @@ from typing_extensions import override
 from broker.local.servers import ServerFailed, ServerMissing, ToxiproxyServer
 from broker.local.servers.process import HOST
 from broker.local.single import BrokerProcess
-from chaos.clocks import Clocks, ClocksMissing
+from chaos.clocks import ClockOffsets, ClocksMissing
 from chaos.links import CLIENT, Link
 from chaos.synced import Disk, replay, traced
 from chaos.target import Ability, Target
@@ -141,7 +141,7 @@ class Standalone(Target):
         self._mount()
         environment: dict[str, str] = {}
         try:
-            self._clocks = Clocks(self.folder / "clocks")
+            self._clocks = ClockOffsets(self.folder / "clocks")
             environment |= self._clocks.environment(NODE)
             self.abilities.add(Ability.CLOCKS)
         except ClocksMissing as error:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from chaos.checkers import UNAVAILABLE, Promises, Verdict
-from chaos.figures import Figures
+from chaos.figures import RunFigures
 from chaos.history import History
 from chaos.promises import PROMISES
 
@@ -56,7 +56,7 @@ class Judged:
         facts: What else is worth telling: the seed, what was asked for.
     """
 
-    figures: Figures = field(default_factory=Figures)
+    figures: RunFigures = field(default_factory=RunFigures)
     violations: list[tuple[str, str]] = field(default_factory=list)
     found: Counter[str] = field(default_factory=Counter)
     unsure: list[str] = field(default_factory=list)
@@ -92,11 +92,11 @@ class Judged:
         # Older runs judged no unavailability, and did not say so.
         not_judged = list(told.get("not_judged", [UNAVAILABLE]))
         found = Counter(told["violations"])
-        return cls(Figures.from_json(told), details, found, list(told["unsure"]), not_judged)
+        return cls(RunFigures.from_json(told), details, found, list(told["unsure"]), not_judged)
 
 
 def judge(
-    figures: Figures,
+    figures: RunFigures,
     verdict: Verdict,
     wanted: Iterable[str] = (),
     *,

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from broker.client import BrokerError, Client, Leader, admin
-from broker.local import Kind
+from broker.local import ProcessKind
 from broker.model import TopicId
-from chaos.clocks import Clocks
+from chaos.clocks import ClockOffsets
 from chaos.links import Links, Pair
 from chaos.packets import Packets
 from chaos.workloads.stage import Beneath
@@ -81,7 +81,7 @@ class Target:
         # What a target of this machine has, once it is started.
         self._links: Links | None = None
         self._packets: Packets | None = None
-        self._clocks: Clocks | None = None
+        self._clocks: ClockOffsets | None = None
 
     # Asked.
 
@@ -149,15 +149,15 @@ class Target:
         return self._packets
 
     @property
-    def clocks(self) -> Clocks:
+    def clocks(self) -> ClockOffsets:
         """The wall clocks of the nodes. Raises Unable."""
         if self._clocks is None:
             raise self._unable(Ability.CLOCKS)
         return self._clocks
 
-    def processes(self, kind: Kind) -> tuple[str, ...]:
+    def processes(self, kind: ProcessKind) -> tuple[str, ...]:
         """Return the names of the processes of a kind, those below the nodes too, that can be reached."""
-        return self.nodes if kind is Kind.BROKER else ()
+        return self.nodes if kind is ProcessKind.BROKER else ()
 
     def is_running(self, name: str) -> bool:
         """Return whether a process lives, also if it is frozen. Raises Unable."""
@@ -169,12 +169,12 @@ class Target:
 
     def victims(self) -> list[str]:
         """Return the names of the nodes, and of processes of a workload, that live. Raises Unable."""
-        processes = (*self.nodes, *self.processes(Kind.PROCESSOR))
+        processes = (*self.nodes, *self.processes(ProcessKind.PROCESSOR))
         return [name for name in processes if self.is_running(name)]
 
     def ends_of(self, pair: Pair) -> list[str]:
         """Return the names of the nodes and of processes of a workload that have links of a kind. Raises Unable."""
-        processes = (*self.nodes, *self.processes(Kind.PROCESSOR))
+        processes = (*self.nodes, *self.processes(ProcessKind.PROCESSOR))
         return [name for name in processes if self.links.around(name, pair)]
 
     async def kill(self, name: str) -> None:

@@ -8,7 +8,7 @@
                    └─timeout──────────▶ invalid ──abort──▶ visible
 
 A pointer is the time of its beginning in ns, or the next number. A snapshot is what was so when
-its transaction began. ``TransactionService`` is the model as clients meet it: an answer may take long,
+its transaction began. ``ModelService`` is the model as clients meet it: an answer may take long,
 and may be lost, after the call was carried out or before.
 """
 
@@ -113,7 +113,7 @@ class TransactionModel:
         self.read_pointer = max(self.read_pointer, pointer)
 
 
-class TransactionService:
+class ModelService:
     """The model as clients meet it. Calls raise NotInProgress, or OutcomeUnknown by chance.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from broker.local.plan import Place
+from broker.local.plan import ListenAddress
 from broker.local.servers import ToxiproxyServer
 from broker.local.servers.process import HOST, free_ports
 from chaos.links import CLIENT, Link, Links, links_of, proxies_of
@@ -32,7 +32,10 @@ class Wiring:
 
     @classmethod
     def of(
-        cls, places: Iterable[Place], gateway: Place | None = None, processors: Sequence[str] = ()
+        cls,
+        places: Iterable[ListenAddress],
+        gateway: ListenAddress | None = None,
+        processors: Sequence[str] = (),
     ) -> Wiring:
         """Wire the places of a cluster, and a workload's own processes.
 

@@ -12,7 +12,7 @@ from typing import Any
 from broker.config.sections import Config, Key, iter_keys
 from broker.config.sources import as_text
 from broker.errors import BrokerError, registry
-from broker.http.budget import DEFAULTS, Kind
+from broker.http.budget import DEFAULTS, BudgetKind
 from broker.testing.mutants import MUTANTS
 from broker.testing.mutants_processes import MUTANTS as OF_PROCESSES
 from chaos.cases import CASES, Case
@@ -241,7 +241,7 @@ def budgets_page() -> str:
     return MADE + _BUDGETS_HEAD + rows + _BUDGETS_FOOT
 
 
-def _amount(amount: int, kind: Kind) -> str:
+def _amount(amount: int, kind: BudgetKind) -> str:
     if not kind.endswith("_bytes"):
         return f"{amount:,}"
     mib = 1024 * 1024

@@ -14,7 +14,7 @@ from benchmarks.full_topic import fill
 from benchmarks.harness import Bench, Side, not_measured, say
 from benchmarks.load import Load, ask, connect, drive
 from benchmarks.polls import consume, decoded
-from broker.local.servers import Server
+from broker.local.servers import ServerProcess
 
 CDAP = "CDAP's server"
 WHOLE, PAGES, TENS = "unlimited", "pages of 1,000", "pages of 10"
@@ -116,12 +116,12 @@ def _side(bench: Bench, name: str, what: str, server: peers.HttpServer, polls: P
         else partial(consume, server.port, polls)
     )
     warm_s = bench.plan.cdap_warm_s if name == CDAP else None
-    assert isinstance(server, Server)
+    assert isinstance(server, ServerProcess)
     return Side(name=named(name, what), run=run, server=server, warm_s=warm_s)
 
 
 async def _filled(bench: Bench, name: str, server: peers.HttpServer) -> Mapping[str, Polls]:
-    assert isinstance(server, Server)
+    assert isinstance(server, ServerProcess)
     async with bench.awake(server):
         await prepared.create_topic(server.port, BIG)
         await fill(server.port, MESSAGES, 1_000, BIG)

@@ -11,7 +11,7 @@ from typing import ClassVar
 from benchmarks import peers
 from benchmarks.figures import Question, Ratio, compare
 from benchmarks.harness import Bench
-from broker.local.servers import Server
+from broker.local.servers import ServerProcess
 
 NOW, BEFORE = "now", "before"
 NO_CACHE = ("--cache-bytes-max", "0")
@@ -35,7 +35,7 @@ class ServerBefore(peers.OurServer):
 
 async def both(bench: Bench, before: Path, *flags: str) -> Mapping[str, peers.OurServer]:
     """Return both servers, each started once for the same flags."""
-    makers: dict[str, Callable[[], Server]] = {
+    makers: dict[str, Callable[[], ServerProcess]] = {
         NOW: partial(peers.OurServer, *flags),
         BEFORE: partial(ServerBefore, before, *flags),
     }

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from benchmarks import occupancy
 from benchmarks.figures import Run
 from benchmarks.spark.rows import KEY
-from broker.local.servers import Server
+from broker.local.servers import ServerProcess
 
 Write = Callable[[DataFrame], DataStreamWriter]
 
@@ -29,7 +29,7 @@ def to_count(frame: DataFrame) -> DataStreamWriter:
     return counts.writeStream.format("noop").outputMode("complete")
 
 
-def run(frame: DataFrame, write: Write, server: Server | None, folder: Path) -> Run:
+def run(frame: DataFrame, write: Write, server: ServerProcess | None, folder: Path) -> Run:
     """Run a query; return rows a second of all micro-batches but the first, and the server's time a row.
 
     The first micro-batch begins processes and compiles code.

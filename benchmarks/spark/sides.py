@@ -16,7 +16,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from benchmarks.peers import OurServer
 from benchmarks.spark.rows import payload
 from broker.client import Client, SyncClient
-from broker.local.servers import KafkaServer, Server
+from broker.local.servers import KafkaServer, ServerProcess
 from broker.local.servers.jvm import installed
 
 MESSAGES_AT_ONCE = 5_000
@@ -29,7 +29,7 @@ class Source(Protocol):
     name: str
 
     @property
-    def server(self) -> Server | None:
+    def server(self) -> ServerProcess | None:
         """The server that serves it; None: it has none."""
 
     def fill(self, spark: SparkSession, rows: int, size: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 
-from broker.http.request import Names
+from broker.http.request import PathNames
 
 
 class Action(enum.StrEnum):
@@ -19,12 +19,12 @@ class Action(enum.StrEnum):
     CLUSTER = "cluster"
 
 
-Authorize = Callable[[str | None, Action, Names], None]
+Authorize = Callable[[str | None, Action, PathNames], None]
 """Asked with the principal (None: unknown), the action and what the path names.
 
 Returns if it is allowed, raises Forbidden if not.
 """
 
 
-def allow_all(principal: str | None, action: Action, resource: Names) -> None:
+def allow_all(principal: str | None, action: Action, resource: PathNames) -> None:
     """Allow everything to everyone."""

@@ -36,7 +36,7 @@ from typing import Any, Final
 from broker.errors import NotInstalled
 from broker.http.reply import Piece
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN
-from broker.topics.pages import Page, Run
+from broker.topics.pages import PollPage, Run
 from broker.wire import attributes
 
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -83,15 +83,15 @@ class ArrowMaker:
 
     def stream(self) -> ArrowStream:
         """Begin a stream."""
-        sink = _Sink()
+        sink = _ArrowSink()
         return ArrowStream(self, self._pa.ipc.new_stream(sink, self._schema), sink)
 
-    def batch(self, page: Page) -> Any:
+    def batch(self, page: PollPage) -> Any:
         """Return a page, which has messages, as a record batch."""
         columns = [*self._columns(page.runs, page.count), *self._attributes(page)]
         return self._pa.record_batch(columns, schema=self._schema)
 
-    def _attributes(self, page: Page) -> list[Any]:
+    def _attributes(self, page: PollPage) -> list[Any]:
         """Return the keys and the headers."""
         pa, found = self._pa, page.attributes()
         if not found:
@@ -237,12 +237,12 @@ class ArrowMaker:
 class ArrowStream:
     """One stream: batch by batch, each in pieces that are sent one after the other, then its end."""
 
-    def __init__(self, maker: ArrowMaker, writer: Any, sink: _Sink) -> None:
+    def __init__(self, maker: ArrowMaker, writer: Any, sink: _ArrowSink) -> None:
         self._maker = maker
         self._writer = writer
         self._sink = sink
 
-    def batch(self, page: Page) -> list[Piece]:
+    def batch(self, page: PollPage) -> list[Piece]:
         """Return what a page, which has messages, adds. Large columns are pieces that were not copied."""
         self._writer.write_batch(self._maker.batch(page))
         return self._sink.pieces()
@@ -253,7 +253,7 @@ class ArrowStream:
         return self._sink.rest()
 
 
-class _Sink:
+class _ArrowSink:
     """Where pyarrow writes to, as to a file: bytes, which it makes, and buffers, which it only passes on."""
 
     closed = False

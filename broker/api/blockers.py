@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from broker.api import decoding
-from broker.api.own_service import Service
+from broker.api.own_service import AnyService
 from broker.api.times import parse_place, rfc3339
 from broker.clock import Clock
 from broker.errors import BadRequest, BrokerError, NotFound
@@ -25,7 +25,7 @@ LISTED_MAX: Final = 10_000
 class BlockersApi:
     """The handler."""
 
-    def __init__(self, topics: Topics, service: Service, clock: Clock) -> None:
+    def __init__(self, topics: Topics, service: AnyService, clock: Clock) -> None:
         """Ask the service for transactions' states."""
         self._topics = topics
         self._service = service

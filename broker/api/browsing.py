@@ -11,12 +11,12 @@ from broker.api.decoding import read_snapshot
 from broker.api.jsonlist import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payloads import PART_BYTES, in_pieces, shown, shown_beside
 from broker.api.times import parse_place, rfc3339, rfc3339_or_none
-from broker.http.budget import Hold, Kind
-from broker.http.reply import JSON, Answer, Piece, Reply, Stream
+from broker.http.budget import BudgetKind, Hold
+from broker.http.reply import JSON, Answer, ChunkedReply, Piece, Reply
 from broker.http.request import Request, one_of, whole_number
 from broker.model import Snapshot, timestamp_of
 from broker.slices import Slice
-from broker.topics.browse import BrowseEntry, BrowsePage, BrowseQuery
+from broker.topics.browse import BrowseEntry, BrowseQuery, EntryPage
 from broker.topics.service import Topics
 from broker.wire import attributes
 
@@ -61,13 +61,13 @@ class Browsing:
         size = sum([len(entry.payload or b"") for entry in page.entries])
         out = _list(bytes_max)
         if size > PART_BYTES or len(page.entries) > MESSAGES_AT_ONCE:
-            return Stream(_chunks(page, out, request.hold), JSON)
+            return ChunkedReply(_chunks(page, out, request.hold), JSON)
         messages = b"".join([*out.pieces(page.entries), out.end()])
         return Reply(200, _OPENING + messages + _end(page), JSON)
 
 
 async def _chunks(
-    page: BrowsePage, out: JsonList[BrowseEntry], hold: Hold
+    page: EntryPage, out: JsonList[BrowseEntry], hold: Hold
 ) -> AsyncGenerator[Piece, None]:
     """Yield a page, some of its messages at a time; what was taken of them is let go."""
     entries, mine = page.entries[::-1], Slice()
@@ -80,7 +80,7 @@ async def _chunks(
             if piece:
                 yield piece
             await mine.go_on()
-        hold.give(Kind.REPLY_BYTES, _bytes_of(some))
+        hold.give(BudgetKind.REPLY_BYTES, _bytes_of(some))
     yield out.end() + _end(page)
 
 
@@ -88,7 +88,7 @@ def _bytes_of(entries: Sequence[BrowseEntry]) -> int:
     return sum([len(entry.payload or b"") + len(entry.attributes) for entry in entries])
 
 
-def _end(page: BrowsePage) -> bytes:
+def _end(page: EntryPage) -> bytes:
     return b',"next":%b}' % orjson.dumps(None if page.next is None else page.next.hex())
 
 

@@ -14,11 +14,11 @@ from broker.api.arrow import ARROW, ArrowMaker, ArrowStream
 from broker.api.decoding import read_snapshot
 from broker.api.polling import blocked_by
 from broker.errors import BadRequest
-from broker.http.reply import Answer, Piece, Stream
+from broker.http.reply import Answer, ChunkedReply, Piece
 from broker.http.request import Request
 from broker.model import Snapshot, message_id_from_hex
 from broker.slices import Slice
-from broker.topics.pages import Page, cut
+from broker.topics.pages import PollPage, cut
 from broker.topics.service import Topics
 from broker.topics.streams import RowStream
 
@@ -54,7 +54,7 @@ class BulkReading:
             self._maker = await asyncio.to_thread(ArrowMaker)  # Importing takes long.
         rows = await self._topics.rows(request.topic, first, last, snapshot, request.hold)
         headers = blocked_by(rows.blocked_by)
-        return Stream(_pieces(self._maker.stream(), rows), ARROW, headers, compressible=False)
+        return ChunkedReply(_pieces(self._maker.stream(), rows), ARROW, headers, compressible=False)
 
 
 async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece, None]:
@@ -72,7 +72,7 @@ async def _pieces(stream: ArrowStream, rows: RowStream) -> AsyncGenerator[Piece,
     yield stream.end()
 
 
-def _takes_long(page: Page) -> bool:
+def _takes_long(page: PollPage) -> bool:
     if page.bytes >= THREAD_BYTES_MIN:
         return True
     attributes_bytes = sum([len(entry.attributed) for entry, _, _, _ in page.runs])

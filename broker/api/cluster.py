@@ -71,7 +71,7 @@ class ClusterView:
     answer_s_max: float = ANSWER_S_MAX
 
 
-class Asked(NamedTuple):
+class NodeReport(NamedTuple):
     """What came of asking one node: its view of itself, or why there is none."""
 
     view: dict[str, Any] | None
@@ -85,7 +85,7 @@ def member(view: ClusterView | None) -> ClusterView:
     return view
 
 
-class Cluster:
+class NodeInformation:
     """The handlers that tell; ``view`` None is a standalone node."""
 
     def __init__(self, view: ClusterView | None) -> None:
@@ -154,30 +154,30 @@ def _named(led: Mapping[TopicId, int], wanted: str) -> list[dict[str, Any]]:
     return [{"topic": f"{topic.namespace}/{topic.topic}", "epoch": led[topic]} for topic in topics]
 
 
-async def _own(view: ClusterView, wanted: str) -> Asked:
-    return Asked(own_view(view, wanted))
+async def _own(view: ClusterView, wanted: str) -> NodeReport:
+    return NodeReport(own_view(view, wanted))
 
 
-async def _ask(view: ClusterView, info: NodeInfo, patience_s: float, wanted: str) -> Asked:
+async def _ask(view: ClusterView, info: NodeInfo, patience_s: float, wanted: str) -> NodeReport:
     path = OWN_PATH if wanted == "no" else f"{OWN_PATH}?topics={wanted}"
     try:
         async with asyncio.timeout(patience_s):
             answer = orjson.loads(await view.ask(info.url, path, patience_s))
     except TimeoutError:
-        return Asked(None, f"no answer within {patience_s:g} s")
+        return NodeReport(None, f"no answer within {patience_s:g} s")
     except BrokerError as error:
-        return Asked(None, error.message)
+        return NodeReport(None, error.message)
     except (OSError, ValueError) as error:
-        return Asked(None, str(error) or type(error).__name__)
+        return NodeReport(None, str(error) or type(error).__name__)
     return _believed(info, answer)
 
 
-def _believed(info: NodeInfo, answer: Any) -> Asked:
+def _believed(info: NodeInfo, answer: Any) -> NodeReport:
     """Take an answer for the node's only if it says that it is that node."""
     told = answer.get("node") if isinstance(answer, dict) else None
     if told != info.instance:
-        return Asked(None, f"what answered there says that it is node {told}")
-    return Asked(answer)
+        return NodeReport(None, f"what answered there says that it is node {told}")
+    return NodeReport(answer)
 
 
 async def _placement(view: ClusterView, patience_s: float) -> Placement | BrokerError:
@@ -194,7 +194,7 @@ async def _placement(view: ClusterView, patience_s: float) -> Placement | Broker
 def _status(
     view: ClusterView,
     nodes: Sequence[NodeInfo],
-    asked: Sequence[Asked],
+    asked: Sequence[NodeReport],
     placement: Placement | BrokerError,
 ) -> dict[str, Any]:
     known = placement if isinstance(placement, Placement) else None
@@ -214,7 +214,7 @@ def _problem(placement: Placement | BrokerError) -> str | None:
     return "; ".join(placement.problems) or None
 
 
-def _row(info: NodeInfo, told: Asked, placement: Placement | None) -> dict[str, Any]:
+def _row(info: NodeInfo, told: NodeReport, placement: Placement | None) -> dict[str, Any]:
     drained = None if placement is None else info.instance in placement.drained
     if told.view is None:
         state = "silent"

@@ -22,14 +22,14 @@ from broker.api.cluster import ClusterView
 from broker.clock import Clock
 from broker.coordination.ports import Coordinator, Membership
 from broker.errors import Unavailable
-from broker.http.answer import NoAnswer, NotSent, Reply
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.asking import Ask
 from broker.http.reply import JSON
 from broker.storage.health import CallHealth
 from broker.storage.records import RecordStore
 from broker.topics.leaders import Leaders
 
-Exchange = Callable[[str, Ask, float], Awaitable[Reply]]
+Exchange = Callable[[str, Ask, float], Awaitable[HttpAnswer]]
 """Sends a request to the node at a URL within so many seconds. Raises NotSent, NoAnswer."""
 
 _ANSWER_JSON: Final = {"Accept": JSON}

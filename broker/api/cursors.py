@@ -19,7 +19,7 @@ from broker.model import (
     message_id_from_hex,
     timestamp_of,
 )
-from broker.topics.cursors import Cursor, shown
+from broker.topics.cursors import StoredCursor, shown
 from broker.topics.service import Topics
 
 LIMIT_MAX: Final = 100
@@ -64,7 +64,7 @@ class CursorHandlers:
         topic = await self._topics.get(request.topic)
         return json_reply({"deleted": await self._topics.cursors.delete(topic, name)})
 
-    async def _with_lag(self, topic: Topic, cursor: Cursor) -> dict[str, Any]:
+    async def _with_lag(self, topic: Topic, cursor: StoredCursor) -> dict[str, Any]:
         after = None if cursor.after is None else cursor.after[:ROW_ID_BYTES]
         unread = await self._topics.unread(topic, after)
         oldest = unread.oldest

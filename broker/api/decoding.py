@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Final, TypeVar
 
-from broker.http.budget import Kind
+from broker.http.budget import BudgetKind
 from broker.http.request import Request
 from broker.model import Snapshot
 from broker.slices import Slice, in_slices
@@ -25,7 +25,7 @@ def counting(request: Request) -> Take:
     """Return what counts the items of a request's body."""
     if len(request.body) <= AT_ONCE_BYTES_MAX:
         return free
-    return partial(request.hold.take, Kind.ITEMS)
+    return partial(request.hold.take, BudgetKind.ITEMS)
 
 
 async def read(request: Request, steps: Steps[_Value]) -> _Value:

@@ -16,7 +16,7 @@ from broker import logs
 from broker.api import bodies
 from broker.api.access import Authorize, allow_all
 from broker.api.origins import Origins, preflight_reply
-from broker.api.router import Found, Router
+from broker.api.router import RouteMatch, Router
 from broker.config.sections import Config
 from broker.errors import BadName, BrokerError, MethodNotAllowed, Overloaded, StorageCorrupt
 from broker.http.budget import Cut
@@ -79,7 +79,7 @@ class Dispatch:
         """Return what the head of each reply has for a page: lines with their ends, or nothing."""
         return self._origins.lines(headers)
 
-    async def answer(self, found: Found, request: Request) -> Answer:
+    async def answer(self, found: RouteMatch, request: Request) -> Answer:
         """Return the handler's answer, or the reply that tells its error."""
         started = monotonic()
         route = found.route

@@ -36,7 +36,7 @@ from broker.api.routed import BROKER_LEADER
 from broker.api.times import parse_place
 from broker.api.waiting import unless_abandoned
 from broker.errors import TopicNotFound
-from broker.http.reply import EVENTS, Answer, Headers, Stream
+from broker.http.reply import EVENTS, Answer, ChunkedReply, Headers
 from broker.http.request import Request
 from broker.model import MESSAGE_ID_BYTES, Message, MessageId, Poll, TopicId, message_id_from_hex
 from broker.routing.calls import LeaderSeen
@@ -52,14 +52,14 @@ BEFORE_ALL: MessageId = bytes(MESSAGE_ID_BYTES)
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class Page(Protocol):
+class EventPage(Protocol):
     """What a poll found."""
 
     def messages(self) -> AsyncIterator[list[Message]]:
         """Yield the messages."""
 
 
-PollNext = Callable[[Request, Poll, float], Awaitable[Page | None]]
+PollNext = Callable[[Request, Poll, float], Awaitable[EventPage | None]]
 """Polls on behalf of a stream's request, waiting at most so many seconds; None if nobody waits."""
 
 
@@ -78,7 +78,7 @@ class Events:
         self._poll = poll or self._poll_here
         self._keep_alive_s = keep_alive_s
 
-    async def _poll_here(self, request: Request, poll: Poll, wait_s: float) -> Page | None:
+    async def _poll_here(self, request: Request, poll: Poll, wait_s: float) -> EventPage | None:
         waiting = self._topics.poll(request.topic, poll, wait_s=wait_s, hold=request.hold)
         return await unless_abandoned(waiting, request.abandoned())
 
@@ -90,7 +90,7 @@ class Events:
         chunks = self._chunks(request, poll, leader)
         told: Headers = () if leader is None else ((BROKER_LEADER, leader.format()),)
         headers = (("Cache-Control", "no-store"), *told)
-        return Stream(chunks, EVENTS, headers, compressible=False)
+        return ChunkedReply(chunks, EVENTS, headers, compressible=False)
 
     def _leader(self, topic: TopicId) -> LeaderSeen | None:
         """Return who should lead; None if nobody may, or this node stands alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import Place
+from broker.coordination.tenure import TopicPlacement
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request
 from broker.model import TopicId
@@ -20,7 +20,7 @@ class Leadership:
         topics: Topics,
         *,
         me: NodeInfo | None = None,
-        place: Callable[[TopicId], Place] | None = None,
+        place: Callable[[TopicId], TopicPlacement] | None = None,
     ) -> None:
         """Keep the service, who this node is, and who should lead what."""
         self._topics = topics

@@ -15,7 +15,7 @@ from broker.api.router import Handler
 from broker.clock import Clock
 from broker.errors import BrokerError, NotFound, OutcomeUnknown, Unavailable, registry
 from broker.http.reply import JSON, Reply
-from broker.http.request import Names, Request
+from broker.http.request import PathNames, Request
 from broker.model import Snapshot
 from broker.topics.reserved import TRANSACTIONS
 from broker.wire.transaction import decode_transaction
@@ -26,7 +26,7 @@ _THRIFT: Final = "application/x-thrift"
 _BY_CODE: Final = {error.code: error for error in reversed(registry()) if error.code != "internal"}
 
 
-class Service(Protocol):
+class AnyService(Protocol):
     """A transaction service, this cluster's or another one. Every method raises BrokerError."""
 
     async def snapshot(self) -> Snapshot:
@@ -100,7 +100,7 @@ class OwnService:
             query,
             headers or {},
             body,
-            names=Names(topic=TRANSACTIONS, transaction=transaction),
+            names=PathNames(topic=TRANSACTIONS, transaction=transaction),
             deadline=self._clock.monotonic() + DEADLINE_S,
         )
         reply = await handler(request)

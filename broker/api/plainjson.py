@@ -45,7 +45,7 @@ from broker.model import (
     checked_time_ms,
     message_id_from_hex,
 )
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 from broker.wire import attributes, avrojson
 from broker.wire.jsonlist import read_list
 from broker.wire.jsontext import parse, parse_steps
@@ -247,7 +247,7 @@ def _pointer(value: object) -> int | None:
     return None if value is None else avrojson.integer("write_pointer", value, LONG_MAX)
 
 
-def encode_published(published: Published) -> bytes:
+def encode_published(published: PublishedIds) -> bytes:
     """Return the answer of a publish, which is also the body of its rollback if it has a write pointer."""
     known = published.is_known
     told: dict[str, Any] = {

@@ -21,15 +21,15 @@ from broker.http.reply import (
     JSON,
     MESSAGES,
     Answer,
+    ChunkedReply,
     Headers,
     Piece,
     Reply,
-    Stream,
 )
 from broker.http.request import Request
 from broker.model import Message, Poll
 from broker.slices import Slice
-from broker.topics.pages import Page
+from broker.topics.pages import PollPage
 from broker.topics.service import Topics
 from broker.topics.streams import Form, PollStream
 from broker.wire import avro, avrojson
@@ -52,7 +52,7 @@ _PLAIN_JSON: Final = ItemForm(plainjson.encode_items, plainjson.item_in_pieces)
 _AVRO_JSON: Final = ItemForm(avrojson.encode_items, avrojson.item_in_pieces)
 
 
-class Asked(NamedTuple):
+class PollRequest(NamedTuple):
     """A poll as a request has it."""
 
     kind: BodyType
@@ -76,16 +76,16 @@ class Polling:
         request.let_go_of_body()
         return answer_of(await self.read(request, asked, asked.wait_s), asked)
 
-    async def asked(self, request: Request) -> Asked:
+    async def asked(self, request: Request) -> PollRequest:
         """Read what a request asks for. Raises BadRequest, BodyTooLarge."""
         kind = body_type(request.headers)
         whole = request.headers.get("Accept") == MESSAGES
         wait_s = self._wait_s(request)
         steps = _POLLS[kind](request.body, take=decoding.counting(request))
-        return Asked(kind, await decoding.read(request, steps), wait_s, whole)
+        return PollRequest(kind, await decoding.read(request, steps), wait_s, whole)
 
     async def read(
-        self, request: Request, asked: Asked, wait_s: float, *, anywhere: bool = False
+        self, request: Request, asked: PollRequest, wait_s: float, *, anywhere: bool = False
     ) -> PollStream | None:
         """Return what there is, waiting at most so long; None if nobody waits any more.
 
@@ -109,20 +109,20 @@ class Polling:
         return wait_s
 
 
-def answer_of(stream: PollStream | None, asked: Asked) -> Reply | Stream:
+def answer_of(stream: PollStream | None, asked: PollRequest) -> Reply | ChunkedReply:
     """Return the answer that has these messages; None is an empty one."""
     kind, whole = asked.kind, asked.whole
     headers = blocked_by(stream.blocked_by if stream is not None and stream.empty else None)
     if kind is BodyType.JSON:
-        return Stream(_json_chunks(stream, _PLAIN_JSON), JSON, headers)
+        return ChunkedReply(_json_chunks(stream, _PLAIN_JSON), JSON, headers)
     if kind is BodyType.AVRO_JSON:
-        return Stream(_json_chunks(stream, _AVRO_JSON), AVRO_JSON, headers)
-    form, content_type = (Page.whole, MESSAGES) if whole else (Page.block, AVRO)
+        return ChunkedReply(_json_chunks(stream, _AVRO_JSON), AVRO_JSON, headers)
+    form, content_type = (PollPage.whole, MESSAGES) if whole else (PollPage.block, AVRO)
     if stream is None or (stream.ended and stream.first.bytes <= WHOLE_BYTES_MAX):
         # Nothing is left to read: one chunk, without the cost of a stream.
         first = b"" if stream is None else b"".join(form(stream.first))
         return Reply(200, first + END, content_type, headers, chunked=True)
-    return Stream(_avro_chunks(stream, form), content_type, headers)
+    return ChunkedReply(_avro_chunks(stream, form), content_type, headers)
 
 
 def blocked_by(pointer: int | None) -> Headers:

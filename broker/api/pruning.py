@@ -8,7 +8,7 @@ from broker.api.times import rfc3339
 from broker.http.reply import Answer, json_reply
 from broker.http.request import Request, whole_number
 from broker.model import POINTER_MAX, ROW_ID_BYTES, ROW_ID_MIN, timestamp_of
-from broker.transactions.pruning import Plan, Pruning
+from broker.transactions.pruning import Pruning, PruningPlan
 
 
 class PruningApi:
@@ -32,7 +32,7 @@ def _through(request: Request) -> int:
     return whole_number(request.query, "through", least=0, most=POINTER_MAX, default=POINTER_MAX)
 
 
-def told(plan: Plan) -> dict[str, Any]:
+def told(plan: PruningPlan) -> dict[str, Any]:
     """Return a plan as JSON."""
     prunable = plan.prunable
     return {
@@ -48,7 +48,7 @@ def told(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _unpassed(plan: Plan) -> dict[str, Any] | None:
+def _unpassed(plan: PruningPlan) -> dict[str, Any] | None:
     each = plan.unpassed
     if each is None:
         return None
@@ -63,7 +63,7 @@ def _unpassed(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def reason(plan: Plan) -> str | None:
+def reason(plan: PruningPlan) -> str | None:
     """Say why not more is pruned; None: nothing is left."""
     if plan.unpassed is not None:
         name = "/".join(plan.unpassed.topic)

@@ -21,7 +21,7 @@ from broker.http.reply import (
 from broker.http.request import Request, whole_number
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, check_key, check_producer
 from broker.topics.service import Topics
-from broker.topics.settings import Producer, Published, PublishOptions
+from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from broker.wire import avro, avrojson, messages
 from broker.wire.topics import TTL_MAX_S
 
@@ -137,7 +137,7 @@ def _producer(headers: Mapping[str, str]) -> Producer | None:
     return Producer(check_producer(identifier), number)
 
 
-def publish_reply(published: Published, kind: BodyType) -> Reply:
+def publish_reply(published: PublishedIds, kind: BodyType) -> Reply:
     """Return the answer of a publish: what it made, in headers, and in a body as the request's type has it.
 
     Avro's body is as the original's: empty, or in a transaction what its rollback needs.
@@ -155,7 +155,7 @@ def publish_reply(published: Published, kind: BodyType) -> Reply:
     return Reply(200, avro.encode_publish_response(rows), AVRO, headers)
 
 
-def _plain_reply(published: Published) -> Reply:
+def _plain_reply(published: PublishedIds) -> Reply:
     """Return the answer that is sent most: its head is put together here, at a fourth of the cost."""
     first, last = published.first.hex() + _INLINE, published.last.hex() + _INLINE
     count = str(published.messages)
@@ -167,7 +167,7 @@ def _plain_reply(published: Published) -> Reply:
     return Reply(headers=headers, head=head.encode())
 
 
-def _told(published: Published) -> Headers:
+def _told(published: PublishedIds) -> Headers:
     """Return the headers that say what a publish made, as far as it is known."""
     told: Headers = ()
     if published.is_known:

@@ -29,12 +29,12 @@ from broker.api.publishing import COUNT, FIRST_ID, LAST_ID
 from broker.api.router import Handler
 from broker.errors import BrokerError, NotLeader, Unavailable, UnavailableError
 from broker.http.answer import NoAnswer
-from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, Reply, Stream
+from broker.http.reply import EMPTY, EMPTY_REPLAYED, JSON, Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import TopicId
 from broker.routing import nodeheaders
 from broker.routing.calls import OUTCOME, Call, LeaderSeen, Relayed
-from broker.routing.deciding import LOOK_AGAIN, Kind, Told, is_final
+from broker.routing.deciding import LOOK_AGAIN, PeerAnswer, RepeatEffect, is_final
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.routing.receiving import Receiving
@@ -44,35 +44,35 @@ from broker.topics.service import Topics
 BROKER_LEADER: Final = "Broker-Leader"
 
 KINDS: Final = {
-    "create_topic": Kind.ONCE,
-    "update_topic": Kind.ONCE,
-    "delete_topic": Kind.ONCE,
-    "show_topic": Kind.READING,
-    "publish": Kind.KEYED,
-    "store": Kind.KEYED,
-    "rollback": Kind.IDEMPOTENT,
-    "browse": Kind.READING,
-    "browse_as": Kind.READING,
-    "purge": Kind.IDEMPOTENT,
-    "stats": Kind.READING,
-    "lag": Kind.READING,
-    "range": Kind.READING,
-    "begin_stage": Kind.IDEMPOTENT,
-    "store_staged": Kind.KEYED,
-    "publish_stages": Kind.IDEMPOTENT,
-    "leader": Kind.READING,
-    "blockers": Kind.READING,
-    "start_transaction": Kind.ONCE,
-    "list_transactions": Kind.READING,
-    "transactions_snapshot": Kind.READING,
-    "truncate_transactions": Kind.IDEMPOTENT,
-    "reset_transactions": Kind.IDEMPOTENT,
-    "show_transaction": Kind.READING,
-    "can_commit_transaction": Kind.IDEMPOTENT,
-    "commit_transaction": Kind.ONCE,
-    "abort_transaction": Kind.IDEMPOTENT,
-    "invalidate_transaction": Kind.IDEMPOTENT,
-    "checkpoint_transaction": Kind.ONCE,
+    "create_topic": RepeatEffect.ONCE,
+    "update_topic": RepeatEffect.ONCE,
+    "delete_topic": RepeatEffect.ONCE,
+    "show_topic": RepeatEffect.READING,
+    "publish": RepeatEffect.KEYED,
+    "store": RepeatEffect.KEYED,
+    "rollback": RepeatEffect.IDEMPOTENT,
+    "browse": RepeatEffect.READING,
+    "browse_as": RepeatEffect.READING,
+    "purge": RepeatEffect.IDEMPOTENT,
+    "stats": RepeatEffect.READING,
+    "lag": RepeatEffect.READING,
+    "range": RepeatEffect.READING,
+    "begin_stage": RepeatEffect.IDEMPOTENT,
+    "store_staged": RepeatEffect.KEYED,
+    "publish_stages": RepeatEffect.IDEMPOTENT,
+    "leader": RepeatEffect.READING,
+    "blockers": RepeatEffect.READING,
+    "start_transaction": RepeatEffect.ONCE,
+    "list_transactions": RepeatEffect.READING,
+    "transactions_snapshot": RepeatEffect.READING,
+    "truncate_transactions": RepeatEffect.IDEMPOTENT,
+    "reset_transactions": RepeatEffect.IDEMPOTENT,
+    "show_transaction": RepeatEffect.READING,
+    "can_commit_transaction": RepeatEffect.IDEMPOTENT,
+    "commit_transaction": RepeatEffect.ONCE,
+    "abort_transaction": RepeatEffect.IDEMPOTENT,
+    "invalidate_transaction": RepeatEffect.IDEMPOTENT,
+    "checkpoint_transaction": RepeatEffect.ONCE,
 }
 """The routes that the topic's leader answers, beside polls (see ``routed_polls``). Bulk reads any node answers."""
 
@@ -133,7 +133,9 @@ class Routed:
 
     # From clients.
 
-    async def _routed(self, name: str, kind: Kind, handler: Handler, request: Request) -> Answer:
+    async def _routed(
+        self, name: str, kind: RepeatEffect, handler: Handler, request: Request
+    ) -> Answer:
         async def local(repeat: Repeat | None) -> Answer:
             request.repeat = repeat
             return self.told(request.topic, await handler(request))
@@ -141,7 +143,7 @@ class Routed:
         answer = await self.routing.answer(self.call(name, kind, request), local)
         return self.passed_back(name, answer) if isinstance(answer, Relayed) else answer
 
-    def call(self, name: str, kind: Kind, request: Request) -> Call:
+    def call(self, name: str, kind: RepeatEffect, request: Request) -> Call:
         """Return what is sent to the leader."""
         headers = {
             header: value
@@ -164,10 +166,10 @@ class Routed:
             request.body,
             deadline,
             request.source,
-            own_key=kind is Kind.KEYED and is_repeatable(headers),
+            own_key=kind is RepeatEffect.KEYED and is_repeatable(headers),
         )
 
-    def passed_back(self, name: str, relayed: Relayed) -> Reply | Stream:
+    def passed_back(self, name: str, relayed: Relayed) -> Reply | ChunkedReply:
         """Return a leader's answer as this node's."""
         reply = relayed.reply
         given = reply.headers
@@ -176,7 +178,7 @@ class Routed:
         headers = tuple((header, given[key]) for key, header in PASSED_BACK.items() if key in given)
         content_type = given.get("content-type", "")
         if relayed.relay is not None:
-            return Stream(_chunks(relayed), content_type, headers)
+            return ChunkedReply(_chunks(relayed), content_type, headers)
         chunked = "transfer-encoding" in given and bool(reply.body)
         return Reply(reply.status, reply.body, content_type, headers, chunked=chunked)
 
@@ -208,7 +210,7 @@ class Routed:
 
     # From nodes.
 
-    async def received(self, kind: Kind, handler: Handler, request: Request) -> Answer:
+    async def received(self, kind: RepeatEffect, handler: Handler, request: Request) -> Answer:
         """Answer a request that another node passed on, or say that this node does not lead.
 
         Raises:
@@ -236,7 +238,7 @@ class Routed:
             except BrokerError as error:
                 handled.is_final = is_final(
                     kind,
-                    Told.by_error(error),
+                    PeerAnswer.by_error(error),
                     attempt=told.repeat.attempt,
                     own_key=is_repeatable(request.headers),
                 )

@@ -24,17 +24,17 @@ from typing import Final, NamedTuple
 from broker.api.bodies import BodyType
 from broker.api.events import PollNext
 from broker.api.leadership import Leadership
-from broker.api.polling import Asked, Polling, answer_of
+from broker.api.polling import Polling, PollRequest, answer_of
 from broker.api.routed import Routed
 from broker.api.router import Handler
 from broker.api.waiting import unless_abandoned
 from broker.errors import NotLeader, TopicNotFound, Unavailable, UnavailableError
-from broker.http.reply import AVRO, MESSAGES, Answer, Reply, Stream
+from broker.http.reply import AVRO, MESSAGES, Answer, ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll
 from broker.routing import nodeheaders
 from broker.routing.calls import MOVED, Call, Relayed
-from broker.routing.deciding import Kind
+from broker.routing.deciding import RepeatEffect
 from broker.routing.forwarder import READING_S
 from broker.routing.nodeheaders import Repeat
 from broker.topics.service import Topics
@@ -52,7 +52,7 @@ KEPT_BODY_BYTES_MAX: Final = 4 * 1024
 class _Polled(NamedTuple):
     """An answer, and whether there is any use in asking again while time is left."""
 
-    answer: Reply | Stream
+    answer: Reply | ChunkedReply
     is_final: bool
 
 
@@ -72,7 +72,7 @@ class RoutedPolls:
             return await self._received(request, asked)
         return await self._routed_poll(request, asked)
 
-    async def within(self, request: Request, poll: Poll, wait_s: float) -> Page:
+    async def within(self, request: Request, poll: Poll, wait_s: float) -> RoutedPage:
         """Poll on behalf of a stream of events, whose request this is.
 
         Raises:
@@ -93,12 +93,14 @@ class RoutedPolls:
             abandoned=request.abandoned,
             hold=request.hold,
         )
-        answer = await self._routed_poll(asking, Asked(BodyType.AVRO, poll, wait_s, whole=True))
+        answer = await self._routed_poll(
+            asking, PollRequest(BodyType.AVRO, poll, wait_s, whole=True)
+        )
         if answer.status != 200:
             raise _error_of(answer)
-        return Page(answer)
+        return RoutedPage(answer)
 
-    async def _routed_poll(self, request: Request, asked: Asked) -> Reply | Stream:
+    async def _routed_poll(self, request: Request, asked: PollRequest) -> Reply | ChunkedReply:
         clock = self._routing.clock
         until = clock.monotonic() + asked.wait_s
         while True:
@@ -108,7 +110,7 @@ class RoutedPolls:
                 return polled.answer
             await clock.sleep(min(AGAIN_S, asked.wait_s))
 
-    async def _once(self, request: Request, asked: Asked, until: float) -> _Polled:
+    async def _once(self, request: Request, asked: PollRequest, until: float) -> _Polled:
         """Ask whoever leads now, and wait there."""
         if self._routing.place(request.topic).here:
             if asked.wait_s > 0 and len(request.body) > KEPT_BODY_BYTES_MAX:
@@ -136,8 +138,8 @@ class RoutedPolls:
     def _left_s(self, until: float) -> float:
         return max(until - self._routing.clock.monotonic(), 0.0)
 
-    def _call(self, request: Request, asked: Asked, until: float) -> Call:
-        call = self._routed.call("poll", Kind.POLL, request)
+    def _call(self, request: Request, asked: PollRequest, until: float) -> Call:
+        call = self._routed.call("poll", RepeatEffect.POLL, request)
         deadline = call.deadline
         if asked.wait_s > 0:
             # Who asks to wait may do so past what is a publish's deadline.
@@ -146,7 +148,7 @@ class RoutedPolls:
         return call._replace(target=request.path, waits_until=until, deadline=deadline)
 
     async def _local(
-        self, _: Repeat | None, request: Request, asked: Asked, until: float
+        self, _: Repeat | None, request: Request, asked: PollRequest, until: float
     ) -> _Polled:
         """Answer here after all: the topic came here meanwhile, or nobody answers elsewhere."""
         if self._routing.place(request.topic).here:
@@ -156,12 +158,12 @@ class RoutedPolls:
         is_final = stream is None or not stream.empty or stream.blocked_by is not None
         return _Polled(answer_of(stream, asked), is_final)
 
-    async def _here(self, request: Request, asked: Asked, until: float) -> _Polled:
+    async def _here(self, request: Request, asked: PollRequest, until: float) -> _Polled:
         stream = await self._polling.read(request, asked, self._left_s(until))
-        told: Reply | Stream = self._routed.told(request.topic, answer_of(stream, asked))
+        told: Reply | ChunkedReply = self._routed.told(request.topic, answer_of(stream, asked))
         return _Polled(told, is_final=True)
 
-    async def _received(self, request: Request, asked: Asked) -> Answer:
+    async def _received(self, request: Request, asked: PollRequest) -> Answer:
         """Answer another node's poll; one that ends since this node drains says so."""
         request.let_go_of_body()
 
@@ -172,7 +174,7 @@ class RoutedPolls:
                 answer.headers = (*answer.headers, (MOVED, "true"))
             return answer
 
-        return await self._routed.received(Kind.POLL, handler, request)
+        return await self._routed.received(RepeatEffect.POLL, handler, request)
 
 
 class ClusterHandlers:
@@ -197,10 +199,10 @@ class ClusterHandlers:
         return Leadership(topics, me=routing.me, place=routing.place).leader
 
 
-class Page:
+class RoutedPage:
     """What a poll from within this node found."""
 
-    def __init__(self, answer: Reply | Stream) -> None:
+    def __init__(self, answer: Reply | ChunkedReply) -> None:
         """Keep an answer to a poll, in Avro with attributes; of an older node without."""
         self._answer = answer
 
@@ -219,7 +221,7 @@ class Page:
             await self._answer.chunks.aclose()
 
 
-def _error_of(answer: Reply | Stream) -> TopicNotFound | Unavailable:
+def _error_of(answer: Reply | ChunkedReply) -> TopicNotFound | Unavailable:
     code = dict(answer.headers).get("Broker-Error", "")
     text = answer.body.decode("utf-8", "replace") if isinstance(answer, Reply) else ""
     if code == TopicNotFound.code:

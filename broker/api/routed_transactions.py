@@ -28,7 +28,7 @@ from broker.errors import (
     TransactionNotInProgress,
     Unavailable,
 )
-from broker.http.answer import Reply
+from broker.http.answer import HttpAnswer
 from broker.http.reply import JSON
 from broker.model import Snapshot
 from broker.routing.calls import ERROR, OUTCOME, Call, Relayed
@@ -227,7 +227,7 @@ class RoutedTransactions:
         return read(answer.reply.body)
 
 
-def error_of(reply: Reply) -> BrokerError:
+def error_of(reply: HttpAnswer) -> BrokerError:
     """Return the error that another node's reply tells."""
     code, refused = reply.headers.get(ERROR, ""), reply.headers.get(OUTCOME) == "refused"
     try:

@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from broker.api.access import Action
 from broker.errors import BadRequest, MethodNotAllowed, NotFound
 from broker.http.reply import Answer
-from broker.http.request import NO_NAMES, Names, Request
+from broker.http.request import NO_NAMES, PathNames, Request
 from broker.model import check_namespace, check_topic
 from broker.topics.reserved import TRANSACTIONS
 
@@ -67,11 +67,11 @@ class Route(NamedTuple):
         )
 
 
-class Found(NamedTuple):
+class RouteMatch(NamedTuple):
     """A route and the names that the path gave."""
 
     route: Route
-    names: Names
+    names: PathNames
 
 
 class Router:
@@ -81,7 +81,7 @@ class Router:
         """Keep the routes by the shape of their paths."""
         self.routes: Sequence[Route] = tuple(routes)
         self._shapes: list[tuple[tuple[str, ...], dict[str, Route]]] = []
-        self._kept: dict[str, Found] = {}
+        self._kept: dict[str, RouteMatch] = {}
         shapes: dict[tuple[str, ...], dict[str, Route]] = {}
         for route in self.routes:
             shape = tuple(route.template.split("/"))
@@ -93,7 +93,7 @@ class Router:
             shapes.items(), key=lambda item: [part[:1] == "{" for part in item[0]]
         )
 
-    def find(self, method: str, path: str) -> Found:
+    def find(self, method: str, path: str) -> RouteMatch:
         """Return the route of a raw path, without its query.
 
         Raises:
@@ -116,14 +116,14 @@ class Router:
         segments = _segments(path)
         return sorted({m for shape, by in self._shapes if _fits(shape, segments) for m in by})
 
-    def _find(self, method: str, path: str) -> Found:
+    def _find(self, method: str, path: str) -> RouteMatch:
         segments = _segments(path)
         path_known = False
         for shape, methods in self._shapes:
             if _fits(shape, segments):
                 path_known = True
                 if method in methods:
-                    return Found(methods[method], _names(shape, segments))
+                    return RouteMatch(methods[method], _names(shape, segments))
         if path_known:
             raise MethodNotAllowed(path)
         raise NotFound(f"Problem accessing: {path}. Reason: Not Found")
@@ -148,19 +148,19 @@ def _fits(shape: tuple[str, ...], segments: list[str]) -> bool:
     )
 
 
-def _names(shape: tuple[str, ...], segments: list[str]) -> Names:
+def _names(shape: tuple[str, ...], segments: list[str]) -> PathNames:
     given = dict(zip(shape, segments, strict=True))
     namespace = given.get("{namespace}")
     if shape[:3] == _OF_TRANSACTIONS:
         # The topic whose leader answers.
-        return Names(topic=TRANSACTIONS, transaction=given.get("{transaction}", ""))
+        return PathNames(topic=TRANSACTIONS, transaction=given.get("{transaction}", ""))
     if namespace is None:
         node = given.get("{node}")
-        return NO_NAMES if node is None else Names(node=node)
+        return NO_NAMES if node is None else PathNames(node=node)
     topic = given.get("{topic}")
     if topic is None:
-        return Names(check_namespace(namespace))
-    return Names(
+        return PathNames(check_namespace(namespace))
+    return PathNames(
         namespace,
         check_topic(namespace, topic),
         stage=given.get("{stage}", ""),

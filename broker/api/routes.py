@@ -8,12 +8,12 @@ from broker.api.access import Action
 from broker.api.blockers import BlockersApi
 from broker.api.browsing import Browsing
 from broker.api.bulk import BulkReading
-from broker.api.cluster import Cluster, ClusterView
+from broker.api.cluster import ClusterView, NodeInformation
 from broker.api.cursors import CursorHandlers
 from broker.api.events import Events, PollNext
 from broker.api.health import Health
 from broker.api.leadership import Leadership
-from broker.api.own_service import OwnService, Service
+from broker.api.own_service import AnyService, OwnService
 from broker.api.placing import Placing
 from broker.api.polling import Polling
 from broker.api.pruning import PruningApi
@@ -192,7 +192,7 @@ def make_routes(  # noqa: PLR0913 - What a node wires, each by its name.
     *,
     around: Around | None = None,
     transactions: Transactions | None = None,
-    service: Service | None = None,
+    service: AnyService | None = None,
 ) -> list[Route]:
     """Return all routes, bound to what answers them.
 
@@ -241,7 +241,7 @@ def _refusing(role: Role) -> Handler:
 
 
 def _topic_handlers(
-    topics: Topics, config: Config, service: Service, around: Around | None
+    topics: Topics, config: Config, service: AnyService, around: Around | None
 ) -> dict[str, Handler]:
     limits = config.limits
     defaults = {
@@ -312,7 +312,7 @@ def _transaction_handlers(transactions: Transactions, around: Around | None) -> 
     return {name: around.bind(name, handler) for name, handler in handlers.items()}
 
 
-def _pruning_handlers(topics: Topics, service: Service) -> dict[str, Handler]:
+def _pruning_handlers(topics: Topics, service: AnyService) -> dict[str, Handler]:
     settings = topics.around.settings
     pruning = Pruning(
         topics.registry,
@@ -326,7 +326,7 @@ def _pruning_handlers(topics: Topics, service: Service) -> dict[str, Handler]:
 
 
 def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:
-    cluster, placing = Cluster(view), Placing(view, topics.registry)
+    cluster, placing = NodeInformation(view), Placing(view, topics.registry)
     return {
         "cluster": cluster.status,
         "cluster_node": cluster.node,

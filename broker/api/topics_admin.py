@@ -9,7 +9,7 @@ from typing import Final
 from broker.api.router import Handler
 from broker.api.times import parse_place, rfc3339
 from broker.errors import BadRequest
-from broker.http.reply import EMPTY, JSON, Answer, Piece, Reply, Stream, json_reply
+from broker.http.reply import EMPTY, JSON, Answer, ChunkedReply, Piece, Reply, json_reply
 from broker.http.request import Request
 from broker.topics.service import Topics
 from broker.wire.topics import decode_properties, encode_names, encode_properties
@@ -75,7 +75,7 @@ class TopicsAdmin:
         async for page in pages:
             names += page
             if len(names) > NAMES_AT_ONCE:
-                return Stream(_listing(names, pages), JSON)
+                return ChunkedReply(_listing(names, pages), JSON)
         return Reply(200, encode_names(names), JSON)
 
     async def namespaces(self, request: Request) -> Answer:

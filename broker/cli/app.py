@@ -25,7 +25,7 @@ from broker.cli import (
     transactions,
 )
 from broker.cli.bench import commands as bench
-from broker.cli.given import Given
+from broker.cli.given import GivenOptions
 from broker.cli.options import take_json
 from broker.cli.problems import ending
 from broker.cli.rowlog.commands import rowlog
@@ -88,7 +88,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     instruction = os.environ.get(completion.VARIABLE)
     if instruction and arguments is None:
         sys.exit(completion.complete(cli, instruction))
-    given = Given(as_json=asks_for_json(words))
+    given = GivenOptions(as_json=asks_for_json(words))
     sys.exit(ending(lambda: _invoke(words, given), given))
 
 
@@ -98,7 +98,7 @@ def asks_for_json(words: list[str]) -> bool:
     return "--json" in options
 
 
-def _invoke(words: list[str], given: Given) -> int:
+def _invoke(words: list[str], given: GivenOptions) -> int:
     # Not cli.main, which takes some errors for its own, in ways that differ between releases.
     with cli.make_context("broker", list(words), obj=given) as root:
         cli.invoke(root)

@@ -113,7 +113,7 @@ def _remarks_on(node: int, view: Json) -> Iterator[str]:
         yield f"node {node}, last error of storage at {view['storage']['last_failure']}: {error}"
 
 
-class Progress:
+class ProgressLine:
     """One line on standard error that tells how far it is; nothing if nobody looks."""
 
     def __init__(self, *, silent: bool) -> None:

@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem, get_completion_class, shell_complete
 
 from broker.cli.contexts import known
-from broker.cli.given import Given
+from broker.cli.given import GivenOptions
 from broker.client import Settings, SyncClient
 from broker.config.sections import ConfigError
 from broker.errors import BrokerError
@@ -45,7 +45,7 @@ def completion(shell: str) -> None:
 
 def complete(root: click.Command, instruction: str) -> int:
     """Answer the script of a shell; return the exit code."""
-    return shell_complete(root, {"obj": Given()}, "broker", VARIABLE, instruction)
+    return shell_complete(root, {"obj": GivenOptions()}, "broker", VARIABLE, instruction)
 
 
 def contexts(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -57,7 +57,7 @@ def contexts(_: click.Context, __: click.Parameter, incomplete: str) -> list[Com
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
-def topics(given: Given, incomplete: str) -> list[str]:
+def topics(given: GivenOptions, incomplete: str) -> list[str]:
     """Return the topics that begin with what was typed; of several namespaces, these with a slash.
 
     Of a single namespace its topics come at once: shells put a space behind the only word that there is.
@@ -74,18 +74,18 @@ def topics(given: Given, incomplete: str) -> list[str]:
     return [*short, *(f"{name}/" for name in spaces)]
 
 
-def _named(given: Given, namespace: str, begun: str) -> list[str]:
+def _named(given: GivenOptions, namespace: str, begun: str) -> list[str]:
     names = _asked(given, lambda client: client.topics(namespace))
     return [f"{namespace}/{name}" for name in names if name.startswith(begun)]
 
 
-def namespaces(given: Given, incomplete: str) -> list[str]:
+def namespaces(given: GivenOptions, incomplete: str) -> list[str]:
     """Return the namespaces that begin with what was typed."""
     names = _asked(given, lambda client: client.namespaces())
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _asked(given: Given, ask: Callable[[SyncClient], list[str]]) -> list[str]:
+def _asked(given: GivenOptions, ask: Callable[[SyncClient], list[str]]) -> list[str]:
     """Return what the broker tells in a moment; nothing if it does not."""
     if given.target is None:
         return []

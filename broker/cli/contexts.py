@@ -71,7 +71,7 @@ class Contexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BrokerTarget:
     """The broker that a command speaks to, and where its address came from, for errors."""
 
     url: str
@@ -160,7 +160,7 @@ def save(file: Path, contexts: Contexts) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BrokerOptions:
     """What was typed, and what the environment says, of a broker; empty where nothing was said."""
 
     url: str = ""
@@ -169,22 +169,22 @@ class Asked:
     context_of_environment: str = ""
 
 
-def target(asked: Asked, contexts: Contexts) -> Target:
+def target(asked: BrokerOptions, contexts: Contexts) -> BrokerTarget:
     """Return the broker to speak to. Raises ConfigError if a context is named that there is not."""
     if asked.url:
-        return Target(asked.url, "--url")
+        return BrokerTarget(asked.url, "--url")
     if asked.context:
         return _of_context(asked.context, "--context", contexts)
     if asked.url_of_environment:
-        return Target(asked.url_of_environment, "BROKER_URL")
+        return BrokerTarget(asked.url_of_environment, "BROKER_URL")
     if asked.context_of_environment:
         return _of_context(asked.context_of_environment, "BROKER_CONTEXT", contexts)
     if contexts.current:
         return _of_context(contexts.current, "the current context", contexts)
-    return Target(URL_DEFAULT, "the default")
+    return BrokerTarget(URL_DEFAULT, "the default")
 
 
-def _of_context(name: str, asked_by: str, contexts: Contexts) -> Target:
+def _of_context(name: str, asked_by: str, contexts: Contexts) -> BrokerTarget:
     context = contexts.named(name, asked_by)
     source = f"context {name!r}"
-    return Target(context.url, source, context.ca_file, context.namespace, name)
+    return BrokerTarget(context.url, source, context.ca_file, context.namespace, name)

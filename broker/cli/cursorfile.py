@@ -26,7 +26,7 @@ _LOOPBACK: Final = {"127.0.0.1", "::1", "localhost"}
 _ID_DIGITS: Final = 40
 
 
-class Log(NamedTuple):
+class CursorLog(NamedTuple):
     """What a cursor is of: a topic as it was created once, at a broker with these addresses."""
 
     topic: str
@@ -34,14 +34,14 @@ class Log(NamedTuple):
     brokers: tuple[str, ...]
 
 
-class Cursor(NamedTuple):
+class FileCursor(NamedTuple):
     """A log and the last message of it that was handled; ``log`` None: a file of an earlier version."""
 
-    log: Log | None
+    log: CursorLog | None
     after: MessageId
 
 
-def load(file: Path) -> Cursor | None:
+def load(file: Path) -> FileCursor | None:
     """Read a cursor file, None if there is none yet. Raises click.ClickException, OSError."""
     try:
         text = file.read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def load(file: Path) -> Cursor | None:
         text = ""
     try:
         if len(text.strip()) == _ID_DIGITS:
-            return Cursor(None, message_id_from_hex(text.strip()))
+            return FileCursor(None, message_id_from_hex(text.strip()))
         return _parsed(json.loads(text))
     except (ValueError, KeyError, TypeError, BadRequest) as error:
         raise click.ClickException(
@@ -59,15 +59,15 @@ def load(file: Path) -> Cursor | None:
         ) from error
 
 
-def _parsed(told: dict[str, Any]) -> Cursor:
+def _parsed(told: dict[str, Any]) -> FileCursor:
     brokers = told["brokers"]
     if not isinstance(brokers, list) or not all(isinstance(one, str) for one in brokers):
         raise TypeError("brokers are a list of addresses")
-    log = Log(str(told["topic"]), int(told["generation"]), tuple(brokers))
-    return Cursor(log, message_id_from_hex(told["after"]))
+    log = CursorLog(str(told["topic"]), int(told["generation"]), tuple(brokers))
+    return FileCursor(log, message_id_from_hex(told["after"]))
 
 
-def save(file: Path, log: Log, after: MessageId) -> None:
+def save(file: Path, log: CursorLog, after: MessageId) -> None:
     """Write a cursor file so that it is never seen half written. Raises OSError."""
     new = file.with_name(file.name + ".new")
     with new.open("w", encoding="utf-8") as out:
@@ -77,7 +77,7 @@ def save(file: Path, log: Log, after: MessageId) -> None:
     new.replace(file)
 
 
-def check(file: Path, cursor: Cursor, log: Log) -> None:
+def check(file: Path, cursor: FileCursor, log: CursorLog) -> None:
     """Refuse a cursor that is of another log. Raises click.ClickException that says what to do."""
     of = cursor.log
     if of is None:

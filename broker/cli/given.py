@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import click
 
-from broker.cli.contexts import Target
+from broker.cli.contexts import BrokerTarget
 from broker.model import TopicId
 
 
 @dataclass(slots=True)
-class Given:
+class GivenOptions:
     """Filled while the words are read, one for each run of the command line.
 
     Attributes:
@@ -26,7 +26,7 @@ class Given:
     as_json: bool = False
     command: str = ""
     topics: list[TopicId] = field(default_factory=list)
-    target: Target | None = None
+    target: BrokerTarget | None = None
     typed_context: str = ""
     typed_url: str = ""
 
@@ -37,7 +37,7 @@ class Given:
         return names.pop() if len(names) == 1 else "NS/TOPIC"
 
 
-def given(context: click.Context | None = None) -> Given:
+def given(context: click.Context | None = None) -> GivenOptions:
     """Return what was given so far; nothing outside of a command."""
     context = context or click.get_current_context(silent=True)
-    return Given() if context is None else context.find_root().ensure_object(Given)
+    return GivenOptions() if context is None else context.find_root().ensure_object(GivenOptions)

@@ -31,7 +31,7 @@ _ESCAPE: Final = re.compile(r"\\(.?)", re.DOTALL)
 _ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
-class Layout(NamedTuple):
+class LineLayout(NamedTuple):
     """A layout that was read: literal bytes, each followed by a field; an empty field is none."""
 
     parts: tuple[tuple[bytes, str], ...]
@@ -63,7 +63,7 @@ def headers_text(headers: Mapping[str, bytes] = NO_HEADERS) -> bytes:
     return b",".join(name.encode() + b"=" + value for name, value in headers.items())
 
 
-def layout_of(text: str) -> Layout:
+def layout_of(text: str) -> LineLayout:
     """Read a layout.
 
     Raises:
@@ -77,7 +77,7 @@ def layout_of(text: str) -> Layout:
         parts.append(
             (_ESCAPE.sub(_escaped, literal).encode("utf-8", "surrogateescape"), name or "")
         )
-    return Layout(tuple(parts))
+    return LineLayout(tuple(parts))
 
 
 def _check_field(name: str, spec: str, conversion: str | None) -> None:
@@ -97,7 +97,7 @@ def _escaped(found: re.Match[str]) -> str:
     return _ESCAPED[letter]
 
 
-class LayoutType(click.ParamType[Layout]):
+class LayoutType(click.ParamType[LineLayout]):
     """A layout, see above."""
 
     name = "layout"
@@ -105,8 +105,8 @@ class LayoutType(click.ParamType[Layout]):
     @override
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Layout:
-        if isinstance(value, Layout):
+    ) -> LineLayout:
+        if isinstance(value, LineLayout):
             return value
         try:
             return layout_of(str(value))
@@ -118,7 +118,7 @@ PLAIN: Final = layout_of("{payload}")
 WITH_IDS: Final = layout_of("{id} {time} {payload}")
 
 
-def write_message(message: Message, layout: Layout | None) -> None:
+def write_message(message: Message, layout: LineLayout | None) -> None:
     """Write one message in a layout, or as a JSON object on a line if there is none."""
     if layout is None:
         write_json(message_json(message))
@@ -132,7 +132,7 @@ def layout_options(command: Command) -> Command:
     return ids(format_option(command))
 
 
-def chosen(layout: Layout | None, *, ids: bool, as_json: bool) -> Layout | None:
+def chosen(layout: LineLayout | None, *, ids: bool, as_json: bool) -> LineLayout | None:
     """Return the layout to write in, None for JSON. Raises click.UsageError if two forms are named."""
     check_one_form(layout, ids=ids, json=as_json)
     if as_json:
@@ -152,7 +152,7 @@ def format_option(command: Command) -> Command:
     )(command)
 
 
-def check_one_form(layout: Layout | None, **others: object) -> None:
+def check_one_form(layout: LineLayout | None, **others: object) -> None:
     """Refuse two forms of writing at once. Raises click.UsageError."""
     for name, value in others.items():
         if layout is not None and value:

@@ -54,7 +54,7 @@ def _configured(command: Command, sections: Collection[str]) -> Command:
     )(command)
 
 
-def resolved(file: Path | None, flags: dict[str, str | None]) -> sources.Settings:
+def resolved(file: Path | None, flags: dict[str, str | None]) -> sources.LoadedConfig:
     """Return the configuration by the file, the environment and these flags."""
     dotted = {name.replace("__", ".", 1): text for name, text in flags.items()}
     return sources.load(file=file, environment=os.environ, flags=dotted)

@@ -97,7 +97,7 @@ def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str
     typed = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     known.typed_url = (url or "") if typed else ""
     _check_one_address(context)
-    asked = contexts.Asked(
+    asked = contexts.BrokerOptions(
         url=known.typed_url,
         context=known.typed_context,
         url_of_environment="" if typed else (url or ""),

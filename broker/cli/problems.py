@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from broker.cli.given import Given
+from broker.cli.given import GivenOptions
 from broker.cli.options import NotNow
 from broker.cli.troubles import address
 from broker.config.sections import ConfigError
@@ -94,7 +94,7 @@ def exit_code(error: BrokerError) -> int:
     return UNAVAILABLE if isinstance(error, UnavailableError) else FAILED
 
 
-def problem_of(error: BaseException, given: Given) -> Problem:  # noqa: PLR0911 - A table.
+def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: PLR0911 - A table.
     """Return what an error means to the one who typed the command."""
     match error:
         case BrokerError():
@@ -122,7 +122,7 @@ def _refused(error: BrokerError, advised: str) -> Problem:
     return Problem(error.code, error.message, code, error.retriable, error.outcome, advised)
 
 
-def advice(error: BrokerError, given: Given) -> str:
+def advice(error: BrokerError, given: GivenOptions) -> str:
     """Return what to do about an error; empty if there is nothing to say beyond its message."""
     if type(error) is Unavailable:
         return _to_reach(given)
@@ -134,20 +134,20 @@ def advice(error: BrokerError, given: Given) -> str:
     return text.replace("{topic}", given.topic_name).replace("{at}", _at(given))
 
 
-def _at(given: Given) -> str:
+def _at(given: GivenOptions) -> str:
     """Return the options by which another command speaks to the same broker."""
     if given.typed_context:
         return f" --context {given.typed_context}"
     return f" --url {given.typed_url}" if given.typed_url else ""
 
 
-def _to_find(given: Given) -> str:
+def _to_find(given: GivenOptions) -> str:
     namespace = given.topic_name.partition("/")[0]
     which = "" if namespace == "NS" else f" {namespace}"
     return f"See the topics there are with: broker topics list{which}{_at(given)}"
 
 
-def _to_reach(given: Given) -> str:
+def _to_reach(given: GivenOptions) -> str:
     """Say how to reach a broker: by another address, or by starting one where it is looked for."""
     target = given.target
     if target is None:
@@ -169,7 +169,7 @@ def _to_serve(url: str) -> str:
     return f"; start one here with: broker serve{own}"
 
 
-def ending(work: Callable[[], int], given: Given) -> int:
+def ending(work: Callable[[], int], given: GivenOptions) -> int:
     """Run the work; every way in which it can end becomes an exit code."""
     try:
         code = work()
@@ -183,7 +183,7 @@ def ending(work: Callable[[], int], given: Given) -> int:
     return code
 
 
-def _told(error: BaseException, given: Given) -> int:
+def _told(error: BaseException, given: GivenOptions) -> int:
     problem = problem_of(error, given)
     if given.as_json:
         click.echo(problem.json(), err=True)

@@ -160,7 +160,7 @@ def _key(_: click.Context, __: click.Parameter, text: str | None) -> bytes | Non
     return None if text is None else os.fsencode(text)
 
 
-class _Publish(click.Command):
+class _PublishCommand(click.Command):
     """Says how a message that looks like an option is published."""
 
     @override
@@ -188,7 +188,7 @@ def _one_source(
     return messages, file
 
 
-@click.command(cls=_Publish)
+@click.command(cls=_PublishCommand)
 @topic_argument
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...|-")
 @click.option("--file", metavar="FILE|-", help="Publish a file, byte for byte, as one message.")

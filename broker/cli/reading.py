@@ -11,7 +11,7 @@ import click
 from broker.cli import output
 from broker.cli import span as spans
 from broker.cli.layout import (
-    Layout,
+    LineLayout,
     check_one_form,
     chosen,
     format_option,
@@ -48,7 +48,7 @@ def poll(  # noqa: PLR0913 - One parameter per option.
     last: int | None,
     limit: int | None,
     wait_s: float | None,
-    layout: Layout | None,
+    layout: LineLayout | None,
     ids: bool,
     url: str,
     deadline_s: float,
@@ -91,7 +91,7 @@ def browse(  # noqa: PLR0913 - One parameter per option.
     limit: int | None,
     descending: bool,
     full: bool,
-    layout: Layout | None,
+    layout: LineLayout | None,
     url: str,
     deadline_s: float,
     as_json: bool,
@@ -132,7 +132,7 @@ def _page(limit: int | None, last: int | None) -> int:
     return min((number for number in (limit, last) if number is not None), default=100)
 
 
-def _write_page(page: BrowsePage, layout: Layout | None, *, as_json: bool) -> None:
+def _write_page(page: BrowsePage, layout: LineLayout | None, *, as_json: bool) -> None:
     if as_json:
         rows = [output.browsed_json(row) for row in page.messages]
         following = None if page.next is None else page.next.hex()

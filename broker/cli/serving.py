@@ -15,7 +15,7 @@ import uvloop
 
 from broker import logs
 from broker.config.sections import Config
-from broker.monitor import Clocks, Monitor
+from broker.monitor import MachineClocks, Monitor
 from broker.node.node import Node
 
 SWITCH_S = 0.0005
@@ -59,7 +59,7 @@ async def _run(config: Config) -> str | None:
     gc.set_threshold(NEW_OBJECTS_MAX, 10, 10)
     gc.freeze()  # Modules and what was made once: a later collection need not look at them again.
     _say(f"broker ready at {node.url}")
-    with contextlib.closing(Clocks()) as clocks, Monitor(node.metrics.loop_held, clocks):
+    with contextlib.closing(MachineClocks()) as clocks, Monitor(node.metrics.loop_held, clocks):
         await asyncio.wait((signalled, node.stopped), return_when=asyncio.FIRST_COMPLETED)
     signalled.cancel()
     reason = node.stopped.result() if node.stopped.done() else None

@@ -49,7 +49,7 @@ class Span(NamedTuple):
         return message.timestamp_ms >= self.until
 
 
-class Start(NamedTuple):
+class SpanStart(NamedTuple):
     """Where a poll or a tail starts; ``inclusive``: whether the message of that id itself is wanted."""
 
     place: MessageId | int | None
@@ -87,14 +87,14 @@ def limit_option(command: Command) -> Command:
     return click.option("-n", "--limit", type=number, metavar="N", help=text)(command)
 
 
-def start(client: SyncClient, topic: TopicId, span: Span) -> Start:
+def start(client: SyncClient, topic: TopicId, span: Span) -> SpanStart:
     """Return where a poll or a tail of a span starts. Raises BrokerError."""
     if span.after is not None:
-        return Start(span.after, inclusive=False)
+        return SpanStart(span.after, inclusive=False)
     if span.last is not None:
         rows = newest(client, topic, span.last, span.until)
-        return Start(rows[0].id if rows else None, inclusive=True)
-    return Start(span.since, inclusive=True)
+        return SpanStart(rows[0].id if rows else None, inclusive=True)
+    return SpanStart(span.since, inclusive=True)
 
 
 def newest(

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from broker.cli.cluster_text import Progress, write_status
+from broker.cli.cluster_text import ProgressLine, write_status
 from broker.cli.options import TOPIC, connect, to_broker, topic_argument
 from broker.cli.output import write_json, write_table
 from broker.client import SyncClient, admin
@@ -245,7 +245,7 @@ def _wait(
 ) -> None:
     """Return once ``look`` has nothing to tell. Raises Overloaded with what it told last."""
     deadline = now() + wait_s_max
-    progress = Progress(silent=silent)
+    progress = ProgressLine(silent=silent)
     pause = threading.Event()
     try:
         while (left := look()) is not None:

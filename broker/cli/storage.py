@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from broker.model import TopicId
     from broker.storage.hbase.schema import Made
     from broker.storage.log import Logs
-    from broker.storage.report import Report, Tell
-    from broker.storage.showing import Shown
+    from broker.storage.report import CheckReport, Tell
+    from broker.storage.showing import ShownLog
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -86,7 +86,7 @@ def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: st
     _show(report, as_json=as_json)
 
 
-async def _verified(directory: Path | None, config: Config, tell: Tell) -> Report:
+async def _verified(directory: Path | None, config: Config, tell: Tell) -> CheckReport:
     from broker.storage.check import verify as verify_logs  # noqa: PLC0415 - Slow to import.
 
     window_ms = int(config.topics.idempotency_window_s * 1000)
@@ -189,7 +189,7 @@ def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
     config = resolved(file, flags).config
     invalid = [] if snapshot_file is None else storage_text.invalid_pointers(snapshot_file.read())
 
-    async def looked() -> Shown:
+    async def looked() -> ShownLog:
         async with _opened(directory, config) as logs:
             known = generation or 0
             if number is not None and not known:
@@ -356,7 +356,7 @@ def _progress(what: str) -> Iterator[Tell]:
         )
 
 
-def _show(report: Report, *, as_json: bool) -> None:
+def _show(report: CheckReport, *, as_json: bool) -> None:
     """Write a report, and exit by it."""
     from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
 

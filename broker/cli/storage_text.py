@@ -13,16 +13,16 @@ from broker.errors import BadRequest
 from broker.model import RowId, timestamp_of
 from broker.storage.entry import Entry
 from broker.storage.head import NO_END, Head
-from broker.storage.report import COUNTED, Report
+from broker.storage.report import COUNTED, CheckReport
 from broker.storage.root import Root, RootState
-from broker.storage.showing import Shown, ShownEntry, ShownPage
+from broker.storage.showing import ShownEntry, ShownLog, ShownPage
 from broker.wire.snapshotjson import decode_snapshot
 from broker.wire.transaction import decode_transaction
 
 _FLAGS: Final = ((1, "pointer"), (2, "lifetime"), (4, "reference"), (8, "stored"), (16, "stub"))
 
 
-def write_report(report: Report) -> None:
+def write_report(report: CheckReport) -> None:
     """Write what a check saw, and what is wrong, a problem a line."""
     counted = [name for name in COUNTED if name != "wrong"]
     write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
@@ -62,7 +62,7 @@ def tx_state(entry: Entry, invalid: Collection[int] = ()) -> str:
     return "partly_rolled_back" if entry.rolled else "published"
 
 
-def shown_json(shown: Shown, invalid: Collection[int] = ()) -> dict[str, Any]:
+def shown_json(shown: ShownLog, invalid: Collection[int] = ()) -> dict[str, Any]:
     """Return a log as JSON: ids and tokens in hex."""
     return {
         "topic": str(shown.log.topic),
@@ -126,7 +126,7 @@ def _flags(entry: Entry) -> list[str]:
     return [name for flag, name in _FLAGS if entry.flags & flag]
 
 
-def write_shown(shown: Shown, invalid: Collection[int] = ()) -> None:
+def write_shown(shown: ShownLog, invalid: Collection[int] = ()) -> None:
     """Write a log: its root, and tables of its last pages and entries."""
     if shown.root is None:
         click.echo("it has no root: nothing was ever stored")

@@ -15,20 +15,20 @@ import click
 
 from broker.cli import cursorfile
 from broker.cli import span as spans
-from broker.cli.layout import Layout, chosen, layout_options, write_message
+from broker.cli.layout import LineLayout, chosen, layout_options, write_message
 from broker.cli.options import connect, to_broker, topic_argument
-from broker.cli.span import Span, Start, limit_option, span_options
+from broker.cli.span import Span, SpanStart, limit_option, span_options
 from broker.client import SyncClient, TailOptions
 from broker.clock import SystemClock
 from broker.model import Message, MessageId, TopicId
 
 
-class _Sink(NamedTuple):
+class _TailSink(NamedTuple):
     """What happens to each message of a tail."""
 
     topic: TopicId
     command: list[str] | None
-    layout: Layout | None
+    layout: LineLayout | None
 
     def take(self, message: Message) -> None:
         """Handle one message.
@@ -66,8 +66,8 @@ class _Bookmark(NamedTuple):
     """The cursor file of a tail: what was read from it, and what is kept in it."""
 
     file: Path
-    log: cursorfile.Log
-    found: cursorfile.Cursor | None
+    log: cursorfile.CursorLog
+    found: cursorfile.FileCursor | None
 
     def keep(self, message: Message) -> None:
         """Note that a message was handled. Raises OSError."""
@@ -77,7 +77,7 @@ class _Bookmark(NamedTuple):
 def _bookmark(client: SyncClient, topic: TopicId, file: Path, *, as_json: bool) -> _Bookmark:
     """Read a cursor file. Raises click.ClickException if it is another topic's or broker's."""
     name = f"{topic.namespace}/{topic.topic}"
-    log = cursorfile.Log(name, client.topic(topic).generation, client.settings.urls)
+    log = cursorfile.CursorLog(name, client.topic(topic).generation, client.settings.urls)
     found = cursorfile.load(file)
     if found is not None:
         cursorfile.check(file, found, log)
@@ -137,7 +137,7 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     limit: int | None,
     command: list[str] | None,
     cursor: Path | None,
-    layout: Layout | None,
+    layout: LineLayout | None,
     ids: bool,
     url: str,
     deadline_s: float,
@@ -159,7 +159,7 @@ def tail(  # noqa: PLR0913 - One parameter per option.
     """  # noqa: D301
     span = Span(since, after, until, last).checked()
     follows = _follows(follow, until)
-    sink = _Sink(topic, command, chosen(layout, ids=ids, as_json=as_json))
+    sink = _TailSink(topic, command, chosen(layout, ids=ids, as_json=as_json))
     with connect(url, deadline_s) as client:
         mark = _bookmark(client, topic, cursor, as_json=as_json) if cursor is not None else None
         start = _start(client, topic, span, mark)
@@ -170,14 +170,14 @@ def tail(  # noqa: PLR0913 - One parameter per option.
                 mark.keep(message)
 
 
-def _start(client: SyncClient, topic: TopicId, span: Span, mark: _Bookmark | None) -> Start:
+def _start(client: SyncClient, topic: TopicId, span: Span, mark: _Bookmark | None) -> SpanStart:
     if mark is not None and mark.found is not None:
-        return Start(mark.found.after, inclusive=False)
+        return SpanStart(mark.found.after, inclusive=False)
     return spans.start(client, topic, span)
 
 
 def _messages(
-    client: SyncClient, topic: TopicId, start: Start, span: Span, options: TailOptions
+    client: SyncClient, topic: TopicId, start: SpanStart, span: Span, options: TailOptions
 ) -> Iterator[Message]:
     # A tail that follows waits for a broker that went away for as long as it takes; that there is one
     # at this address is found out before.

@@ -13,7 +13,7 @@ from typing import Final
 
 import click
 
-from broker.cli.contexts import Target
+from broker.cli.contexts import BrokerTarget
 from broker.client import Trouble
 from broker.client.outcomes import UNREACHED
 
@@ -30,7 +30,7 @@ class Teller:
     def __init__(
         self,
         url: str,
-        target: Target | None,
+        target: BrokerTarget | None,
         *,
         as_json: bool = False,
         now: Callable[[], float] = time.monotonic,
@@ -53,7 +53,7 @@ class Teller:
         click.echo(f"broker: {reason}; {_patience(trouble.left_s)}, Ctrl-C ends", err=True)
 
 
-def address(url: str, target: Target | None) -> str:
+def address(url: str, target: BrokerTarget | None) -> str:
     """Return an address, and the context that it is of."""
     named = target is not None and target.url == url and target.context
     return f"{url} (context {target.context!r})" if target is not None and named else url

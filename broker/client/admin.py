@@ -9,23 +9,25 @@ from __future__ import annotations
 import json
 from urllib.parse import quote
 
-from broker.client.protocol import JSON, Request
+from broker.client.protocol import JSON, ClientRequest
 from broker.model import TopicId
 
 _CLUSTER = "/v1/cluster"
 
 
-def _read(path: str, topic: TopicId | None = None) -> Request:
+def _read(path: str, topic: TopicId | None = None) -> ClientRequest:
     headers = {"Accept": JSON}
-    return Request("GET", path, headers, topic=topic, reading=True, repeatable=True)
+    return ClientRequest("GET", path, headers, topic=topic, reading=True, repeatable=True)
 
 
-def _write(method: str, path: str, body: bytes = b"", topic: TopicId | None = None) -> Request:
+def _write(
+    method: str, path: str, body: bytes = b"", topic: TopicId | None = None
+) -> ClientRequest:
     headers = {"Accept": JSON, **({"Content-Type": JSON} if body else {})}
-    return Request(method, path, headers, body, topic, repeatable=True)
+    return ClientRequest(method, path, headers, body, topic, repeatable=True)
 
 
-def status(*, with_topics: bool = False, topic: TopicId | None = None) -> Request:
+def status(*, with_topics: bool = False, topic: TopicId | None = None) -> ClientRequest:
     """Ask what all nodes say of themselves.
 
     ``with_topics``: and which topics they lead, of very many the first ones by name; or, of ``topic``
@@ -36,32 +38,32 @@ def status(*, with_topics: bool = False, topic: TopicId | None = None) -> Reques
     return _read(f"{_CLUSTER}?topics=yes" if with_topics else _CLUSTER)
 
 
-def leader(topic: TopicId) -> Request:
+def leader(topic: TopicId) -> ClientRequest:
     """Ask which node leads a topic."""
     return _read(f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}/leader", topic)
 
 
-def drain(node: str) -> Request:
+def drain(node: str) -> ClientRequest:
     """Let a node lead nothing. ``node`` is an instance id or a URL, here and below."""
     return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/drain")
 
 
-def undrain(node: str) -> Request:
+def undrain(node: str) -> ClientRequest:
     """Let a node lead again."""
     return _write("POST", f"{_CLUSTER}/nodes/{quote(node, safe='')}/undrain")
 
 
-def pins() -> Request:
+def pins() -> ClientRequest:
     """Ask for all pins."""
     return _read(f"{_CLUSTER}/pins")
 
 
-def pin(topic: TopicId, node: str) -> Request:
+def pin(topic: TopicId, node: str) -> ClientRequest:
     """Let one node lead a topic, for as long as it lives."""
     return _write("PUT", _pin(topic), json.dumps({"node": node}).encode(), topic)
 
 
-def unpin(topic: TopicId) -> Request:
+def unpin(topic: TopicId) -> ClientRequest:
     """Let any node lead a topic again."""
     return _write("DELETE", _pin(topic), topic=topic)
 

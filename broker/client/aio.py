@@ -40,7 +40,7 @@ from broker.client.later import Later
 from broker.client.leaders import Leader
 from broker.client.messages import SINGLE, parts_of, payload_bytes, request_of
 from broker.client.properties import settable
-from broker.client.protocol import Request
+from broker.client.protocol import ClientRequest
 from broker.client.reader import Reader
 from broker.client.retrying import OnTrouble, Retrier
 from broker.client.stage import Stage
@@ -472,7 +472,7 @@ class Client(Reader):
 
     # --- The cluster ------------------------------------------------------------------------------
 
-    async def ask(self, request: Request) -> dict[str, Any]:
+    async def ask(self, request: ClientRequest) -> dict[str, Any]:
         """Carry out a request of ``broker.client.admin`` and return the answer's JSON object."""
         reply = await (self._calls.read(request) if request.reading else self._calls.write(request))
         return protocol.json_object(reply)

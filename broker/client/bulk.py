@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.client import protocol
 from broker.client.tables import check_pyarrow, with_attributes
-from broker.client.tailing import ANSWER_S, Patience, Source
+from broker.client.tailing import ANSWER_S, Backoff, TailSource
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable, UnavailableError
 from broker.model import MessageId, Snapshot
@@ -38,7 +38,7 @@ _OFFSET, _SHORT = struct.Struct("<I"), struct.Struct("<H")
 _TABLE, _LONG = struct.Struct("<i"), struct.Struct("<q")
 
 
-class Span(NamedTuple):
+class BulkRange(NamedTuple):
     """What is read: ``(after, through]``, and what the reader's transaction may see."""
 
     after: MessageId | None
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 async def record_batches(
-    source: Source, span: Span, deadline_s: float
+    source: TailSource, span: BulkRange, deadline_s: float
 ) -> AsyncGenerator[RecordBatch]:
     """Give the batches of a range, none of them empty.
 
@@ -56,7 +56,7 @@ async def record_batches(
         BrokerError: the range can't be read, or could not be for ``deadline_s`` seconds on end.
     """
     arrow = check_pyarrow()
-    patience = Patience(source.retrier, deadline_s)
+    patience = Backoff(source.retrier, deadline_s)
     while True:
         request = protocol.arrow(source.topic, span.after, span.through, span.snapshot)
         try:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from broker.client import outcomes, protocol
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.retrying import Retrier
 from broker.client.transport import StreamedReply, Transport
 from broker.client.values import Published
@@ -23,7 +23,7 @@ class Calls:
         self._transport = transport
         self._retrier = retrier
 
-    async def write(self, request: Request) -> Reply:
+    async def write(self, request: ClientRequest) -> Reply:
         """Carry out a write, tried again where that is right."""
 
         async def attempt(left_s: float) -> Reply:
@@ -31,12 +31,12 @@ class Calls:
 
         return await self._retrier.run(request, attempt)
 
-    async def publish_once(self, request: Request, timeout_s: float) -> Published:
+    async def publish_once(self, request: ClientRequest, timeout_s: float) -> Published:
         """Publish, in a single attempt."""
         reply = await self._transport.send(request, timeout_s)
         return protocol.published(outcomes.checked(request, reply))
 
-    async def read(self, request: Request) -> Reply:
+    async def read(self, request: ClientRequest) -> Reply:
         """Carry out a read, tried again where that is right, and return its whole answer."""
 
         async def attempt(left_s: float) -> Reply:
@@ -45,7 +45,7 @@ class Calls:
 
         return await self._retrier.run(request, attempt)
 
-    async def poll(self, request: Request, wait_s: float) -> list[Message]:
+    async def poll(self, request: ClientRequest, wait_s: float) -> list[Message]:
         """Carry out a poll that may wait, tried again where that is right."""
 
         async def attempt(left_s: float) -> list[Message]:
@@ -55,7 +55,7 @@ class Calls:
         return await self._retrier.run(request, attempt, waits_s=wait_s)
 
     def stream(
-        self, request: Request, timeout_s: float
+        self, request: ClientRequest, timeout_s: float
     ) -> AbstractAsyncContextManager[StreamedReply]:
         """Send a read, once, and give its answer piece by piece."""
         return stream(self._transport, request, timeout_s)
@@ -63,7 +63,7 @@ class Calls:
 
 @asynccontextmanager
 async def stream(
-    transport: Transport, request: Request, timeout_s: float
+    transport: Transport, request: ClientRequest, timeout_s: float
 ) -> AsyncGenerator[StreamedReply]:
     """Send a read, once, and give its answer piece by piece. Raises the error that it stands for."""
     async with transport.stream(request, timeout_s) as reply:

@@ -29,8 +29,8 @@ from typing import Final
 from typing_extensions import override
 
 from broker.client import outcomes
-from broker.client.leaders import HEADER, Nodes
-from broker.client.protocol import Reply, Request
+from broker.client.leaders import HEADER, NodeDirectory
+from broker.client.protocol import ClientRequest, Reply
 from broker.http import asking
 from broker.http.answer import NoAnswer, NotSent, Streamed
 from broker.model import TopicId
@@ -41,7 +41,7 @@ OURS: Final = "x-request-id"
 HEADS_KEPT_MAX: Final = 256
 
 
-class Connection(asking.Connection):
+class ClientConnection(asking.OutboundConnection):
     """A connection whose ends are told as a client understands them.
 
     Args:
@@ -55,7 +55,7 @@ class Connection(asking.Connection):
     """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], nodes: Nodes, idle_s_max: float
+        self, url: str, headers: Mapping[str, str], nodes: NodeDirectory, idle_s_max: float
     ) -> None:
         super().__init__(url, headers)
         self.ours = False
@@ -73,7 +73,7 @@ class Connection(asking.Connection):
             return False
         return self._nodes.place(topic, now) == self.url
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         """Send one request and return its answer, whatever its status.
 
         Raises:
@@ -94,7 +94,7 @@ class Connection(asking.Connection):
         self._note(request, reply.status, reply.headers)
         return reply
 
-    async def read(self, request: Request, timeout_s: float) -> Streamed:
+    async def read(self, request: ClientRequest, timeout_s: float) -> Streamed:
         """Send one read and return its answer once it has begun, whatever its status. Raises Unavailable."""
         try:
             streamed = await self.stream(request, timeout_s)
@@ -110,7 +110,7 @@ class Connection(asking.Connection):
         self._note(request, streamed.status, streamed.headers)
         return streamed
 
-    async def chunk(self, streamed: Streamed, request: Request, silence_s: float) -> bytes:
+    async def chunk(self, streamed: Streamed, request: ClientRequest, silence_s: float) -> bytes:
         """Return what has arrived of the answer to a read; no bytes are its end.
 
         Raises:
@@ -126,7 +126,7 @@ class Connection(asking.Connection):
         if not self._left:
             self._nodes.lost(self.url, self._loop.time())
 
-    def _note(self, request: Request, status: int, headers: Mapping[str, str]) -> None:
+    def _note(self, request: ClientRequest, status: int, headers: Mapping[str, str]) -> None:
         """Note what an answer tells of the cluster."""
         now = self._loop.time()
         self._nodes.heard(request.topic, self.url, headers.get(HEADER), now)

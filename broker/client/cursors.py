@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from broker.client import protocol
 from broker.client.calls import Calls
 from broker.client.places import id_of
-from broker.client.protocol import JSON, Request
+from broker.client.protocol import JSON, ClientRequest
 from broker.client.values import TopicName
 from broker.model import MessageId, TopicId, check_cursor
 
@@ -108,16 +108,18 @@ class CursorCalls:
         return bool(protocol.json_object(await self._calls.write(request))["deleted"])
 
 
-def _request(method: str, topic: TopicId, name: str, body: bytes = b"") -> Request:
+def _request(method: str, topic: TopicId, name: str, body: bytes = b"") -> ClientRequest:
     path = f"{protocol.topic_path(topic)}/cursors/{check_cursor(name)}"
     headers = {"Accept": JSON, **({"Content-Type": JSON} if body else {})}
-    return Request(method, path, headers, body, topic, reading=method == "GET", repeatable=True)
+    return ClientRequest(
+        method, path, headers, body, topic, reading=method == "GET", repeatable=True
+    )
 
 
-def _list(topic: TopicId, behind: str) -> Request:
+def _list(topic: TopicId, behind: str) -> ClientRequest:
     query = f"?{urlencode({'after': behind})}" if behind else ""
     path = f"{protocol.topic_path(topic)}/cursors{query}"
-    return Request("GET", path, {"Accept": JSON}, topic=topic, reading=True, repeatable=True)
+    return ClientRequest("GET", path, {"Accept": JSON}, topic=topic, reading=True, repeatable=True)
 
 
 def _cursor(told: Mapping[str, Any]) -> Cursor:

@@ -34,7 +34,7 @@ BEATS: Final = 4
 """How often a holder writes within its ``takeover_s``."""
 
 
-class Lost(Exception):
+class CursorLost(Exception):
     """The cursor was taken away: this subscriber holds it no more."""
 
 
@@ -57,7 +57,7 @@ class PlaceStore(Protocol):
         """
 
 
-class Keeper(Protocol):
+class PlaceKeeper(Protocol):
     """Keeps a subscriber's place."""
 
     async def acquire(self) -> MessageId | None:
@@ -110,7 +110,7 @@ class OwnKeeper:
         yield
 
 
-class Wanted(NamedTuple):
+class CursorOptions(NamedTuple):
     """Which cursor a subscriber holds, and how.
 
     ``begin`` gives the place where a cursor begins that is not there yet. A holder that does not write for
@@ -130,7 +130,7 @@ class CursorKeeper:
         self,
         cursors: CursorCalls,
         retrier: Retrier,
-        wanted: Wanted,
+        wanted: CursorOptions,
         pause: Callable[[float], Awaitable[None]],
     ) -> None:
         """``pause`` waits, and raises Stopped once the subscriber shall stop."""
@@ -244,7 +244,7 @@ class CursorKeeper:
         Raises:
             BrokerError: it may not be written; what was handled since the last write comes again.
         """
-        with contextlib.suppress(Lost):
+        with contextlib.suppress(CursorLost):
             async with self._turn:
                 await self._put(after, "")
 
@@ -269,7 +269,7 @@ class CursorKeeper:
         if there is not None and there["data"] == self._data:
             self._version = there["version"]
             return
-        self._lost = self._deleted() if there is None else Lost(moved.message)
+        self._lost = self._deleted() if there is None else CursorLost(moved.message)
         raise self._lost
 
     def _deleted(self) -> CursorMoved:
@@ -302,7 +302,7 @@ class CursorKeeper:
             try:
                 async with self._turn:
                     await self._put(self._after, self._data)
-            except (Lost, CursorMoved):
+            except (CursorLost, CursorMoved):
                 return  # ``check`` and the next write tell.
             except BrokerError as error:
                 # The next write tells what is wrong, if it still is.

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from broker.client import outcomes, protocol
 from broker.client.acknowledging import each_of
 from broker.client.retrying import Retrier
-from broker.client.track import Ticket, Track
+from broker.client.track import Track, TrackTicket
 from broker.client.transport import Transport
 from broker.client.values import Published, Settings
 from broker.errors import BrokerError
@@ -144,7 +144,7 @@ class Lane:
         self._payloads, self._attributes, self._answers = [], [], []
         _fail(batch, outcomes.never_sent("the client was closed"))
 
-    async def _deliver(self, batch: _Batch, track: Track, ticket: Ticket) -> None:
+    async def _deliver(self, batch: _Batch, track: Track, ticket: TrackTicket) -> None:
         """Send a batch and give each caller its outcome; never leave one without."""
         try:
             published = await self._publish(batch, track, ticket)
@@ -163,7 +163,7 @@ class Lane:
             # Only after a defect of ours or a cancelled loop: nobody knows how far it came.
             _fail(batch, outcomes.gave_up())
 
-    async def _deliver_each(self, batch: _Batch, track: Track, ticket: Ticket) -> None:
+    async def _deliver_each(self, batch: _Batch, track: Track, ticket: TrackTicket) -> None:
         for payload, attributes, answer in zip(
             batch.payloads, batch.attributes, batch.answers, strict=True
         ):
@@ -178,7 +178,7 @@ class Lane:
                 if not answer.done():
                     answer.set_result(published)
 
-    async def _publish(self, batch: _Batch, track: Track, ticket: Ticket) -> Published:
+    async def _publish(self, batch: _Batch, track: Track, ticket: TrackTicket) -> Published:
         key = uuid.uuid4().hex if self._settings.idempotent else None
         attributes = batch.attributes if any(batch.attributes) else ()
         wanted = PublishRequest(None, batch.payloads, attributes=attributes)

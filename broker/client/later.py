@@ -25,8 +25,8 @@ from typing import Final
 
 from broker.client import outcomes, protocol
 from broker.client.acknowledging import each_of
-from broker.client.messages import Parts, joined
-from broker.client.protocol import Request
+from broker.client.messages import EncodedMessage, joined
+from broker.client.protocol import ClientRequest
 from broker.client.retrying import Retrier
 from broker.client.values import OnFull, Published, Settings, check_on_full
 from broker.errors import BrokerError, Overloaded
@@ -35,8 +35,8 @@ from broker.model import TopicId
 log: Final = logging.getLogger(__name__)
 
 Answer = asyncio.Future[Published]
-Send = Callable[[Request, float], Awaitable[Published]]
-_Batch = list[tuple[Parts, Answer]]
+Send = Callable[[ClientRequest, float], Awaitable[Published]]
+_Batch = list[tuple[EncodedMessage, Answer]]
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Later:
         self._settings = settings
         self._retrier = retrier
         self._send = send
-        self._queues: dict[TopicId, deque[tuple[Parts, Answer]]] = {}
+        self._queues: dict[TopicId, deque[tuple[EncodedMessage, Answer]]] = {}
         self._workers: dict[TopicId, asyncio.Task[None]] = {}
         self._unsettled: set[Answer] = set()
         self._bytes = 0
@@ -74,7 +74,9 @@ class Later:
         """How many messages are not settled yet."""
         return len(self._unsettled)
 
-    async def put(self, topic: TopicId, message: Parts, on_full: OnFull | None = None) -> Answer:
+    async def put(
+        self, topic: TopicId, message: EncodedMessage, on_full: OnFull | None = None
+    ) -> Answer:
         """Queue a message.
 
         Raises:
@@ -114,7 +116,7 @@ class Later:
 
     # --- Inside -----------------------------------------------------------------------------------
 
-    def _has_room(self, message: Parts) -> bool:
+    def _has_room(self, message: EncodedMessage) -> bool:
         """Whether one more fits; one message always fits in an empty queue."""
         waiting, settings = len(self._unsettled), self._settings
         return not waiting or (
@@ -132,7 +134,7 @@ class Later:
         self._lose(answer, error)
         return answer
 
-    def _accept(self, topic: TopicId, message: Parts) -> Answer:
+    def _accept(self, topic: TopicId, message: EncodedMessage) -> Answer:
         """Queue a message. Raises Unavailable if the queue is closed."""
         if self._closed:
             raise outcomes.never_sent("the client was closed")
@@ -159,7 +161,7 @@ class Later:
             if not self._queues.get(topic, True):
                 del self._queues[topic]
 
-    def _take(self, queue: deque[tuple[Parts, Answer]]) -> _Batch:
+    def _take(self, queue: deque[tuple[EncodedMessage, Answer]]) -> _Batch:
         batch, size = [queue.popleft()], 0
         while queue and len(batch) < self._settings.batch_messages_max:
             size += batch[-1][0].size

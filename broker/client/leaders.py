@@ -67,7 +67,7 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-class _Known:
+class _KnownLeader:
     """What was last heard of a topic; ``doubted_s`` is since when only older epochs were heard."""
 
     __slots__ = ("doubted_s", "header", "leader")
@@ -83,7 +83,7 @@ class _Rest(NamedTuple):
     until_s: float
 
 
-class Nodes:
+class NodeDirectory:
     """The nodes, who leads what, and who is not to be asked just now. Times are monotonic seconds.
 
     Args:
@@ -100,7 +100,7 @@ class Nodes:
         self._circle = [url.rstrip("/") for url in given]
         self._at = self._rng.randrange(self._given)
         self._follow = follow
-        self._leaders: dict[TopicId, _Known] = {}
+        self._leaders: dict[TopicId, _KnownLeader] = {}
         self._rests: dict[str, _Rest] = {}
 
     @property
@@ -154,7 +154,7 @@ class Nodes:
             del self._leaders[topic]
         elif len(self._leaders) >= TOPICS_MAX:
             del self._leaders[next(iter(self._leaders))]
-        self._leaders[topic] = _Known(header, leader)
+        self._leaders[topic] = _KnownLeader(header, leader)
         self._learn(leader.url)
 
     def _learn(self, url: str) -> None:
@@ -190,7 +190,7 @@ class Nodes:
             self._at = (self._at + 1) % len(self._circle)
 
 
-def _is_old_news(known: _Known, leader: Leader, now: float) -> bool:
+def _is_old_news(known: _KnownLeader, leader: Leader, now: float) -> bool:
     """Whether a leader named now is of an older epoch than the one known, and not for long."""
     newest = known.leader.epoch
     if newest is None or leader.epoch is None or leader.epoch >= newest:

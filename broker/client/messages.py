@@ -19,7 +19,7 @@ SINGLE: Final = (bytes, str, NewMessage)
 """The types of one message."""
 
 
-class Parts(NamedTuple):
+class EncodedMessage(NamedTuple):
     """One message as it travels: its payload, its key and headers, encoded, and how many seconds it lives."""
 
     payload: bytes
@@ -83,7 +83,7 @@ def parts_of(
     headers: Mapping[str, Payload] = NO_HEADERS,
     name: str = "message",
     place: int | None = None,
-) -> Parts:
+) -> EncodedMessage:
     """Return one message as it travels; ``name`` and ``place`` as for ``payload_bytes``.
 
     Raises:
@@ -103,10 +103,10 @@ def parts_of(
             for header, value in own_headers.items()
         },
     )
-    return Parts(payload, encoded, _life(where, whole.ttl_s))
+    return EncodedMessage(payload, encoded, _life(where, whole.ttl_s))
 
 
-def joined(parts: Sequence[Parts]) -> PublishRequest:
+def joined(parts: Sequence[EncodedMessage]) -> PublishRequest:
     """Return messages as one request."""
     encoded = [each.attributes for each in parts]
     ttls_s = [each.ttl_s for each in parts]

@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.errors import (
     BadName,
     BadRequest,
@@ -110,14 +110,14 @@ def succeeded(reply: Reply) -> bool:
     return 200 <= reply.status < 300
 
 
-def checked(request: Request, reply: Reply) -> Reply:
+def checked(request: ClientRequest, reply: Reply) -> Reply:
     """Return the reply of a success. Raises the error that another one stands for."""
     if not succeeded(reply):
         raise error_of(request, reply)
     return reply
 
 
-def error_of(request: Request, reply: Reply) -> BrokerError:
+def error_of(request: ClientRequest, reply: Reply) -> BrokerError:
     """Return the error that a reply other than a success stands for."""
     message = _message(reply) or f"The broker answered with status {reply.status}."
     kind = _BY_CODE.get(reply.headers.get("broker-error", ""))
@@ -178,7 +178,7 @@ def _kind_by_text(message: str) -> type[BrokerError] | None:
     return None
 
 
-def _kind_by_status(request: Request, status: int) -> type[BrokerError]:
+def _kind_by_status(request: ClientRequest, status: int) -> type[BrokerError]:
     """Read a bare status, as the original answers; what none explains is unknown."""
     if status == 404:
         return TopicNotFound if request.topic is not None else NotFound
@@ -202,7 +202,7 @@ def _plain(reason: object) -> str:
     return _ERRNO.sub("", text.removeprefix("Multiple exceptions: "))
 
 
-def no_answer(request: Request, reason: object) -> BrokerError:
+def no_answer(request: ClientRequest, reason: object) -> BrokerError:
     """Return the error for a request that was sent and never answered in full."""
     if request.reading:
         return Unavailable(f"The connection was lost before the answer was complete: {reason}")
@@ -228,7 +228,7 @@ def gave_up() -> BrokerError:
     return OutcomeUnknown("The client was closed before an answer came.")
 
 
-def worth_retrying(request: Request, error: BrokerError) -> bool:
+def worth_retrying(request: ClientRequest, error: BrokerError) -> bool:
     """Whether the same request, sent again, is both safe and useful."""
     if error.outcome == "refused":
         return error.retriable

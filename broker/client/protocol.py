@@ -61,7 +61,7 @@ LAST_ID = "broker-last-id"
 COUNT = "broker-count"
 
 
-class Request(NamedTuple):
+class ClientRequest(NamedTuple):
     """One HTTP request; ``topic`` is what it is about, the top of this page explains the rest."""
 
     method: str
@@ -73,7 +73,7 @@ class Request(NamedTuple):
     repeatable: bool = False
 
 
-Reply = answer.Reply
+Reply = answer.HttpAnswer
 """One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
 
 
@@ -83,8 +83,8 @@ def _read(
     headers: Mapping[str, str] = MappingProxyType({}),
     body: bytes = b"",
     topic: TopicId | None = None,
-) -> Request:
-    return Request(method, path, headers, body, topic, reading=True, repeatable=True)
+) -> ClientRequest:
+    return ClientRequest(method, path, headers, body, topic, reading=True, repeatable=True)
 
 
 # --- Names and values of callers -----------------------------------------------------------------
@@ -114,47 +114,47 @@ def _properties_body(properties: Mapping[str, str]) -> bytes:
     return json.dumps(dict(properties)).encode()
 
 
-def create_topic(topic: TopicId, properties: Mapping[str, str]) -> Request:
+def create_topic(topic: TopicId, properties: Mapping[str, str]) -> ClientRequest:
     """Ask for a new topic."""
     headers = {"Content-Type": JSON}
-    return Request("PUT", topic_path(topic), headers, _properties_body(properties), topic)
+    return ClientRequest("PUT", topic_path(topic), headers, _properties_body(properties), topic)
 
 
-def set_properties(topic: TopicId, properties: Mapping[str, str]) -> Request:
+def set_properties(topic: TopicId, properties: Mapping[str, str]) -> ClientRequest:
     """Replace all properties of a topic. Doing so twice is as good as once."""
     path = f"{topic_path(topic)}/properties"
     headers = {"Content-Type": JSON}
-    return Request("PUT", path, headers, _properties_body(properties), topic, repeatable=True)
+    return ClientRequest("PUT", path, headers, _properties_body(properties), topic, repeatable=True)
 
 
-def delete_topic(topic: TopicId) -> Request:
+def delete_topic(topic: TopicId) -> ClientRequest:
     """Ask for a topic's deletion."""
-    return Request("DELETE", topic_path(topic), topic=topic)
+    return ClientRequest("DELETE", topic_path(topic), topic=topic)
 
 
-def show_topic(topic: TopicId) -> Request:
+def show_topic(topic: TopicId) -> ClientRequest:
     """Ask for a topic's properties."""
     return _read("GET", topic_path(topic), topic=topic)
 
 
-def list_topics(namespace: str) -> Request:
+def list_topics(namespace: str) -> ClientRequest:
     """Ask for the names of a namespace's topics. Raises BadName."""
     return _read("GET", _topics_path(namespace))
 
 
-def list_namespaces() -> Request:
+def list_namespaces() -> ClientRequest:
     """Ask for the names of the namespaces that have topics."""
     return _read("GET", "/v1/namespaces")
 
 
-def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> Request:
+def purge(topic: TopicId, before: datetime | int | Literal["now"]) -> ClientRequest:
     """Ask to remove what was published before a moment. Twice is as once, but for ``now``, which is another moment.
 
     Raises:
         BadRequest, TypeError: it is no moment.
     """
     path = f"{topic_path(topic)}/purge?before={_purge_moment(before)}"
-    return Request("POST", path, {"Accept": JSON}, topic=topic, repeatable=before != "now")
+    return ClientRequest("POST", path, {"Accept": JSON}, topic=topic, repeatable=before != "now")
 
 
 def _purge_moment(before: Start) -> str:
@@ -196,7 +196,7 @@ def _write(
     request: PublishRequest,
     ttl_s: int | None,
     headers: Mapping[str, str],
-) -> Request:
+) -> ClientRequest:
     path = f"{topic_path(topic)}/{action}"
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
@@ -204,7 +204,7 @@ def _write(
     form = messages if request.attributes or request.ttls_s else avro
     body = form.encode_publish_request(request)
     sent = {"Content-Type": form.CONTENT_TYPE, **headers}
-    return Request("POST", path, sent, body, topic, repeatable=bool(headers))
+    return ClientRequest("POST", path, sent, body, topic, repeatable=bool(headers))
 
 
 def _once(key: str | None, producer: Producer | None = None) -> dict[str, str]:
@@ -228,7 +228,7 @@ def publish(
     ttl_s: int | None = None,
     key: str | None = None,
     producer: Producer | None = None,
-) -> Request:
+) -> ClientRequest:
     """Publish messages; with a write pointer and no messages, publish what was stored under it."""
     return _write("publish", topic, request, ttl_s, _once(key, producer))
 
@@ -239,14 +239,14 @@ def store(
     *,
     ttl_s: int | None = None,
     key: str | None = None,
-) -> Request:
+) -> ClientRequest:
     """Store messages under the write pointer of ``request``, to be published later by a reference."""
     return _write("store", topic, request, ttl_s, _once(key))
 
 
-def begin_stage(topic: TopicId) -> Request:
+def begin_stage(topic: TopicId) -> ClientRequest:
     """Ask for a stage. Twice gives two, of which one is not used."""
-    return Request("POST", f"{topic_path(topic)}/stages", topic=topic, repeatable=True)
+    return ClientRequest("POST", f"{topic_path(topic)}/stages", topic=topic, repeatable=True)
 
 
 def stage_begun(reply: Reply) -> str:
@@ -261,7 +261,7 @@ def store_staged(
     *,
     ttl_s: int | None = None,
     key: str | None = None,
-) -> Request:
+) -> ClientRequest:
     """Store messages into a stage."""
     action = f"stages/{_stage(stage)}/store"
     return _write(action, topic, request, ttl_s, _once(key))
@@ -274,7 +274,7 @@ def publish_stages(
     pointer: int | None = None,
     ttl_s: int | None = None,
     producer: Producer | None = None,
-) -> Request:
+) -> ClientRequest:
     """Publish stages, in their order, at once. Twice is as once."""
     asked: dict[str, Any] = {"stages": [_stage(stage) for stage in stages]}
     if pointer is not None:
@@ -283,7 +283,7 @@ def publish_stages(
     if ttl_s is not None:
         path = f"{path}?ttl={ttl_s}"
     headers = {"Content-Type": JSON, "Accept": AVRO, **_once(None, producer)}
-    return Request("POST", path, headers, json.dumps(asked).encode(), topic, repeatable=True)
+    return ClientRequest("POST", path, headers, json.dumps(asked).encode(), topic, repeatable=True)
 
 
 def _stage(stage: str) -> str:
@@ -321,16 +321,18 @@ _leader = lru_cache(maxsize=1024)(leader_of)
 """What a header says; read once, because so many replies have the same."""
 
 
-def rollback(topic: TopicId, rollback_body: bytes) -> Request:
+def rollback(topic: TopicId, rollback_body: bytes) -> ClientRequest:
     """Undo a transactional publish; the broker gets its own answer back. Twice is as once."""
     path = f"{topic_path(topic)}/rollback"
-    return Request("POST", path, {"Content-Type": AVRO}, rollback_body, topic, repeatable=True)
+    return ClientRequest(
+        "POST", path, {"Content-Type": AVRO}, rollback_body, topic, repeatable=True
+    )
 
 
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> Request:
+def poll(topic: TopicId, request: Poll, *, wait_s: float | None = None) -> ClientRequest:
     """Ask for messages as a consumer."""
     path = f"{topic_path(topic)}/poll"
     if wait_s:
@@ -344,7 +346,7 @@ def browse(
     *,
     bounds: Mapping[str, str],
     snapshot: Snapshot | None = None,
-) -> Request:
+) -> ClientRequest:
     """Ask to see messages without consuming; ``bounds`` are the query's from, to and so on."""
     query = urlencode(bounds, quote_via=quote)
     path = f"{topic_path(topic)}/messages" + (f"?{query}" if query else "")
@@ -441,7 +443,7 @@ def blockers(
     *,
     bounds: Mapping[str, str],
     snapshot: Snapshot | None = None,
-) -> Request:
+) -> ClientRequest:
     """Ask which transactions hold a consumer back; ``bounds`` are the query's transaction, from and limit."""
     text = urlencode(bounds, quote_via=quote)
     path = f"{topic_path(topic)}/blockers" + (f"?{text}" if text else "")
@@ -451,12 +453,12 @@ def blockers(
     return _read("POST", path, headers, encode_transaction(snapshot), topic)
 
 
-def stats(topic: TopicId) -> Request:
+def stats(topic: TopicId) -> ClientRequest:
     """Ask for a topic's figures."""
     return _read("GET", f"{topic_path(topic)}/stats", {"Accept": JSON}, topic=topic)
 
 
-def lag(topic: TopicId, after: MessageId | str) -> Request:
+def lag(topic: TopicId, after: MessageId | str) -> ClientRequest:
     """Ask how many messages were published behind an id. Raises BadRequest, TypeError."""
     path = f"{topic_path(topic)}/lag?after={id_of(after, 'after').hex()}"
     return _read("GET", path, {"Accept": JSON}, topic=topic)
@@ -475,7 +477,7 @@ def topic_range(
     messages: int | None,
     size: int | None,
     parts: int,
-) -> Request:
+) -> ClientRequest:
     """Ask for a range of a topic. Raises BadRequest, TypeError."""
     asked = {
         "after": None if after is None else id_of(after, "after").hex(),
@@ -506,7 +508,7 @@ def range_found(reply: Reply) -> TopicRange:
 
 def arrow(
     topic: TopicId, after: MessageId | None, through: MessageId, snapshot: Snapshot | None = None
-) -> Request:
+) -> ClientRequest:
     """Ask for all messages of a range as record batches."""
     query = (
         f"through={through.hex()}"
@@ -525,7 +527,7 @@ def json_object(reply: Reply) -> dict[str, Any]:
     return value
 
 
-def events(topic: TopicId, *, start: str | None, last_event_id: str | None) -> Request:
+def events(topic: TopicId, *, start: str | None, last_event_id: str | None) -> ClientRequest:
     """Ask for the topic as server-sent events."""
     path = f"{topic_path(topic)}/events" + (f"?from={start}" if start else "")
     headers = {"Accept": "text/event-stream"}

@@ -15,7 +15,7 @@ from broker.client.cursors import CursorCalls
 from broker.client.handling import Handler
 from broker.client.keeping import PlaceStore
 from broker.client.places import id_of, start_of
-from broker.client.reading import Reading, Wanted
+from broker.client.reading import Reading, ReadOptions
 from broker.client.retrying import Retrier
 from broker.client.subscriber import Subscriber
 from broker.client.subscription import SubscriberOptions
@@ -257,7 +257,7 @@ class Reader:
             BrokerError: later, while it is read: by name, or when nothing came for ``deadline_s``.
         """
         places = start_of(start), start_of(end, "end")
-        wanted = Wanted(*places, inclusive, snapshot)
+        wanted = ReadOptions(*places, inclusive, snapshot)
         source = self._source(topic)
         return Reading(source, partial(self.range, topic), wanted, self.settings.deadline_s)
 
@@ -290,7 +290,7 @@ class Reader:
             TopicNotFound: there is no such topic.
         """
         before = None if after is None else id_of(after, "after")
-        span = bulk.Span(before, id_of(through, "through"), snapshot)
+        span = bulk.BulkRange(before, id_of(through, "through"), snapshot)
         return bulk.record_batches(self._source(topic), span, self.settings.deadline_s)
 
     # --- Keeping a place ---------------------------------------------------------------------------
@@ -345,5 +345,5 @@ class Reader:
     def _topic(self, name: TopicName) -> TopicId:
         return protocol.topic_id(name, self.settings.namespace)
 
-    def _source(self, topic: TopicName) -> tailing.Source:
-        return tailing.Source(self._topic(topic), self._calls.stream, self._retrier)
+    def _source(self, topic: TopicName) -> tailing.TailSource:
+        return tailing.TailSource(self._topic(topic), self._calls.stream, self._retrier)

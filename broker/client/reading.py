@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PAGE_MESSAGES_MAX: Final = 1_000
 
 
-class Wanted(NamedTuple):
+class ReadOptions(NamedTuple):
     """What a caller asks for; places as the wire has them.
 
     ``start`` None: the oldest message; that of an id itself only if ``inclusive``. ``end`` None: the newest one.
@@ -61,14 +61,14 @@ class Wanted(NamedTuple):
         behind = row_after(latest[:ROW_ID_BYTES]) + ROW_ID_MIN
         return behind if self.end is None else min(behind, _id_at(self.end))
 
-    def span(self, stop: MessageId) -> bulk.Span:
+    def span(self, stop: MessageId) -> bulk.BulkRange:
         """Return rows that have all of it: perhaps too much in the first and in the last row."""
         row, inside = stop[:ROW_ID_BYTES], stop[ROW_ID_BYTES:]
         through = (row_before(row) if inside == ROW_ID_MIN else row) + ROW_ID_MIN
         after = None
         if self.start is not None:
             after = row_before(self.first[:ROW_ID_BYTES]) + ROW_ID_MIN
-        return bulk.Span(after, through, self.snapshot)
+        return bulk.BulkRange(after, through, self.snapshot)
 
     def has_begun(self, identifier: MessageId) -> bool:
         """Whether an id is not before the begin."""
@@ -102,9 +102,9 @@ class Reading:
 
     def __init__(
         self,
-        source: tailing.Source,
+        source: tailing.TailSource,
         topic_range: Callable[[], Awaitable[TopicRange]],
-        wanted: Wanted,
+        wanted: ReadOptions,
         deadline_s: float,
     ) -> None:
         self._source = source

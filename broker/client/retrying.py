@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeVar
 
 from broker.client import outcomes
-from broker.client.protocol import Request
+from broker.client.protocol import ClientRequest
 from broker.client.values import Settings
 from broker.errors import BrokerError
 
@@ -59,7 +59,7 @@ class Retrier:
 
     async def run(
         self,
-        request: Request,
+        request: ClientRequest,
         attempt: Callable[[float], Awaitable[T]],
         *,
         attempts_max: int | None = None,
@@ -117,7 +117,7 @@ class Retrier:
         finally:
             timer.cancel()
 
-    def _attempt_s(self, request: Request, left_s: float | None) -> float:
+    def _attempt_s(self, request: ClientRequest, left_s: float | None) -> float:
         """Return how long one attempt may take: one that may be repeated leaves time for that."""
         longest_s = self._settings.deadline_s
         if request.repeatable:

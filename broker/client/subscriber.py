@@ -32,10 +32,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from broker.client import letters, places
 from broker.client.handling import Calling, GaveUp, Handler, Stopped, Trying, Work, as_given, log
-from broker.client.keeping import CursorKeeper, Keeper, Lost, OwnKeeper, PlaceStore, Wanted
+from broker.client.keeping import (
+    CursorKeeper,
+    CursorLost,
+    CursorOptions,
+    OwnKeeper,
+    PlaceKeeper,
+    PlaceStore,
+)
 from broker.client.retrying import Retrier
-from broker.client.subscription import Progress, SubscriberCounts, SubscriberOptions
-from broker.client.tailing import NOW, Patience
+from broker.client.subscription import SubscriberCounts, SubscriberOptions, SubscriberProgress
+from broker.client.tailing import NOW, Backoff
 from broker.clock import Clock, SystemClock
 from broker.errors import (
     BrokerError,
@@ -114,11 +121,11 @@ class Subscriber:
             sleep=self._pause,
             rng=rng,
         )
-        self._keeper: Keeper
+        self._keeper: PlaceKeeper
         if place is not None:
             self._keeper = OwnKeeper(place, self._calling)
         else:
-            wanted = Wanted(topic, self.name, self._begin, options.takeover_s)
+            wanted = CursorOptions(topic, self.name, self._begin, options.takeover_s)
             self._keeper = CursorKeeper(client.cursors, retrier, wanted, self._pause)
         self._letters = letters.default_topic(topic)
         self._has_letters = False
@@ -157,8 +164,8 @@ class Subscriber:
         """Take the place and work until it is lost, or this subscriber shall stop. Raises Stopped."""
         try:
             after = await self._keeper.acquire()
-            await self._work(Progress(after, self._now_s()))
-        except Lost as lost:
+            await self._work(SubscriberProgress(after, self._now_s()))
+        except CursorLost as lost:
             self.counts.lost += 1
             log.warning("subscriber %s of %s lost its place: %s", self.name, self.topic, lost)
         finally:
@@ -166,7 +173,7 @@ class Subscriber:
 
     # The loop.
 
-    async def _work(self, progress: Progress) -> None:
+    async def _work(self, progress: SubscriberProgress) -> None:
         self._working = True
         async with self._keeper.held():
             try:
@@ -174,21 +181,21 @@ class Subscriber:
                     await self._page(progress, await self._polled(progress))
             except Stopped:
                 self._stopping.set()  # An interrupt of the handler may be the first to say so.
-            except Lost:
+            except CursorLost:
                 raise
             except Exception as error:
                 await self._release(progress, error)
                 raise
             await self._keeper.release(progress.after)
 
-    async def _release(self, progress: Progress, error: Exception) -> None:
+    async def _release(self, progress: SubscriberProgress, error: Exception) -> None:
         """Let go of the place after an error, which counts more than one that comes of this."""
         try:
             await self._keeper.release(progress.after)
         except BrokerError as second:
             error.add_note(f"Its place could not be written either: {second.message}")
 
-    async def _page(self, progress: Progress, page: list[Message]) -> None:
+    async def _page(self, progress: SubscriberProgress, page: list[Message]) -> None:
         size = self.options.batch_messages_max or 1
         for start in range(0, len(page), size):
             if self._stopping.is_set():
@@ -198,16 +205,16 @@ class Subscriber:
             if progress.is_due(self.options, self._now_s()):
                 await self._save(progress)
 
-    async def _save(self, progress: Progress) -> None:
+    async def _save(self, progress: SubscriberProgress) -> None:
         await self._keeper.save(progress.after)
         progress.written(self._now_s())
 
-    async def _polled(self, progress: Progress) -> list[Message]:
+    async def _polled(self, progress: SubscriberProgress) -> list[Message]:
         """Return the next messages, however long they take. Raises Stopped.
 
         It waits for them only when the place is written: else no time would bound what comes again after a crash.
         """
-        patience, looks = Patience(self._retrier, None), Looks()
+        patience, looks = Backoff(self._retrier, None), Looks()
         while True:
             self._keeper.check()
             try:
@@ -248,7 +255,7 @@ class Subscriber:
 
     # One batch.
 
-    async def _batch(self, progress: Progress, batch: list[Message]) -> None:
+    async def _batch(self, progress: SubscriberProgress, batch: list[Message]) -> None:
         """Have a batch handled, its messages one by one if it fails as a whole, or made dead letters."""
         try:
             await self._handle(batch)
@@ -285,7 +292,7 @@ class Subscriber:
         final = () if work is None else (CursorMoved,)
         await self._trying.run(lambda: self._calling.hand(given, work), failed, final)
 
-    async def _bury(self, progress: Progress, message: Message, failure: GaveUp) -> None:
+    async def _bury(self, progress: SubscriberProgress, message: Message, failure: GaveUp) -> None:
         """Publish a message as a dead letter, then go past it. The idempotency key prevents a second one after a crash."""
         letter = letters.letter_of(
             self.topic,
@@ -319,7 +326,7 @@ class Subscriber:
 
     async def _publish(self, letter: Any, key: str) -> None:
         """Publish a letter, however long that takes. Raises Stopped, BrokerError."""
-        patience = Patience(self._retrier, None)
+        patience = Backoff(self._retrier, None)
         while True:
             try:
                 await self._create_letters()

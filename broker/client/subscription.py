@@ -72,7 +72,7 @@ class SubscriberCounts:
     lost: int = 0
 
 
-class Progress:
+class SubscriberProgress:
     """How far a subscriber has come, and how far of that is written."""
 
     def __init__(self, after: MessageId | None, now_s: float) -> None:

@@ -99,7 +99,7 @@ class SyncSubscriber:
         running.result()
 
 
-class Wait(Protocol):
+class SyncWait(Protocol):
     """Waits for a call that runs on the loop of the client."""
 
     def __call__(self, work: Awaitable[T], /) -> T:
@@ -109,7 +109,7 @@ class Wait(Protocol):
 class SyncCursorCalls:
     """The calls of named cursors; see ``Client.cursors``."""
 
-    def __init__(self, calls: CursorCalls, wait: Wait) -> None:
+    def __init__(self, calls: CursorCalls, wait: SyncWait) -> None:
         self._client = calls
         self._wait = wait
 

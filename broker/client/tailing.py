@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 
 from broker.client import protocol
 from broker.client.calls import pages
-from broker.client.protocol import Request
+from broker.client.protocol import ClientRequest
 from broker.client.retrying import Retrier
 from broker.client.transport import StreamedReply
 from broker.errors import BrokerError, UnavailableError
@@ -67,15 +67,15 @@ class TailOptions:
     give_up_after_s: float | None = None
 
 
-class Source(NamedTuple):
+class TailSource(NamedTuple):
     """Where a tail reads: its topic, how to send a read, how patient to be."""
 
     topic: TopicId
-    stream: Callable[[Request, float], AbstractAsyncContextManager[StreamedReply]]
+    stream: Callable[[ClientRequest, float], AbstractAsyncContextManager[StreamedReply]]
     retrier: Retrier
 
 
-class Patience:
+class Backoff:
     """Counts failures in a row and waits longer after each."""
 
     def __init__(self, retrier: Retrier, give_up_after_s: float | None) -> None:
@@ -105,7 +105,9 @@ class Patience:
             raise error
 
 
-async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerator[list[Message]]:
+async def tail(
+    source: TailSource, poll: Poll, options: TailOptions
+) -> AsyncGenerator[list[Message]]:
     """Give all messages from the poll's place on, without end unless ``follow`` is False.
 
     They come in the pieces in which they arrive, none of them empty.
@@ -113,7 +115,7 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
     Raises:
         RequestError: the broker refused the poll for good, such as TopicNotFound.
     """
-    patience = Patience(source.retrier, options.give_up_after_s)
+    patience = Backoff(source.retrier, options.give_up_after_s)
     loop = asyncio.get_running_loop()
     wait_s = options.wait_s if options.follow else 0
     poll = replace(poll, limit=options.page_messages_max)
@@ -143,7 +145,7 @@ async def tail(source: Source, poll: Poll, options: TailOptions) -> AsyncGenerat
             await source.retrier.pause(options.idle_delay_s)
 
 
-async def events(source: Source, start: str | None) -> AsyncGenerator[Message]:
+async def events(source: TailSource, start: str | None) -> AsyncGenerator[Message]:
     """Give messages from the broker's stream of events, resumed by ``Last-Event-ID``.
 
     ``start`` is what the query says: the id behind which the stream begins, a time in ms, or ``now``.
@@ -151,7 +153,7 @@ async def events(source: Source, start: str | None) -> AsyncGenerator[Message]:
     The broker says before the first message behind which id the stream begins, so that ``now`` stays the
     same moment however often the stream has to be resumed.
     """
-    patience = Patience(source.retrier, None)
+    patience = Backoff(source.retrier, None)
     place, last = start, None
     leaving = False
     while True:

@@ -17,20 +17,20 @@ from __future__ import annotations
 import asyncio
 
 from broker.client import outcomes
-from broker.client.connection import Connection
-from broker.client.protocol import Reply, Request
+from broker.client.connection import ClientConnection
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import Transport
 from broker.client.values import Settings
 from broker.model import TopicId
 
 
-class Ticket:
+class TrackTicket:
     """A request's place in the line; ``connection`` while it is under way on one."""
 
     __slots__ = ("connection",)
 
     def __init__(self) -> None:
-        self.connection: Connection | None = None
+        self.connection: ClientConnection | None = None
 
 
 class Track:
@@ -40,8 +40,8 @@ class Track:
         self._topic = topic
         self._settings = settings
         self._transport = transport
-        self._connection: Connection | None = None
-        self._line: list[Ticket] = []
+        self._connection: ClientConnection | None = None
+        self._line: list[TrackTicket] = []
         self._changed = asyncio.Event()
         self._closed = False
 
@@ -56,19 +56,19 @@ class Track:
         ours = self._connection is not None and self._connection.ours
         return len(self._line) < (self._settings.requests_in_flight_max if ours else 1)
 
-    def enter(self) -> Ticket:
+    def enter(self) -> TrackTicket:
         """Return a ticket, to be given back by ``leave``."""
-        ticket = Ticket()
+        ticket = TrackTicket()
         self._line.append(ticket)
         return ticket
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, ticket: TrackTicket) -> None:
         """Take note that a request is settled."""
         self._line.remove(ticket)
         self._tell()
 
-    async def send(self, ticket: Ticket, request: Request, timeout_s: float) -> Reply:
-        """Send a request when its turn has come; see ``Connection.send``.
+    async def send(self, ticket: TrackTicket, request: ClientRequest, timeout_s: float) -> Reply:
+        """Send a request when its turn has come; see ``ClientConnection.send``.
 
         Raises:
             Unavailable: also if its turn did not come in time, or there is no connection to be had.
@@ -84,7 +84,7 @@ class Track:
             ticket.connection = None
             self._tell()
 
-    def _ready(self, ticket: Ticket) -> Connection | None:
+    def _ready(self, ticket: TrackTicket) -> ClientConnection | None:
         """Return the connection if this request may leave on it now."""
         connection = self._connection
         if connection is None or self._closed or not connection.good_for(self._topic):
@@ -96,10 +96,10 @@ class Track:
             return None
         return connection
 
-    def _before(self, ticket: Ticket) -> list[Ticket]:
+    def _before(self, ticket: TrackTicket) -> list[TrackTicket]:
         return self._line[: self._line.index(ticket)]
 
-    async def _turn(self, ticket: Ticket, ends: float) -> Connection:
+    async def _turn(self, ticket: TrackTicket, ends: float) -> ClientConnection:
         """Wait until this request may leave; open a connection if that is up to it."""
         try:
             async with asyncio.timeout_at(ends):
@@ -114,13 +114,13 @@ class Track:
             raise outcomes.never_sent("earlier publishes of the topic are not settled") from error
         raise outcomes.never_sent("the client was closed")
 
-    def _may_reopen(self, ticket: Ticket) -> bool:
+    def _may_reopen(self, ticket: TrackTicket) -> bool:
         connection = self._connection
         if self._line[0] is not ticket:
             return False
         return connection is None or not connection.requests_in_flight
 
-    async def _reopened(self) -> Connection:
+    async def _reopened(self) -> ClientConnection:
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
-from broker.client.messages import Parts
+from broker.client.messages import EncodedMessage
 from broker.model import Snapshot, TopicId
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Topical(NamedTuple):
     """Messages of one topic, in their order."""
 
     topic: TopicId
-    messages: Sequence[Parts]
+    messages: Sequence[EncodedMessage]
 
 
 @runtime_checkable

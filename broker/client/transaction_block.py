@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from broker.client.messages import Parts, parts_of, several
+from broker.client.messages import EncodedMessage, parts_of, several
 from broker.client.protocol import topic_id
 from broker.client.transaction_aware import DecidingAware
 from broker.client.transaction_context import TransactionContext
@@ -219,7 +219,9 @@ class Transaction:
         """
         return await self.context.checkpoint()
 
-    async def _take(self, topic: TopicName, parts: Sequence[Parts], *, store: bool) -> None:
+    async def _take(
+        self, topic: TopicName, parts: Sequence[EncodedMessage], *, store: bool
+    ) -> None:
         self.context.check()
         await self._publisher.take(
             topic_id(topic, self._client.settings.namespace), parts, store=store
@@ -231,7 +233,7 @@ def _parts(
     key: Payload | None,
     headers: Mapping[str, Payload],
     ttl_s: int | None,
-) -> list[Parts]:
+) -> list[EncodedMessage]:
     parts = [
         parts_of(each, key=key, headers=headers, name="messages", place=at)
         for at, each in enumerate(several(messages))

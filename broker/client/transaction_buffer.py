@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.client import protocol
-from broker.client.messages import Parts, joined
+from broker.client.messages import EncodedMessage, joined
 from broker.client.transaction_aware import Topical
 from broker.client.transaction_undo import Undo
 from broker.client.values import Published, Settings
@@ -50,7 +50,7 @@ PER_MESSAGE_BYTES: Final = 100
 class _Buffer:
     """What one topic is to get."""
 
-    parts: list[Parts] = field(default_factory=list)
+    parts: list[EncodedMessage] = field(default_factory=list)
     size: int = 0
     stored: bool = False
     """Whether earlier messages are in the payload table."""
@@ -81,11 +81,13 @@ class BufferedPublisher:
         self._turn = asyncio.Lock()
         """Of those that add: who waits for a store must not be overtaken."""
         self._failure: BaseException | None = None
-        self._kept: dict[TopicId, list[Parts]] | None = None
+        self._kept: dict[TopicId, list[EncodedMessage]] | None = None
 
     # --- Taking messages --------------------------------------------------------------------------
 
-    async def take(self, topic: TopicId, parts: Sequence[Parts], *, store: bool = False) -> None:
+    async def take(
+        self, topic: TopicId, parts: Sequence[EncodedMessage], *, store: bool = False
+    ) -> None:
         """Take messages. With ``store``, or over the bound, they go to the payload table.
 
         Raises:
@@ -162,9 +164,9 @@ class BufferedPublisher:
             self._failure = error
             raise
 
-    def _chunks(self, parts: Sequence[Parts]) -> list[list[Parts]]:
+    def _chunks(self, parts: Sequence[EncodedMessage]) -> list[list[EncodedMessage]]:
         """Return messages as the lists that travel together."""
-        chunks: list[list[Parts]] = []
+        chunks: list[list[EncodedMessage]] = []
         size, settings = 0, self._settings
         for part in parts:
             fits = size + part.size <= settings.batch_bytes_max
@@ -205,7 +207,7 @@ class BufferedPublisher:
             self._clear()
         return True
 
-    async def _publish(self, topic: TopicId, parts: Sequence[Parts]) -> None:
+    async def _publish(self, topic: TopicId, parts: Sequence[EncodedMessage]) -> None:
         wanted, ttl_s = _request(parts, self._pointer)
         request = protocol.publish(topic, wanted, ttl_s=ttl_s, key=self._key())
 
@@ -228,11 +230,11 @@ class BufferedPublisher:
         self._size = 0
 
 
-def _size(part: Parts) -> int:
+def _size(part: EncodedMessage) -> int:
     return part.size + PER_MESSAGE_BYTES
 
 
-def _request(parts: Sequence[Parts], pointer: int) -> tuple[PublishRequest, int | None]:
+def _request(parts: Sequence[EncodedMessage], pointer: int) -> tuple[PublishRequest, int | None]:
     """Return messages as a request, and the lifetime that they all have, if it is one."""
     wanted: Any = joined(parts)._replace(pointer=pointer)
     lives = set(wanted.ttls_s)

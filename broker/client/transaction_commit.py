@@ -27,7 +27,7 @@ from collections.abc import Collection
 from typing import Final
 
 from broker.client.transaction_aware import AnyTransactionService, told
-from broker.client.transaction_fate import Fate, Pause, ask, pause_s, pointers_of
+from broker.client.transaction_fate import Pause, TransactionFate, ask, pause_s, pointers_of
 from broker.errors import BrokerError, OutcomeUnknown, TransactionConflict, TransactionNotInProgress
 from broker.model import Snapshot
 
@@ -35,7 +35,7 @@ COMMITS_MAX: Final = 10
 """How often a transaction that is still in progress after a commit is committed again."""
 
 
-class Committing:
+class Commit:
     """One commit.
 
     Args:
@@ -88,11 +88,11 @@ class Committing:
             else:
                 return
             found = await self._ask(pointers)
-            if found is Fate.COMMITTED:
+            if found is TransactionFate.COMMITTED:
                 return
-            if found is Fate.INVALID:
+            if found is TransactionFate.INVALID:
                 raise self._invalid() from failure
-            if found is Fate.UNKNOWN:
+            if found is TransactionFate.UNKNOWN:
                 break
         self.unknown = True
         raise self._not_answered()
@@ -101,12 +101,12 @@ class Committing:
         transaction = self._transaction
         await told(self._service.commit(transaction.transaction_id, transaction.write_pointer))
 
-    async def _ask(self, pointers: Collection[int]) -> Fate:
+    async def _ask(self, pointers: Collection[int]) -> TransactionFate:
         try:
             return await ask(self._service, pointers, self._pause, self._rng)
         except asyncio.CancelledError as error:
             if self.interrupted is not None:
-                return Fate.UNKNOWN
+                return TransactionFate.UNKNOWN
             self._note(error)
         return await self._ask(pointers)
 

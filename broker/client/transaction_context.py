@@ -38,8 +38,8 @@ from broker.client.transaction_aware import (
     TransactionAware,
     told,
 )
-from broker.client.transaction_commit import Committing
-from broker.client.transaction_fate import Fate, Pause, ask
+from broker.client.transaction_commit import Commit
+from broker.client.transaction_fate import Pause, TransactionFate, ask
 from broker.errors import BrokerError, OutcomeUnknown, TransactionConflict, TransactionNotInProgress
 from broker.model import Snapshot
 
@@ -244,7 +244,7 @@ class TransactionContext:
         self.state = "decided"
 
     async def _commit(self, transaction: Snapshot) -> None:
-        committing = Committing(
+        committing = Commit(
             self._service, transaction, self._pause, self._rng, decided=self.state == "decided"
         )
         try:
@@ -318,7 +318,7 @@ class TransactionContext:
             done, failure = False, error
         if not done:
             found = await ask(self._service, {transaction_id}, self._pause, self._rng)
-            done = found is Fate.INVALID
+            done = found is TransactionFate.INVALID
         self.state = "invalid" if done else "unknown"
         if done:
             return

@@ -35,7 +35,7 @@ PAUSE_MAX_S: Final = 2.0
 Pause = Callable[[float], Awaitable[object]]
 
 
-class Fate(enum.Enum):
+class TransactionFate(enum.Enum):
     """What became of a transaction."""
 
     COMMITTED = "committed"
@@ -53,21 +53,21 @@ def pointers_of(transaction: Snapshot) -> set[int]:
     }
 
 
-def fate(snapshot: Snapshot, pointers: Collection[int]) -> Fate:
+def fate(snapshot: Snapshot, pointers: Collection[int]) -> TransactionFate:
     """Return what became of the transaction with these pointers."""
     if any(snapshot.is_invalid(pointer) for pointer in pointers):
-        return Fate.INVALID
+        return TransactionFate.INVALID
     in_progress = set(snapshot.in_progress)
     if any(pointer in in_progress for pointer in pointers):
-        return Fate.IN_PROGRESS
+        return TransactionFate.IN_PROGRESS
     if all(pointer <= snapshot.read_pointer for pointer in pointers):
-        return Fate.COMMITTED
-    return Fate.UNKNOWN
+        return TransactionFate.COMMITTED
+    return TransactionFate.UNKNOWN
 
 
 async def ask(
     service: AnyTransactionService, pointers: Collection[int], pause: Pause, rng: random.Random
-) -> Fate:
+) -> TransactionFate:
     """Ask the service, several times if it does not say, what became of a transaction."""
     for attempt in range(ASKED_MAX):
         if attempt:
@@ -77,9 +77,9 @@ async def ask(
         except Exception as error:  # noqa: BLE001 - Whatever it is, the service has not said it.
             log.info("the transaction service does not say what became of a transaction: %s", error)
             continue
-        if found is not Fate.UNKNOWN:
+        if found is not TransactionFate.UNKNOWN:
             return found
-    return Fate.UNKNOWN
+    return TransactionFate.UNKNOWN
 
 
 def pause_s(attempt: int, rng: random.Random) -> float:

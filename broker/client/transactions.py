@@ -21,7 +21,7 @@ from urllib.parse import urlencode
 
 from broker.client import protocol
 from broker.client.calls import Calls
-from broker.client.protocol import JSON, Reply, Request
+from broker.client.protocol import JSON, ClientRequest, Reply
 from broker.errors import BadRequest, BrokerError, OutcomeUnknown
 from broker.model import Snapshot
 from broker.wire.snapshotjson import decode_snapshot
@@ -115,7 +115,7 @@ class TransactionService:
     async def snapshot(self) -> Snapshot:
         """Return what a transaction that begins now would see; none is started."""
         headers = {"Accept": THRIFT}
-        request = Request("GET", f"{_PATH}/snapshot", headers, reading=True, repeatable=True)
+        request = ClientRequest("GET", f"{_PATH}/snapshot", headers, reading=True, repeatable=True)
         return _snapshot(await self._calls.read(request))
 
     async def list(self, *, limit: int | None = None) -> dict[str, Any]:
@@ -185,10 +185,12 @@ class TransactionService:
     async def _write(
         self, path: str, body: bytes, headers: Mapping[str, str], *, repeatable: bool = True
     ) -> Reply:
-        return await self._calls.write(Request("POST", path, headers, body, repeatable=repeatable))
+        return await self._calls.write(
+            ClientRequest("POST", path, headers, body, repeatable=repeatable)
+        )
 
     async def _read(self, path: str) -> dict[str, Any]:
-        request = Request("GET", path, {"Accept": JSON}, reading=True, repeatable=True)
+        request = ClientRequest("GET", path, {"Accept": JSON}, reading=True, repeatable=True)
         return protocol.json_object(await self._calls.read(request))
 
 

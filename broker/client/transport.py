@@ -1,9 +1,9 @@
 """How requests reach the broker, over connections that are kept open.
 
 ``Transport`` is the port; a simulation passes its own. ``HttpTransport`` is the real one. It has two pools of
-``Connection``: one for writes, and one for answers that are long, slow or endless, which are read piece by
+``ClientConnection``: one for writes, and one for answers that are long, slow or endless, which are read piece by
 piece, so that a poll that waits keeps no write from its connection. Which node a request goes to is up to
-``Nodes``; one that can't be reached is passed over for the next, within the same attempt.
+``NodeDirectory``; one that can't be reached is passed over for the next, within the same attempt.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from broker.client import outcomes
-from broker.client.connection import Connection
-from broker.client.leaders import Nodes
-from broker.client.protocol import Reply, Request
+from broker.client.connection import ClientConnection
+from broker.client.leaders import NodeDirectory
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.values import Settings
 from broker.errors import Unavailable
 from broker.http import asking
@@ -67,15 +67,15 @@ class StreamedReply(NamedTuple):
 class Transport(Protocol):
     """What carries requests. Every method raises Unavailable or OutcomeUnknown, nothing else."""
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         """Send a write and return the whole answer; ``timeout_s`` is for all that this takes."""
 
     def stream(
-        self, request: Request, timeout_s: float
+        self, request: ClientRequest, timeout_s: float
     ) -> AbstractAsyncContextManager[StreamedReply]:
         """Send a read; ``timeout_s`` is until its answer begins, and then for each silence."""
 
-    async def connect(self, topic: TopicId | None) -> Connection:
+    async def connect(self, topic: TopicId | None) -> ClientConnection:
         """Open a connection for somebody's own use, to the node to ask about a topic."""
 
     async def close(self) -> None:
@@ -93,31 +93,33 @@ class HttpTransport:
         self,
         settings: Settings,
         tls: ssl.SSLContext | None = None,
-        nodes: Nodes | None = None,
+        nodes: NodeDirectory | None = None,
     ) -> None:
         for url in settings.urls:
             Address.of(url)
         self._settings = settings
-        self._nodes = nodes or Nodes(settings.urls, follow=settings.follow_leaders)
+        self._nodes = nodes or NodeDirectory(settings.urls, follow=settings.follow_leaders)
         self._headers = {"User-Agent": "broker-client", **dict(settings.headers)}
         header_lines(self._headers)
         if tls is None and settings.ca_file:
             tls = ssl.create_default_context(cafile=settings.ca_file)
         self._reading_headers = {"Accept-Encoding": "identity", **self._headers}
         self._tls = tls
-        self._writes: Pool[Connection] = Pool(settings.connections_max, settings.idle_s_max)
-        self._reads: Pool[Connection] = Pool(settings.connections_max, settings.idle_s_max)
-        self._opening: set[asyncio.Future[Connection]] = set()
+        self._writes: Pool[ClientConnection] = Pool(settings.connections_max, settings.idle_s_max)
+        self._reads: Pool[ClientConnection] = Pool(settings.connections_max, settings.idle_s_max)
+        self._opening: set[asyncio.Future[ClientConnection]] = set()
         self._closed = False
 
-    async def connect(self, topic: TopicId | None) -> Connection:
+    async def connect(self, topic: TopicId | None) -> ClientConnection:
         """Open a connection for somebody's own use, to the node to ask about a topic."""
         headers = {**self._headers, **self._patience()}
         return await self._anywhere(topic, partial(self._open, headers))
 
-    async def _open(self, headers: Mapping[str, str], url: str, timeout_s: float) -> Connection:
+    async def _open(
+        self, headers: Mapping[str, str], url: str, timeout_s: float
+    ) -> ClientConnection:
         self._check_open()
-        connection = Connection(url, headers, self._nodes, self._settings.idle_s_max)
+        connection = ClientConnection(url, headers, self._nodes, self._settings.idle_s_max)
         opening = asyncio.ensure_future(asking.open_connection(connection, timeout_s, self._tls))
         self._opening.add(opening)
         try:
@@ -180,7 +182,7 @@ class HttpTransport:
                     raise
             url = following
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         """Send a write on an idle connection, or on a new one."""
         ends = _now() + timeout_s
         if not await self._writes.enter(timeout_s):
@@ -194,7 +196,7 @@ class HttpTransport:
         finally:
             self._writes.leave()
 
-    async def _take(self, topic: TopicId | None, ends: float) -> Connection:
+    async def _take(self, topic: TopicId | None, ends: float) -> ClientConnection:
         """Return a connection for a write, idle or new. Raises Unavailable, also if it is late."""
         place = self._nodes.place(topic, _now())
         assert place is not None, "there is always a first address"
@@ -208,7 +210,9 @@ class HttpTransport:
             raise outcomes.never_sent(NO_CONNECTION) from error
 
     @asynccontextmanager
-    async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
+    async def stream(
+        self, request: ClientRequest, timeout_s: float
+    ) -> AsyncGenerator[StreamedReply]:
         """Send a read and give its answer piece by piece."""
         ends = _now() + timeout_s  # For all nodes together that are asked until one answers.
         if not await self._reads.enter(timeout_s):
@@ -225,8 +229,8 @@ class HttpTransport:
             self._reads.leave()
 
     async def _begin(
-        self, request: Request, ends: float, url: str, connect_s: float
-    ) -> tuple[Connection, Streamed]:
+        self, request: ClientRequest, ends: float, url: str, connect_s: float
+    ) -> tuple[ClientConnection, Streamed]:
         """Send a read to one node and wait until its answer begins. Raises Unavailable."""
         connection = self._reads.take(url)
         if connection is None:
@@ -240,7 +244,11 @@ class HttpTransport:
             raise
 
     def _streamed(
-        self, connection: Connection, streamed: Streamed, request: Request, silence_s: float
+        self,
+        connection: ClientConnection,
+        streamed: Streamed,
+        request: ClientRequest,
+        silence_s: float,
     ) -> StreamedReply:
         url, topic = connection.url, request.topic
 

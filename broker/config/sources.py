@@ -45,7 +45,7 @@ _SERVICE_URL = re.compile("(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class LoadedConfig:
     """A checked configuration and, per dotted key, the name of the source that gave its value."""
 
     config: Config
@@ -63,7 +63,7 @@ def load(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str | None] | None = None,
-) -> Settings:
+) -> LoadedConfig:
     """Resolve the configuration.
 
     Args:
@@ -87,7 +87,7 @@ def load(
         for dotted, value, origin in source:
             values[dotted] = value
             origins[dotted] = origin
-    return Settings(config=_build(values), origins=MappingProxyType(origins))
+    return LoadedConfig(config=_build(values), origins=MappingProxyType(origins))
 
 
 def as_text(value: Any) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from broker.clock import Clock
 from broker.coordination.tenure import EVERYTHING, Tenure
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, StorageFull, Unavailable
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 
@@ -21,23 +21,23 @@ BACK_OFF_S = 0.02
 BACK_OFF_MAX_S = 1.0
 
 
-class Sent(NamedTuple):
+class SendTime(NamedTuple):
     """The time of this node's clock when it sent a change, and that clock's offset from the boot clock (ms)."""
 
     now_ms: int
     offset_ms: float
 
 
-def read_clock(clock: Clock) -> Sent:
+def read_clock(clock: Clock) -> SendTime:
     """Read both clocks."""
     now_ms = clock.now_ms()
-    return Sent(now_ms, now_ms - clock.monotonic() * 1000)
+    return SendTime(now_ms, now_ms - clock.monotonic() * 1000)
 
 
 class Written(NamedTuple):
     """A write of this node, and when the server made it by its own clock."""
 
-    sent: Sent
+    sent: SendTime
     server_ms: int
     answered_ms: int
 
@@ -51,11 +51,11 @@ class Written(NamedTuple):
 class Claimed(NamedTuple):
     """A hold, and what its claim tells of the clocks; None: nothing."""
 
-    hold: Hold
+    hold: LogHold
     written: Written | None
 
 
-def written(hold: Hold, sent: Sent, answered_ms: int) -> Written | None:
+def written(hold: LogHold, sent: SendTime, answered_ms: int) -> Written | None:
     """Return what a claim tells of the clocks.
 
     None without a server's time: one that is not greater than that of the cell before is no time, since HBase

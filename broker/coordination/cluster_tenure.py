@@ -47,13 +47,13 @@ from broker.coordination.assignment import Assignment
 from broker.coordination.leases import Leases
 from broker.coordination.placement import HINT, Placement, read_placement
 from broker.coordination.ports import Contact, Coordinator, Membership, NodeInfo
-from broker.coordination.tenure import Place, not_leader
+from broker.coordination.tenure import TopicPlacement, not_leader
 from broker.errors import BrokerError, NoLeader, Unavailable
 from broker.model import TopicId
 from broker.storage.head import Head
 from broker.storage.log import Logs
 from broker.storage.records import RecordStore
-from broker.storage.tail import Seen
+from broker.storage.tail import TailReading
 
 PLACEMENT_READ_S: Final = 10.0
 PLACEMENT_READ_AGAIN_S: Final = 1.0
@@ -142,13 +142,13 @@ class ClusterTenure:
         """How many slots this node has the lease of."""
         return sum(resource.startswith("slot/") for resource in self._leases.resources)
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         """Return who should lead a topic by what is known now."""
         if self._elsewhere and topic in self._elsewhere:
-            return Place(here=False, node=self._elsewhere[topic])
+            return TopicPlacement(here=False, node=self._elsewhere[topic])
         leader = self.assignment.leader_of(topic)
         node = None if leader is None else self._nodes.get(leader)
-        return Place(leader == self._me, node)
+        return TopicPlacement(leader == self._me, node)
 
     async def pause(self, seconds: float) -> None:
         """Return after so many seconds, or as soon as who should lead may have changed."""
@@ -217,7 +217,7 @@ class ClusterTenure:
         # Perhaps the other one knows of a pin that this node has not heard of.
         self._told.set()
 
-    async def permit(self, topic: TopicId, deadline: float) -> Seen:
+    async def permit(self, topic: TopicId, deadline: float) -> TailReading:
         """Return once this node may claim the topic. See Tenure.
 
         Raises:

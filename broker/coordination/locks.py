@@ -31,7 +31,7 @@ def in_line(names: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LockAttempt:
     """One attempt at a lock: where, and how its own node's name begins."""
 
     resource: str
@@ -46,7 +46,7 @@ class Wish:
 class TreeLease:
     """A lock that is held by a node of the tree, made under one session."""
 
-    def __init__(self, locks: Locks, wish: Wish, name: str, session: int) -> None:
+    def __init__(self, locks: Locks, wish: LockAttempt, name: str, session: int) -> None:
         """Note what was acquired."""
         self._locks = locks
         self._wish = wish
@@ -127,7 +127,7 @@ class Locks:
         """Wait for the lock. Raises NoLeader once the deadline (monotonic seconds) has passed."""
         self._attempts += 1
         folder = f"{self.reach.root}/locks/{resource}"
-        wish = Wish(resource, folder, f"{self._name}-{self._attempts}-")
+        wish = LockAttempt(resource, folder, f"{self._name}-{self._attempts}-")
         try:
             async with asyncio.timeout(max(deadline - self.reach.clock.monotonic(), 0.0)):
                 return await self._acquire(wish)
@@ -138,11 +138,11 @@ class Locks:
             self.forget(wish)
             raise
 
-    def forget(self, wish: Wish) -> None:
+    def forget(self, wish: LockAttempt) -> None:
         """Remove what an attempt has, or may have, made."""
         self.reach.begin(self.reach.remove(wish.folder, wish.is_own))
 
-    async def _acquire(self, wish: Wish) -> TreeLease:
+    async def _acquire(self, wish: LockAttempt) -> TreeLease:
         for again in chain([False], repeat(True)):
             await self.reach.contact()
             try:
@@ -158,7 +158,7 @@ class Locks:
                 await self.reach.pause()
         raise AssertionError("it is tried for ever")
 
-    async def _make_folder(self, wish: Wish) -> None:
+    async def _make_folder(self, wish: LockAttempt) -> None:
         kind = wish.folder.rpartition("/")[0]
         with suppress(Unanswered):  # Then it is found missing again.
             # The locks of one kind are mostly wanted together; one of them makes the way for all.
@@ -168,7 +168,7 @@ class Locks:
                     self._made.add(kind)
             await self.reach.make_folder(wish.folder)
 
-    async def _step_in(self, wish: Wish, *, again: bool) -> Created:
+    async def _step_in(self, wish: LockAttempt, *, again: bool) -> Created:
         """Return the attempt's node. If one may have been made before, look for it first."""
         tree = self.reach.tree
         for name in filter(wish.is_own, await tree.children(wish.folder) if again else ()):
@@ -181,7 +181,7 @@ class Locks:
         path = f"{wish.folder}/{wish.token}"
         return await tree.create(path, self.holder, ephemeral=True, sequential=True)
 
-    async def _is_turn(self, wish: Wish, name: str) -> bool:
+    async def _is_turn(self, wish: LockAttempt, name: str) -> bool:
         """Wait until no lower node is left; False if the own one is gone."""
         while True:
             line = in_line(await self.reach.tree.children(wish.folder))

@@ -38,7 +38,7 @@ SAME_URL = (
 """What a node says of the one that put it aside as its earlier self."""
 
 
-class Seen(NamedTuple):
+class MemberNode(NamedTuple):
     """A member's node as it was read."""
 
     info: NodeInfo
@@ -69,7 +69,7 @@ def decode(name: str, data: bytes) -> NodeInfo | None:
     return info if sound else None
 
 
-async def read_nodes(reach: Reach) -> dict[int, Seen]:
+async def read_nodes(reach: Reach) -> dict[int, MemberNode]:
     """Return the members' nodes as they are now. Raises Unanswered."""
     folder = f"{reach.root}/nodes"
     try:
@@ -78,7 +78,7 @@ async def read_nodes(reach: Reach) -> dict[int, Seen]:
         return {}
     found = await asyncio.gather(*(reach.tree.get(f"{folder}/{name}") for name in names))
     read = {
-        name: Seen(info, node[1])
+        name: MemberNode(info, node[1])
         for name, node in zip(names, found, strict=True)
         if node is not None and (info := decode(name, node[0])) is not None
     }
@@ -99,7 +99,7 @@ class TreeMembership:
         self.session = 0
         """The session by which this node is a member, as read last; 0: it is none."""
         self._listeners: list[Callable[[], None]] = []
-        self._known: dict[str, Seen | None] = {}
+        self._known: dict[str, MemberNode | None] = {}
         self._stale = asyncio.Event()
         self._settled_at = 0.0
         self._left = False
@@ -255,7 +255,7 @@ class TreeMembership:
         # The watch may be called before the answer that it came with is seen here.
         if found is not None and not moved.is_set():
             info = decode(name, found[0])
-            self._known[name] = None if info is None else Seen(info, found[1])
+            self._known[name] = None if info is None else MemberNode(info, found[1])
 
     def _publish(self) -> None:
         seen = {

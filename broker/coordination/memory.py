@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from broker.clock import Clock
 from broker.coordination.coordinator import TreeCoordinator
-from broker.coordination.memory_nodes import Nodes, Watched
+from broker.coordination.memory_nodes import TreeNodes, Watched
 from broker.coordination.ports import Contact
 from broker.coordination.tree import Changed, Created, Stat, Unanswered, Watch
 
@@ -180,7 +180,7 @@ class MemoryCoordination:
         self.session_timeout_s = session_timeout_s
         self.delay_s = 0.0
         self.notification_delay_s = 0.0
-        self.nodes = Nodes(self._notify)
+        self.nodes = TreeNodes(self._notify)
         self._trees: list[MemoryTree] = []
         self._sessions = 0
         self._ends: dict[int, asyncio.TimerHandle] = {}

@@ -19,7 +19,7 @@ class Watcher(Protocol):
     context: Context
 
 
-class Node:
+class TreeNode:
     """One node of the tree."""
 
     __slots__ = ("children", "data", "made", "next_number", "owner", "version")
@@ -56,7 +56,7 @@ class Watched:
             call()
 
 
-class Nodes:
+class TreeNodes:
     """The servers' state."""
 
     def __init__(self, notify: Callable[[Watched], None]) -> None:
@@ -65,7 +65,7 @@ class Nodes:
         self._steps = 0
         self._last_session = 0
         self.sessions: set[int] = set()
-        self._nodes = {"/": Node(b"", 0, 0)}
+        self._nodes = {"/": TreeNode(b"", 0, 0)}
         self._watches: defaultdict[tuple[str, str], list[Watched]] = defaultdict(list)
 
     def begin_session(self) -> int:
@@ -85,7 +85,7 @@ class Nodes:
         """Forget everything."""
         for session in sorted(self.sessions):
             self.end_session(session)
-        self._nodes = {"/": Node(b"", 0, 0)}
+        self._nodes = {"/": TreeNode(b"", 0, 0)}
 
     def forget_watches(self, tree: Watcher) -> list[Watched]:
         """Take away and return the watches of one tree."""
@@ -116,7 +116,7 @@ class Nodes:
         self._steps += 1
         parent.next_number += 1
         parent.children[path.rpartition("/")[2]] = None
-        self._nodes[path] = Node(data, owner, self._steps)
+        self._nodes[path] = TreeNode(data, owner, self._steps)
         self._fire("children", parent_path)
         return path
 
@@ -130,11 +130,11 @@ class Nodes:
         self._fire("children", path)
         self._fire("children", parent_path or "/")
 
-    def get(self, path: str) -> Node | None:
+    def get(self, path: str) -> TreeNode | None:
         """Return a node, or None."""
         return self._nodes.get(path)
 
-    def at(self, path: str) -> Node:
+    def at(self, path: str) -> TreeNode:
         """Return a node. Raises NoNode."""
         node = self._nodes.get(path)
         if node is None:

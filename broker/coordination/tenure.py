@@ -11,20 +11,20 @@ from typing import NamedTuple, Protocol
 from broker.coordination.ports import NodeInfo
 from broker.errors import NotLeader
 from broker.model import TopicId
-from broker.storage.tail import Seen
+from broker.storage.tail import TailReading
 
 
-class Place(NamedTuple):
+class TopicPlacement(NamedTuple):
     """Which node should lead a topic. ``node`` None: nobody that lives may lead it."""
 
     here: bool
     node: NodeInfo | None
 
 
-HERE = Place(here=True, node=None)
+HERE = TopicPlacement(here=True, node=None)
 
 
-def not_leader(topic: TopicId, place: Place, epoch: int | None = None) -> NotLeader:
+def not_leader(topic: TopicId, place: TopicPlacement, epoch: int | None = None) -> NotLeader:
     """Return the error that sends a request to where its topic is led."""
     node = place.node
     if node is None:
@@ -40,10 +40,10 @@ def not_leader(topic: TopicId, place: Place, epoch: int | None = None) -> NotLea
 class Tenure(Protocol):
     """The right to claim topics. Implementations: everything is mine; a cluster's leases."""
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         """Return who should lead a topic by what is known now. Asks nobody; costs microseconds."""
 
-    async def permit(self, topic: TopicId, deadline: float) -> Seen | None:
+    async def permit(self, topic: TopicId, deadline: float) -> TailReading | None:
         """Return once this node may claim the topic, with what it saw of its log; None: it did not look.
 
         It waits for the lease while another node still has it. After ``fenced`` only a lease that was
@@ -62,11 +62,11 @@ class Tenure(Protocol):
 class Everything:
     """The tenure of a standalone node."""
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         """Return this node."""
         return HERE
 
-    async def permit(self, topic: TopicId, deadline: float) -> Seen | None:
+    async def permit(self, topic: TopicId, deadline: float) -> TailReading | None:
         """Permit."""
         return None
 

@@ -32,7 +32,7 @@ class NoAnswer(Exception):
     """The request was sent, wholly or in part, and no whole answer came."""
 
 
-class Reply(NamedTuple):
+class HttpAnswer(NamedTuple):
     """One HTTP answer, read to its end. The names of ``headers`` are in lower case."""
 
     status: int
@@ -40,7 +40,7 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class Source(Protocol):
+class PieceSource(Protocol):
     """Where the pieces of a streamed answer come from: its connection."""
 
     def pause(self) -> None:
@@ -59,7 +59,7 @@ class Source(Protocol):
 class Streamed:
     """An answer that is read as it comes. ``status`` and ``headers`` are there once it has begun."""
 
-    def __init__(self, connection: Source, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: PieceSource, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for the answer's head from ``connection``."""
         self.status = 0
         self.headers: Mapping[str, str] = {}

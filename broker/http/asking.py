@@ -32,7 +32,7 @@ import httptools
 from typing_extensions import override
 
 from broker.http.address import Address
-from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
 
 HEAD_BYTES_MAX: Final = 64 * 1024
 """Of an answer: its head; and what comes between the head and a piece of the body, two pieces, or behind it."""
@@ -64,7 +64,7 @@ class Ask(Protocol):
         """The whole body."""
 
 
-class Connection(asyncio.Protocol):
+class OutboundConnection(asyncio.Protocol):
     """A connection, its requests under way, and what is read of the next answer.
 
     Attributes:
@@ -92,7 +92,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._prefix = address.prefix
         self._common = header_lines({"Host": address.authority, **headers})
-        self._waiting: deque[asyncio.Future[Reply] | Streamed] = deque()
+        self._waiting: deque[asyncio.Future[HttpAnswer] | Streamed] = deque()
         self._transport: asyncio.Transport | None = None
         self._closing = False
         self._poll: select.poll | None = None
@@ -133,13 +133,13 @@ class Connection(asyncio.Protocol):
         """How many requests wait for their answers."""
         return len(self._waiting)
 
-    async def exchange(self, request: Ask, timeout_s: float) -> Reply:
+    async def exchange(self, request: Ask, timeout_s: float) -> HttpAnswer:
         """Send one request and return its whole answer, whatever its status.
 
         Raises:
             NotSent, NoAnswer: see there.
         """
-        answer: asyncio.Future[Reply] = self._loop.create_future()
+        answer: asyncio.Future[HttpAnswer] = self._loop.create_future()
         self._send(request, answer)
         timer = self._loop.call_later(timeout_s, self.give_up, f"no answer in {timeout_s:g} s")
         try:
@@ -188,7 +188,7 @@ class Connection(asyncio.Protocol):
         first = f"{request.method} {self._prefix}{request.path} HTTP/1.1\r\n"
         return _encoded(first) + self._common + header_lines(request.headers) + b"Content-Length: "
 
-    def _send(self, request: Ask, waiting: asyncio.Future[Reply] | Streamed) -> None:
+    def _send(self, request: Ask, waiting: asyncio.Future[HttpAnswer] | Streamed) -> None:
         if self._transport is None or self._closing:
             raise NotSent("the connection is closed")
         # First, since after a head that can't be sent nothing may wait for its answer.
@@ -315,7 +315,7 @@ class Connection(asyncio.Protocol):
         body, self._reply_body = self._reply_body, b""
         self._in_body = self._ends_at_close = False
         self._interim = 0
-        reply = Reply(self._status, headers, body if isinstance(body, bytes) else bytes(body))
+        reply = HttpAnswer(self._status, headers, body if isinstance(body, bytes) else bytes(body))
         self.got(reply)
         answer = self._waiting.popleft()
         if isinstance(answer, Streamed):
@@ -326,7 +326,7 @@ class Connection(asyncio.Protocol):
             # What was sent behind an answer that says so was not looked at.
             self._end(NotSent("the server closes the connection"))
 
-    def got(self, reply: Reply) -> None:
+    def got(self, reply: HttpAnswer) -> None:
         """Take note of an answer; of one that was streamed the body is not here."""
         self.answered = True
         self.idle_since = self._loop.time()
@@ -353,7 +353,7 @@ def _encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-AnyConnection = TypeVar("AnyConnection", bound=Connection)
+AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
 
 
 async def open_connection(

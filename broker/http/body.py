@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 
 from broker.config.sections import Config
 from broker.errors import BadRequest, BodyTooLarge
-from broker.http.budget import Hold, Kind
+from broker.http.budget import BudgetKind, Hold
 from broker.http.content import Content
 from broker.http.inflater import Inflater
 from broker.http.pieces import Pieces
@@ -77,7 +77,7 @@ class BodyReader:
             return None
         if len(body) >= self._counted_bytes_min:
             _check_size(len(body), _least(self._bytes_max, bytes_max))
-            hold.take(Kind.BODY_BYTES, len(body))
+            hold.take(BudgetKind.BODY_BYTES, len(body))
         return body
 
     def check_told(
@@ -122,14 +122,14 @@ class BodyReader:
         except BaseException:
             # The error stays with the content and has this frame: without this, what came would stay, too.
             pieces.clear()
-            hold.give(Kind.BODY_BYTES)
+            hold.give(BudgetKind.BODY_BYTES)
             raise
         return pieces.whole()
 
     async def _read_all(
         self, content: Content, sent_max: int, inflater: Inflater | None, pieces: Pieces, hold: Hold
     ) -> None:
-        patience = Patience(
+        patience = BodyTimeouts(
             self._config.body_stall_s,
             self._config.body_bytes_per_s_min,
             self._config.body_deadline_s,
@@ -139,12 +139,12 @@ class BodyReader:
         while piece := await patience.next(content):
             sent += len(piece)
             _check_size(sent, sent_max)
-            hold.take(Kind.BODY_BYTES, len(piece))
+            hold.take(BudgetKind.BODY_BYTES, len(piece))
             if inflater is None:
                 await self._keep(piece, pieces, hold)
             else:
                 await self._inflate(piece, inflater, pieces, hold)
-                hold.give(Kind.BODY_BYTES, len(piece))
+                hold.give(BudgetKind.BODY_BYTES, len(piece))
         if inflater is not None:
             inflater.finish()
         if pieces.in_slabs:
@@ -154,12 +154,12 @@ class BodyReader:
         inflater.feed(piece)
         while inflater.has_more:
             room = inflater.step_bytes_max
-            hold.take(Kind.BODY_BYTES, room)
+            hold.take(BudgetKind.BODY_BYTES, room)
             if _is_small(inflater):
                 part = inflater.step()
             else:
                 part = await self._in_thread(inflater.step)
-            hold.give(Kind.BODY_BYTES, room - len(part))
+            hold.give(BudgetKind.BODY_BYTES, room - len(part))
             await self._keep(part, pieces, hold)
 
     async def _keep(self, piece: bytes, pieces: Pieces, hold: Hold) -> None:
@@ -168,15 +168,15 @@ class BodyReader:
             await self._join(pieces, hold)
 
     async def _join(self, pieces: Pieces, hold: Hold) -> None:
-        hold.take(Kind.BODY_BYTES, pieces.size)
+        hold.take(BudgetKind.BODY_BYTES, pieces.size)
         await self._in_thread(pieces.join)
-        hold.give(Kind.BODY_BYTES, pieces.size)
+        hold.give(BudgetKind.BODY_BYTES, pieces.size)
 
     async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
-class Patience:
+class BodyTimeouts:
     """How long the pieces of one body may be waited for.
 
     The client has ``stall_s`` seconds of patience. Waiting uses them up, and every byte restores what it may

@@ -26,7 +26,7 @@ from broker.errors import BodyTooLarge, BrokerError, Overloaded
 _MIB: Final = 1024 * 1024
 
 
-class Kind(enum.StrEnum):
+class BudgetKind(enum.StrEnum):
     """What is counted; the label of the metric."""
 
     HEAD_BYTES = "head_bytes"
@@ -47,30 +47,30 @@ class Bounds(NamedTuple):
     doc: str = ""
 
 
-DEFAULTS: Final[Mapping[Kind, Bounds]] = {
-    Kind.HEAD_BYTES: Bounds(
+DEFAULTS: Final[Mapping[BudgetKind, Bounds]] = {
+    BudgetKind.HEAD_BYTES: Bounds(
         512 * 1024, 16 * _MIB, 32 * _MIB, "Bytes of request heads, and of what came behind them."
     ),
-    Kind.BODY_BYTES: Bounds(
+    BudgetKind.BODY_BYTES: Bounds(
         192 * _MIB, 256 * _MIB, 384 * _MIB, "Bytes of bodies, as sent and as inflated."
     ),
-    Kind.ITEMS: Bounds(
+    BudgetKind.ITEMS: Bounds(
         2_000_000,
         4_000_000,
         8_000_000,
         "Messages of decoded bodies; eight pointers of a snapshot count as one.",
     ),
-    Kind.REPLY_BYTES: Bounds(
+    BudgetKind.REPLY_BYTES: Bounds(
         160 * _MIB, 320 * _MIB, 512 * _MIB, "Bytes of replies that the reader has not taken."
     ),
-    Kind.ROWS: Bounds(
+    BudgetKind.ROWS: Bounds(
         20_000_000, 40_000_000, 80_000_000, "Rows that requests under way have looked at."
     ),
-    Kind.WAITING: Bounds(1, 10_000, 10_000, "Requests that wait: long polls, event streams."),
-    Kind.LOG_LINES: Bounds(5, 20, 100, "Lines a second that requests cause in the log."),
+    BudgetKind.WAITING: Bounds(1, 10_000, 10_000, "Requests that wait: long polls, event streams."),
+    BudgetKind.LOG_LINES: Bounds(5, 20, 100, "Lines a second that requests cause in the log."),
 }
 
-BY_THE_SECOND: Final = frozenset({Kind.LOG_LINES})
+BY_THE_SECOND: Final = frozenset({BudgetKind.LOG_LINES})
 
 
 class Cut(ConnectionError):
@@ -80,15 +80,15 @@ class Cut(ConnectionError):
 class Budgets:
     """All that a node counts. Used in one thread, that of the event loop."""
 
-    def __init__(self, bounds: Mapping[Kind, Bounds] = DEFAULTS) -> None:
+    def __init__(self, bounds: Mapping[BudgetKind, Bounds] = DEFAULTS) -> None:
         """Hold nothing yet; kinds that ``bounds`` lacks are bounded as by default."""
-        self.bounds: Mapping[Kind, Bounds] = {**DEFAULTS, **bounds}
-        self.held: dict[Kind, int] = dict.fromkeys(Kind, 0)
-        self.refused: dict[Kind, int] = dict.fromkeys(Kind, 0)
+        self.bounds: Mapping[BudgetKind, Bounds] = {**DEFAULTS, **bounds}
+        self.held: dict[BudgetKind, int] = dict.fromkeys(BudgetKind, 0)
+        self.refused: dict[BudgetKind, int] = dict.fromkeys(BudgetKind, 0)
         """How many requests were refused or cut, by what had run out."""
         self.callers: dict[str, Caller] = {}
 
-    def account(self, address: str, cut: Callable[[Kind], None]) -> Account:
+    def account(self, address: str, cut: Callable[[BudgetKind], None]) -> Account:
         """Return the account of a new connection; ``cut`` ends that connection, at once."""
         caller = self.callers.get(address)
         if caller is None:
@@ -115,7 +115,7 @@ class Caller:
     def __init__(self, address: str) -> None:
         """Hold nothing."""
         self.address = address
-        self.held: dict[Kind, int] = {}
+        self.held: dict[BudgetKind, int] = {}
         self.accounts: dict[Account, None] = {}
 
 
@@ -124,15 +124,15 @@ class Account:
 
     __slots__ = ("_budgets", "_caller", "_cut", "held", "is_cut")
 
-    def __init__(self, budgets: Budgets, caller: Caller, cut: Callable[[Kind], None]) -> None:
+    def __init__(self, budgets: Budgets, caller: Caller, cut: Callable[[BudgetKind], None]) -> None:
         """Hold nothing. ``Budgets.account`` makes one."""
         self._budgets = budgets
         self._caller = caller
         self._cut = cut
-        self.held: dict[Kind, int] = {}
+        self.held: dict[BudgetKind, int] = {}
         self.is_cut = False
 
-    def take(self, kind: Kind, amount: int = 1) -> None:
+    def take(self, kind: BudgetKind, amount: int = 1) -> None:
         """Hold ``amount`` more, before it is there.
 
         Raises, holding no more than before:
@@ -155,7 +155,7 @@ class Account:
         caller.held[kind] = caller.held.get(kind, 0) + amount
         budgets.held[kind] += amount
 
-    def give(self, kind: Kind, amount: int = 1) -> None:
+    def give(self, kind: BudgetKind, amount: int = 1) -> None:
         """Hold ``amount`` less. After a cut nothing is held, and this does nothing."""
         held = self.held.get(kind, 0)
         amount = min(amount, held)
@@ -171,7 +171,7 @@ class Account:
     def may_log(self) -> bool:
         """Count a line of the log; False: there were too many within this second."""
         try:
-            self.take(Kind.LOG_LINES)
+            self.take(BudgetKind.LOG_LINES)
         except (BrokerError, Cut):
             return False
         return True
@@ -185,7 +185,7 @@ class Account:
         if not self._caller.accounts:
             self._budgets.callers.pop(self._caller.address, None)
 
-    def _make_room(self, kind: Kind, amount: int, within: Caller | None) -> None:
+    def _make_room(self, kind: BudgetKind, amount: int, within: Caller | None) -> None:
         """Cut the largest holder, of one caller or of all. Raises Overloaded if it is this one."""
         budgets, mine = self._budgets, self.held.get(kind, 0) + amount
         budgets.refused[kind] += 1
@@ -197,7 +197,7 @@ class Account:
             raise Overloaded(f"Too much is under way on this node ({kind}). Try again.")
         largest.cut(kind)
 
-    def cut(self, kind: Kind) -> None:
+    def cut(self, kind: BudgetKind) -> None:
         """End the connection to make room; what it holds counts no more."""
         self.is_cut = True
         self._cut(kind)
@@ -213,15 +213,15 @@ class Hold:
     def __init__(self, account: Account | None) -> None:
         """Hold nothing. Without an account, as within the process, nothing is bounded."""
         self._account = account
-        self.held: dict[Kind, int] = {}
+        self.held: dict[BudgetKind, int] = {}
 
-    def take(self, kind: Kind, amount: int = 1) -> None:
+    def take(self, kind: BudgetKind, amount: int = 1) -> None:
         """Hold more. Raises as ``Account.take``."""
         if self._account is not None:
             self._account.take(kind, amount)
         self.held[kind] = self.held.get(kind, 0) + amount
 
-    def give(self, kind: Kind, amount: int | None = None) -> None:
+    def give(self, kind: BudgetKind, amount: int | None = None) -> None:
         """Hold less; None: nothing more of this kind."""
         held = self.held.pop(kind, 0)
         amount = held if amount is None else min(amount, held)
@@ -236,12 +236,12 @@ class Hold:
             self.give(kind)
 
 
-def _nothing(_kind: Kind) -> None:
+def _nothing(_kind: BudgetKind) -> None:
     """Cut what has ended."""
 
 
-def _too_much(kind: Kind, bound: int) -> BrokerError:
-    if kind in {Kind.HEAD_BYTES, Kind.BODY_BYTES, Kind.ITEMS}:
+def _too_much(kind: BudgetKind, bound: int) -> BrokerError:
+    if kind in {BudgetKind.HEAD_BYTES, BudgetKind.BODY_BYTES, BudgetKind.ITEMS}:
         return BodyTooLarge(
             f"A request may have {bound:,} {kind}; this one has more. Send less at once."
         )

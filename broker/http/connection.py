@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, cast
 from typing_extensions import override
 
 from broker.errors import BadRequest, BrokerError, Overloaded
-from broker.http.budget import Account, Cut, Hold, Kind
+from broker.http.budget import Account, BudgetKind, Cut, Hold
 from broker.http.content import Content
 from broker.http.drain import half_close, has_arrived
 from broker.http.framing import Chunks, blank_bytes, head_of
@@ -306,9 +306,9 @@ class Connection(asyncio.Protocol):
         """Count what is held: heads, and what came behind. Raises as ``Account.take``."""
         more = size - self._counted
         if more > 0:
-            self.account.take(Kind.HEAD_BYTES, more)
+            self.account.take(BudgetKind.HEAD_BYTES, more)
         else:
-            self.account.give(Kind.HEAD_BYTES, -more)
+            self.account.give(BudgetKind.HEAD_BYTES, -more)
         self._counted = size
 
     # --- From requests to replies: for Exchange -----------------------------------------------------
@@ -425,7 +425,7 @@ class Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def _cut(self, kind: Kind) -> None:
+    def _cut(self, kind: BudgetKind) -> None:
         """Be cut, as the one that holds most of something that has run out."""
         self._server.connection_cut(self, kind)
         if self.busy and not isinstance(self.body, Content):

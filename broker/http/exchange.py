@@ -22,9 +22,9 @@ from broker.config.sections import Config
 from broker.errors import BrokerError
 from broker.http.body import BodyReader
 from broker.http.content import Content
-from broker.http.outgoing import Outgoing, Slow, send_at_once
+from broker.http.outgoing import Outgoing, SlowReaderLimits, send_at_once
 from broker.http.reply import Answer, Reply
-from broker.http.request import Names, Request
+from broker.http.request import PathNames, Request
 
 if TYPE_CHECKING:
     from broker.http.connection import Connection
@@ -41,7 +41,7 @@ class Admitted(NamedTuple):
     """A request that may be read: what the application found for it, and how long it may take."""
 
     found: Any
-    names: Names
+    names: PathNames
     timeout_s: float
     body_bytes_max: int | None = None
 
@@ -67,7 +67,7 @@ class Application(Protocol):
         """Return what the head of each reply to such a request has: lines with their ends, or nothing."""
 
 
-class Sent(web.StreamResponse):
+class SentResponse(web.StreamResponse):
     """Tells aiohttp that the reply was sent, and whether the connection stays open."""
 
     def __init__(self, *, keep_alive: bool) -> None:
@@ -89,8 +89,8 @@ class Sent(web.StreamResponse):
         return None
 
 
-SENT: Final = Sent(keep_alive=True)
-SENT_LAST: Final = Sent(keep_alive=False)
+SENT: Final = SentResponse(keep_alive=True)
+SENT_LAST: Final = SentResponse(keep_alive=False)
 
 
 class Exchange:
@@ -109,7 +109,7 @@ class Exchange:
         self._application = application
         self._clock = clock
         self._bodies = bodies
-        self._slow = Slow(config.server.reply_stall_s)
+        self._slow = SlowReaderLimits(config.server.reply_stall_s)
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(4)
         self._date = ""

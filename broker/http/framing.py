@@ -42,7 +42,7 @@ _FRAMING = re.compile(
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
 
 
-class Head(NamedTuple):
+class HttpHead(NamedTuple):
     """A whole head: ``begin`` is its first byte, ``end`` the first behind it.
 
     ``length`` is that of the body in bytes; None: it comes in chunks. ``minor`` is that of the version.
@@ -65,7 +65,7 @@ class Head(NamedTuple):
         return data[self.begin : self.end]
 
 
-def head_of(data: bytes, at: int = 0) -> Head | None:
+def head_of(data: bytes, at: int = 0) -> HttpHead | None:
     """Return the head that begins at a place of data; None if its end is not there.
 
     Raises:
@@ -83,7 +83,7 @@ def head_of(data: bytes, at: int = 0) -> Head | None:
     minor = 1 if line[1] == b"1" else 0
     framing = _FRAMING.search(data, line.end() - 2, end)
     if framing is None:
-        return Head(begin, end, minor)
+        return HttpHead(begin, end, minor)
     first, last = framing.span()
     length = framing[1]
     if _FRAMING.search(data, last, end) is not None:
@@ -93,7 +93,7 @@ def head_of(data: bytes, at: int = 0) -> Head | None:
         told = int(length)
     else:
         _check_coding(framing, minor)
-    return Head(begin, end, minor, told, first, last)
+    return HttpHead(begin, end, minor, told, first, last)
 
 
 def blank_bytes(data: bytes, at: int = 0) -> int:

@@ -17,9 +17,9 @@ import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from broker.http.budget import Hold, Kind
+from broker.http.budget import BudgetKind, Hold
 from broker.http.inflater import GZIP_WINDOW
-from broker.http.reply import CHUNKED, LAST_CHUNK, Answer, Piece, Reply, Stream
+from broker.http.reply import CHUNKED, LAST_CHUNK, Answer, ChunkedReply, Piece, Reply
 
 if TYPE_CHECKING:
     from broker.http.connection import Connection
@@ -46,7 +46,7 @@ class Packer(Protocol):
         """Give out the rest."""
 
 
-class Slow(NamedTuple):
+class SlowReaderLimits(NamedTuple):
     """How slow a reader may be: how long it may take nothing, and how little it may take."""
 
     stall_s: float
@@ -88,7 +88,7 @@ class Outgoing:
         headers: Mapping[str, str],
         tail: bytes,
         hold: Hold,
-        slow: Slow,
+        slow: SlowReaderLimits,
     ) -> None:
         """Send to the client of a request with this method and these headers."""
         self._connection = connection
@@ -117,7 +117,7 @@ class Outgoing:
             await answer.chunks.aclose()
 
     async def _send_reply(self, reply: Reply) -> None:
-        self._hold.take(Kind.REPLY_BYTES, len(reply.body))
+        self._hold.take(BudgetKind.REPLY_BYTES, len(reply.body))
         if len(reply.body) >= GZIP_BYTES_MIN and accepts_gzip(self._headers):
             packer = zlib.compressobj(GZIP_LEVEL, wbits=GZIP_WINDOW)
             body = await _pack(packer, reply.body, zlib.Z_FINISH)
@@ -133,9 +133,9 @@ class Outgoing:
             await self._write(head + before, piece)
             head = before = b""
         await self._write(head + after)
-        self._hold.give(Kind.REPLY_BYTES)
+        self._hold.give(BudgetKind.REPLY_BYTES)
 
-    async def _send_stream(self, stream: Stream) -> None:
+    async def _send_stream(self, stream: ChunkedReply) -> None:
         first = await anext(stream.chunks, b"")
         packer = None
         headers = [CHUNKED] if self._takes_chunks else []
@@ -148,12 +148,12 @@ class Outgoing:
             first
         )  # It is let go once it is sent, though this call lasts as long as the reader likes.
         async for piece in pieces:
-            self._hold.take(Kind.REPLY_BYTES, len(piece))
+            self._hold.take(BudgetKind.REPLY_BYTES, len(piece))
             if self._takes_chunks:
                 await self._write(head + b"%x\r\n" % len(piece), piece, b"\r\n")
             else:
                 await self._write(head, piece)
-            self._hold.give(Kind.REPLY_BYTES)
+            self._hold.give(BudgetKind.REPLY_BYTES)
             head = b""
         await self._write(head + (LAST_CHUNK if self._takes_chunks else b""))
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Generic, TypeVar
 
-from broker.http.asking import Connection
+from broker.http.asking import OutboundConnection
 
-AnyConnection = TypeVar("AnyConnection", bound=Connection)
+AnyConnection = TypeVar("AnyConnection", bound=OutboundConnection)
 
 
 class Pool(Generic[AnyConnection]):

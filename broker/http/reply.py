@@ -106,7 +106,7 @@ class Reply:
         )
 
 
-class Stream:
+class ChunkedReply:
     """An answer whose body is made while it is sent; each item, none empty, becomes one HTTP chunk.
 
     ``compressible`` bodies are gzipped if the client asks for it. That the reader has gone is told to
@@ -135,7 +135,7 @@ class Stream:
         return _head(self.status, self.content_type, (*self.headers, *headers))
 
 
-Answer = Reply | Stream
+Answer = Reply | ChunkedReply
 
 EMPTY = Reply()
 EMPTY_REPLAYED = Reply(headers=(("Idempotency-Replayed", "true"),))

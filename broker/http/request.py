@@ -12,14 +12,14 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from broker.errors import BadRequest
-from broker.http.budget import Hold, Kind
+from broker.http.budget import BudgetKind, Hold
 from broker.model import TopicId
 
 QUERY_FIELDS_MAX = 50
 _NO_QUERY: Mapping[str, str] = {}
 
 
-class Names:
+class PathNames:
     """The names in a path: a namespace, perhaps a topic in it and a stage or a cursor of that; a transaction; or a node."""
 
     __slots__ = ("cursor", "namespace", "node", "stage", "topic", "transaction")
@@ -43,7 +43,7 @@ class Names:
         self.transaction = transaction
 
 
-NO_NAMES = Names()
+NO_NAMES = PathNames()
 
 
 def never() -> asyncio.Future[None]:
@@ -88,7 +88,7 @@ class Request:
         body: bytes,
         *,
         identifier: str = "",
-        names: Names = NO_NAMES,
+        names: PathNames = NO_NAMES,
         principal: str | None = None,
         deadline: float | None = None,
         source: object | None = None,
@@ -130,7 +130,7 @@ class Request:
         """Hold the body no longer: it was decoded, and is needed no more."""
         if self.body:
             self.body = b""
-            self.hold.give(Kind.BODY_BYTES)
+            self.hold.give(BudgetKind.BODY_BYTES)
 
     def ask(self, query_string: str) -> None:
         """Give the request another query, before a handler has it."""

@@ -24,7 +24,7 @@ from broker.clock import Clock
 from broker.config.sections import Config
 from broker.errors import BrokerError, Overloaded
 from broker.http.body import BodyReader
-from broker.http.budget import DEFAULTS, Bounds, Budgets, Kind
+from broker.http.budget import DEFAULTS, Bounds, BudgetKind, Budgets
 from broker.http.connection import Connection
 from broker.http.drain import PATIENCE_S, Drain, stop_accepting
 from broker.http.exchange import Application, Exchange
@@ -170,7 +170,7 @@ class Server:
                 self._drain.part(connection, self._patience_s)
             self._drain.look()
 
-    def connection_cut(self, connection: Connection, kind: Kind) -> None:
+    def connection_cut(self, connection: Connection, kind: BudgetKind) -> None:
         """Tell that a connection was cut since it held the most of something that had run out."""
         if connection.account.may_log():
             log.warning("connection cut", reason=f"it held the most {kind}")
@@ -256,16 +256,16 @@ class Server:
         self._server = None
 
 
-def _bounds(config: Config) -> dict[Kind, Bounds]:
+def _bounds(config: Config) -> dict[BudgetKind, Bounds]:
     """Return the bounds that the configuration sets."""
-    limits, bodies = config.limits, DEFAULTS[Kind.BODY_BYTES]
+    limits, bodies = config.limits, DEFAULTS[BudgetKind.BODY_BYTES]
     # A gzipped body is held as sent while the next of it is inflated, and twice while it is joined.
     body = max(bodies.connection, limits.body_bytes_max, limits.body_inflated_bytes_max * 3 // 2)
     return {
-        Kind.WAITING: DEFAULTS[Kind.WAITING]._replace(
+        BudgetKind.WAITING: DEFAULTS[BudgetKind.WAITING]._replace(
             caller=limits.waiting_polls_max, node=limits.waiting_polls_max
         ),
-        Kind.BODY_BYTES: bodies._replace(
+        BudgetKind.BODY_BYTES: bodies._replace(
             connection=body, caller=max(bodies.caller, body), node=max(bodies.node, body)
         ),
     }

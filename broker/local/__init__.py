@@ -15,6 +15,6 @@
 from broker.local.cluster import LocalCluster
 from broker.local.member import Member
 from broker.local.places import Sizes
-from broker.local.plan import Kind
+from broker.local.plan import ProcessKind
 
-__all__ = ["Kind", "LocalCluster", "Member", "Sizes"]
+__all__ = ["LocalCluster", "Member", "ProcessKind", "Sizes"]

@@ -13,26 +13,26 @@ from collections.abc import Callable
 from http.client import HTTPConnection, HTTPException
 from typing import Any, Final
 
-from broker.local.plan import Kind, Place
+from broker.local.plan import ListenAddress, ProcessKind
 from broker.local.servers import hbase, zookeeper
 from broker.local.servers.process import ASK_TIMEOUT_S
 
 TOPICS_TOLD_MAX: Final = 20
 
 
-def question(kind: Kind, place: Place) -> Callable[[], bool]:
+def question(kind: ProcessKind, place: ListenAddress) -> Callable[[], bool]:
     """Return the question; an OSError that it raises means *not yet*."""
     ask = {
-        Kind.ZOOKEEPER: zookeeper.serves,
-        Kind.MASTER: _listens,
-        Kind.REGION_SERVER: _listens,
-        Kind.GATEWAY: hbase.gateway_answers,
-        Kind.BROKER: _is_ready,
+        ProcessKind.ZOOKEEPER: zookeeper.serves,
+        ProcessKind.MASTER: _listens,
+        ProcessKind.REGION_SERVER: _listens,
+        ProcessKind.GATEWAY: hbase.gateway_answers,
+        ProcessKind.BROKER: _is_ready,
     }[kind]
     return lambda: ask(place.host, place.port)
 
 
-def told_by(broker: Place) -> str:
+def told_by(broker: ListenAddress) -> str:
     """Return what a node tells of itself: its contact, leases and logs; or why it tells nothing."""
     try:
         return summary(own_view(broker.host, broker.port))

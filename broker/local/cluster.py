@@ -42,7 +42,7 @@ from broker.local import pids, plan
 from broker.local.asking import question
 from broker.local.member import STOP_S, Member
 from broker.local.places import Sizes, local_layout
-from broker.local.plan import Kind, Layout, Place, Program, Settings
+from broker.local.plan import ClusterLayout, ListenAddress, ProcessKind, Program, Settings
 from broker.local.servers import HBaseServer, ServerFailed
 from broker.local.servers.process import HOST
 from broker.local.tables import init_storage
@@ -58,10 +58,10 @@ REGIONS_LOCAL = 4
 """On one disk more regions only take longer to make."""
 
 STAGES: Final = (
-    ((Kind.BROKER, Kind.PROCESSOR), STOP_S),
+    ((ProcessKind.BROKER, ProcessKind.PROCESSOR), STOP_S),
     # JVMs of HBase end within a second, unless what they need is gone.
-    ((Kind.GATEWAY, Kind.MASTER, Kind.REGION_SERVER), 5.0),
-    ((Kind.ZOOKEEPER,), 5.0),
+    ((ProcessKind.GATEWAY, ProcessKind.MASTER, ProcessKind.REGION_SERVER), 5.0),
+    ((ProcessKind.ZOOKEEPER,), 5.0),
 )
 """What is ended together, and how long that may take before it is killed."""
 
@@ -98,7 +98,7 @@ class LocalCluster:
     report: Report = lambda _: None
     members: list[Member] = field(default_factory=list, init=False)
     _home: Path | None = field(default=None, init=False)
-    _plan: Layout | None = field(default=None, init=False)
+    _plan: ClusterLayout | None = field(default=None, init=False)
     _jvm: HBaseServer | None = field(default=None, init=False)
     _held: ExitStack = field(default_factory=ExitStack, init=False)
 
@@ -121,32 +121,32 @@ class LocalCluster:
     @property
     def nodes(self) -> list[Member]:
         """The brokers, without the spare ones."""
-        return self._of(Kind.BROKER)[: self.sizes.nodes]
+        return self._of(ProcessKind.BROKER)[: self.sizes.nodes]
 
     @property
     def spares(self) -> list[Member]:
         """Brokers that are not started with the others."""
-        return self._of(Kind.BROKER)[self.sizes.nodes :]
+        return self._of(ProcessKind.BROKER)[self.sizes.nodes :]
 
     @property
     def zookeepers(self) -> list[Member]:
         """The ZooKeepers; not that of an HBase that is one JVM."""
-        return self._of(Kind.ZOOKEEPER)
+        return self._of(ProcessKind.ZOOKEEPER)
 
     @property
     def masters(self) -> list[Member]:
         """HBase's master, if it is a process of its own."""
-        return self._of(Kind.MASTER)
+        return self._of(ProcessKind.MASTER)
 
     @property
     def region_servers(self) -> list[Member]:
         """The region servers."""
-        return self._of(Kind.REGION_SERVER)
+        return self._of(ProcessKind.REGION_SERVER)
 
     @property
     def gateways(self) -> list[Member]:
         """The Thrift-2 gateways."""
-        return self._of(Kind.GATEWAY)
+        return self._of(ProcessKind.GATEWAY)
 
     def start(self) -> None:
         """Start everything and return when every node serves.
@@ -186,7 +186,7 @@ class LocalCluster:
         began, home, before = time.monotonic(), self._home, self._plan
         assert home is not None, "not started"
         assert before is not None, "not started"
-        for node in self._of(Kind.BROKER):
+        for node in self._of(ProcessKind.BROKER):
             node.kill()
         layout = replace(
             before,
@@ -245,7 +245,7 @@ class LocalCluster:
         """Say how every process is: for the message of a wait that took too long."""
         return "; ".join(member.state() for member in self.members)
 
-    def _of(self, kind: Kind) -> list[Member]:
+    def _of(self, kind: ProcessKind) -> list[Member]:
         return [member for member in self.members if member.kind is kind]
 
     def _own_folder(self) -> Path:
@@ -263,37 +263,40 @@ class LocalCluster:
         pids.begin(folder)
         return folder
 
-    def _layout(self, home: Path) -> Layout:
+    def _layout(self, home: Path) -> ClusterLayout:
         settings = {REGIONS: REGIONS_LOCAL, **self.settings}
         gateway = None
         match self.hbase:
             case HBaseServer() as server:
-                gateway = Place(server.name, HOST, server.thrift2_port)
+                gateway = ListenAddress(server.name, HOST, server.thrift2_port)
                 settings.setdefault(TABLE_PREFIX, f"broker_{secrets.token_hex(4)}_")
             case "one-jvm":
                 self._jvm = HBaseServer(folder=home / "one-jvm")
-                gateway = Place(self._jvm.name, HOST, self._jvm.thrift2_port)
+                gateway = ListenAddress(self._jvm.name, HOST, self._jvm.thrift2_port)
             case "distributed":
                 pass
         own = _by_name(self.own_settings)
         return local_layout(home, self.sizes, settings=settings, own_settings=own, gateway=gateway)
 
-    def _programs(self, layout: Layout) -> Iterator[Program]:
+    def _programs(self, layout: ClusterLayout) -> Iterator[Program]:
         for program in plan.programs(layout):
-            if self.hbase == "distributed" or program.kind in (Kind.ZOOKEEPER, Kind.BROKER):
+            if self.hbase == "distributed" or program.kind in (
+                ProcessKind.ZOOKEEPER,
+                ProcessKind.BROKER,
+            ):
                 yield program
 
     def _member(self, program: Program, home: Path) -> Member:
         environment: Mapping[str, str] = {}
-        if program.kind is Kind.BROKER:
+        if program.kind is ProcessKind.BROKER:
             number = int(program.name.rpartition("-")[2])
             own = self.own_environment.get(number, {})
             environment = {**self.environment, **own}
         ready = question(program.kind, program.place)
         return Member(program, home, ready, environment)
 
-    def _start_storage(self, layout: Layout, home: Path, began: float) -> None:
-        storage = [member for member in self.members if member.kind is not Kind.BROKER]
+    def _start_storage(self, layout: ClusterLayout, home: Path, began: float) -> None:
+        storage = [member for member in self.members if member.kind is not ProcessKind.BROKER]
         for member in storage:
             member.launch()
         if self._jvm is not None:
@@ -302,7 +305,7 @@ class LocalCluster:
             member.await_ready(STORAGE_READY_S)
             self._tell(f"{member.name} is ready", began)
 
-    def _make_tables(self, layout: Layout, home: Path, began: float) -> None:
+    def _make_tables(self, layout: ClusterLayout, home: Path, began: float) -> None:
         file = home / "storage.toml"
         file.write_text(plan.toml(plan.common_settings(layout)))
         init_storage(file)
@@ -326,7 +329,7 @@ class LocalCluster:
         kinds = {member.name: member.kind for member in self.members}
         for stage, grace_s in STAGES:
             live = pids.live(self._home)
-            ending = [live[name] for name in live if kinds.get(name, Kind.BROKER) in stage]
+            ending = [live[name] for name in live if kinds.get(name, ProcessKind.BROKER) in stage]
             pids.end(ending, signal.SIGTERM, grace_s)
         if self._jvm is not None:
             self._jvm.close()

@@ -23,7 +23,7 @@ from typing import NoReturn
 import broker
 from broker.local import pids
 from broker.local.asking import told_by
-from broker.local.plan import Kind, Program
+from broker.local.plan import ProcessKind, Program
 from broker.local.servers.process import ServerFailed, await_answer, start_child, tied_to_us
 
 READY_S = 60.0
@@ -63,7 +63,7 @@ class Member:
     ) -> None:
         """Write what is needed to start it, by whomever."""
         self.name = program.name
-        self.kind: Kind = program.kind
+        self.kind: ProcessKind = program.kind
         self.place = program.place
         self.url = program.url
         self.log_path = folder / "logs" / f"{self.name}.log"
@@ -177,7 +177,7 @@ class Member:
             return f"{self.name}: ended with {self._child.returncode}"
         pid = pids.live_pid(self.folder, self.name)
         told = f"{self.name}: {_condition(pid)}"
-        if self.kind is Kind.BROKER and pid is not None and not _is_frozen(pid):
+        if self.kind is ProcessKind.BROKER and pid is not None and not _is_frozen(pid):
             return f"{told}, {told_by(self.place)}"
         return told
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from broker.local.plan import SMALL, Folders, Layout, Place, Settings
+from broker.local.plan import SMALL, ClusterLayout, Folders, ListenAddress, Settings
 from broker.local.servers import archive, jvm
 from broker.local.servers.process import HOST, ServerFailed, free_ports
 
@@ -48,8 +48,8 @@ def local_layout(
     *,
     settings: Settings,
     own_settings: dict[str, Settings],
-    gateway: Place | None = None,
-) -> Layout:
+    gateway: ListenAddress | None = None,
+) -> ClusterLayout:
     """Lay a cluster out in a folder.
 
     Args:
@@ -66,7 +66,7 @@ def local_layout(
     places = reserve(folder, sizes)
     data = folder / "data"
     archived = archive.sharing()
-    return Layout(
+    return ClusterLayout(
         zookeepers=_group(places, "zookeeper-"),
         master=places["hbase-master"],
         region_servers=_group(places, "hbase-regionserver-"),
@@ -89,11 +89,11 @@ def local_layout(
     )
 
 
-def _group(places: dict[str, Place], prefix: str) -> list[Place]:
+def _group(places: dict[str, ListenAddress], prefix: str) -> list[ListenAddress]:
     return [place for name, place in places.items() if name.startswith(prefix)]
 
 
-def reserve(folder: Path, sizes: Sizes) -> dict[str, Place]:
+def reserve(folder: Path, sizes: Sizes) -> dict[str, ListenAddress]:
     """Choose where everything of a cluster will listen; asked again before it runs, it is the same.
 
     Raises:
@@ -108,7 +108,8 @@ def reserve(folder: Path, sizes: Sizes) -> dict[str, Place]:
         ports[f"broker-{number + 1}"][0] = _wanted(sizes.first_port + number)
     (folder / "ports.json").write_text(json.dumps(ports))
     return {
-        name: Place(name, HOST, ports[name][0], (ports[name][1], ports[name][2])) for name in names
+        name: ListenAddress(name, HOST, ports[name][0], (ports[name][1], ports[name][2]))
+        for name in names
     }
 
 

@@ -6,7 +6,7 @@
 
 The same functions describe the cluster on one machine, whose addresses are free ports of loopback and
 whose folders are its own, and that of docker-compose.cluster.yml, whose addresses are names of services:
-a ``Layout`` holds all in which the two differ. A test compares the compose file with what stands here.
+a ``ClusterLayout`` holds all in which the two differ. A test compares the compose file with what stands here.
 
 Every Java program takes its options from files, so that its command line can be read::
 
@@ -39,7 +39,7 @@ Settings = Mapping[str, Any]
 """Values of a node's configuration by ``section.key``."""
 
 
-class Kind(StrEnum):
+class ProcessKind(StrEnum):
     """What a process of the cluster is."""
 
     ZOOKEEPER = "zookeeper"
@@ -51,7 +51,7 @@ class Kind(StrEnum):
     """It processes a rowlog, for a workload; no cluster has one by itself."""
 
 
-class Place(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where one process listens; ``peer_ports`` are a ZooKeeper's, for its ensemble."""
 
     name: str
@@ -76,31 +76,31 @@ class Program(NamedTuple):
     """One process: its command line, and the files that must be there before it starts."""
 
     name: str
-    kind: Kind
-    place: Place
+    kind: ProcessKind
+    place: ListenAddress
     argv: tuple[str, ...]
     files: Mapping[str, str]
     url: str | None = None
 
 
-HEAPS_MIB: Final[Mapping[Kind, int]] = {
-    Kind.ZOOKEEPER: 64,
-    Kind.MASTER: 192,
-    Kind.REGION_SERVER: 384,
-    Kind.GATEWAY: 128,
+HEAPS_MIB: Final[Mapping[ProcessKind, int]] = {
+    ProcessKind.ZOOKEEPER: 64,
+    ProcessKind.MASTER: 192,
+    ProcessKind.REGION_SERVER: 384,
+    ProcessKind.GATEWAY: 128,
 }
 
 
-def _small(kind: Kind) -> tuple[str, ...]:
+def _small(kind: ProcessKind) -> tuple[str, ...]:
     return (*jvm.QUICK, f"-Xmx{HEAPS_MIB[kind]}m")
 
 
-SMALL: Final[Mapping[Kind, tuple[str, ...]]] = {kind: _small(kind) for kind in HEAPS_MIB}
+SMALL: Final[Mapping[ProcessKind, tuple[str, ...]]] = {kind: _small(kind) for kind in HEAPS_MIB}
 """Options of JVMs that start fast and stay small: several clusters share two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class ClusterLayout:
     """All in which one cluster differs from another.
 
     Attributes:
@@ -121,11 +121,11 @@ class Layout:
         mutant: Which clause every node lacks, see broker/testing/mutants.py; "" none.
     """
 
-    zookeepers: Sequence[Place]
-    master: Place
-    region_servers: Sequence[Place]
-    gateways: Sequence[Place]
-    brokers: Sequence[Place]
+    zookeepers: Sequence[ListenAddress]
+    master: ListenAddress
+    region_servers: Sequence[ListenAddress]
+    gateways: Sequence[ListenAddress]
+    brokers: Sequence[ListenAddress]
     java: str
     bind: str
     zookeeper_folders: Mapping[str, Folders]
@@ -134,14 +134,14 @@ class Layout:
     scratch: str
     broker_folder: str
     jars: str
-    options: Mapping[Kind, Sequence[str]] = field(default_factory=lambda: SMALL)
+    options: Mapping[ProcessKind, Sequence[str]] = field(default_factory=lambda: SMALL)
     zookeeper_settings: Mapping[str, str] = field(default_factory=lambda: zookeeper.SETTINGS)
     settings: Settings = field(default_factory=dict)
     own_settings: Mapping[str, Settings] = field(default_factory=dict)
     mutant: str = ""
 
 
-def programs(layout: Layout) -> list[Program]:
+def programs(layout: ClusterLayout) -> list[Program]:
     """Describe every process, in the order in which they depend on each other."""
     return [
         *(zookeeper_program(layout, place) for place in layout.zookeepers),
@@ -150,7 +150,7 @@ def programs(layout: Layout) -> list[Program]:
     ]
 
 
-def hbase_programs(layout: Layout) -> list[Program]:
+def hbase_programs(layout: ClusterLayout) -> list[Program]:
     """Describe the processes of HBase."""
     return [
         master_program(layout),
@@ -159,7 +159,7 @@ def hbase_programs(layout: Layout) -> list[Program]:
     ]
 
 
-def zookeeper_program(layout: Layout, place: Place) -> Program:
+def zookeeper_program(layout: ClusterLayout, place: ListenAddress) -> Program:
     """Describe one ZooKeeper."""
     conf, data = layout.zookeeper_folders[place.name]
     files = {
@@ -167,11 +167,11 @@ def zookeeper_program(layout: Layout, place: Place) -> Program:
         f"{conf}/zoo.cfg": zookeeper.properties(zoo_cfg(layout, place)),
         f"{data}/myid": str(1 + list(layout.zookeepers).index(place)),
     }
-    argv = _java(layout, conf, Kind.ZOOKEEPER, zookeeper.MAIN, f"{conf}/zoo.cfg")
-    return Program(place.name, Kind.ZOOKEEPER, place, argv, files)
+    argv = _java(layout, conf, ProcessKind.ZOOKEEPER, zookeeper.MAIN, f"{conf}/zoo.cfg")
+    return Program(place.name, ProcessKind.ZOOKEEPER, place, argv, files)
 
 
-def zoo_cfg(layout: Layout, place: Place) -> dict[str, str]:
+def zoo_cfg(layout: ClusterLayout, place: ListenAddress) -> dict[str, str]:
     """Return the properties of one ZooKeeper."""
     ensemble = {
         f"server.{number}": f"{other.host}:{other.peer_ports[0]}:{other.peer_ports[1]}"
@@ -187,12 +187,12 @@ def zoo_cfg(layout: Layout, place: Place) -> dict[str, str]:
     }
 
 
-def master_program(layout: Layout) -> Program:
+def master_program(layout: ClusterLayout) -> Program:
     """Describe HBase's master."""
     place = layout.master
     return _hbase_program(
         layout,
-        Kind.MASTER,
+        ProcessKind.MASTER,
         place,
         MASTER_MAIN,
         *_defined("hbase.master", place),
@@ -200,11 +200,11 @@ def master_program(layout: Layout) -> Program:
     )
 
 
-def region_server_program(layout: Layout, place: Place) -> Program:
+def region_server_program(layout: ClusterLayout, place: ListenAddress) -> Program:
     """Describe one of HBase's region servers."""
     return _hbase_program(
         layout,
-        Kind.REGION_SERVER,
+        ProcessKind.REGION_SERVER,
         place,
         REGION_SERVER_MAIN,
         *_defined("hbase.regionserver", place),
@@ -212,21 +212,23 @@ def region_server_program(layout: Layout, place: Place) -> Program:
     )
 
 
-def gateway_program(layout: Layout, place: Place) -> Program:
+def gateway_program(layout: ClusterLayout, place: ListenAddress) -> Program:
     """Describe one Thrift-2 gateway."""
     listening = ("-p", str(place.port), "-b", layout.bind, "--infoport", "-1")
-    return _hbase_program(layout, Kind.GATEWAY, place, GATEWAY_MAIN, "start", *listening)
+    return _hbase_program(layout, ProcessKind.GATEWAY, place, GATEWAY_MAIN, "start", *listening)
 
 
-def unloading(layout: Layout, region_server: Place) -> tuple[str, ...]:
+def unloading(layout: ClusterLayout, region_server: ListenAddress) -> tuple[str, ...]:
     """Return the command that moves all regions of a region server to the others, each by the master."""
     local = "localhost" if region_server.host == HOST else region_server.host
     words = ("-r", f"{local}:{region_server.port}", "-o", "unload", "-m", "4")
     moved = ("-f", f"{layout.hbase_folder}/moved-{region_server.name}")
-    return _java(layout, layout.hbase_folder, Kind.GATEWAY, REGION_MOVER_MAIN, *words, *moved)
+    return _java(
+        layout, layout.hbase_folder, ProcessKind.GATEWAY, REGION_MOVER_MAIN, *words, *moved
+    )
 
 
-def hbase_site(layout: Layout) -> dict[str, str]:
+def hbase_site(layout: ClusterLayout) -> dict[str, str]:
     """Return the configuration that all processes of HBase share."""
     local = {"hbase.master.hostname", "hbase.regionserver.hostname"}
     return {
@@ -243,12 +245,12 @@ def hbase_site(layout: Layout) -> dict[str, str]:
     }
 
 
-def broker_program(layout: Layout, place: Place) -> Program:
+def broker_program(layout: ClusterLayout, place: ListenAddress) -> Program:
     """Describe one node."""
     file = f"{layout.broker_folder}/{place.name}.toml"
     argv = (sys.executable, *command_line(layout.mutant), "serve", "--config", file)
     files = {file: toml(node_settings(layout, place))}
-    return Program(place.name, Kind.BROKER, place, argv, files, f"http://{place.address}")
+    return Program(place.name, ProcessKind.BROKER, place, argv, files, f"http://{place.address}")
 
 
 def command_line(mutant: str) -> tuple[str, ...]:
@@ -256,7 +258,7 @@ def command_line(mutant: str) -> tuple[str, ...]:
     return ("-m", "broker.testing.mutants", mutant) if mutant else ("-m", "broker.cli")
 
 
-def node_settings(layout: Layout, place: Place) -> dict[str, Any]:
+def node_settings(layout: ClusterLayout, place: ListenAddress) -> dict[str, Any]:
     """Return what a node's configuration says that differs from the defaults."""
     return {
         "server.port": place.port,
@@ -266,7 +268,7 @@ def node_settings(layout: Layout, place: Place) -> dict[str, Any]:
     }
 
 
-def common_settings(layout: Layout) -> dict[str, Any]:
+def common_settings(layout: ClusterLayout) -> dict[str, Any]:
     """Return what the configurations of all nodes, and of whoever makes their tables, share."""
     return {
         "server.host": layout.bind,
@@ -295,7 +297,7 @@ def java_options() -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _java_files(layout: Layout, conf: str, log4j: str) -> dict[str, str]:
+def _java_files(layout: ClusterLayout, conf: str, log4j: str) -> dict[str, str]:
     return {
         f"{conf}/java.options": java_options(),
         f"{conf}/class-path": f'-cp "{layout.jars}:{conf}"\n',
@@ -303,12 +305,16 @@ def _java_files(layout: Layout, conf: str, log4j: str) -> dict[str, str]:
     }
 
 
-def _java(layout: Layout, conf: str, kind: Kind, main: str, *words: str) -> tuple[str, ...]:
+def _java(
+    layout: ClusterLayout, conf: str, kind: ProcessKind, main: str, *words: str
+) -> tuple[str, ...]:
     files = (f"@{conf}/java.options", f"@{conf}/class-path")
     return (layout.java, *files, *layout.options[kind], main, *words)
 
 
-def _hbase_program(layout: Layout, kind: Kind, place: Place, main: str, *words: str) -> Program:
+def _hbase_program(
+    layout: ClusterLayout, kind: ProcessKind, place: ListenAddress, main: str, *words: str
+) -> Program:
     conf = layout.hbase_folder
     files = {
         **_java_files(layout, conf, hbase.LOG4J),
@@ -317,6 +323,6 @@ def _hbase_program(layout: Layout, kind: Kind, place: Place, main: str, *words: 
     return Program(place.name, kind, place, _java(layout, conf, kind, main, *words), files)
 
 
-def _defined(prefix: str, place: Place) -> tuple[str, ...]:
+def _defined(prefix: str, place: ListenAddress) -> tuple[str, ...]:
     host = "localhost" if place.host == HOST else place.host
     return ("-D", f"{prefix}.hostname={host}", "-D", f"{prefix}.port={place.port}")

@@ -16,13 +16,13 @@ from typing import Any, Final
 from typing_extensions import override
 
 from broker.local.member import Member
-from broker.local.plan import Kind, Place, Program
+from broker.local.plan import ListenAddress, ProcessKind, Program
 from broker.local.servers.process import HOST
 
 READY: Final = '"kind": "ready"'
 
 
-class Processor(Member):
+class ProcessorMember(Member):
     """A candidate for processing.
 
     Args:
@@ -39,7 +39,11 @@ class Processor(Member):
         file = str(folder / f"{name}.json")
         argv = (sys.executable, "-m", "chaos.rowlog_worker", name, f"@{file}")
         program = Program(
-            name, Kind.PROCESSOR, Place(name, HOST, 0), argv, {file: json.dumps(dict(given))}
+            name,
+            ProcessKind.PROCESSOR,
+            ListenAddress(name, HOST, 0),
+            argv,
+            {file: json.dumps(dict(given))},
         )
         super().__init__(program, folder, self._is_ready, {})
         self._halted = halted

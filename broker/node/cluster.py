@@ -38,7 +38,7 @@ from broker.routing.receiving import Receiving
 from broker.routing.secret import cluster_secret
 from broker.routing.service import Routing
 from broker.routing.witnesses import clocks_of
-from broker.storage.health import CallHealth, Ended
+from broker.storage.health import CallHealth, CallOutcome
 from broker.storage.log import Logs
 from broker.storage.records import RecordStore
 from broker.topics.service import Topics
@@ -68,7 +68,7 @@ class Servers(Protocol):
     def protocol(self) -> int:
         """The version of what nodes tell each other."""
 
-    async def stores(self, told: Callable[[Ended], None]) -> Stores:
+    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
         """Open the stores; ``told`` is told of each call as it ends. Raises Unavailable."""
 
     async def coordinator(self) -> TreeCoordinator:
@@ -213,7 +213,7 @@ class InCluster:
 
     # What is told.
 
-    def _called(self, ended: Ended) -> None:
+    def _called(self, ended: CallOutcome) -> None:
         self._health.ended(ended.kind, ended.message)
         self._metrics.called(ended.call, ended.kind, ended.seconds)
 

@@ -36,7 +36,7 @@ from broker.config.sections import Config
 from broker.coordination.claims import Written
 from broker.coordination.tenure import Tenure
 from broker.errors import Unavailable, install_command
-from broker.http.budget import Kind
+from broker.http.budget import BudgetKind
 from broker.http.server import BACKLOG, Server
 from broker.metrics import Metrics
 from broker.node.alone import Alone, open_store
@@ -351,7 +351,7 @@ class Node:
                 log.info("swept", **_told(report))
 
 
-def _by_name(counts: Mapping[Kind, int]) -> dict[str, float]:
+def _by_name(counts: Mapping[BudgetKind, int]) -> dict[str, float]:
     return {kind.value: count for kind, count in counts.items()}
 
 

@@ -15,7 +15,7 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.node.cluster import Stores
 from broker.routing.nodeheaders import PROTOCOL
 from broker.storage.hbase.store import open_hbase
-from broker.storage.health import Ended
+from broker.storage.health import CallOutcome
 from broker.storage.log import Logs
 from broker.storage.records import Records
 
@@ -30,7 +30,7 @@ class ConfiguredServers:
         self._config = config
         self._clock = clock
 
-    async def stores(self, told: Callable[[Ended], None]) -> Stores:
+    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
         """Open HBase's tables.
 
         Raises:

@@ -39,14 +39,14 @@ async def serve_tephra(
     try:
         from broker.transactions.tephra_frames import Most  # noqa: PLC0415 - See there.
         from broker.transactions.tephra_server import TephraServer  # noqa: PLC0415
-        from broker.transactions.tephra_service import Bounds  # noqa: PLC0415
+        from broker.transactions.tephra_service import TephraBounds  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise Unavailable(
             f"transactions.thrift_port needs the package {error.name!r}: {install_command('tephra')}"
         ) from error
     own = config.transactions
     most = Most(keys=own.transaction_changes_max, key_bytes=own.transaction_changes_bytes_max)
-    bounds = Bounds(config.server.request_deadline_s, most)
+    bounds = TephraBounds(config.server.request_deadline_s, most)
     server = TephraServer(transactions, budgets, metrics, clock, bounds)
     await server.start(config.server.host, port)
     log.info("thrift service started", host=config.server.host, port=server.port)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from broker.http.answer import Reply
+from broker.http.answer import HttpAnswer
 from broker.model import TopicId
-from broker.routing.deciding import Kind, Told
-from broker.routing.peers import Relay
+from broker.routing.deciding import PeerAnswer, RepeatEffect
+from broker.routing.peers import RelayedAnswer
 
 MOVED = "Broker-Moved"
 """On the answer to a poll that waited: it ends early, for another node leads from now on."""
@@ -28,7 +28,7 @@ class Call(NamedTuple):
     is asked is told what is left of that.
     """
 
-    kind: Kind
+    kind: RepeatEffect
     name: str
     topic: TopicId
     method: str
@@ -48,8 +48,8 @@ class Call(NamedTuple):
 class Relayed(NamedTuple):
     """A leader's answer: a whole reply, or (``relay``) one whose body is still to come."""
 
-    reply: Reply
-    relay: Relay | None = None
+    reply: HttpAnswer
+    relay: RelayedAnswer | None = None
 
     @property
     def has_moved(self) -> bool:
@@ -57,10 +57,12 @@ class Relayed(NamedTuple):
         return MOVED.lower() in self.reply.headers
 
     @property
-    def told(self) -> Told:
+    def told(self) -> PeerAnswer:
         """What it says, as far as decisions need it."""
         headers = self.reply.headers
-        return Told.by_reply(self.reply.status, headers.get(ERROR, ""), headers.get(OUTCOME, ""))
+        return PeerAnswer.by_reply(
+            self.reply.status, headers.get(ERROR, ""), headers.get(OUTCOME, "")
+        )
 
     def close(self) -> None:
         """Read no further."""

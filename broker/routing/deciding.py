@@ -36,7 +36,7 @@ LOOK_AGAIN = frozenset({NoLeader.code, NotLeader.code, Forbidden.code})
 caller may do this, so *forbidden* is a node that does not know this one yet."""
 
 
-class Kind(enum.Enum):
+class RepeatEffect(enum.Enum):
     """What repeating a request does."""
 
     READING = "reading"
@@ -52,17 +52,17 @@ class Kind(enum.Enum):
     @property
     def is_reading(self) -> bool:
         """Whether it has no effect."""
-        return self in (Kind.READING, Kind.POLL)
+        return self in (RepeatEffect.READING, RepeatEffect.POLL)
 
     @property
     def is_in_a_lane(self) -> bool:
         """Whether its order among others of one client counts."""
-        return self in (Kind.KEYED, Kind.IDEMPOTENT)
+        return self in (RepeatEffect.KEYED, RepeatEffect.IDEMPOTENT)
 
     @property
     def is_repeatable(self) -> bool:
         """Whether it may be sent again although it may have been done."""
-        return self is not Kind.ONCE
+        return self is not RepeatEffect.ONCE
 
 
 class Next(enum.Enum):
@@ -74,7 +74,7 @@ class Next(enum.Enum):
     UNKNOWN = "unknown"
 
 
-class Told(NamedTuple):
+class PeerAnswer(NamedTuple):
     """An answer, as far as decisions need it. ``code`` is empty for a success."""
 
     code: str
@@ -82,12 +82,12 @@ class Told(NamedTuple):
     retriable: bool
 
     @classmethod
-    def by_error(cls, error: BrokerError) -> Told:
+    def by_error(cls, error: BrokerError) -> PeerAnswer:
         """Return what an error of this very node tells."""
         return cls(error.code, error.outcome, error.retriable)
 
     @classmethod
-    def by_reply(cls, status: int, code: str, outcome: str) -> Told:
+    def by_reply(cls, status: int, code: str, outcome: str) -> PeerAnswer:
         """Return what another node's reply tells; an answer without a word on its outcome is unknown."""
         if status < 400:
             return SUCCESS
@@ -101,10 +101,10 @@ class Told(NamedTuple):
         return cls(code or BrokerError.code, "refused" if definite else "unknown", retriable)
 
 
-SUCCESS = Told("", "refused", retriable=False)
+SUCCESS = PeerAnswer("", "refused", retriable=False)
 
 
-def after_answer(kind: Kind, told: Told, *, in_doubt: bool, own_key: bool) -> Next:
+def after_answer(kind: RepeatEffect, told: PeerAnswer, *, in_doubt: bool, own_key: bool) -> Next:
     """Decide after an answer.
 
     Args:
@@ -127,14 +127,14 @@ def after_answer(kind: Kind, told: Told, *, in_doubt: bool, own_key: bool) -> Ne
     return Next.REPEAT if told.retriable else Next.UNKNOWN
 
 
-def after_loss(kind: Kind, *, sent: bool) -> Next:
+def after_loss(kind: RepeatEffect, *, sent: bool) -> Next:
     """Decide after an attempt that got no answer."""
     if not sent or kind.is_reading:
         return Next.AGAIN
     return Next.REPEAT if kind.is_repeatable else Next.UNKNOWN
 
 
-def is_final(kind: Kind, told: Told, *, attempt: int, own_key: bool) -> bool:
+def is_final(kind: RepeatEffect, told: PeerAnswer, *, attempt: int, own_key: bool) -> bool:
     """Whether the sender certainly passes this answer on, so that the request has its outcome.
 
     The leader's view, for lanes. It does not know whether earlier attempts left the sender in doubt,
@@ -149,7 +149,7 @@ def outcome_unknown(why: str, *, own_key: bool) -> OutcomeUnknown:
     return error.under_key() if own_key else error
 
 
-def at_the_deadline(kind: Kind, why: str, *, in_doubt: bool, own_key: bool) -> BrokerError:
+def at_the_deadline(kind: RepeatEffect, why: str, *, in_doubt: bool, own_key: bool) -> BrokerError:
     """Return the error for a request that has no answer when its time is up."""
     if in_doubt and not kind.is_reading:
         return outcome_unknown(why, own_key=own_key)

@@ -9,15 +9,15 @@ from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 from broker.clock import Clock
-from broker.http.answer import NoAnswer, NotSent, Reply
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.model import TopicId
 from broker.routing.calls import LEADER, MOVED, Call, LeaderSeen, Relayed
 from broker.routing.deadlines import on_the_wire_ms
-from broker.routing.deciding import Kind
+from broker.routing.deciding import RepeatEffect
 from broker.routing.lanes import SentLane
 from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender
-from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, Relay, whole
-from broker.turns import Place, Turns
+from broker.routing.peers import CONNECTIONS_MAX, STREAMS_MAX, Peers, RelayedAnswer, whole
+from broker.turns import CallSubject, Turns
 
 GRACE_S: Final = 0.5
 """How long after the deadline the leader's own word on it may still come."""
@@ -33,7 +33,7 @@ LANES_OF_ONE_MAX: Final = 1000
 """Lanes of one connection, unless more have requests that are not resolved."""
 
 
-class _Ask(NamedTuple):
+class _ForwardedRequest(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
@@ -48,7 +48,7 @@ class Elsewhere(NamedTuple):
     epoch: int | None = None
 
     @classmethod
-    def of(cls, reply: Reply) -> Elsewhere:
+    def of(cls, reply: HttpAnswer) -> Elsewhere:
         """Read the body of a 421; what can't be read is unknown."""
         try:
             told = json.loads(reply.body)
@@ -120,7 +120,7 @@ class Epochs:
 class _Reading:
     """An answer to a read, which is counted until it is closed."""
 
-    def __init__(self, relay: Relay, left: Callable[[], None]) -> None:
+    def __init__(self, relay: RelayedAnswer, left: Callable[[], None]) -> None:
         self._relay = relay
         self._left: Callable[[], None] | None = left
         self.status = relay.status
@@ -177,7 +177,9 @@ class Forwarder:
             self.epochs.learn(call.topic, LeaderSeen.parse(seen).epoch)
         return relayed
 
-    def _ask(self, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None) -> _Ask:
+    def _ask(
+        self, call: Call, repeat: Repeat, place: tuple[SentLane, int] | None
+    ) -> _ForwardedRequest:
         now = self._clock.monotonic()
         told = NodeHeaders(
             self._me,
@@ -190,16 +192,16 @@ class Forwarder:
         if wait_s := call.wait_s(now):
             # Never longer than its client asked for, however late this attempt is.
             target += f"?wait={wait_s:.3f}"
-        return _Ask(call.method, target, headers, call.body)
+        return _ForwardedRequest(call.method, target, headers, call.body)
 
-    async def _exchange(self, url: str, call: Call, ask: _Ask) -> Reply:
+    async def _exchange(self, url: str, call: Call, ask: _ForwardedRequest) -> HttpAnswer:
         """Send a request in its topic's turn, and return the whole answer. Raises NotSent, NoAnswer."""
         turns = self._turns.get(url)
         if turns is None:
             turns = self._turns[url] = Turns(TURNS_MAX, CONNECTIONS_MAX - TURNS_MAX)
         ends = call.deadline + GRACE_S
         try:
-            turn = await turns.take(Place(str(call.topic)), ends - self._clock.monotonic())
+            turn = await turns.take(CallSubject(str(call.topic)), ends - self._clock.monotonic())
         except TimeoutError:
             raise NotSent(f"too many requests for topic '{call.topic}' are under way") from None
         is_answered = False
@@ -210,17 +212,19 @@ class Forwarder:
         finally:
             turns.give_back(turn, answered=is_answered)
 
-    async def _read(self, url: str, call: Call, ask: _Ask) -> Relayed:
+    async def _read(self, url: str, call: Call, ask: _ForwardedRequest) -> Relayed:
         """Send a read; a long answer is passed on as it comes, all others are read to their end."""
         now = self._clock.monotonic()
         silence_s = min(call.wait_s(now) + READING_S, call.deadline - now)
         relay = await self._reading(url, call.topic, ask, silence_s)
         streams = relay.status == 200 and MOVED.lower() not in relay.headers
-        if call.kind is Kind.POLL and streams and not relay.ended:
-            return Relayed(Reply(relay.status, relay.headers, b""), relay)
+        if call.kind is RepeatEffect.POLL and streams and not relay.ended:
+            return Relayed(HttpAnswer(relay.status, relay.headers, b""), relay)
         return Relayed(await whole(relay, silence_s))
 
-    async def _reading(self, url: str, topic: TopicId, ask: _Ask, silence_s: float) -> Relay:
+    async def _reading(
+        self, url: str, topic: TopicId, ask: _ForwardedRequest, silence_s: float
+    ) -> RelayedAnswer:
         """Send a read and return its answer once it has begun. Raises NotSent, NoAnswer."""
         key = url, topic
         if self._reads[key] >= READS_OF_TOPIC_MAX:

@@ -22,7 +22,7 @@ import enum
 from collections import OrderedDict
 from typing import Final
 
-from broker.routing.nodeheaders import Sender, Ticket
+from broker.routing.nodeheaders import LaneTicket, Sender
 
 LANES_MAX: Final = 100_000
 LANE_SPAN_MAX: Final = 1024
@@ -46,9 +46,9 @@ class SentLane:
         self._unresolved[number] = None
         return number
 
-    def ticket(self, number: int) -> Ticket:
+    def ticket(self, number: int) -> LaneTicket:
         """Return what to send along with a request that is not resolved yet, as of now."""
-        return Ticket(self.lane, number, next(iter(self._unresolved)))
+        return LaneTicket(self.lane, number, next(iter(self._unresolved)))
 
     @property
     def is_resolved(self) -> bool:
@@ -60,7 +60,7 @@ class SentLane:
         self._unresolved.pop(number, None)
 
 
-class Turn(enum.Enum):
+class LaneDecision(enum.Enum):
     """What to do with a request that has arrived."""
 
     TAKE = "take"
@@ -94,8 +94,8 @@ class ReceivedLanes:
         return len(self._lanes)
 
     def judge(
-        self, sender: Sender, ticket: Ticket, attempt: int, *, deadline: float, now: float
-    ) -> Turn:
+        self, sender: Sender, ticket: LaneTicket, attempt: int, *, deadline: float, now: float
+    ) -> LaneDecision:
         """Return what to do with a request; ``deadline`` (monotonic) is when it is past.
 
         After TAKE, ``answered`` must follow once its outcome is final. After WAIT ask again whenever
@@ -103,16 +103,16 @@ class ReceivedLanes:
         """
         lane = self._lane((sender, ticket.lane), now)
         if lane is None or ticket.number - ticket.lowest > LANE_SPAN_MAX:
-            return Turn.FULL
+            return LaneDecision.FULL
         lane.until = max(lane.until, deadline)
         self._raise_lowest(lane, ticket.lowest)
         if ticket.number < lane.lowest or attempt < lane.attempts.get(ticket.number, 0):
-            return Turn.LATE
+            return LaneDecision.LATE
         lane.attempts[ticket.number] = attempt
         before = range(lane.lowest, ticket.number)
-        return Turn.TAKE if lane.answered.issuperset(before) else Turn.WAIT
+        return LaneDecision.TAKE if lane.answered.issuperset(before) else LaneDecision.WAIT
 
-    def answered(self, sender: Sender, ticket: Ticket) -> None:
+    def answered(self, sender: Sender, ticket: LaneTicket) -> None:
         """Note that a request was answered here for good."""
         lane = self._lanes.get((sender, ticket.lane))
         if lane is not None and ticket.number >= lane.lowest:

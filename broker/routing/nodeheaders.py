@@ -51,7 +51,7 @@ class Sender(NamedTuple):
     incarnation: str
 
 
-class Ticket(NamedTuple):
+class LaneTicket(NamedTuple):
     """A request's place in its lane. ``lowest`` is the lowest number not resolved when it was sent."""
 
     lane: int
@@ -79,7 +79,7 @@ class NodeHeaders(NamedTuple):
     sender: Sender
     deadline_ms: int
     repeat: Repeat = Repeat()
-    ticket: Ticket | None = None
+    ticket: LaneTicket | None = None
 
     def format(self, secret: str) -> dict[str, str]:
         """Return the headers, as the receiver's protocol (``repeat.protocol``) has them."""
@@ -163,14 +163,14 @@ def _number(headers: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _ticket(headers: Mapping[str, str]) -> Ticket | None:
+def _ticket(headers: Mapping[str, str]) -> LaneTicket | None:
     text = headers.get(LANE)
     if text is None:
         return None
     match = _LANE.fullmatch(text)
     if match is None:
         raise BadRequest(f"{LANE} must be three numbers, not {text!a:.80}.")
-    ticket = Ticket(*map(int, match.groups()))
+    ticket = LaneTicket(*map(int, match.groups()))
     if ticket.lowest > ticket.number:
         raise BadRequest(
             f"{LANE}: {ticket.number} is not resolved, so {ticket.lowest} is not lowest."

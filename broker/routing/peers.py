@@ -13,8 +13,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from broker.http.answer import NoAnswer, NotSent, Reply, Streamed
-from broker.http.asking import REPLY_BYTES_MAX, Ask, Connection, open_connection
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent, Streamed
+from broker.http.asking import REPLY_BYTES_MAX, Ask, OutboundConnection, open_connection
 from broker.http.pool import Pool
 
 CONNECTIONS_MAX: Final = 4096
@@ -31,7 +31,7 @@ IDLE_S_MAX: Final = 15.0
 """Below the time after which a node closes idle connections."""
 
 
-class Relay(Protocol):
+class RelayedAnswer(Protocol):
     """An answer that is passed on as it comes."""
 
     @property
@@ -56,10 +56,10 @@ class Relay(Protocol):
 class Peers(Protocol):
     """The way to other nodes, each known by its URL."""
 
-    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> Reply:
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         """Send a request and return the whole answer. Raises NotSent, NoAnswer."""
 
-    async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
+    async def stream(self, url: str, ask: Ask, timeout_s: float) -> RelayedAnswer:
         """Send a request and return its answer once it has begun. Raises NotSent, NoAnswer."""
 
     async def close(self) -> None:
@@ -69,10 +69,12 @@ class Peers(Protocol):
 class _Relay:
     """A streamed answer that gives its connection back."""
 
-    def __init__(self, streamed: Streamed, pool: Pool[Connection], connection: Connection) -> None:
+    def __init__(
+        self, streamed: Streamed, pool: Pool[OutboundConnection], connection: OutboundConnection
+    ) -> None:
         self._streamed = streamed
         self._pool = pool
-        self._connection: Connection | None = connection
+        self._connection: OutboundConnection | None = connection
         self.status = streamed.status
         self.headers = streamed.headers
 
@@ -99,10 +101,10 @@ class HttpPeers:
         """Connect to no node yet; ``reached_at`` says where a node is, if not at its own URL."""
         self._reached_at = reached_at or {}
         self._idle_s_max = idle_s_max
-        self._soon: dict[str, Pool[Connection]] = {}
-        self._streams: dict[str, Pool[Connection]] = {}
+        self._soon: dict[str, Pool[OutboundConnection]] = {}
+        self._streams: dict[str, Pool[OutboundConnection]] = {}
 
-    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> Reply:
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         """Send a request and return the whole answer. Raises NotSent, NoAnswer."""
         pool = self._pool(self._soon, url, CONNECTIONS_MAX)
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -113,7 +115,7 @@ class HttpPeers:
         finally:
             _give_back(pool, connection)
 
-    async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
+    async def stream(self, url: str, ask: Ask, timeout_s: float) -> RelayedAnswer:
         """Send a request and return its answer once it has begun. Raises NotSent, NoAnswer."""
         pool = self._pool(self._streams, url, STREAMS_MAX)
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -128,14 +130,16 @@ class HttpPeers:
         return _Relay(streamed, pool, connection)
 
     def _pool(
-        self, pools: dict[str, Pool[Connection]], url: str, connections_max: int
-    ) -> Pool[Connection]:
+        self, pools: dict[str, Pool[OutboundConnection]], url: str, connections_max: int
+    ) -> Pool[OutboundConnection]:
         pool = pools.get(url)
         if pool is None:
             pool = pools[url] = Pool(connections_max, self._idle_s_max)
         return pool
 
-    async def _take(self, pool: Pool[Connection], url: str, timeout_s: float) -> Connection:
+    async def _take(
+        self, pool: Pool[OutboundConnection], url: str, timeout_s: float
+    ) -> OutboundConnection:
         """Return a connection that no other request uses. Raises NotSent."""
         if not await pool.enter(timeout_s):
             raise NotSent(f"too many requests to {url} are under way")
@@ -143,7 +147,9 @@ class HttpPeers:
         try:
             connection = pool.take(reached)
             if connection is None:
-                opening = open_connection(Connection(reached, {}), min(timeout_s, CONNECT_S))
+                opening = open_connection(
+                    OutboundConnection(reached, {}), min(timeout_s, CONNECT_S)
+                )
                 connection = pool.add(await opening)
         except BaseException:
             pool.leave()
@@ -157,7 +163,7 @@ class HttpPeers:
                 pools.popitem()[1].close("this node closed the connection")
 
 
-def _give_back(pool: Pool[Connection], connection: Connection) -> None:
+def _give_back(pool: Pool[OutboundConnection], connection: OutboundConnection) -> None:
     pool.put_back(connection)
     pool.leave()
 
@@ -167,7 +173,7 @@ async def _joined(blocks: list[bytes]) -> bytes:
     return await asyncio.to_thread(b"".join, blocks)
 
 
-async def whole(relay: Relay, silence_s: float) -> Reply:
+async def whole(relay: RelayedAnswer, silence_s: float) -> HttpAnswer:
     """Read an answer to its end. Raises NoAnswer, also if it has more than ``REPLY_BYTES_MAX``."""
     try:
         blocks: list[bytes] = []
@@ -184,9 +190,9 @@ async def whole(relay: Relay, silence_s: float) -> Reply:
                 pieces.clear()
         blocks += pieces
         body = await _joined(blocks) if size > JOIN_BYTES_MAX else b"".join(blocks)
-        return Reply(relay.status, relay.headers, body)
+        return HttpAnswer(relay.status, relay.headers, body)
     finally:
         relay.close()
 
 
-__all__ = ["HttpPeers", "NoAnswer", "NotSent", "Peers", "Relay", "Reply", "whole"]
+__all__ = ["HttpAnswer", "HttpPeers", "NoAnswer", "NotSent", "Peers", "RelayedAnswer", "whole"]

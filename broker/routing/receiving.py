@@ -14,7 +14,7 @@ from typing import Final
 from broker.clock import Clock
 from broker.errors import NoLeader, Overloaded
 from broker.routing import deadlines, nodeheaders
-from broker.routing.lanes import LANES_MAX, ReceivedLanes, Turn
+from broker.routing.lanes import LANES_MAX, LaneDecision, ReceivedLanes
 from broker.routing.nodeheaders import NodeHeaders, Sender
 
 TURN_S: Final = 1.0
@@ -69,18 +69,18 @@ class Receiving:
         assert ticket is not None
         key = (told.sender, ticket.lane)
         until = min(deadline, self._clock.monotonic() + TURN_S)
-        while (turn := self._judge(told, deadline)) is Turn.WAIT:
+        while (turn := self._judge(told, deadline)) is LaneDecision.WAIT:
             left_s = until - self._clock.monotonic()
             if left_s <= 0:
                 raise NoLeader("Earlier requests of the same client are not resolved yet.")
             await self._news(key, left_s)
         self._wake(key)
-        if turn is Turn.LATE:
+        if turn is LaneDecision.LATE:
             raise Overloaded("A late copy of a request that has its outcome.")
-        if turn is Turn.FULL:
+        if turn is LaneDecision.FULL:
             raise Overloaded("Too many clients of other nodes write here.", retry_after_s=1)
 
-    def _judge(self, told: NodeHeaders, deadline: float) -> Turn:
+    def _judge(self, told: NodeHeaders, deadline: float) -> LaneDecision:
         assert told.ticket is not None
         return self._lanes.judge(
             told.sender,

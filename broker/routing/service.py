@@ -36,16 +36,16 @@ from tenacity.wait import wait_random_exponential
 
 from broker.clock import Clock
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import HERE, Place, Tenure
+from broker.coordination.tenure import HERE, Tenure, TopicPlacement
 from broker.errors import BrokerError, NoLeader, NotLeader
 from broker.http.answer import NoAnswer, NotSent
 from broker.metrics import OK, Metrics
 from broker.model import TopicId
 from broker.routing.calls import Call, Relayed
 from broker.routing.deciding import (
-    Kind,
     Next,
-    Told,
+    PeerAnswer,
+    RepeatEffect,
     after_answer,
     after_loss,
     at_the_deadline,
@@ -99,7 +99,7 @@ class Routing:
         self.waits_until = math.inf
         """When (monotonic) nobody waits for a leader any more, whatever its deadline: the node stops."""
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         """Return who answers for a topic: who leads it, or else who should."""
         return HERE if self._leads(topic) else self._tenure.place(topic)
 
@@ -283,13 +283,13 @@ class _Journey(Generic[Result]):
         except BrokerError as error:
             self._why = error.message
             # Without a key of some kind a publish here can't be repeated either.
-            repeatable = repeat is not None or self._call.kind is not Kind.KEYED
-            kind = self._call.kind if repeatable else Kind.ONCE
-            if self._after(Told.by_error(error), kind) is Next.REPLY:
+            repeatable = repeat is not None or self._call.kind is not RepeatEffect.KEYED
+            kind = self._call.kind if repeatable else RepeatEffect.ONCE
+            if self._after(PeerAnswer.by_error(error), kind) is Next.REPLY:
                 raise
             raise _LookAgain from error
 
-    def _after(self, told: Told, kind: Kind | None = None) -> Next:
+    def _after(self, told: PeerAnswer, kind: RepeatEffect | None = None) -> Next:
         """Decide after an answer. Raises OutcomeUnknown if that is all there is to say."""
         call = self._call
         kind = call.kind if kind is None else kind
@@ -308,7 +308,7 @@ class _Journey(Generic[Result]):
         """Send it there; again at once if the epoch was all that was wrong."""
         call = self._call
         self._was_here = False
-        if call.kind is Kind.KEYED and not call.own_key and self._key is None:
+        if call.kind is RepeatEffect.KEYED and not call.own_key and self._key is None:
             self._key = secrets.token_hex(KEY_BYTES)
         if call.kind.is_in_a_lane and call.source is not None and self._place is None:
             lane = self._forwarder.lanes.of(call.source, call.topic)

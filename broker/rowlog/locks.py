@@ -17,7 +17,7 @@ from broker.clock import Clock
 from broker.rowlog.cells import encode_permit, permit_taken_at
 from broker.rowlog.rows import Rows
 from broker.rowlog.setup import Settings
-from broker.rowlog.table import Guard, NotSent, RowTable, TableError
+from broker.rowlog.table import Guard, NotWritten, RowTable, TableError
 from broker.rowlog.troubles import RowLocked
 
 PAUSE_S: Final = 0.02
@@ -81,7 +81,7 @@ class RowLocks:
     async def _swap(self, row: bytes, column: bytes, expected: bytes, value: bytes) -> bool:
         try:
             done = await self._table.check_and_put(self._rows.table, row, column, expected, value)
-        except NotSent:
+        except NotWritten:
             raise
         except TableError:
             done = False

@@ -10,7 +10,7 @@ import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 
-from broker.rowlog.table import Cells, Guard, NotSent
+from broker.rowlog.table import Cells, Guard, NotWritten
 
 Step = Callable[[str, bytes], None]
 
@@ -35,7 +35,7 @@ class MemoryRows:
 
     def _rows(self, table: bytes) -> dict[bytes, Cells]:
         if table not in self.stored:
-            raise NotSent(f"there is no table {table.decode(errors='replace')}")
+            raise NotWritten(f"there is no table {table.decode(errors='replace')}")
         return self.stored[table]
 
     async def put(self, table: bytes, rows: Sequence[tuple[bytes, Mapping[bytes, bytes]]]) -> None:

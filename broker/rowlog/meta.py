@@ -21,7 +21,7 @@ from broker.errors import NotFound, OutcomeUnknown, Unavailable
 from broker.rowlog import setup as setups
 from broker.rowlog.keys import INDEX_COLUMN, meta_key
 from broker.rowlog.setup import Setup
-from broker.rowlog.table import NotSent, RowTable, TableError
+from broker.rowlog.table import NotWritten, RowTable, TableError
 
 SETUP: Final = "setup"
 REFRESH_S: Final = 5.0
@@ -55,7 +55,7 @@ class Meta:
             done = await self._rows.check_and_put(
                 self._table, meta_key(name), INDEX_COLUMN, expected, value
             )
-        except NotSent:
+        except NotWritten:
             raise
         except TableError:
             done = False

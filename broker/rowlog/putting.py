@@ -36,7 +36,7 @@ from broker.rowlog.ring import Ring
 from broker.rowlog.rows import Message, Rows
 from broker.rowlog.setup import Setup
 from broker.rowlog.state import fresh
-from broker.rowlog.table import NotSent, RowTable, TableError
+from broker.rowlog.table import NotWritten, RowTable, TableError
 from broker.rowlog.troubles import RowLocked
 from broker.rowlog.wakeups import Wakeups
 
@@ -217,7 +217,7 @@ class Putting:
             if permit is not None:
                 parts.locks.check(permit)
             await change()
-        except NotSent as error:
+        except NotWritten as error:
             raise Unavailable(f"The row was not changed: {error}.") from error
         except TableError as error:
             await self._resolve(row, message, error)

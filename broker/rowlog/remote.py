@@ -31,7 +31,7 @@ from broker.config.sections import Config
 from broker.coordination.ports import Membership
 from broker.errors import BadRequest, BrokerError, Forbidden, NotFound, Unavailable
 from broker.http.answer import NoAnswer, NotSent
-from broker.http.asking import Connection, open_connection
+from broker.http.asking import OutboundConnection, open_connection
 from broker.http.exchange import Admitted
 from broker.http.pool import Pool
 from broker.http.reply import Answer, Reply, error_reply, json_reply, unexpected_reply
@@ -213,7 +213,7 @@ class RemoteListeners:
         self._clock = clock
         self._known: dict[str, set[str]] = {}
         self._busy: Counter[str] = Counter()
-        self._pool: Pool[Connection] = Pool(CONNECTIONS_MAX, IDLE_S)
+        self._pool: Pool[OutboundConnection] = Pool(CONNECTIONS_MAX, IDLE_S)
         self.looked = asyncio.Event()
         """Set after each time that members were asked."""
 
@@ -304,7 +304,9 @@ class RemoteListeners:
         try:
             connection = self._pool.take(url)
             if connection is None:
-                connection = self._pool.add(Connection(url, {"User-Agent": "broker-rowlog"}))
+                connection = self._pool.add(
+                    OutboundConnection(url, {"User-Agent": "broker-rowlog"})
+                )
                 try:
                     await open_connection(connection, CONNECT_S)
                 except BaseException:

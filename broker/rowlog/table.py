@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from broker.storage.table import NoAnswer, NotSent, TableError
+from broker.storage.table import NotWritten, TableError, WriteUnknown
 
-__all__ = ["Cells", "Guard", "NoAnswer", "NotSent", "RowTable", "TableError"]
+__all__ = ["Cells", "Guard", "NotWritten", "RowTable", "TableError", "WriteUnknown"]
 
 Cells = dict[bytes, bytes]
 

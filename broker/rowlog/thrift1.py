@@ -26,7 +26,7 @@ from happybase.pool import NoConnectionsAvailable
 
 from broker.clock import Clock
 from broker.errors import Unavailable
-from broker.rowlog.table import Cells, Guard, NoAnswer, NotSent, TableError
+from broker.rowlog.table import Cells, Guard, NotWritten, TableError, WriteUnknown
 
 Result = TypeVar("Result")
 
@@ -54,7 +54,7 @@ class Thrift1Rows:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, self._blocking, work)
-        except NoAnswer:
+        except WriteUnknown:
             if not again:
                 raise
         return await loop.run_in_executor(self._threads, self._blocking, work)
@@ -73,11 +73,11 @@ class Thrift1Rows:
                 self._used[connection] = self._clock.monotonic()
                 return result
         except NoConnectionsAvailable as error:
-            raise NotSent("all connections of the pool are in use") from error
+            raise NotWritten("all connections of the pool are in use") from error
         except TableError:
             raise
         except Exception as error:  # thriftpy2's errors have no common base.
-            kind = NoAnswer if began else NotSent
+            kind = WriteUnknown if began else NotWritten
             raise kind(f"HBase's Thrift-1 gateway: {_told(error)}") from error
 
     def _freshen(self, connection: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from broker.config.sections import parse_address
 from broker.rowlog.table import Cells, Guard
 from broker.storage.hbase import thrift
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.requests import FSYNC_WAL, SYNC_WAL
 from broker.storage.hbase.thrift import STOP, begin, call, i32, i64, record, records, text, texts
 
@@ -32,7 +32,8 @@ class Thrift2Rows:
     def __init__(self, addresses: Sequence[str], *, connections_max: int = 16) -> None:
         """Connect to gateways, each "host:port", when there is something to ask. Raises ValueError."""
         self._gateways = Gateways(
-            [Address(*parse_address(each)) for each in addresses], connections_max=connections_max
+            [GatewayAddress(*parse_address(each)) for each in addresses],
+            connections_max=connections_max,
         )
 
     async def _ask(self, api: str, table: bytes, fields: bytes) -> Any:

@@ -20,7 +20,7 @@ from broker.client import Client
 from broker.errors import BrokerError, UnavailableError
 from broker.model import Message as Hint
 from broker.rowlog.keys import Entry
-from broker.rowlog.table import NoAnswer, NotSent, TableError
+from broker.rowlog.table import NotWritten, TableError, WriteUnknown
 
 if TYPE_CHECKING:
     from broker.rowlog.service import RowLog
@@ -149,5 +149,5 @@ def _key(entry: Entry) -> Entry:
 
 def _as_table_error(error: BrokerError) -> TableError:
     if isinstance(error, UnavailableError) and error.outcome == "refused":
-        return NotSent(f"the index topic: {error.message.removesuffix('.')}")
-    return NoAnswer(f"the index topic: {error.message.removesuffix('.')}")
+        return NotWritten(f"the index topic: {error.message.removesuffix('.')}")
+    return WriteUnknown(f"the index topic: {error.message.removesuffix('.')}")

@@ -29,10 +29,10 @@ from broker.client.sync import SyncClient
 from broker.client.values import Settings
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
 from broker.spark import planning
-from broker.spark.batches import Part, read_part
+from broker.spark.batches import TaskRange, read_part
 from broker.spark.connecting import client_of
 from broker.spark.options import SourceOptions
-from broker.spark.places import Place
+from broker.spark.places import SourceOffset
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOWER: Final = (GreaterThan, GreaterThanOrEqual, EqualTo)
@@ -58,10 +58,10 @@ class TmsBatchReader(DataSourceReader):
         self._connect = connect
         self._schema = schema
         self._after: MessageId | None = None
-        if isinstance(options.start, Place):
+        if isinstance(options.start, SourceOffset):
             self._after = options.start.after
         self._through: MessageId | None = None
-        if isinstance(options.end, Place):
+        if isinstance(options.end, SourceOffset):
             self._through = options.end.after
 
     @property
@@ -90,7 +90,7 @@ class TmsBatchReader(DataSourceReader):
         part = partition.value
         if part is None:
             return iter(())
-        assert isinstance(part, Part), "as partitions() made it"
+        assert isinstance(part, TaskRange), "as partitions() made it"
         return read_part(self._client, part, self._schema)
 
 
@@ -119,10 +119,13 @@ def bounds_of(filter_: Filter) -> tuple[MessageId | None, MessageId | None]:
     value = filter_.value
     if isinstance(value, bytes):
         least, most = value.ljust(MESSAGE_ID_BYTES, b"\0"), value.ljust(ROW_ID_BYTES, b"\xff")
-        after, through = Place.of(least).after, most[:ROW_ID_BYTES] + ROW_ID_MIN
+        after, through = SourceOffset.of(least).after, most[:ROW_ID_BYTES] + ROW_ID_MIN
     elif isinstance(value, datetime):
         time_us = (value - _EPOCH) // timedelta(microseconds=1)
-        after, through = Place.at_time(time_us).after, Place.at_time(time_us + 1).after
+        after, through = (
+            SourceOffset.at_time(time_us).after,
+            SourceOffset.at_time(time_us + 1).after,
+        )
     else:
         return None, None
     return (

@@ -49,7 +49,7 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
 }
 
 
-class Part(NamedTuple):
+class TaskRange(NamedTuple):
     """A range ``(after, through]`` of a topic that one task reads."""
 
     topic: str
@@ -77,7 +77,7 @@ def arrow_schema(asked: StructType) -> pa.Schema:
     )
 
 
-def read_part(client: SyncClient, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def read_part(client: SyncClient, part: TaskRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Give all messages of a part, in order."""
     found = client.read_arrow(
         part.topic, after=part.after, through=part.through, snapshot=part.snapshot

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 from broker.client.values import Settings
 from broker.errors import BadRequest
 from broker.model import Snapshot, message_id_from_hex
-from broker.spark.places import ONE_MS, Place
+from broker.spark.places import ONE_MS, SourceOffset
 from broker.wire.transaction import decode_transaction
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ _UNITS_MS: Final = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 
 _DURATION: Final = re.compile(r"(\d{1,12})\s*(ms|s|min|m|h|)")
 
 
-class Producer(NamedTuple):
+class SinkProducer(NamedTuple):
     """By which a publish is known to the broker: a number that is not above the last one is a duplicate."""
 
     id: str
@@ -98,8 +98,8 @@ class SourceOptions:
 
     settings: Settings
     topic: str
-    start: Place | Literal["earliest", "latest"] | None = None
-    end: Place | Literal["latest"] = "latest"
+    start: SourceOffset | Literal["earliest", "latest"] | None = None
+    end: SourceOffset | Literal["latest"] = "latest"
     messages_max: int | None = None
     bytes_max: int | None = None
     messages_min: int = 0
@@ -114,7 +114,7 @@ class SourceOptions:
     @property
     def starts_at_a_message(self) -> bool:
         """Whether the query names its first message, and not *what there is*, from a time on or at all."""
-        return isinstance(self.start, Place) and not self.start.is_time
+        return isinstance(self.start, SourceOffset) and not self.start.is_time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +123,7 @@ class SinkOptions:
 
     settings: Settings
     topic: str | None
-    producer: Producer | None
+    producer: SinkProducer | None
 
 
 def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -132,7 +132,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOption
     Raises:
         ValueError: an option is missing, is not known, or has a bad value; the text says what to give.
     """
-    read = _Reader(given, SOURCE, "reads")
+    read = _OptionReader(given, SOURCE, "reads")
     for name in BATCH_ONLY if streaming else STREAM_ONLY:
         if read.has(name):
             kind, other = ("stream", "batch") if streaming else ("batch", "streaming")
@@ -159,7 +159,7 @@ def source_options(given: Mapping[str, str], *, streaming: bool) -> SourceOption
 
 def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Return the options of a sink. Raises ValueError, as ``source_options`` does."""
-    read = _Reader(given, SINK, "writes")
+    read = _OptionReader(given, SINK, "writes")
     if streaming and read.has("dedupKey"):
         raise ValueError(
             "The option dedupKey is for df.write: a stream is known by its query id and batch id."
@@ -171,7 +171,7 @@ def sink_options(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     )
 
 
-class _Reader:
+class _OptionReader:
     """The options that were given, by their names in lower case."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], does: str) -> None:
@@ -216,7 +216,7 @@ class _Reader:
         return replace(Settings(url=self.required("url")), **changes)
 
 
-def _start(read: _Reader, *, streaming: bool) -> Place | Literal["earliest", "latest"]:
+def _start(read: _OptionReader, *, streaming: bool) -> SourceOffset | Literal["earliest", "latest"]:
     offsets = read.option("startingOffsets", _one_of_or_id("earliest", "latest"))
     time = read.option("startingTimestamp", _time)
     if offsets is not None and time is not None:
@@ -227,20 +227,20 @@ def _start(read: _Reader, *, streaming: bool) -> Place | Literal["earliest", "la
             "'earliest', a message id, or startingTimestamp."
         )
     default: Literal["earliest", "latest"] = "latest" if streaming else "earliest"
-    place: Place | Literal["earliest", "latest"] = offsets or time or default
+    place: SourceOffset | Literal["earliest", "latest"] = offsets or time or default
     return place
 
 
-def _end(read: _Reader) -> Place | Literal["latest"]:
+def _end(read: _OptionReader) -> SourceOffset | Literal["latest"]:
     offsets = read.option("endingOffsets", _one_of_or_id("latest"))
     time = read.option("endingTimestamp", _time)
     if offsets is not None and time is not None:
         raise ValueError("Give endingOffsets or endingTimestamp, not both.")
-    place: Place | Literal["latest"] = offsets or time or "latest"
+    place: SourceOffset | Literal["latest"] = offsets or time or "latest"
     return place
 
 
-def _snapshot(read: _Reader) -> Snapshot | None:
+def _snapshot(read: _OptionReader) -> Snapshot | None:
     isolation = read.option("isolation", _one_of("none", "transactional"), "none")
     snapshot: Snapshot | None = read.option("snapshot", _decoded)
     if isolation == "transactional" and snapshot is None:
@@ -297,10 +297,10 @@ def _interval_s(text: str) -> float:
     return interval_s
 
 
-def _time(text: str) -> Place:
+def _time(text: str) -> SourceOffset:
     if not re.fullmatch(r"\d{1,18}", text):
         raise ValueError("give milliseconds since 1970 (UTC).")
-    return Place.at_time(int(text) * ONE_MS)
+    return SourceOffset.at_time(int(text) * ONE_MS)
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -312,12 +312,12 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return parse
 
 
-def _one_of_or_id(*words: str) -> Callable[[str], Place | str]:
-    def parse(text: str) -> Place | str:
+def _one_of_or_id(*words: str) -> Callable[[str], SourceOffset | str]:
+    def parse(text: str) -> SourceOffset | str:
         if text.lower() in words:
             return text.lower()
         try:
-            return Place.of(message_id_from_hex(text))
+            return SourceOffset.of(message_id_from_hex(text))
         except BadRequest:
             raise ValueError(
                 f"give {', '.join(words)} or the 40 hex digits of a message id."
@@ -333,8 +333,8 @@ def _decoded(text: str) -> Snapshot:
         raise ValueError(f"give a transaction's snapshot in hex ({error}).") from error
 
 
-def _producer(text: str) -> Producer:
+def _producer(text: str) -> SinkProducer:
     identifier, slash, number = text.rpartition("/")
     if not slash or not identifier or not re.fullmatch(r"\d{1,18}", number):
         raise ValueError("give an id and a number with a slash between them, such as load-7/0.")
-    return Producer(identifier, int(number))
+    return SinkProducer(identifier, int(number))

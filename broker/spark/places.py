@@ -40,7 +40,7 @@ ONE_MS: Final = 1000
 Offset = dict[str, Any]
 
 
-class Place(NamedTuple):
+class SourceOffset(NamedTuple):
     """A place behind the row ``after`` (20 bytes, whose second half is zero).
 
     A time names what there is from then on; an id names a message, which may have expired.
@@ -50,12 +50,12 @@ class Place(NamedTuple):
     is_time: bool = False
 
     @classmethod
-    def of(cls, identifier: MessageId) -> Place:
+    def of(cls, identifier: MessageId) -> SourceOffset:
         """Return the place before the message of an id."""
         return cls(row_before(identifier[:ROW_ID_BYTES]) + ROW_ID_MIN)
 
     @classmethod
-    def at_time(cls, time_us: int) -> Place:
+    def at_time(cls, time_us: int) -> SourceOffset:
         """Return the place before the first message that is not older than a time."""
         return cls(row_before(first_row_at(-(-time_us // ONE_MS))) + ROW_ID_MIN, is_time=True)
 

@@ -12,7 +12,7 @@ from typing import Final
 from broker.client.sync import SyncClient
 from broker.client.values import TopicRange
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
-from broker.spark.batches import Part
+from broker.spark.batches import TaskRange
 from broker.spark.options import SourceOptions
 
 PART_MESSAGES: Final = 65_536
@@ -44,7 +44,7 @@ def check_nothing_lost(options: SourceOptions, after: MessageId, found: TopicRan
         )
 
 
-def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> list[Part]:
+def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> list[TaskRange]:
     """Return the parts of a range, in order."""
     if found.after >= found.through:
         return []
@@ -52,7 +52,7 @@ def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> l
     if (
         wanted == 1 or options.snapshot is not None
     ):  # Behind what holds a transaction nothing is read.
-        return [Part(options.topic, found.after, found.through, options.snapshot)]
+        return [TaskRange(options.topic, found.after, found.through, options.snapshot)]
     ends: list[MessageId] = []
     after = found.after
     while after < found.through:
@@ -67,7 +67,7 @@ def parts_of(client: SyncClient, options: SourceOptions, found: TopicRange) -> l
         ends += several.ends or [found.through]
         after = ends[-1]
     begins = [found.after, *ends]
-    return [Part(options.topic, begin, end) for begin, end in zip(begins, ends, strict=False)]
+    return [TaskRange(options.topic, begin, end) for begin, end in zip(begins, ends, strict=False)]
 
 
 def seen_through(client: SyncClient, options: SourceOptions, found: TopicRange) -> MessageId:

@@ -59,7 +59,7 @@ Row = bytes | NewMessage
 """A message: its payload, or what has a key or headers, too."""
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """Messages that stand together: of one topic and one life (None: the topic's).
 
     ``keys`` and ``headers`` None: no message has any.
@@ -148,7 +148,7 @@ def _is_of_bytes(kind: DataType) -> bool:
     return type(kind.keyType) is StringType and type(kind.valueType) in _TAKEN["value"]
 
 
-def runs_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Run]:
+def runs_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[MessageRun]:
     """Give a batch's rows as runs; those of each topic in their order.
 
     Raises:
@@ -180,11 +180,11 @@ def runs_of(batch: pa.RecordBatch, topic: str | None) -> Iterator[Run]:
         yield from _runs_of_topic(name, rows)
 
 
-def _runs_of_topic(topic: str, table: dict[str, pa.Array]) -> Iterator[Run]:
+def _runs_of_topic(topic: str, table: dict[str, pa.Array]) -> Iterator[MessageRun]:
     values = table["value"]
     if not len(values):
         return
-    whole = Run(topic, None, values, table.get("key"), table.get("headers"))
+    whole = MessageRun(topic, None, values, table.get("key"), table.get("headers"))
     if "ttl" not in table:
         yield whole
         return
@@ -194,11 +194,11 @@ def _runs_of_topic(topic: str, table: dict[str, pa.Array]) -> Iterator[Run]:
         if ttl_s is not None and ttl_s < 1:
             raise ValueError(f"A row's ttl is {ttl_s}: a life has at least one second, or is null.")
         parts = [None if each is None else each.slice(begin, end - begin) for each in whole[2:]]
-        yield Run(topic, ttl_s, *parts)
+        yield MessageRun(topic, ttl_s, *parts)
         begin = end
 
 
-def chunks_of(run: Run) -> Iterator[Sequence[Row]]:
+def chunks_of(run: MessageRun) -> Iterator[Sequence[Row]]:
     """Give the messages of a run in the pieces that one request stores each."""
     if run.keys is not None or run.headers is not None:
         yield from _chunks_by_size(run.messages())

@@ -39,8 +39,8 @@ from typing_extensions import override
 from broker.client.sync import SyncClient, SyncStage
 from broker.client.values import Settings
 from broker.spark.connecting import client_of
-from broker.spark.options import Producer, SinkOptions
-from broker.spark.rows import Row, Run, check_columns, chunks_of, runs_of, size_of
+from broker.spark.options import SinkOptions, SinkProducer
+from broker.spark.rows import MessageRun, Row, check_columns, chunks_of, runs_of, size_of
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
@@ -54,7 +54,7 @@ FEW_MESSAGES_MAX: Final = 1_000
 """What a task hands over to the commit instead of storing it; all tasks of a commit together ten times that."""
 
 
-class Stored(NamedTuple):
+class StoredMessages(NamedTuple):
     """What a task has for a topic: the id of a stage, or a few messages themselves."""
 
     topic: str
@@ -66,8 +66,8 @@ class Stored(NamedTuple):
 class Staged(WriterCommitMessage):
     """What one task attempt has for each of its topics. ``producer`` None: of no stream."""
 
-    stored: tuple[Stored, ...]
-    producer: Producer | None = None
+    stored: tuple[StoredMessages, ...]
+    producer: SinkProducer | None = None
 
 
 class TmsStreamWriter(DataSourceStreamArrowWriter):
@@ -132,7 +132,7 @@ class TmsBatchWriter(DataSourceArrowWriter):
         self._options = options
         self._connect = connect
         # One of its own makes the publish safe to send again when no answer comes.
-        self._producer = options.producer or Producer(uuid.uuid4().hex, 0)
+        self._producer = options.producer or SinkProducer(uuid.uuid4().hex, 0)
 
     @override
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -149,25 +149,25 @@ class TmsBatchWriter(DataSourceArrowWriter):
         """Leave the stages to the broker's sweeper: no publish names them."""
 
 
-def producer_of_task() -> Producer:
+def producer_of_task() -> SinkProducer:
     """Return the query and the batch that this task belongs to. Raises RuntimeError outside of a stream."""
     context = TaskContext.get()
     query = None if context is None else context.getLocalProperty(QUERY_ID)
     number = None if context is None else context.getLocalProperty(BATCH_ID)
     if query is None or number is None:
         raise RuntimeError("This task belongs to no streaming query, so its batch has no number.")
-    return Producer(query, int(number))
+    return SinkProducer(query, int(number))
 
 
 def store(
     client: SyncClient, batches: Iterator[pa.RecordBatch], topic: str | None
-) -> tuple[Stored, ...]:
+) -> tuple[StoredMessages, ...]:
     """Store rows in new stages, one for each topic; a few rows are returned instead.
 
     Each request has an idempotency key, so that the client may send it again when no answer comes.
     """
     runs = (run for batch in batches for run in runs_of(batch, topic))
-    few: list[Run] = []
+    few: list[MessageRun] = []
     size = count = 0
     with ExitStack() as stack:
         stages: dict[str, SyncStage] = {}
@@ -181,14 +181,14 @@ def store(
                     _store_run(stages[each.topic], each)
                 few.clear()
         if stages:
-            return tuple(Stored(name, stage.id) for name, stage in stages.items())
+            return tuple(StoredMessages(name, stage.id) for name, stage in stages.items())
     messages: dict[str, list[Row]] = {}
     for run in few:
         messages.setdefault(run.topic, []).extend(run.messages())
-    return tuple(Stored(name, few=tuple(values)) for name, values in messages.items())
+    return tuple(StoredMessages(name, few=tuple(values)) for name, values in messages.items())
 
 
-def _store_run(stage: SyncStage, run: Run) -> None:
+def _store_run(stage: SyncStage, run: MessageRun) -> None:
     for chunk in chunks_of(run):
         stage.store(chunk, ttl_s=run.ttl_s, idempotency_key=uuid.uuid4().hex)
 
@@ -200,9 +200,9 @@ def complete(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
     return staged
 
 
-def publish(client: SyncClient, staged: Sequence[Staged], producer: Producer) -> None:
+def publish(client: SyncClient, staged: Sequence[Staged], producer: SinkProducer) -> None:
     """Publish what tasks have, in their order, as a producer's number; in each topic all of it or nothing."""
-    by_topic: dict[str, list[Stored]] = {}
+    by_topic: dict[str, list[StoredMessages]] = {}
     for one in staged:
         for stored in one.stored:
             by_topic.setdefault(stored.topic, []).append(stored)
@@ -217,7 +217,7 @@ def publish(client: SyncClient, staged: Sequence[Staged], producer: Producer) ->
             client.publish_stages(topic, stages, producer=producer)
 
 
-def _stored_late(client: SyncClient, part: Stored) -> str:
+def _stored_late(client: SyncClient, part: StoredMessages) -> str:
     """Store the few messages of a task beside which others have many; return the stage."""
     with client.stage(part.topic) as stage:
         stage.store(part.few, idempotency_key=uuid.uuid4().hex)

@@ -36,13 +36,13 @@ from broker.client.sync import SyncClient
 from broker.client.values import Settings, TopicRange
 from broker.model import ROW_ID_BYTES, ROW_ID_MIN, MessageId, row_after
 from broker.spark import planning
-from broker.spark.batches import Part, read_part
+from broker.spark.batches import TaskRange, read_part
 from broker.spark.beats import Beat, Silence, beat_batch
 from broker.spark.connecting import client_of
 from broker.spark.options import SourceOptions
 from broker.spark.places import (
     Offset,
-    Place,
+    SourceOffset,
     beat_ms_of,
     first_offset,
     id_of,
@@ -98,9 +98,9 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a new query starts; always the same, as Spark asks twice."""
         if self._first is None:
             start = self._options.start
-            if not isinstance(start, Place):
+            if not isinstance(start, SourceOffset):
                 found = self._client.range(self._options.topic)
-                start = Place(found.earliest if start == "earliest" else found.latest)
+                start = SourceOffset(found.earliest if start == "earliest" else found.latest)
             self._first = first_offset(start.after)
         return self._first
 
@@ -237,5 +237,5 @@ class TmsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         part: Any = partition.value
         if isinstance(part, Beat):
             return iter((beat_batch(part, self._schema),))
-        assert isinstance(part, Part), "as partitions() made it"
+        assert isinstance(part, TaskRange), "as partitions() made it"
         return read_part(self._client, part, self._schema)

@@ -90,7 +90,7 @@ _NUMBER: Final = BigInteger().with_variant(Integer, "sqlite")
 """SQLite numbers rows by itself only under this name of the type."""
 
 
-class Batch(NamedTuple):
+class OutboxBatch(NamedTuple):
     """Messages of a topic that are published together, once."""
 
     topic: str
@@ -247,7 +247,7 @@ class Outbox:
         found = select(rows.c.topic, func.count()).group_by(rows.c.topic).order_by(rows.c.topic)
         return {row[0]: row[1] for row in connection.execute(found)}
 
-    def assigned(self, connection: Connection, topic: str) -> Batch | None:
+    def assigned(self, connection: Connection, topic: str) -> OutboxBatch | None:
         """Return the batch of a topic that is to be published, if one is assigned."""
         rows, topics = self.rows, self.topics
         found = connection.execute(
@@ -258,7 +258,7 @@ class Outbox:
         if not found:
             return None
         of_topic = connection.execute(select(topics).where(topics.c.topic == topic)).one()
-        return Batch(
+        return OutboxBatch(
             topic,
             of_topic.producer,
             found[0].batch,
@@ -328,7 +328,7 @@ class Outbox:
             ids.append(row_id)
         return ids
 
-    def forget(self, connection: Connection, batch: Batch, *, known: bool) -> None:
+    def forget(self, connection: Connection, batch: OutboxBatch, *, known: bool) -> None:
         """Delete the rows of a batch that is published.
 
         Args:

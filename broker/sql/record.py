@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 _ALL: Final = 1 << 62
 
 
-class Decision(NamedTuple):
+class RecordOwner(NamedTuple):
     """A record: its key, and the transaction that has its messages now."""
 
     number: int
@@ -173,7 +173,7 @@ class SqlRecord:
     def write(self, connection: Any, transaction: Snapshot, published: Sequence[Topical]) -> None:
         """Write a record, in the SQL transaction of a connection or a session."""
         number = transaction.transaction_id
-        decision = Decision(number, number, transaction.write_pointer)
+        decision = RecordOwner(number, number, transaction.write_pointer)
         connection.execute(insert(self.decisions), [decision._asdict()])
         rows = [
             {
@@ -187,16 +187,16 @@ class SqlRecord:
         if rows:
             connection.execute(insert(self.messages), rows)
 
-    def all(self, connection: Connection) -> list[Decision]:
+    def all(self, connection: Connection) -> list[RecordOwner]:
         """Return all records."""
         found = connection.execute(select(self.decisions).order_by(self.decisions.c.number))
-        return [Decision(*row) for row in found]
+        return [RecordOwner(*row) for row in found]
 
-    def get(self, connection: Connection, number: int) -> Decision | None:
+    def get(self, connection: Connection, number: int) -> RecordOwner | None:
         """Return one record."""
         found = select(self.decisions).where(self.decisions.c.number == number)
         row = connection.execute(found).one_or_none()
-        return None if row is None else Decision(*row)
+        return None if row is None else RecordOwner(*row)
 
     def published(self, connection: Connection, number: int) -> list[tuple[str, list[NewMessage]]]:
         """Return the messages of a record, by topic."""
@@ -208,7 +208,7 @@ class SqlRecord:
         )
         return [(topic, _messages(body)) for topic, body in connection.execute(found)]
 
-    def change(self, connection: Connection, old: Decision, new: Snapshot) -> bool:
+    def change(self, connection: Connection, old: RecordOwner, new: Snapshot) -> bool:
         """Name another transaction in a record, if it still names the old one."""
         table = self.decisions
         changed = connection.execute(

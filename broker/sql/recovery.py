@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.client.transaction_aware import AnyTransactionService, ParticipantFailed, Topical
-from broker.client.transaction_commit import Committing
-from broker.client.transaction_fate import Fate, ask
+from broker.client.transaction_commit import Commit
+from broker.client.transaction_fate import TransactionFate, ask
 from broker.client.values import Browsed, Start
 from broker.errors import BrokerError, NotFound, OutcomeUnknown, TopicNotFound
 from broker.model import POINTERS_PER_MS, Snapshot
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from broker.client.aio import Client
-    from broker.sql.record import Decision, SqlRecord
+    from broker.sql.record import RecordOwner, SqlRecord
 
 log: Final = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class _Renewal:
 
     name = "the record of a transaction"
 
-    def __init__(self, record: SqlRecord, work: SqlWork, old: Decision) -> None:
+    def __init__(self, record: SqlRecord, work: SqlWork, old: RecordOwner) -> None:
         self._record = record
         self._work = work
         self._old = old
@@ -131,20 +131,20 @@ class Recovery:
                 return renewed
             pointers = {decision.transaction_id, decision.write_pointer}
             found = await ask(self._service, pointers, asyncio.sleep, self._rng)
-            if found is Fate.COMMITTED and await self._was_rolled_back(decision):
-                found = Fate.INVALID
-            if found is Fate.COMMITTED:
+            if found is TransactionFate.COMMITTED and await self._was_rolled_back(decision):
+                found = TransactionFate.INVALID
+            if found is TransactionFate.COMMITTED:
                 await self._work(self._record.forget, number, decision.transaction_id)
                 return renewed
-            if found is Fate.IN_PROGRESS:
+            if found is TransactionFate.IN_PROGRESS:
                 await self._commit(decision)
-            elif found is Fate.INVALID:
+            elif found is TransactionFate.INVALID:
                 renewed = await self._renew(decision) or renewed
             else:
                 break
         raise OutcomeUnknown(f"It is unknown what became of the transaction of record {number}.")
 
-    async def _was_rolled_back(self, decision: Decision) -> bool:
+    async def _was_rolled_back(self, decision: RecordOwner) -> bool:
         """Whether a transaction that looks committed was invalid, and the service has forgotten it since (pruned it).
 
         It does so only when all messages of the transaction are rolled back. Where none is there any more, their
@@ -162,7 +162,7 @@ class Recovery:
                 return row.tx_state == "rolled_back"
         return False
 
-    async def _row(self, topic: str, decision: Decision) -> Browsed | None:
+    async def _row(self, topic: str, decision: RecordOwner) -> Browsed | None:
         """Return a message of a transaction, if there is one in a topic."""
         begun_ms = decision.transaction_id // POINTERS_PER_MS
         place: Start = max(0, begun_ms - SKEW_MS)
@@ -176,14 +176,14 @@ class Recovery:
             place = page.next
         return None
 
-    async def _commit(self, decision: Decision) -> None:
+    async def _commit(self, decision: RecordOwner) -> None:
         """Commit a transaction. How that ended is asked for again, so an unknown outcome is no error here."""
         transaction = Snapshot(
             transaction_id=decision.transaction_id,
             read_pointer=0,
             write_pointer=decision.write_pointer,
         )
-        committing = Committing(self._service, transaction, asyncio.sleep, self._rng, decided=True)
+        committing = Commit(self._service, transaction, asyncio.sleep, self._rng, decided=True)
         try:
             await committing.run()
         except BrokerError as error:
@@ -193,7 +193,7 @@ class Recovery:
         if committing.interrupted is not None:
             raise committing.interrupted
 
-    async def _renew(self, decision: Decision) -> bool:
+    async def _renew(self, decision: RecordOwner) -> bool:
         """Publish the messages of a record again. Return whether this recovery did it."""
         published = await self._work(self._record.published, decision.number)
         renewal = _Renewal(self._record, self._work, decision)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
     from broker.client import Client
-    from broker.sql.outbox import Batch, Outbox
+    from broker.sql.outbox import Outbox, OutboxBatch
 
 log: Final = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Relay:
         self._found.discard((batch.topic, batch.number))
         return len(batch.messages)
 
-    async def _batch(self, topic: str) -> Batch | None:
+    async def _batch(self, topic: str) -> OutboxBatch | None:
         """Return the batch that is assigned; assign one if there is none."""
         batch = await self._work(self._outbox.assigned, topic)
         if batch is not None:
@@ -130,7 +130,7 @@ class Relay:
             self._found.add((topic, batch.number))
         return batch
 
-    async def _check_age(self, batch: Batch) -> None:
+    async def _check_age(self, batch: OutboxBatch) -> None:
         """Raise OutcomeUnknown if the broker may have forgotten the number of a batch."""
         age_ms = self._clock.now_ms() - batch.assigned_ms
         if age_ms <= KNOWN_MS or (batch.topic, batch.number) in self._found:

@@ -20,8 +20,8 @@ from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.log import Logs
 from broker.storage.marks import PRODUCER, PRODUCER_LIFE_MS, mark_key
-from broker.storage.pagecheck import Page, PageCheck, Sums, links, name_of, page_name
-from broker.storage.report import Problem, Report
+from broker.storage.pagecheck import CheckedPage, PageCheck, Sums, links, name_of, page_name
+from broker.storage.report import CheckReport, StoreProblem
 from broker.storage.resolve import Pauses
 from broker.storage.root import Root, RootState
 from broker.storage.table import HEAD
@@ -33,10 +33,10 @@ READ_AGAIN_LATER_S: Final = 0.1
 MANY: Final = 50
 MARKS_AT_ONCE: Final = 32
 
-Look = Callable[[], Awaitable[list[Problem]]]
+Look = Callable[[], Awaitable[list[StoreProblem]]]
 
 
-class Reading(NamedTuple):
+class CheckOptions(NamedTuple):
     """How a check reads. ``told`` is told, after each page, how many bytes of the log were read."""
 
     logs: Logs
@@ -49,14 +49,14 @@ class Reading(NamedTuple):
         """Whether nothing changes while it is read."""
         return self.logs.table.is_alone
 
-    async def settled(self, name: str, look: Look, known: int = 0) -> list[Problem]:
+    async def settled(self, name: str, look: Look, known: int = 0) -> list[StoreProblem]:
         """Return the problems with ``name`` that every look shows; ``known`` were found before."""
 
-        async def looked() -> list[Problem]:
+        async def looked() -> list[StoreProblem]:
             try:
                 return await look()
             except StorageCorrupt as error:
-                return [Problem(name, error.message)]
+                return [StoreProblem(name, error.message)]
 
         found = await looked()
         if not found or self.is_alone:
@@ -91,20 +91,20 @@ class ChainCheck:
 
     def __init__(
         self,
-        reading: Reading,
+        reading: CheckOptions,
         log: LogId,
         root: Root,
         refer: Callable[[Entry], Awaitable[None]] | None = None,
     ) -> None:
         """Begin with the root as it was read before the pages are."""
-        self.report = Report()
-        self.tail: Page | None = None
+        self.report = CheckReport()
+        self.tail: CheckedPage | None = None
         self._reading = reading
         self._log = log
         self._root = root
         self._refer = refer
         self._marked = ROW_ID_MIN
-        self._before: Page | None = None
+        self._before: CheckedPage | None = None
         self._is_known = True
         """Whether the page before could be read."""
         self._missed = {root.floor, root.page}
@@ -122,14 +122,14 @@ class ChainCheck:
                 if head is None:
                     self._before, self._is_known = None, False
                 else:
-                    await self._look_at(Page(key, head))
+                    await self._look_at(CheckedPage(key, head))
         except StorageCorrupt as error:
             self._wrong("heads of pages can't be read", error.message)
             return
         self._end()
 
     def _wrong(self, what: str, seen: str = "") -> None:
-        self.report.problem(Problem(name_of(self._log), what, seen))
+        self.report.problem(StoreProblem(name_of(self._log), what, seen))
 
     async def _pages(self) -> AsyncIterator[tuple[RowId, Head | None]]:
         """Yield the pages; one that was open, and is followed by another, is read again."""
@@ -154,7 +154,7 @@ class ChainCheck:
         try:
             return heads.decode(value)
         except (StorageCorrupt, ValueError) as error:
-            self.report.problem(Problem(page_name(self._log, page), str(error)))
+            self.report.problem(StoreProblem(page_name(self._log, page), str(error)))
             return None
 
     async def _current(self, held: tuple[RowId, Head | None]) -> tuple[RowId, Head | None]:
@@ -163,11 +163,11 @@ class ChainCheck:
             return held
         return key, await self._reading.head(self._log, key) or head
 
-    async def _look_at(self, page: Page) -> None:
+    async def _look_at(self, page: CheckedPage) -> None:
         self.report.pages += 1
         looks = 0
 
-        async def look() -> list[Problem]:
+        async def look() -> list[StoreProblem]:
             nonlocal looks
             looks += 1
             return await self._links(page, is_again=looks > 1)
@@ -181,14 +181,14 @@ class ChainCheck:
         self.tail = page
         self._reading.told(self.report.bytes)
 
-    async def _settle(self, page: Page, look: Look) -> None:
+    async def _settle(self, page: CheckedPage, look: Look) -> None:
         name = page_name(self._log, page.key)
         for problem in await self._reading.settled(name, look, self.report.wrong):
             self.report.problem(problem)
 
     # A page and what is before it.
 
-    async def _links(self, page: Page, *, is_again: bool) -> list[Problem]:
+    async def _links(self, page: CheckedPage, *, is_again: bool) -> list[StoreProblem]:
         """Look at how a page follows the one before, as they were read, or as they are now."""
         before, root = self._before, self._root
         if is_again:
@@ -200,14 +200,14 @@ class ChainCheck:
         dead = {RootState.DELETED, RootState.DROPPED}
         is_gone = page.head.state is PageState.GONE
         if is_gone and page.key >= root.floor and root.state not in dead:
-            found.append(Problem(name, "it is gone, and the floor is below it"))
+            found.append(StoreProblem(name, "it is gone, and the floor is below it"))
         if not is_gone and page.key < root.gone:
-            found.append(Problem(name, "it has entries, and the root says that they are gone"))
+            found.append(StoreProblem(name, "it has entries, and the root says that they are gone"))
         return found
 
-    async def _again(self, page: Page) -> Page:
+    async def _again(self, page: CheckedPage) -> CheckedPage:
         head = await self._reading.head(self._log, page.key)
-        return page if head is None else Page(page.key, head)
+        return page if head is None else CheckedPage(page.key, head)
 
     async def _root_now(self) -> Root:
         root = await self._reading.root(self._log)
@@ -217,14 +217,14 @@ class ChainCheck:
 
     # A page's cells.
 
-    async def _look_into(self, page: Page) -> None:
+    async def _look_into(self, page: CheckedPage) -> None:
         if self._before is not None:
             before: Sums | None = Sums(self._before.head.total, self._before.head.bytes)
         else:
             before = Sums() if self._is_known else None
         looks: list[PageCheck] = []
 
-        async def look() -> list[Problem]:
+        async def look() -> list[StoreProblem]:
             now = await self._again(page) if looks else page
             check = PageCheck(
                 self._log,
@@ -246,7 +246,7 @@ class ChainCheck:
                 if not entry.is_rolled_back(entry.first):
                     await self._refer(entry)
 
-    async def _take_cells(self, check: PageCheck, page: Page) -> None:
+    async def _take_cells(self, check: PageCheck, page: CheckedPage) -> None:
         row = page_key(self._log, page.key)
         try:
             async for column, value in walk.cells(

@@ -23,7 +23,7 @@ from broker.model import ROW_ID_BYTES, ROW_ID_MIN, RowId, TopicId
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import walk
-from broker.storage.chaincheck import ChainCheck, Reading
+from broker.storage.chaincheck import ChainCheck, CheckOptions
 from broker.storage.entry import MARK_KEY_BYTES
 from broker.storage.keys import (
     GENERATION_MAX,
@@ -39,7 +39,7 @@ from broker.storage.marks import decode_mark
 from broker.storage.pagecheck import name_of
 from broker.storage.payloadcheck import PayloadsCheck
 from broker.storage.records import NONCE_BYTES
-from broker.storage.report import Problem, Progress, Report, Tell
+from broker.storage.report import CheckProgress, CheckReport, StoreProblem, Tell
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 
@@ -47,7 +47,7 @@ WINDOW_MS: Final = 600_000
 TRIES: Final = 3
 
 
-class Found(NamedTuple):
+class RecordedTopic(NamedTuple):
     """What a topic's record says; ``ttl_ms`` None: it does not tell."""
 
     topic: TopicId
@@ -56,7 +56,9 @@ class Found(NamedTuple):
     ttl_ms: int | None
 
 
-async def verify(logs: Logs, tell: Tell | None = None, *, window_ms: int = WINDOW_MS) -> Report:
+async def verify(
+    logs: Logs, tell: Tell | None = None, *, window_ms: int = WINDOW_MS
+) -> CheckReport:
     """Read all of a store and say what is wrong with it.
 
     Args:
@@ -67,14 +69,14 @@ async def verify(logs: Logs, tell: Tell | None = None, *, window_ms: int = WINDO
     Raises:
         Unavailable: the store does not answer.
     """
-    report = Report()
+    report = CheckReport()
     topics_all = await _look_at_records(logs, report)
 
     def told(log_bytes: int) -> None:
         if tell is not None:
-            tell(Progress(report.topics, topics_all, report.bytes + log_bytes))
+            tell(CheckProgress(report.topics, topics_all, report.bytes + log_bytes))
 
-    reading = Reading(logs, logs.resolver.clock.now_ms(), window_ms, told)
+    reading = CheckOptions(logs, logs.resolver.clock.now_ms(), window_ms, told)
     try:
         async for key, cell in walk.records(logs.resolver):
             found = _found(key, cell.value)
@@ -83,11 +85,11 @@ async def verify(logs: Logs, tell: Tell | None = None, *, window_ms: int = WINDO
                 report.topics += 1
                 told(0)
     except StorageCorrupt as error:
-        report.problem(Problem("records", "they can't be read", error.message))
+        report.problem(StoreProblem("records", "they can't be read", error.message))
     return report
 
 
-async def _look_at_records(logs: Logs, report: Report) -> int:
+async def _look_at_records(logs: Logs, report: CheckReport) -> int:
     """Look at every record; return how many are of topics."""
     topics = 0
     try:
@@ -99,16 +101,16 @@ async def _look_at_records(logs: Logs, report: Report) -> int:
             try:
                 entries.unchecked(cell.value, "it")
             except StorageCorrupt as error:
-                report.problem(Problem(name, error.message))
+                report.problem(StoreProblem(name, error.message))
                 continue
             if key.startswith(walk.TOPIC_RECORDS) and _found(key, cell.value) is None:
-                report.problem(Problem(name, "it does not decode"))
+                report.problem(StoreProblem(name, "it does not decode"))
     except StorageCorrupt:
         pass  # The walk over topics comes to it and tells.
     return topics
 
 
-def _found(key: bytes, value: bytes) -> Found | None:
+def _found(key: bytes, value: bytes) -> RecordedTopic | None:
     topic = walk.topic_of(key)
     if topic is None:
         return None
@@ -116,7 +118,9 @@ def _found(key: bytes, value: bytes) -> Found | None:
         told = json.loads(entries.unchecked(value, "a record")[NONCE_BYTES:])
         generation, deleted = int(told["generation"]), bool(told["deleted"])
         ttl_s = told.get("properties", {}).get("ttl")
-        return Found(topic, generation, deleted, None if ttl_s is None else int(ttl_s) * 1000)
+        return RecordedTopic(
+            topic, generation, deleted, None if ttl_s is None else int(ttl_s) * 1000
+        )
     except (StorageCorrupt, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -124,20 +128,20 @@ def _found(key: bytes, value: bytes) -> Found | None:
 class TopicCheck:
     """All rows of one topic."""
 
-    def __init__(self, reading: Reading, found: Found, report: Report) -> None:
+    def __init__(self, reading: CheckOptions, found: RecordedTopic, report: CheckReport) -> None:
         """Begin with the topic's record as it was read."""
         self._reading = reading
         self._resolver = reading.logs.resolver
         self._found = found
         self._topic = found.topic
         self._all = report
-        self._report = Report()
+        self._report = CheckReport()
         self._root: Root | None = None
 
     async def run(self) -> None:
         """Look at all of it; again, if the topic was deleted or made meanwhile."""
         for _ in range(TRIES):
-            self._report, self._root = Report(), None
+            self._report, self._root = CheckReport(), None
             try:
                 await self._look()
             except StorageCorrupt as error:
@@ -163,9 +167,9 @@ class TopicCheck:
         return self._found != before or (root and (root.generation, root.state)) != was
 
     def _wrong(self, what: str, seen: str = "", where: str | None = None) -> None:
-        self._report.problem(Problem(where or str(self._topic), what, seen))
+        self._report.problem(StoreProblem(where or str(self._topic), what, seen))
 
-    def _told(self) -> Reading:
+    def _told(self) -> CheckOptions:
         """Return how a log is read, with what was read before it."""
         before = self._report.bytes
         return self._reading._replace(told=lambda more: self._reading.told(before + more))
@@ -250,7 +254,7 @@ class TopicCheck:
         if mark.first > mark.last:
             self._wrong("it is of no ids", where=name)
 
-        async def look() -> list[Problem]:
+        async def look() -> list[StoreProblem]:
             if log not in pointers or mark.last > pointers[log]:
                 root = await self._reading.root(log)
                 if root is None or root.generation != log.generation:
@@ -261,7 +265,7 @@ class TopicCheck:
                 if root.state is RootState.DROPPED:
                     return []
             if mark.last > pointers[log]:
-                return [Problem(name, "it is of ids that are not there", mark.last.hex())]
+                return [StoreProblem(name, "it is of ids that are not there", mark.last.hex())]
             return []
 
         for problem in await self._reading.settled(name, look, self._report.wrong):

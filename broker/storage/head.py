@@ -167,7 +167,7 @@ def first_page(pointer: RowId, epoch: int, owner: str, token: bytes) -> Head:
     return Head(epoch, owner, token, pointer, marked=pointer)
 
 
-class Verdict(enum.Enum):
+class ChangeVerdict(enum.Enum):
     """What became of a change of a page, as far as one reading tells (rule 2)."""
 
     APPLIED = "applied"
@@ -183,21 +183,21 @@ class Verdict(enum.Enum):
 
 def judged(  # noqa: PLR0911 - As many as there are verdicts.
     seen: Head | None, entry_epoch: int | None, old: Head, new: Head
-) -> Verdict:
+) -> ChangeVerdict:
     """Say what a reading of a page tells of the change from ``old`` to ``new``.
 
     ``entry_epoch`` is the epoch of the change's last entry if it is there.
     """
     if seen is None:
-        return Verdict.STALE
+        return ChangeVerdict.STALE
     if seen.state in {PageState.GONE, PageState.PACKED}:
-        return Verdict.UNKNOWN
+        return ChangeVerdict.UNKNOWN
     if seen.token == new.token:
-        return Verdict.APPLIED
+        return ChangeVerdict.APPLIED
     if entry_epoch == old.epoch:
-        return Verdict.LOST
+        return ChangeVerdict.LOST
     if seen.token == old.token:
-        return Verdict.REPEAT
+        return ChangeVerdict.REPEAT
     if seen.epoch > old.epoch or seen.state is PageState.CLOSED:
-        return Verdict.NEVER
-    return Verdict.STALE
+        return ChangeVerdict.NEVER
+    return ChangeVerdict.STALE

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 CANCELLED: Final = "cancelled"
 
 
-class Ended(NamedTuple):
+class CallOutcome(NamedTuple):
     """How a call ended.
 
     ``kind`` says what went wrong: refused, told, cut, silent; None: nothing. *cancelled* says nothing of the

@@ -59,7 +59,7 @@ class Looked(NamedTuple):
     last: RowId = ROW_ID_MIN
 
 
-class Hold(OwnChain):
+class LogHold(OwnChain):
     """The hold on one log."""
 
     before_server_ms: int | None = None
@@ -378,4 +378,4 @@ def rolled_targets(columns: Sequence[bytes], pointer: int, last: RowId) -> list[
     return found
 
 
-__all__ = ["Hold", "Looked", "PageBounds", "rolled_targets"]
+__all__ = ["LogHold", "Looked", "PageBounds", "rolled_targets"]

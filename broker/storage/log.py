@@ -25,13 +25,13 @@ from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Mark
 from broker.storage.head import Head, PageState
-from broker.storage.hold import Hold, PageBounds
+from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.reading import LogReader
 from broker.storage.resolve import Pauses, Resolver, random_nonce
 from broker.storage.root import Root, RootState
 from broker.storage.table import Table
-from broker.storage.tail import Seen, Tail, next_head
+from broker.storage.tail import Tail, TailReading, next_head
 
 CLAIM_TRIES_MAX = 4
 PACKED_SOON = PageBounds(cells_max=1024)
@@ -46,7 +46,7 @@ class Deleted(Exception):
     """The root, or the closed tail, says that this generation is deleted."""
 
 
-class Ends(NamedTuple):
+class LogEnds(NamedTuple):
     """A log as it is stored now: its root, and the head of its tail.
 
     None: there is no page yet, or the topic was deleted.
@@ -87,7 +87,7 @@ class Logs:
         cell = await self.resolver.head(space_of(log), root_key(log))
         return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
 
-    async def ends(self, log: LogId) -> Ends | None:
+    async def ends(self, log: LogId) -> LogEnds | None:
         """Return a log's root and tail as stored now; None: nothing was ever claimed.
 
         Raises:
@@ -99,11 +99,11 @@ class Logs:
             if root is None or root.generation != log.generation:
                 return None
             if root.state is RootState.DELETED:
-                return Ends(root, None)
+                return LogEnds(root, None)
             tail = await self.find_tail(log, root)
             if tail is not None:
                 before = tail.before[1] if tail.before is not None else None
-                return Ends(root, tail.head or before)
+                return LogEnds(root, tail.head or before)
             await _again(pauses)
 
     async def find_tail(self, log: LogId, root: Root | None) -> Tail | None:
@@ -122,7 +122,7 @@ class Logs:
                 return Tail(page, cell, head, before)
             before, page = (page, head), head.next
 
-    async def look(self, topic: TopicId) -> Seen:
+    async def look(self, topic: TopicId) -> TailReading:
         """Return a topic's root and tail as stored now, of its newest generation.
 
         Raises:
@@ -132,10 +132,10 @@ class Logs:
         while True:
             root, value = await self._root(LogId(topic, 0))
             if root is None or root.state is RootState.DELETED:
-                return Seen(root, value, None)
+                return TailReading(root, value, None)
             tail = await self.find_tail(LogId(topic, root.generation), root)
             if tail is not None:
-                return Seen(root, value, tail)
+                return TailReading(root, value, tail)
             await _again(pauses)
 
     async def page_at(self, log: LogId, row: RowId, root: Root) -> tuple[RowId, Head] | None:
@@ -169,7 +169,7 @@ class Logs:
 
     # Claiming.
 
-    async def claim(self, log: LogId, owner: str, seen: Seen | None = None) -> Hold:
+    async def claim(self, log: LogId, owner: str, seen: TailReading | None = None) -> LogHold:
         """Take a message log: epoch + 1, on disk on return. ``seen`` is what a look showed lately.
 
         Raises:
@@ -218,7 +218,7 @@ class Logs:
         tail: Tail,
         owner: str,
         epoch: int | None = None,
-    ) -> Hold:
+    ) -> LogHold:
         """Take or make the tail and link it; ``epoch`` is the topic leader's, of a payload log.
 
         Raises:
@@ -238,7 +238,7 @@ class Logs:
         )
         if confirmed is None:
             raise Fenced(f"Another claims topic '{log.topic}'.")
-        hold = Hold(
+        hold = LogHold(
             log, self.resolver, tokens, self.bounds, page=tail.page, head=head, root=confirmed
         )
         hold.claimed_server_ms = written_ms
@@ -261,7 +261,7 @@ class Logs:
         done = await self.resolver.swap(space_of(log), root_key(log), value, roots.encode(linked))
         return linked if done else None
 
-    async def _index_marks(self, hold: Hold) -> None:
+    async def _index_marks(self, hold: LogHold) -> None:
         """Put the marks of entries above ``marked`` (rule 9): the former leader may not have come to it."""
         # Those below the floor were put before it rose.
         marked = max(hold.head.marked, row_before(hold.root.floor))
@@ -280,7 +280,9 @@ class Logs:
 
     # Generations.
 
-    async def _make_root(self, log: LogId, root: Root | None, value: bytes | None) -> Seen | None:
+    async def _make_root(
+        self, log: LogId, root: Root | None, value: bytes | None
+    ) -> TailReading | None:
         """Begin a topic's generation, after its record said so (rule 11); None: look again.
 
         Its first page is still to be made: a change that expects no page finds out if that is wrong.
@@ -303,7 +305,7 @@ class Logs:
         after = roots.encode(new)
         if not await self.resolver.swap(space_of(log), root_key(log), value, after):
             return None
-        return Seen(new, after, Tail(new.page, None, None, None))
+        return TailReading(new, after, Tail(new.page, None, None, None))
 
     async def delete(self, log: LogId, owner: str) -> None:
         """Close a topic's log and say in its root that it is deleted; done already is fine too.

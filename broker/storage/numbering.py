@@ -37,15 +37,15 @@ _FRAME_BYTES: Final = MESSAGE_ID_BYTES + 3
 """An item is so much longer than its payload, if the payload has 64 to 8,191 bytes; else a byte less or more."""
 
 
-class Count(NamedTuple):
+class LogCount(NamedTuple):
     """How much a log has up to an id."""
 
     messages: int = 0
     bytes: int = 0
 
-    def plus(self, other: Count) -> Count:
+    def plus(self, other: LogCount) -> LogCount:
         """Return the sum."""
-        return Count(self.messages + other.messages, self.bytes + other.bytes)
+        return LogCount(self.messages + other.messages, self.bytes + other.bytes)
 
 
 class Numbering:
@@ -58,11 +58,11 @@ class Numbering:
         self._forget()
 
     def _forget(self) -> None:
-        self._base: Count | None = None
+        self._base: LogCount | None = None
         """How much was published before the first page; None: this was not read yet."""
         self._pages: list[RowId] = []
         self._ends: list[RowId] = []
-        self._counts: list[Count] = []
+        self._counts: list[LogCount] = []
         """At the end of each sealed page, like the two before."""
         self._open: tuple[RowId, Head] | None = None
         self._entries: OrderedDict[RowId, _Entries] = OrderedDict()
@@ -86,11 +86,11 @@ class Numbering:
         return max(self._ends[-1], self.floor) if self._ends else self.floor
 
     @property
-    def all(self) -> Count:
+    def all(self) -> LogCount:
         """How much the log has."""
         if self._open is not None:
-            return Count(self._open[1].total, self._open[1].bytes)
-        return self._counts[-1] if self._counts else self._base or Count()
+            return LogCount(self._open[1].total, self._open[1].bytes)
+        return self._counts[-1] if self._counts else self._base or LogCount()
 
     # Reading heads.
 
@@ -130,7 +130,9 @@ class Numbering:
             if root.floor > ROW_ID_MIN:
                 all_pages = root._replace(floor=ROW_ID_MIN)
                 before = await self._logs.page_at(self.log, row_before(root.floor), all_pages)
-            self._base = Count() if before is None else Count(before[1].total, before[1].bytes)
+            self._base = (
+                LogCount() if before is None else LogCount(before[1].total, before[1].bytes)
+            )
         gone = bisect_left(self._pages, root.floor)
         if gone:
             self._base = self._counts[gone - 1]
@@ -155,13 +157,13 @@ class Numbering:
                     return False
                 self._pages.append(page)
                 self._ends.append(head.pointer)
-                self._counts.append(Count(head.total, head.bytes))
+                self._counts.append(LogCount(head.total, head.bytes))
                 following = head.next
         return True
 
     # Questions.
 
-    async def count(self, row: RowId) -> Count:
+    async def count(self, row: RowId) -> LogCount:
         """Return how much there is up to an id, that included. Raises Unavailable."""
         if row >= self.tail:
             return self.all
@@ -179,12 +181,12 @@ class Numbering:
         places = one.place_after(row)
         return before.plus(inside).plus(_part(one, places))
 
-    def seek_page(self, most: Count) -> RowId:
+    def seek_page(self, most: LogCount) -> RowId:
         """Return the end of the last page up to which there is at most ``most``; the floor if that is less."""
         place = self._fitting(most)
         return self._ends[place - 1] if place else self.floor
 
-    async def seek(self, most: Count) -> RowId:
+    async def seek(self, most: LogCount) -> RowId:
         """Return the last id up to which there is at most ``most``; the floor if that is less. Raises Unavailable."""
         if self.all.messages <= most.messages and self.all.bytes <= most.bytes:
             return self.tail
@@ -194,7 +196,7 @@ class Numbering:
         if page is None:
             return start
         entries = await self._entries_of(place, page)
-        left = Count(most.messages - before.messages, most.bytes - before.bytes)
+        left = LogCount(most.messages - before.messages, most.bytes - before.bytes)
         found = entries.fitting(left)
         if found:
             start = entries.lasts[found - 1]
@@ -225,28 +227,28 @@ class Numbering:
         one = await self._entry(entries, found)
         return entries.lasts[found] if one.is_stub else one.id(one.place_after(row))
 
-    async def count_ever(self, row: RowId) -> Count:
+    async def count_ever(self, row: RowId) -> LogCount:
         """Return how much there ever was up to an id; below the floor at most that. Raises Unavailable."""
         if row >= self.floor:
             return await self.count(row)
         every_page = Root(self.log.generation, RootState.LIVE)
         found = await self._logs.page_at(self.log, row, every_page)
         if found is None:
-            return Count()
+            return LogCount()
         _, head = found
-        return Count(head.total - (row < head.pointer), head.bytes)
+        return LogCount(head.total - (row < head.pointer), head.bytes)
 
-    def _before(self, place: int) -> Count:
+    def _before(self, place: int) -> LogCount:
         if place:
             return self._counts[place - 1]
-        return self._base or Count()
+        return self._base or LogCount()
 
     def _page(self, place: int) -> RowId | None:
         if place < len(self._pages):
             return self._pages[place]
         return None if self._open is None else self._open[0]
 
-    def _fitting(self, most: Count) -> int:
+    def _fitting(self, most: LogCount) -> int:
         """Return how many sealed pages fit as a whole; both totals never fall."""
         by_messages = bisect_right(self._counts, most.messages, key=lambda count: count.messages)
         by_bytes = bisect_right(self._counts, most.bytes, key=lambda count: count.bytes)
@@ -290,7 +292,7 @@ class _Entries:
     def __init__(self) -> None:
         self.firsts: list[RowId] = []
         self.lasts: list[RowId] = []
-        self.counts: list[Count] = [Count()]
+        self.counts: list[LogCount] = [LogCount()]
 
     def add(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -298,16 +300,16 @@ class _Entries:
             self.lasts.append(entry.last)
             self.counts.append(self.counts[-1].plus(_part(entry, entry.count)))
 
-    def fitting(self, most: Count) -> int:
+    def fitting(self, most: LogCount) -> int:
         """Return how many entries fit as a whole."""
         by_messages = bisect_right(self.counts, most.messages, key=lambda count: count.messages)
         by_bytes = bisect_right(self.counts, most.bytes, key=lambda count: count.bytes)
         return max(min(by_messages, by_bytes) - 1, 0)
 
 
-def _part(entry: Entry, places: int) -> Count:
+def _part(entry: Entry, places: int) -> LogCount:
     """Return how much the first messages of an entry are; all of a reference, or nothing."""
     if entry.is_reference:
-        return Count(messages_of(entry)) if places else Count()
+        return LogCount(messages_of(entry)) if places else LogCount()
     share = len(entry.items) * places // entry.count
-    return Count(places, max(share - _FRAME_BYTES * places, 0))
+    return LogCount(places, max(share - _FRAME_BYTES * places, 0))

@@ -30,7 +30,7 @@ from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.entry import Entry
-from broker.storage.head import Head, PageState, Verdict
+from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.keys import LogId, page_key, root_key, space_of
 from broker.storage.marks import Marks
 from broker.storage.packing import is_worth_it, pack
@@ -206,15 +206,15 @@ class OwnPage:
             if self._last is mine:
                 self._last, self._newest = None, self.head
 
-    def _note(self, verdict: Verdict, new: Head) -> None:
+    def _note(self, verdict: ChangeVerdict, new: Head) -> None:
         """Take a change of the own page for what it became."""
-        if verdict is Verdict.APPLIED:
+        if verdict is ChangeVerdict.APPLIED:
             self.head = new
             return
         self._end()
-        if verdict is Verdict.NEVER:
+        if verdict is ChangeVerdict.NEVER:
             self._fenced()
-        if verdict is Verdict.UNKNOWN:
+        if verdict is ChangeVerdict.UNKNOWN:
             raise OutcomeUnknown("Whether it was stored can't be found out in time.")
 
     async def _change_own_head(self, puts: dict[bytes, bytes], **fields: object) -> None:

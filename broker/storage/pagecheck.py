@@ -18,7 +18,7 @@ from broker.storage.columns import column_from, is_rolled_column, last_of
 from broker.storage.entry import STORED, Entry, Mark, messages_of
 from broker.storage.head import NO_END, Head, PageState
 from broker.storage.keys import LogId
-from broker.storage.report import Problem
+from broker.storage.report import StoreProblem
 from broker.wire import attributes
 from broker.wire.varint import Malformed
 
@@ -39,7 +39,7 @@ def page_name(log: LogId, page: RowId) -> str:
     return f"{name_of(log)}, page {page.hex()}"
 
 
-class Page(NamedTuple):
+class CheckedPage(NamedTuple):
     """A page's key and head."""
 
     key: RowId
@@ -53,28 +53,34 @@ class Sums(NamedTuple):
     bytes: int = 0
 
 
-def links(log: LogId, before: Page | None, page: Page) -> Iterator[Problem]:
+def links(log: LogId, before: CheckedPage | None, page: CheckedPage) -> Iterator[StoreProblem]:
     """Yield what does not fit between a page and the one before (None: it is the first one there is)."""
     key, head = page
     name = page_name(log, key)
     if before is None:
         is_first = key == ROW_ID_MIN or (log.number is None and log.generation > 1)
         if not is_first or head.prev != ROW_ID_MIN:
-            yield Problem(name, "the pages before it are missing", f"prev is {head.prev.hex()}")
+            yield StoreProblem(
+                name, "the pages before it are missing", f"prev is {head.prev.hex()}"
+            )
         return
     former = before.head
     if former.state in {PageState.OPEN, PageState.CLOSED}:
-        yield Problem(name, f"it follows a page that is {former.state.name.lower()}")
+        yield StoreProblem(name, f"it follows a page that is {former.state.name.lower()}")
     elif key > former.next:
-        yield Problem(page_name(log, former.next), "it is missing", f"the next one is {key.hex()}")
+        yield StoreProblem(
+            page_name(log, former.next), "it is missing", f"the next one is {key.hex()}"
+        )
     elif key < former.next:
-        yield Problem(name, "no page leads to it", f"next of the one before is {former.next.hex()}")
+        yield StoreProblem(
+            name, "no page leads to it", f"next of the one before is {former.next.hex()}"
+        )
     if head.prev != before.key:
-        yield Problem(name, "prev is not the page before", f"it is {head.prev.hex()}")
+        yield StoreProblem(name, "prev is not the page before", f"it is {head.prev.hex()}")
     for what in ("epoch", "pointer", "total", "bytes"):
         if getattr(head, what) < getattr(former, what):
             seen = f"from {_text(getattr(former, what))} to {_text(getattr(head, what))}"
-            yield Problem(name, f"{what} falls", seen)
+            yield StoreProblem(name, f"{what} falls", seen)
 
 
 def _text(value: int | bytes) -> str:
@@ -85,10 +91,10 @@ class PageCheck:
     """One page that is not gone: take its cells in order, then ``end``."""
 
     def __init__(
-        self, log: LogId, page: Page, before: Sums | None, now_ms: int, *, may_grow: bool
+        self, log: LogId, page: CheckedPage, before: Sums | None, now_ms: int, *, may_grow: bool
     ) -> None:
         """Begin. ``before`` are the sums up to the page; None: they are not known."""
-        self.problems: list[Problem] = []
+        self.problems: list[StoreProblem] = []
         self.marks: list[Mark] = []
         self.references: list[Entry] = []
         self.entries = self.messages = self.bytes = 0
@@ -108,7 +114,7 @@ class PageCheck:
     def wrong(self, what: str, seen: str = "", at: RowId | None = None) -> None:
         """Note something that is wrong with the page, or with its entry that ends at ``at``."""
         where = self._name if at is None else f"{self._name}, entry {at.hex()}"
-        self.problems.append(Problem(where, what, seen))
+        self.problems.append(StoreProblem(where, what, seen))
 
     def take(self, column: bytes, value: bytes) -> None:
         """Look at a cell."""

@@ -10,7 +10,7 @@ from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage import walk
-from broker.storage.chaincheck import ChainCheck, Look, Reading
+from broker.storage.chaincheck import ChainCheck, CheckOptions, Look
 from broker.storage.columns import ENTRIES_END, column_from, is_rolled_column
 from broker.storage.entry import Entry, messages_of
 from broker.storage.head import Head
@@ -25,7 +25,7 @@ from broker.storage.keys import (
     topic_prefix,
 )
 from broker.storage.pagecheck import name_of
-from broker.storage.report import Problem, Report
+from broker.storage.report import CheckReport, StoreProblem
 from broker.storage.root import Root, RootState
 from broker.storage.table import Space
 
@@ -36,7 +36,12 @@ class PayloadsCheck:
     """All payload logs of one generation of a topic; what is found goes into the topic's report."""
 
     def __init__(
-        self, reading: Reading, topic: LogId, root: Root, report: Report, ttl_ms: int | None
+        self,
+        reading: CheckOptions,
+        topic: LogId,
+        root: Root,
+        report: CheckReport,
+        ttl_ms: int | None,
     ) -> None:
         """Begin; ``ttl_ms`` is how long the topic's messages live, if that is known."""
         self._reading = reading
@@ -53,14 +58,14 @@ class PayloadsCheck:
         log = self._topic._replace(number=entry.number)
         name = f"{name_of(self._topic)}, reference {entry.first.hex()}"
 
-        async def look() -> list[Problem]:
+        async def look() -> list[StoreProblem]:
             stored = await self._reading.root(log)
             if stored is None:
                 is_over = self._is_over(entry)
                 return (
                     []
                     if is_over
-                    else [Problem(name, "its payload log is missing", f"{log.number}")]
+                    else [StoreProblem(name, "its payload log is missing", f"{log.number}")]
                 )
             if stored.state is RootState.DROPPED:
                 return []
@@ -77,9 +82,9 @@ class PayloadsCheck:
             self._report.problem(problem)
 
     def _wrong(self, log: LogId, what: str, seen: str = "") -> None:
-        self._report.problem(Problem(name_of(log), what, seen))
+        self._report.problem(StoreProblem(name_of(log), what, seen))
 
-    def _told(self) -> Reading:
+    def _told(self) -> CheckOptions:
         before = self._report.bytes
         return self._reading._replace(told=lambda more: self._reading.told(before + more))
 
@@ -102,16 +107,16 @@ class PayloadsCheck:
 
     async def _look_at_payload_log(self, log: LogId, root: Root | None) -> None:
         """Look at one payload log; again, if its root says another thing meanwhile."""
-        report = Report()
+        report = CheckReport()
         for _ in range(TRIES):
-            report = Report()
+            report = CheckReport()
             if root is None:
                 break
             if root.state is RootState.DROPPED:
                 report.ignorable += 1
                 break
             if root.state not in {RootState.OPEN, RootState.SEALED, RootState.PUBLISHED}:
-                report.problem(Problem(name_of(log), "its root is none of a payload log"))
+                report.problem(StoreProblem(name_of(log), "its root is none of a payload log"))
                 break
             chain = ChainCheck(self._told(), log, root)
             await chain.run()
@@ -124,7 +129,7 @@ class PayloadsCheck:
                 break
         self._report.add(report)
 
-    async def _look_at_epoch(self, log: LogId, chain: ChainCheck, report: Report) -> None:
+    async def _look_at_epoch(self, log: LogId, chain: ChainCheck, report: CheckReport) -> None:
         if chain.tail is None or chain.tail.head.epoch <= self._epoch:
             return
         topic = self._topic
@@ -132,13 +137,13 @@ class PayloadsCheck:
         self._epoch = max(self._epoch, 0 if tail is None else tail.epoch)
         if chain.tail.head.epoch > self._epoch:
             seen = f"{chain.tail.head.epoch}, {self._epoch}"
-            report.problem(Problem(name_of(log), "it has a higher epoch than its topic", seen))
+            report.problem(StoreProblem(name_of(log), "it has a higher epoch than its topic", seen))
 
-    async def _look_at_published(self, log: LogId, root: Root, report: Report) -> None:
+    async def _look_at_published(self, log: LogId, root: Root, report: CheckReport) -> None:
         topic = self._topic
         name = name_of(log)
 
-        async def look() -> list[Problem]:
+        async def look() -> list[StoreProblem]:
             now = await self._reading.root(topic)
             if now is None or now.state is RootState.DELETED or now.generation != log.generation:
                 return []
@@ -147,7 +152,7 @@ class PayloadsCheck:
             page = await self._reading.logs.page_at(topic, root.reference, now)
             entry = None if page is None else await self._entry_at(topic, page[0], root.reference)
             if entry is None or entry.first != root.reference or entry.number != log.number:
-                return [Problem(name, "its reference is not there", root.reference.hex())]
+                return [StoreProblem(name, "its reference is not there", root.reference.hex())]
             return []
 
         for problem in await self._reading.settled(name, look, self._report.wrong):
@@ -190,7 +195,7 @@ class PayloadsCheck:
             await self._settle(name_of(log), lambda log=log, row=row: self._rootless(log, row))  # type: ignore[misc]
             low = log_prefix(log) + walk.KEY_END
 
-    async def _rootless(self, log: LogId, row: bytes) -> list[Problem]:
+    async def _rootless(self, log: LogId, row: bytes) -> list[StoreProblem]:
         if await self._resolver.head(Space.PAYLOADS, root_key(log)) is not None:
             return []
         cell = await self._resolver.head(Space.PAYLOADS, row)
@@ -198,17 +203,17 @@ class PayloadsCheck:
             return []
         head = heads.decode(cell.value)
         if head.total or head.cells:
-            return [Problem(name_of(log), "it has messages and no root", str(head.total))]
+            return [StoreProblem(name_of(log), "it has messages and no root", str(head.total))]
         return []
 
 
-def _misfits(name: str, entry: Entry, stored: Root, tail: Head | None) -> Iterator[Problem]:
+def _misfits(name: str, entry: Entry, stored: Root, tail: Head | None) -> Iterator[StoreProblem]:
     """Yield what of a payload log does not fit the reference to it."""
     if stored.state is RootState.OPEN:
-        yield Problem(name, "its payload log is not closed", str(entry.number))
+        yield StoreProblem(name, "its payload log is not closed", str(entry.number))
     if stored.state is RootState.PUBLISHED and stored.reference != entry.first:
-        yield Problem(name, "its payload log has another reference", stored.reference.hex())
+        yield StoreProblem(name, "its payload log has another reference", stored.reference.hex())
     total = 0 if tail is None else tail.total
     if messages_of(entry) != total:
         seen = f"{messages_of(entry)}, {total}"
-        yield Problem(name, "its payload log has not as many messages", seen)
+        yield StoreProblem(name, "its payload log has not as many messages", seen)

@@ -20,7 +20,7 @@ from broker.storage import root as roots
 from broker.storage import sweeping
 from broker.storage.entry import Mark
 from broker.storage.head import Head
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import (
     LogId,
     generation_roots,
@@ -64,7 +64,7 @@ class PayloadLogs:
         self._resolver = logs.resolver
         self._owner = owner
 
-    async def open(self, topic: Hold, number: int) -> Hold:
+    async def open(self, topic: LogHold, number: int) -> LogHold:
         """Return a hold on a payload log under the topic's epoch.
 
         Raises:
@@ -91,7 +91,7 @@ class PayloadLogs:
         cell = await self._resolver.head(space_of(log), root_key(log))
         return (None, None) if cell is None else (roots.decode(cell.value), cell.value)
 
-    async def seal(self, topic: Hold, number: int) -> Sealed:
+    async def seal(self, topic: LogHold, number: int) -> Sealed:
         """Close a payload log, also one to which nothing was stored; say so in its root.
 
         Raises:
@@ -121,7 +121,7 @@ class PayloadLogs:
     async def _change_root(self, log: LogId, value: bytes | None, new: Root) -> bool:
         return await self._resolver.swap(space_of(log), root_key(log), value, roots.encode(new))
 
-    async def mark_published(self, topic: Hold, number: int, reference: RowId) -> None:
+    async def mark_published(self, topic: LogHold, number: int, reference: RowId) -> None:
         """Note the id of the committed reference; without the note a publish looks for it."""
         await self._replace_root(
             _log_of(topic, number),
@@ -130,7 +130,7 @@ class PayloadLogs:
             reference=reference,
         )
 
-    async def drop(self, topic: Hold, number: int, now_ms: int) -> None:
+    async def drop(self, topic: LogHold, number: int, now_ms: int) -> None:
         """Declare that a payload log's pages may go; ``empty`` does nothing until it is so.
 
         Raises:
@@ -276,5 +276,5 @@ class PayloadLogs:
         return [payload_log_of_root(topic, row) for row, _ in found]
 
 
-def _log_of(topic: Hold, number: int) -> LogId:
+def _log_of(topic: LogHold, number: int) -> LogId:
     return LogId(topic.log.topic, topic.log.generation, number)

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 PROBLEMS_MAX: Final = 1000
 
 
-class Problem(NamedTuple):
+class StoreProblem(NamedTuple):
     """Something that is wrong: ``what`` is the same in every reading, ``seen`` may differ."""
 
     where: str
@@ -22,7 +22,7 @@ class Problem(NamedTuple):
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """What a check found. Without problems the store can be trusted."""
 
     topics: int = 0
@@ -46,13 +46,13 @@ class Report:
         """Whether nothing is wrong."""
         return not self.wrong
 
-    def problem(self, problem: Problem) -> None:
+    def problem(self, problem: StoreProblem) -> None:
         """Note something that is wrong."""
         self.wrong += 1
         if len(self.problems) < PROBLEMS_MAX:
             self.problems.append(problem.line())
 
-    def add(self, other: Report) -> None:
+    def add(self, other: CheckReport) -> None:
         """Add what another check found."""
         for name in COUNTED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -74,7 +74,7 @@ COUNTED: Final = (
 """The fields of a report that are numbers."""
 
 
-class Progress(NamedTuple):
+class CheckProgress(NamedTuple):
     """How far a check has come."""
 
     topics: int
@@ -82,4 +82,4 @@ class Progress(NamedTuple):
     bytes: int
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[CheckProgress], None]

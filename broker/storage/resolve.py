@@ -15,9 +15,9 @@ from broker.clock import Clock
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.storage import entry as entries
 from broker.storage import head as heads
-from broker.storage.head import TOKEN_BYTES, Head, Verdict, judged
+from broker.storage.head import TOKEN_BYTES, ChangeVerdict, Head, judged
 from broker.storage.sealed import SealedPages
-from broker.storage.table import HEAD, Cell, NoAnswer, NotSent, Space, Table, TableError
+from broker.storage.table import HEAD, Cell, NotWritten, Space, Table, TableError, WriteUnknown
 
 NONCE_BYTES: Final = 8
 PAUSE_S_FIRST: Final = 0.005
@@ -130,23 +130,23 @@ class Resolver:
         """
         cells = {HEAD: new} if puts is None else {HEAD: new, **puts}
 
-        async def look() -> Verdict:
+        async def look() -> ChangeVerdict:
             found = (await self.table.get(space, row, (HEAD,))).get(HEAD)
             value = None if found is None else found.value
             if value == new:
-                return Verdict.APPLIED
-            return Verdict.REPEAT if value == expected else Verdict.NEVER
+                return ChangeVerdict.APPLIED
+            return ChangeVerdict.REPEAT if value == expected else ChangeVerdict.NEVER
 
         verdict = await self._settled(
             lambda: self.table.change(space, row, expected, cells, deletes, clear=clear), look
         )
-        if verdict is Verdict.UNKNOWN:
+        if verdict is ChangeVerdict.UNKNOWN:
             raise OutcomeUnknown("Whether a change was stored can't be found out in time.")
-        return verdict is Verdict.APPLIED
+        return verdict is ChangeVerdict.APPLIED
 
     async def append(
         self, space: Space, row: bytes, old: Head, new: Head, cells: Mapping[bytes, bytes]
-    ) -> Verdict:
+    ) -> ChangeVerdict:
         """Make a leader's change of its own page; APPLIED, LOST, NEVER or UNKNOWN.
 
         ``cells`` are the entries; the last one decides, with the head.
@@ -158,7 +158,7 @@ class Resolver:
         last = max(cells) if cells else None
         columns = (HEAD,) if last is None else (HEAD, last)
 
-        async def look() -> Verdict:
+        async def look() -> ChangeVerdict:
             found = await self.table.get(space, row, columns)
             seen = heads.decode(found[HEAD].value) if HEAD in found else None
             there = found[last].value if last is not None and last in found else None
@@ -170,27 +170,27 @@ class Resolver:
         return await self._settled(lambda: self.table.change(space, row, before, puts), look)
 
     async def _settled(
-        self, change: Callable[[], Awaitable[bool]], look: Callable[[], Awaitable[Verdict]]
-    ) -> Verdict:
+        self, change: Callable[[], Awaitable[bool]], look: Callable[[], Awaitable[ChangeVerdict]]
+    ) -> ChangeVerdict:
         """Make a change until a reading tells what became of it, or the time is over (UNKNOWN)."""
         pauses = self.pauses()
         doubt = False
         while True:
             done = await self._sent(change, in_doubt=doubt)
             if done:
-                return Verdict.APPLIED
+                return ChangeVerdict.APPLIED
             if done is False and not doubt and self.table.keeps_order:
-                return Verdict.NEVER
+                return ChangeVerdict.NEVER
             doubt = True
             verdict = await self._looked(look)
-            while verdict is Verdict.STALE:
+            while verdict is ChangeVerdict.STALE:
                 if not await pauses.next():
-                    return Verdict.UNKNOWN
+                    return ChangeVerdict.UNKNOWN
                 verdict = await self._looked(look)
-            if verdict is not Verdict.REPEAT:
+            if verdict is not ChangeVerdict.REPEAT:
                 return verdict
             if not await pauses.next():
-                return Verdict.UNKNOWN
+                return ChangeVerdict.UNKNOWN
 
     @staticmethod
     async def _sent(change: Callable[[], Awaitable[bool]], *, in_doubt: bool) -> bool | None:
@@ -203,22 +203,22 @@ class Resolver:
         """
         try:
             return await change()
-        except NotSent as error:
+        except NotWritten as error:
             if not in_doubt:
                 raise Unavailable(f"Storage does not answer: {error}") from error
         except Unavailable:
             if not in_doubt:
                 raise
-        except NoAnswer:
+        except WriteUnknown:
             pass
         return None
 
     @staticmethod
-    async def _looked(look: Callable[[], Awaitable[Verdict]]) -> Verdict:
+    async def _looked(look: Callable[[], Awaitable[ChangeVerdict]]) -> ChangeVerdict:
         try:
             return await look()
         except (TableError, Unavailable):
-            return Verdict.STALE
+            return ChangeVerdict.STALE
 
 
 def epoch_of(there: bytes, mine: bytes, epoch: int) -> int | None:

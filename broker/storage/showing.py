@@ -34,7 +34,7 @@ class ShownEntry(NamedTuple):
     entry: Entry | str
 
 
-class Shown(NamedTuple):
+class ShownLog(NamedTuple):
     """A log's root, its last pages and its last entries, each in order."""
 
     log: LogId
@@ -43,7 +43,7 @@ class Shown(NamedTuple):
     entries: list[ShownEntry]
 
 
-async def shown(resolver: Resolver, log: LogId, *, pages_max: int, entries_max: int) -> Shown:
+async def shown(resolver: Resolver, log: LogId, *, pages_max: int, entries_max: int) -> ShownLog:
     """Return a log as stored; generation 0 is the one that the topic's root has.
 
     Raises:
@@ -65,7 +65,7 @@ async def shown(resolver: Resolver, log: LogId, *, pages_max: int, entries_max: 
             break
         if not (isinstance(page.head, Head) and page.head.state is PageState.GONE):
             found += await _entries(resolver, log, page.key, entries_max - len(found))
-    return Shown(log, root, pages[::-1], found[::-1])
+    return ShownLog(log, root, pages[::-1], found[::-1])
 
 
 def _page(row: bytes, value: bytes) -> ShownPage:

@@ -14,14 +14,14 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after
 from broker.storage import head as heads
 from broker.storage import root as roots
 from broker.storage.head import NO_END, Head, PageState
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.resolve import Resolver
 from broker.storage.root import RootState
 
 
 @dataclasses.dataclass(slots=True)
-class Ends:
+class LifetimeEnds:
     """When the lifetimes in a topic's pages end, as far as they were looked at."""
 
     generation: int
@@ -31,7 +31,7 @@ class Ends:
     """By page: when its first lifetime ends, ms since 1970."""
 
 
-async def raise_floor(hold: Hold, bound: RowId) -> None:
+async def raise_floor(hold: LogHold, bound: RowId) -> None:
     """Raise the floor to the page that has the first id at or above ``bound``.
 
     A tail that lies below ``bound`` as a whole is sealed first, and the next page is the floor.
@@ -48,7 +48,7 @@ async def raise_floor(hold: Hold, bound: RowId) -> None:
         await hold.raise_floor(pages[-1][0])
 
 
-async def clear_below_floor(resolver: Resolver, hold: Hold, pages_max: int) -> tuple[int, bool]:
+async def clear_below_floor(resolver: Resolver, hold: LogHold, pages_max: int) -> tuple[int, bool]:
     """Turn some pages below the floor to gone; return how many messages went, and whether more wait."""
     page, floor = hold.root.gone, hold.root.floor
     went, before = 0, None
@@ -122,7 +122,7 @@ async def clear_generation(
     return went, row_after(page_of(rows[-1][0])) if len(rows) == pages_max else None
 
 
-async def look_for_ends(resolver: Resolver, hold: Hold, known: Ends) -> None:
+async def look_for_ends(resolver: Resolver, hold: LogHold, known: LifetimeEnds) -> None:
     """Look at pages that were not looked at since they were sealed, for lifetimes that end."""
     del resolver  # The hold reads its own chain.
     floor = hold.root.floor
@@ -132,7 +132,7 @@ async def look_for_ends(resolver: Resolver, hold: Hold, known: Ends) -> None:
         _note(known, page, head)
 
 
-def _note(known: Ends, page: RowId, head: Head) -> None:
+def _note(known: LifetimeEnds, page: RowId, head: Head) -> None:
     known.pages.pop(page, None)
     if head.first_end_ms != NO_END and head.state is not PageState.GONE:
         known.pages[page] = head.first_end_ms
@@ -140,7 +140,7 @@ def _note(known: Ends, page: RowId, head: Head) -> None:
         known.looked_to = max(known.looked_to, row_after(page))
 
 
-async def end_lives(hold: Hold, known: Ends, before_ms: int) -> int:
+async def end_lives(hold: LogHold, known: LifetimeEnds, before_ms: int) -> int:
     """Replace entries by stubs in pages where a lifetime ended before a time; return in how many pages."""
     due = sorted(page for page, end_ms in known.pages.items() if end_ms < before_ms)
     for page in due:

@@ -60,11 +60,11 @@ class TableError(Exception):
     """A call of a store did not end well."""
 
 
-class NoAnswer(TableError):
+class WriteUnknown(TableError):
     """A write may have been made, or may be made at any later moment. Of a reading: nothing is known."""
 
 
-class NotSent(TableError):
+class NotWritten(TableError):
     """A write was certainly not made and never will be. Of a reading: nothing is known."""
 
 

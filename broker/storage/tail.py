@@ -28,7 +28,7 @@ class Tail(NamedTuple):
         return self.head is not None and self.head.state is PageState.CLOSED
 
 
-class Seen(NamedTuple):
+class TailReading(NamedTuple):
     """A topic's root, its bytes, and the tail as they were read: where a claim begins.
 
     ``tail`` None: there is no root, or the topic is deleted.

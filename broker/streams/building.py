@@ -64,7 +64,7 @@ class StreamBuilder:
         self._lateness_ms = _not_negative("lateness", lateness)
         self._idle_ms = _not_negative("idle", idle)
         self._is_processing_time = processing_time
-        self._names = graph.Names()
+        self._names = graph.OperatorNames()
         self._ends: list[graph.Sink] = []
 
     def source(

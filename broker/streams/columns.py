@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, MapType, StructType
 
 from broker.streams import graph
 from broker.streams.serdes import Bytes, Json, Text
-from broker.streams.windows import Session, Sliding, Windows
+from broker.streams.windows import SessionWindow, Sliding, Windows
 
 KEPT: Final = ("_beat", "_at", "_time", "_key", "_window")
 _CORRUPT: Final = "_corrupt"
@@ -179,7 +179,7 @@ def watermarked(frame: DataFrame, time: str, lateness_ms: int) -> DataFrame:
 
 def window_of(windows: Windows, time: str) -> Column:
     """Return the windows of a time."""
-    if isinstance(windows, Session):
+    if isinstance(windows, SessionWindow):
         return sf.session_window(time, f"{windows.gap_ms} milliseconds")
     size, slide = f"{windows.size_ms} milliseconds", f"{windows.slide_ms} milliseconds"
     return sf.window(time, size, slide)

@@ -124,7 +124,7 @@ class Compiler:
                 return self._aggregate(flow, operator)
             case graph.Process():
                 flow = self._claim_all(self._flow(operator.parents[0]), operator.name)
-                return self._chain(flow, keyed.Processing(operator.name, operator.processor))
+                return self._chain(flow, keyed.ProcessorOperator(operator.name, operator.processor))
             case graph.Join():
                 return self._join(operator)
             case _:
@@ -205,9 +205,9 @@ class Compiler:
             )
         if operator.kind in {"min", "max"}:
             select = Measured(select)
-        work: keyed.Operator
+        work: keyed.KeyedOperator
         if operator.windows is None:
-            work = keyed.Running(operator.name, operator.make, select)
+            work = keyed.RunningAggregate(operator.name, operator.make, select)
         else:
             work = keyed.Windowed(
                 operator.name,
@@ -219,7 +219,7 @@ class Compiler:
             )
         return self._chain(flow, work)
 
-    def _chain(self, flow: Flow, work: keyed.Operator) -> Flow:
+    def _chain(self, flow: Flow, work: keyed.KeyedOperator) -> Flow:
         if len(flow) == 1 and flow[0].is_keyed and flow[0].columns is None:
             [branch] = flow
             names = [part.name for part in branch.parts if isinstance(part, Step)]
@@ -246,10 +246,10 @@ class Compiler:
             for side, flow in enumerate(flows)
         ]
         pairs = sides[0].unionByName(sides[1])
-        made = Step(join.name, steps.Pairing(join.function))
+        made = Step(join.name, steps.PairFunction(join.function))
         return [behind([*flows[0], *flows[1]], pairs, parts=(work, made), is_keyed=True)]
 
-    def _join_work(self, join: graph.Join) -> keyed.Operator:
+    def _join_work(self, join: graph.Join) -> keyed.KeyedOperator:
         if join.windows is None:
             return matching.Latest(join.name, is_left=join.is_left)
         kind = matching.AllOfWindow if join.pairs == "all" else matching.LatestOfWindow
@@ -330,7 +330,7 @@ class Compiler:
         rows = lists.select(sf.inline(sf.arrays_zip(*lists.columns)))
         return rows.where(sf.col("headers").isNull() | is_of(branch.owned))
 
-    def _row_writer(self, branch: Branch, work: keyed.Operator, side: int) -> RowWriter:
+    def _row_writer(self, branch: Branch, work: keyed.KeyedOperator, side: int) -> RowWriter:
         keying = [
             part.name
             for part in branch.parts
@@ -340,7 +340,7 @@ class Compiler:
         return RowWriter(keying[-1] if keying else made_by, made_by, self._failures, side)
 
     def _rows(
-        self, flow: Flow, work: keyed.Operator, *, is_timed: bool, side: int = 0
+        self, flow: Flow, work: keyed.KeyedOperator, *, is_timed: bool, side: int = 0
     ) -> DataFrame:
         """Run the steps of all branches; return their rows together, for an operator with state."""
         found = []

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
 from broker.streams import graph, keyed
-from broker.streams.passes import Reader
+from broker.streams.passes import RecordReader
 from broker.streams.steps import Step
 
 
@@ -26,8 +26,8 @@ class Branch:
     lateness_ms: int = 0
     source: graph.Source | None = None
     columns: DataFrame | None = None
-    reader: Reader | None = None
-    parts: tuple[keyed.Operator | Step, ...] = ()
+    reader: RecordReader | None = None
+    parts: tuple[keyed.KeyedOperator | Step, ...] = ()
     is_keyed: bool = False
     is_behind_state: bool = False
     """Whether an operator with state is before it: then no watermark can be made of its times."""
@@ -63,7 +63,7 @@ def check_times(branch: Branch, name: str) -> None:
         )
 
 
-def step_alone(part: keyed.Operator | Step) -> Step:
+def step_alone(part: keyed.KeyedOperator | Step) -> Step:
     """Return a part of a pass, which has no state."""
     assert isinstance(part, Step), "operators are run by key"
     return part

@@ -169,7 +169,7 @@ RESERVED: Final = "job"
 _NAME: Final = re.compile(r"[\w-][\w.-]{0,99}")
 
 
-class Names:
+class OperatorNames:
     """Gives operators their names."""
 
     def __init__(self) -> None:

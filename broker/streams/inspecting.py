@@ -42,7 +42,7 @@ _PLAIN: Final = {
 """Classes that are taken as they are: values alone, which do nothing when they are made."""
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """The state of an operator for a key, or for one of its windows; all parts are as JSON has them."""
 
     operator: str
@@ -55,7 +55,7 @@ class Entry(NamedTuple):
         return self._asdict()
 
 
-class Parts:
+class ObjectParts:
     """An object whose class was not asked for."""
 
     name = ""
@@ -93,7 +93,7 @@ class _Unpickler(pickle.Unpickler):
         """Return a plain class, or one of parts."""
         if global_name in _PLAIN.get(module_name, ()):
             return super().find_class(module_name, global_name)
-        return type("Parts", (Parts,), {"name": global_name})
+        return type("Parts", (ObjectParts,), {"name": global_name})
 
 
 def unpickled(data: bytes) -> Any:
@@ -119,7 +119,7 @@ def shown(value: Any, depth: int = 0) -> Any:  # noqa: C901, PLR0911 - A table.
             return value.isoformat()
         case Window():
             return window_shown(value)
-        case Parts():
+        case ObjectParts():
             fields = _fields(value, depth)
             return {"class": value.name, **fields} if isinstance(fields, dict) else fields
         case Mapping():
@@ -132,7 +132,7 @@ def shown(value: Any, depth: int = 0) -> Any:  # noqa: C901, PLR0911 - A table.
             return str(value)
 
 
-def _fields(value: Parts, depth: int) -> Any:
+def _fields(value: ObjectParts, depth: int) -> Any:
     fields = {name.lstrip("_"): shown(each, depth + 1) for name, each in value.fields.items()}
     parts = [shown(each, depth + 1) for each in value.parts]
     return {**fields, **({"parts": parts} if parts else {})}
@@ -168,29 +168,29 @@ def key_shown(key: bytes) -> Any:
     return shown(decode_key(key, _parts_of))
 
 
-def _parts_of(kind: str, parts: Sequence[Any]) -> Parts:
-    made: Parts = type("Parts", (Parts,), {"name": kind.rpartition(":")[2]})(*parts)
+def _parts_of(kind: str, parts: Sequence[Any]) -> ObjectParts:
+    made: ObjectParts = type("Parts", (ObjectParts,), {"name": kind.rpartition(":")[2]})(*parts)
     return made
 
 
 # --- A chain's cells -------------------------------------------------------------------------------
 
 
-def of_cells(key: bytes, cells: bytes) -> Iterator[Entry]:
+def of_cells(key: bytes, cells: bytes) -> Iterator[StateEntry]:
     """Yield what the operators of a chain keep for a key, by window. Raises ValueError."""
     key_text = key_shown(key)
     for operator, cell in unpickled(cells).items():
         windows = sorted(name for name in cell if isinstance(name, Window))
         for window in windows:
-            yield Entry(operator, key_text, window_shown(window), _kept(cell[window]))
+            yield StateEntry(operator, key_text, window_shown(window), _kept(cell[window]))
         rest = {name: value for name, value in cell.items() if not isinstance(name, Window)}
         if rest:
-            yield Entry(operator, key_text, None, _kept_without_window(rest))
+            yield StateEntry(operator, key_text, None, _kept_without_window(rest))
 
 
 def _kept(value: Any) -> Any:
     """Return an accumulator's fields, or the sides of a join by name."""
-    if isinstance(value, Parts):
+    if isinstance(value, ObjectParts):
         return _fields(value, 0)
     if isinstance(value, dict) and value.keys() <= _SIDES.keys():
         return {_SIDES[side]: shown(value[side]) for side in sorted(value)}
@@ -212,7 +212,7 @@ def _kept_without_window(cell: dict[Any, Any]) -> Any:
 Columns = Mapping[str, Any]
 
 
-def of_columns(operator: str, side: str | None, key: Columns, value: Columns) -> Entry:
+def of_columns(operator: str, side: str | None, key: Columns, value: Columns) -> StateEntry:
     """Return what an aggregate or a join of Spark's keeps in a row; ``side``: of a join, left or right."""
     if side is not None:
         bounds, key_text = value.get(f"_{side}_bounds"), value.get(f"_{side}_key")
@@ -220,14 +220,14 @@ def of_columns(operator: str, side: str | None, key: Columns, value: Columns) ->
         rest = {name: each for name, each in value.items() if name not in own}
         # Spark keeps the fields alone that are asked for, if they are few.
         kept = rest[side] if rest.keys() == {side} else rest
-        return Entry(operator, shown(key_text), _bounds(bounds), {side: shown(kept)})
+        return StateEntry(operator, shown(key_text), _bounds(bounds), {side: shown(kept)})
     bounds = key.get("window") or value.get("session_window")
     kept = {
         name: shown(each)
         for name, each in value.items()
         if name not in {"session_window", "window", "_key"}
     }
-    return Entry(operator, shown(key.get("_key")), _bounds(bounds), kept)
+    return StateEntry(operator, shown(key.get("_key")), _bounds(bounds), kept)
 
 
 def _bounds(bounds: Mapping[str, datetime] | None) -> dict[str, str] | None:
@@ -239,14 +239,14 @@ def _bounds(bounds: Mapping[str, datetime] | None) -> dict[str, str] | None:
     return window_shown(Window(*(round(moment.timestamp() * 1000) for moment in moments)))
 
 
-def is_wanted(entry: Entry, operator: str | None, key: str | None) -> bool:
+def is_wanted(entry: StateEntry, operator: str | None, key: str | None) -> bool:
     """Whether an entry is of an operator, and of a key as text; None: of any."""
     return (operator is None or entry.operator == operator) and (
         key is None or text_of(entry.key) == key
     )
 
 
-class Place(NamedTuple):
+class StateLocation(NamedTuple):
     """Where Spark keeps what an operator of the plan has."""
 
     number: int
@@ -271,7 +271,7 @@ _WINDOWS: Final = {
 }
 
 
-def name_of(place: Place, stores: Sequence[Store]) -> str:
+def name_of(place: StateLocation, stores: Sequence[Store]) -> str:
     """Return the name of the operator whose columns Spark keeps at a place, Spark's own if several may be meant."""
     marks = _WINDOWS.get(place.kind, ())
     found = [

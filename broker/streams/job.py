@@ -18,7 +18,7 @@ from broker.streams import drawing, graph
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from broker.streams.running import Running, Status
+    from broker.streams.running import JobQueries, Status
 
 
 class Job:
@@ -27,7 +27,7 @@ class Job:
     def __init__(self, found: graph.Graph) -> None:
         """Keep the graph."""
         self.graph = found
-        self._running: Running | None = None
+        self._running: JobQueries | None = None
 
     @property
     def id(self) -> str:
@@ -71,11 +71,11 @@ class Job:
         *,
         is_available: bool,
     ) -> None:
-        from broker.streams.running import Running  # noqa: PLC0415 - PySpark takes a second, a plan needs none.
+        from broker.streams.running import JobQueries  # noqa: PLC0415 - PySpark takes a second, a plan needs none.
 
         if self.is_running:
             raise RuntimeError(f"The job {self.id} runs already.")
-        self._running = Running.start(
+        self._running = JobQueries.start(
             self.graph, spark, checkpoint, options, is_available=is_available
         )
 

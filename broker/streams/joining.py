@@ -29,12 +29,12 @@ class JoinedStream(Generic[T, U]):
         self._right = right
         self._is_left = is_left
 
-    def where(self, select: Callable[[T], Any] | str) -> Where[T, U]:
+    def where(self, select: Callable[[T], Any] | str) -> KeyedJoin[T, U]:
         """Say which key the left stream's values have."""
-        return Where(self._left.key_by(select), self._right, is_left=self._is_left)
+        return KeyedJoin(self._left.key_by(select), self._right, is_left=self._is_left)
 
 
-class Where(Generic[T, U]):
+class KeyedJoin(Generic[T, U]):
     """A join that has its left key."""
 
     def __init__(self, left: GroupedStream[Any, T], right: Stream[U], *, is_left: bool) -> None:

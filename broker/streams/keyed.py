@@ -24,9 +24,9 @@ from typing_extensions import override
 
 from broker.streams.accumulators import Accumulator
 from broker.streams.letters import Failures, late_letter
-from broker.streams.records import Letter, Record
+from broker.streams.records import Letter, StreamRecord
 from broker.streams.steps import Step, Taken
-from broker.streams.windows import Session, Sliding, Window, Windows
+from broker.streams.windows import SessionWindow, Sliding, Window, Windows
 
 Cell = dict[Any, Any]
 Cells = dict[str, Cell]
@@ -36,7 +36,7 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 
-class Operator(ABC):
+class KeyedOperator(ABC):
     """Work on the records of a key, with a cell of its state."""
 
     is_timed = False
@@ -47,7 +47,7 @@ class Operator(ABC):
         self.name = name
 
     @abstractmethod
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
+    def take(self, record: StreamRecord, cell: Cell, watermark_ms: int) -> Taken:
         """Yield what a record gives."""
 
     def due_ms(self, cell: Cell) -> int | None:
@@ -59,7 +59,7 @@ class Operator(ABC):
         yield from ()
 
 
-class Running(Operator):
+class RunningAggregate(KeyedOperator):
     """An aggregate without a window: gives the result so far for each record."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Running(Operator):
         self._select = select
 
     @override
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
+    def take(self, record: StreamRecord, cell: Cell, watermark_ms: int) -> Taken:
         value = record.value if self._select is None else self._select(record.value)
         if value is None and self._select is not None:
             return
@@ -88,7 +88,7 @@ class Running(Operator):
             yield record.having(result)
 
 
-class Windowed(Operator):
+class Windowed(KeyedOperator):
     """An aggregate by window. The cell has the accumulator of each open one: ``{window: accumulator}``."""
 
     is_timed = True
@@ -111,7 +111,7 @@ class Windowed(Operator):
         self._late = late
 
     @override
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
+    def take(self, record: StreamRecord, cell: Cell, watermark_ms: int) -> Taken:
         value = record.value if self._select is None else self._select(record.value)
         if value is None and self._select is not None:
             return
@@ -121,7 +121,7 @@ class Windowed(Operator):
             yield from self._into_session(self._windows, record, value, cell, watermark_ms)
 
     def _into_windows(
-        self, windows: Sliding, record: Record, value: Any, cell: Cell, watermark_ms: int
+        self, windows: Sliding, record: StreamRecord, value: Any, cell: Cell, watermark_ms: int
     ) -> Taken:
         for window in windows.windows_of(record.time_ms):
             found = cell.get(window)
@@ -134,7 +134,12 @@ class Windowed(Operator):
             cell[window] = found
 
     def _into_session(
-        self, windows: Session, record: Record, value: Any, cell: Cell, watermark_ms: int
+        self,
+        windows: SessionWindow,
+        record: StreamRecord,
+        value: Any,
+        cell: Cell,
+        watermark_ms: int,
     ) -> Taken:
         mine = windows.window_of(record.time_ms)
         near = sorted(
@@ -155,7 +160,7 @@ class Windowed(Operator):
         start, end = min(each.start_ms for each in bounds), max(each.end_ms for each in bounds)
         cell[Window(start, end)] = together
 
-    def _letter(self, record: Record, window: Window) -> Letter:
+    def _letter(self, record: StreamRecord, window: Window) -> Letter:
         late = record.having(record.value)
         late.window = window
         return late_letter(self._job, self.name, self._late, late)
@@ -169,7 +174,7 @@ class Windowed(Operator):
         for window in sorted(each for each in cell if each.end_ms <= watermark_ms):
             result = cell.pop(window).result(window)
             if result is not None:
-                yield Record(result, b"", window.end_ms - 1, key, window)
+                yield StreamRecord(result, b"", window.end_ms - 1, key, window)
 
 
 class State:
@@ -213,7 +218,7 @@ class Processor(ABC, Generic[V, R]):
         return ()
 
 
-class Processing(Operator):
+class ProcessorOperator(KeyedOperator):
     """A processor as an operator."""
 
     is_timed = True
@@ -224,7 +229,7 @@ class Processing(Operator):
         self._processor = processor
 
     @override
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
+    def take(self, record: StreamRecord, cell: Cell, watermark_ms: int) -> Taken:
         state = State(cell, watermark_ms)
         given = self._processor.process(record.key, record.value, record.time_ms, state)
         for value in given or ():
@@ -243,13 +248,13 @@ class Processing(Operator):
         del cell["due"]
         given = self._processor.on_time(key, due_ms, State(cell, watermark_ms))
         for value in given or ():
-            yield Record(value, b"", due_ms, key)
+            yield StreamRecord(value, b"", due_ms, key)
 
 
 class Chain:
     """Operators and functions behind one key_by, in their order."""
 
-    def __init__(self, parts: Sequence[Operator | Step], failures: Failures) -> None:
+    def __init__(self, parts: Sequence[KeyedOperator | Step], failures: Failures) -> None:
         """Keep the parts; the first is an operator."""
         self.parts = parts
         self._failures = failures
@@ -257,9 +262,9 @@ class Chain:
     @property
     def is_timed(self) -> bool:
         """Whether any part waits for times."""
-        return any(isinstance(part, Operator) and part.is_timed for part in self.parts)
+        return any(isinstance(part, KeyedOperator) and part.is_timed for part in self.parts)
 
-    def take(self, records: Sequence[Record], cells: Cells, watermark_ms: int) -> Taken:
+    def take(self, records: Sequence[StreamRecord], cells: Cells, watermark_ms: int) -> Taken:
         """Yield what the records of a key give; ``cells`` is its state. Raises Failed."""
         for record in sorted(records, key=operator.attrgetter("at")):
             yield from self._run(record, cells, watermark_ms, 0)
@@ -267,7 +272,7 @@ class Chain:
     def expire(self, key: Any, cells: Cells, watermark_ms: int) -> Taken:
         """Yield what is due for a key. Raises Failed."""
         for place, part in enumerate(self.parts):
-            if not isinstance(part, Operator) or part.name not in cells:
+            if not isinstance(part, KeyedOperator) or part.name not in cells:
                 continue
             cell, before_ms = cells[part.name], None
             # Once more as long as it comes further: behind a window that failed, or to a time that was asked for.
@@ -276,7 +281,7 @@ class Chain:
                     break
                 before_ms = due_ms
                 given = part.expire(key, cell, watermark_ms)
-                record = Record(None, b"", due_ms, key)
+                record = StreamRecord(None, b"", due_ms, key)
                 yield from self._guarded(part.name, record, given, cells, None, place)
 
     def due_ms(self, cells: Cells) -> int | None:
@@ -284,19 +289,21 @@ class Chain:
         found = [
             due
             for part in self.parts
-            if isinstance(part, Operator)
+            if isinstance(part, KeyedOperator)
             and part.name in cells
             and (due := part.due_ms(cells[part.name])) is not None
         ]
         return min(found, default=None)
 
-    def _run(self, record: Record | Letter, cells: Cells, watermark_ms: int, place: int) -> Taken:
+    def _run(
+        self, record: StreamRecord | Letter, cells: Cells, watermark_ms: int, place: int
+    ) -> Taken:
         if isinstance(record, Letter) or place == len(self.parts):
             yield record
             return
         part = self.parts[place]
-        given: Iterator[Record | Letter]
-        if isinstance(part, Operator):
+        given: Iterator[StreamRecord | Letter]
+        if isinstance(part, KeyedOperator):
             given = part.take(record, cells.setdefault(part.name, {}), watermark_ms)
         else:
             given = part.take(record)
@@ -305,7 +312,7 @@ class Chain:
     def _guarded(
         self,
         name: str,
-        record: Record,
+        record: StreamRecord,
         given: Taken,
         cells: Cells,
         watermark_ms: int | None,
@@ -324,7 +331,7 @@ class Chain:
                 return
             if following is None:
                 return
-            if watermark_ms is None and isinstance(following, Record):
+            if watermark_ms is None and isinstance(following, StreamRecord):
                 yield from self._run(following, cells, following.time_ms, place + 1)
             else:
                 yield from self._run(following, cells, watermark_ms or 0, place + 1)

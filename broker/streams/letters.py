@@ -19,7 +19,7 @@ from typing import Any, Final
 import orjson
 
 from broker.model import MESSAGE_ID_BYTES
-from broker.streams.records import Letter, Record
+from broker.streams.records import Letter, StreamRecord
 
 STACK_BYTES_MAX: Final = 8_192
 TEXT_BYTES_MAX: Final = 2_048
@@ -41,7 +41,7 @@ class Failures:
         self.job = job
         self.topic = topic
 
-    def letter(self, reason: str, operator: str, record: Record, error: Exception) -> Letter:
+    def letter(self, reason: str, operator: str, record: StreamRecord, error: Exception) -> Letter:
         """Return the letter of a record that failed.
 
         Raises:
@@ -75,7 +75,7 @@ class Failures:
         )
 
 
-def late_letter(job: str, operator: str, topic: str | None, record: Record) -> Letter:
+def late_letter(job: str, operator: str, topic: str | None, record: StreamRecord) -> Letter:
     """Return the letter of a record whose window ``record.window`` is closed."""
     start, end = record.window or (0, 0)
     return Letter(
@@ -94,7 +94,7 @@ def late_letter(job: str, operator: str, topic: str | None, record: Record) -> L
     )
 
 
-def payload_of(record: Record) -> bytes:
+def payload_of(record: StreamRecord) -> bytes:
     """Return the message of a record, or its value as JSON; what JSON does not have, as Python shows it."""
     return _shown(record.value) if record.payload is None else record.payload
 

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from broker.streams.keyed import Cell, Operator
+from broker.streams.keyed import Cell, KeyedOperator
 from broker.streams.letters import late_letter
-from broker.streams.records import Record
+from broker.streams.records import StreamRecord
 from broker.streams.steps import Taken
 from broker.streams.windows import Sliding
 
@@ -22,7 +22,7 @@ Pairs = Literal["all", "last"]
 LEFT, RIGHT = 0, 1
 
 
-class Latest(Operator):
+class Latest(KeyedOperator):
     """A join without a window: each record with the newest of the other side, ``{side: value}``.
 
     An inner join gives a pair for a record of either side, once there is one of the other. A left join gives one for
@@ -35,7 +35,7 @@ class Latest(Operator):
         self._is_left = is_left
 
     @override
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
+    def take(self, record: StreamRecord, cell: Cell, watermark_ms: int) -> Taken:
         cell[record.side] = record.value
         if self._is_left:
             if record.side == LEFT:
@@ -44,7 +44,7 @@ class Latest(Operator):
             yield record.having((cell[LEFT], cell[RIGHT]))
 
 
-class _OfWindow(Operator):
+class _OfWindow(KeyedOperator):
     """A join of the records of a window."""
 
     is_timed = True
@@ -60,7 +60,7 @@ class _OfWindow(Operator):
         self._is_left = is_left
 
     @override
-    def take(self, record: Record, cell: Cell, watermark_ms: int) -> Taken:
+    def take(self, record: StreamRecord, cell: Cell, watermark_ms: int) -> Taken:
         for window in self._windows.windows_of(record.time_ms):
             mine = record.having(record.value)
             mine.window = window
@@ -70,7 +70,7 @@ class _OfWindow(Operator):
                 yield from self._into(mine, record.side, cell.setdefault(window, {}))
 
     @abstractmethod
-    def _into(self, record: Record, side: int, sides: Cell) -> Taken:
+    def _into(self, record: StreamRecord, side: int, sides: Cell) -> Taken:
         """Take a record into its window."""
 
     @override
@@ -81,7 +81,7 @@ class _OfWindow(Operator):
     def expire(self, key: Any, cell: Cell, watermark_ms: int) -> Taken:
         for window in sorted(each for each in cell if each.end_ms <= watermark_ms):
             for pair in self._at_end(cell.pop(window)):
-                yield Record(pair, b"", window.end_ms - 1, key, window)
+                yield StreamRecord(pair, b"", window.end_ms - 1, key, window)
 
     @abstractmethod
     def _at_end(self, sides: Cell) -> Iterator[tuple[Any, Any]]:
@@ -92,7 +92,7 @@ class LatestOfWindow(_OfWindow):
     """A join of the newest record of each side in a window, ``{window: {side: value}}``, when it is closed."""
 
     @override
-    def _into(self, record: Record, side: int, sides: Cell) -> Taken:
+    def _into(self, record: StreamRecord, side: int, sides: Cell) -> Taken:
         sides[side] = record.value
         yield from ()
 
@@ -109,7 +109,7 @@ class AllOfWindow(_OfWindow):
     """
 
     @override
-    def _into(self, record: Record, side: int, sides: Cell) -> Taken:
+    def _into(self, record: StreamRecord, side: int, sides: Cell) -> Taken:
         sides.setdefault(side, []).append(record.value)
         for other in sides.get(LEFT if side == RIGHT else RIGHT, ()):
             yield record.having((other, record.value) if side == RIGHT else (record.value, other))

@@ -31,8 +31,8 @@ from broker.streams.records import (
     NO_KEY,
     RECORD,
     Letter,
-    Record,
     Row,
+    StreamRecord,
     beat_row,
     kinds_of,
     packed_rows,
@@ -61,11 +61,11 @@ TYPES: Final = {
 ROWS_OF_KEY: Final = 1_000
 """Rows that a key gives to Spark together."""
 
-Read = Record | Letter | Row
+Read = StreamRecord | Letter | Row
 """A row stands for itself: a beat, or a letter of before."""
 
 
-class Reader(Protocol):
+class RecordReader(Protocol):
     """Turns a batch of Spark's into records."""
 
     def __call__(self, batch: pa.RecordBatch) -> Iterator[Read]:
@@ -95,7 +95,7 @@ class SourceReader:
             if payload is None:
                 yield beat_row(time_ms)
                 continue
-            record = Record(None, message_id, time_ms, payload=payload)
+            record = StreamRecord(None, message_id, time_ms, payload=payload)
             try:
                 record.value = self._serde.deserialize(payload)
             except Exception as error:  # noqa: BLE001 - The user's serde may raise anything.
@@ -110,12 +110,12 @@ def read_values(batch: pa.RecordBatch) -> Iterator[Read]:
     for kind, at, time_ms, key, value, start, end in zip(*columns, strict=True):
         if kind == RECORD:
             window = None if start is None else Window(start, end)
-            yield Record(value, at or b"", time_ms, key, window)
+            yield StreamRecord(value, at or b"", time_ms, key, window)
         else:
             yield beat_row(time_ms)
 
 
-Write = Callable[[Record], Row | Letter | None]
+Write = Callable[[StreamRecord], Row | Letter | None]
 
 
 class RowWriter:
@@ -128,7 +128,7 @@ class RowWriter:
         self._failures = failures
         self._side = side
 
-    def __call__(self, record: Record) -> Row | Letter | None:
+    def __call__(self, record: StreamRecord) -> Row | Letter | None:
         """Return a record as a row; as a letter if its key or its value can't travel."""
         record.side = self._side
         name = self._keyed_by
@@ -153,7 +153,7 @@ class MessageWriter:
         self._failures = failures
         self._has_keys = has_keys
 
-    def __call__(self, record: Record) -> Row | Letter | None:
+    def __call__(self, record: StreamRecord) -> Row | Letter | None:
         """Return a message as a row: its payload, and its key."""
         try:
             payload = self._serde.serialize(record.value)
@@ -193,7 +193,9 @@ class _Leaving:
 class Pass:
     """Reads batches, runs steps, and writes rows."""
 
-    def __init__(self, read: Reader, run: Sequence[Step], write: Write, failures: Failures) -> None:
+    def __init__(
+        self, read: RecordReader, run: Sequence[Step], write: Write, failures: Failures
+    ) -> None:
         """Keep the parts."""
         self._read = read
         self._steps = run
@@ -228,7 +230,7 @@ class Pass:
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _rows(self, read: Read) -> Iterator[Row]:
-        if not isinstance(read, Record | Letter):
+        if not isinstance(read, StreamRecord | Letter):
             yield read
             return
         for found in steps.run(self._steps, self._failures, read):
@@ -241,7 +243,7 @@ class TypedPass(Pass):
     """A pass that writes values of a type of Spark's: _beat, _at, _time, a letter's _payload and _headers, value."""
 
     def __init__(
-        self, read: Reader, run: Sequence[Step], failures: Failures, name: str, returns: str
+        self, read: RecordReader, run: Sequence[Step], failures: Failures, name: str, returns: str
     ) -> None:
         """Keep the parts. Raises ValueError if ``returns`` is no type."""
         super().__init__(read, run, self._typed, failures)
@@ -251,7 +253,7 @@ class TypedPass(Pass):
         assert isinstance(schema, StructType)
         self._type = to_arrow_type(schema.fields[0].dataType, timezone="UTC")
 
-    def _typed(self, record: Record) -> Row | Letter:
+    def _typed(self, record: StreamRecord) -> Row | Letter:
         try:
             pa.scalar(record.value, self._type)
         except (pa.ArrowException, OverflowError) as error:
@@ -352,7 +354,7 @@ class KeyedPass(StatefulProcessor):
         if due_ms is not None and due_ms != due_before_ms:
             self._handle.registerTimer(due_ms)
 
-    def _written(self, given: Iterable[Record | Letter]) -> Iterator[Row]:
+    def _written(self, given: Iterable[StreamRecord | Letter]) -> Iterator[Row]:
         for found in given:
             row = found if isinstance(found, Letter) else self._write(found)
             if row is not None:

@@ -53,7 +53,7 @@ def lists_of(columns: str) -> str:
     return ", ".join(f"{name} ARRAY<{kind}>" for name, kind in kinds_of(columns).items())
 
 
-class Record:
+class StreamRecord:
     """A value on its way. ``payload``: its message, as long as it is known."""
 
     __slots__ = ("at", "key", "payload", "side", "time_ms", "value", "window")
@@ -76,9 +76,9 @@ class Record:
         self.payload = payload
         self.side = 0
 
-    def having(self, value: Any) -> Record:
+    def having(self, value: Any) -> StreamRecord:
         """Return the same record with another value."""
-        return Record(value, self.at, self.time_ms, self.key, self.window, self.payload)
+        return StreamRecord(value, self.at, self.time_ms, self.key, self.window, self.payload)
 
     def row(self, key: bytes) -> Row:
         """Return it as a row; ``key`` is its key, encoded. Raises what pickle raises."""
@@ -119,12 +119,12 @@ def packed_rows(rows: Iterable[Row]) -> Iterator[Row]:
         yield (RECORD, b"", time_ms, key, value, mine[0][5], None, None, None, None)
 
 
-def unpacked_records(row: Sequence[Any], key: Any) -> Iterator[Record]:
+def unpacked_records(row: Sequence[Any], key: Any) -> Iterator[StreamRecord]:
     """Yield the records of a row of ``packed_rows``, whose key was decoded already."""
     side = row[5]
     for at, time_ms, value, start, end in pickle.loads(row[4]):  # noqa: S301 - The job's own.
         window = None if start is None else Window(start, end)
-        record = Record(pickle.loads(value), at, time_ms, key, window)  # noqa: S301 - The same.
+        record = StreamRecord(pickle.loads(value), at, time_ms, key, window)  # noqa: S301 - The same.
         record.side = side
         yield record
 

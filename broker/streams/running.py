@@ -80,7 +80,7 @@ class Status:
         return asdict(self)
 
 
-class _Counts(StreamingQueryListener):
+class _QueryCounts(StreamingQueryListener):
     """Adds up what the micro-batches of a job's queries counted."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _Counts(StreamingQueryListener):
         """The counts stay."""
 
 
-class Running:
+class JobQueries:
     """The queries of a job."""
 
     def __init__(
@@ -114,7 +114,7 @@ class Running:
         job_id: str,
         session: SparkSession,
         queries: Mapping[str, StreamingQuery],
-        counts: _Counts,
+        counts: _QueryCounts,
     ) -> None:
         """Keep all; ``start`` makes them."""
         self._job_id = job_id
@@ -131,14 +131,14 @@ class Running:
         options: Mapping[str, str],
         *,
         is_available: bool,
-    ) -> Running:
+    ) -> JobQueries:
         """Start all queries of a job. Raises JobChanged, ValueError."""
         session = _session(spark)
         starter = _Starter(found, session, checkpoint.rstrip("/"), dict(options), is_available)
         frames = starter.frames()
         for end in found.ends:
             starter.check(end)
-        counts = _Counts()
+        counts = _QueryCounts()
         session.streams.addListener(counts)
         queries: dict[str, StreamingQuery] = {}
         try:

@@ -13,13 +13,13 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from broker.streams.letters import Failures
-from broker.streams.records import Letter, Record
+from broker.streams.records import Letter, StreamRecord
 from broker.streams.windows import Window
 
 _PLACE: Final = struct.Struct(">I")
 
-Taken = Iterator[Record | Letter]
-Take = Callable[[Record], Iterator[Record]]
+Taken = Iterator[StreamRecord | Letter]
+Take = Callable[[StreamRecord], Iterator[StreamRecord]]
 
 
 class Step(NamedTuple):
@@ -35,7 +35,7 @@ class Mapping:
 
     function: Callable[[Any], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield the record with its new value."""
         value = self.function(record.value)
         if value is not None:
@@ -48,7 +48,7 @@ class FlatMapping:
 
     function: Callable[[Any], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield a record for each value."""
         for place, value in enumerate(self.function(record.value) or ()):
             if value is not None:
@@ -63,7 +63,7 @@ class Filtering:
 
     function: Callable[[Any], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield the record, or nothing."""
         if self.function(record.value):
             yield record
@@ -75,7 +75,7 @@ class Tapping:
 
     function: Callable[[Any], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield the record."""
         self.function(record.value)
         yield record
@@ -87,7 +87,7 @@ class Keying:
 
     function: Callable[[Any], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield the record with its key."""
         record.key = self.function(record.value)
         yield record
@@ -99,7 +99,7 @@ class Timing:
 
     function: Callable[[Any], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield the record with its time."""
         record.time_ms = time_ms_of(self.function(record.value))
         yield record
@@ -111,7 +111,7 @@ class Turning:
 
     function: Callable[[Any, Any, Window | None], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield the record with its new value."""
         value = self.function(record.key, record.value, record.window)
         if value is not None:
@@ -119,12 +119,12 @@ class Turning:
 
 
 @dataclass(frozen=True)
-class Pairing:
+class PairFunction:
     """Makes a value of the two of a pair."""
 
     function: Callable[[Any, Any], Any]
 
-    def __call__(self, record: Record) -> Iterator[Record]:
+    def __call__(self, record: StreamRecord) -> Iterator[StreamRecord]:
         """Yield the record with its new value."""
         value = self.function(*record.value)
         if value is not None:
@@ -142,7 +142,9 @@ def time_ms_of(time: Any) -> int:
     raise TypeError(f"a {type(time).__name__} is no time: give ms since 1970, or a datetime")
 
 
-def run(steps: Sequence[Step], failures: Failures, record: Record | Letter, at: int = 0) -> Taken:
+def run(
+    steps: Sequence[Step], failures: Failures, record: StreamRecord | Letter, at: int = 0
+) -> Taken:
     """Yield what becomes of a record behind the steps from place ``at`` on. Raises Failed."""
     if isinstance(record, Letter) or at == len(steps):
         yield record

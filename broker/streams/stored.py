@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 
 from broker.streams import changes, inspecting
 from broker.streams.changes import Store
-from broker.streams.inspecting import Columns, Entry, Place
+from broker.streams.inspecting import Columns, StateEntry, StateLocation
 from broker.streams.passes import STATE
 
 
@@ -25,7 +25,7 @@ class NoState(Exception):
     """There is no such state; the text says what there is."""
 
 
-class Stored:
+class JobEndState:
     """The state of one end of a job."""
 
     def __init__(self, spark: SparkSession, checkpoint: str, end: str) -> None:
@@ -45,7 +45,7 @@ class Stored:
         """The names of the operators with state."""
         return [name for store in self._stores for name in store["operators"]]
 
-    def entries(self, operator: str | None, key: str | None, entries_max: int) -> list[Entry]:
+    def entries(self, operator: str | None, key: str | None, entries_max: int) -> list[StateEntry]:
         """Return what is kept, at most so many entries; of one operator, and of a key as text. Raises NoState."""
         if not self.operators:
             raise NoState("Its operators keep no state.")
@@ -53,7 +53,7 @@ class Stored:
             raise NoState(
                 f"No operator {operator} keeps state there. These do: {', '.join(self.operators)}."
             )
-        found: Iterator[Entry] = (
+        found: Iterator[StateEntry] = (
             entry
             for place in self._places()
             for side in place.sides
@@ -61,16 +61,21 @@ class Stored:
         )
         return list(islice(found, entries_max))
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[StateLocation]:
         try:
             rows = self._spark.read.format("state-metadata").load(self._path).collect()
         except PySparkException as error:
             raise NoState("No micro-batch of it has been committed yet.") from error
-        return sorted({Place(row.operatorId, row.operatorName) for row in rows})
+        return sorted({StateLocation(row.operatorId, row.operatorName) for row in rows})
 
     def _of(
-        self, place: Place, side: str | None, operator: str | None, key: str | None, rows_max: int
-    ) -> Iterator[Entry]:
+        self,
+        place: StateLocation,
+        side: str | None,
+        operator: str | None,
+        key: str | None,
+        rows_max: int,
+    ) -> Iterator[StateEntry]:
         entries = partial(
             _entries, place.is_chain, inspecting.name_of(place, self._stores), side, operator, key
         )
@@ -79,7 +84,7 @@ class Stored:
         for row in rows.collect():
             yield from entries(row.key, row.value)
 
-    def _rows(self, place: Place, side: str | None) -> DataFrame:
+    def _rows(self, place: StateLocation, side: str | None) -> DataFrame:
         reader = self._spark.read.format("statestore").option("operatorId", place.number)
         if place.is_chain:
             reader = reader.option("stateVarName", STATE)
@@ -100,9 +105,9 @@ def _entries(  # noqa: PLR0913, PLR0917 - Bound here, called with a row.
     key_text: str | None,
     key: Row,
     value: Row,
-) -> Iterator[Entry]:
+) -> Iterator[StateEntry]:
     """Yield the wanted entries of a row of a state store."""
-    found: Iterator[Entry]
+    found: Iterator[StateEntry]
     if is_chain:
         found = inspecting.of_cells(bytes(key[0]), bytes(value[0]))
     else:

@@ -62,7 +62,7 @@ class Sliding:
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class SessionWindow:
     """Sessions that end with ``gap_ms`` without a record."""
 
     gap_ms: int
@@ -77,7 +77,7 @@ class Session:
         return f"sessions with gaps of {self.gap_ms} ms"
 
 
-Windows = Sliding | Session
+Windows = Sliding | SessionWindow
 
 
 def tumbling(size: Duration) -> Sliding:
@@ -95,9 +95,9 @@ def sliding(size: Duration, slide: Duration) -> Sliding:
     return Sliding(size_ms, slide_ms)
 
 
-def session(gap: Duration) -> Session:
+def session(gap: Duration) -> SessionWindow:
     """Return sessions. Raises ValueError unless ``gap`` is positive."""
-    return Session(_positive("gap", gap))
+    return SessionWindow(_positive("gap", gap))
 
 
 def _positive(name: str, duration: Duration) -> int:

@@ -22,12 +22,12 @@ from broker.storage import head as heads
 from broker.storage import log as log_module
 from broker.storage import root as roots
 from broker.storage.entry import Entry, encode
-from broker.storage.head import Head, PageState, Verdict
-from broker.storage.hold import Hold
+from broker.storage.head import ChangeVerdict, Head, PageState
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, page_key, page_of, root_key, space_of
 from broker.storage.log import Logs
 from broker.storage.marks import Marks
-from broker.storage.memory.rows import Rows
+from broker.storage.memory.rows import RowSpace
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
@@ -63,7 +63,7 @@ class Mutant(NamedTuple):
 
 
 def _exact_head(change: Any) -> Any:
-    def mutant(self: Rows, key: bytes, expected: bytes | None, *rest: Any, **more: Any) -> Any:
+    def mutant(self: RowSpace, key: bytes, expected: bytes | None, *rest: Any, **more: Any) -> Any:
         head = self.get(key).head
         if head is not None and expected is not None and _alike(head.value, expected):
             expected = head.value
@@ -94,11 +94,11 @@ def _entry_epoch(judged: Any) -> Any:
     return mutant
 
 
-def _taken_for_never(*verdicts: Verdict) -> Swap:
+def _taken_for_never(*verdicts: ChangeVerdict) -> Swap:
     def swap(judged: Any) -> Any:
         def mutant(seen: Head | None, entry_epoch: int | None, old: Head, new: Head) -> Any:
             verdict = judged(seen, entry_epoch, old, new)
-            return Verdict.NEVER if seen is not None and verdict in verdicts else verdict
+            return ChangeVerdict.NEVER if seen is not None and verdict in verdicts else verdict
 
         return mutant
 
@@ -232,7 +232,7 @@ def _proof(_: Any) -> Any:
 
 
 def _last_step(_: Any) -> Any:
-    async def mutant(self: Hold) -> None:
+    async def mutant(self: LogHold) -> None:
         del self
 
     return mutant
@@ -242,7 +242,7 @@ def _last_step(_: Any) -> Any:
 
 
 def _marks_above_marked(_: Any) -> Any:
-    async def mutant(self: Logs, hold: Hold) -> None:
+    async def mutant(self: Logs, hold: LogHold) -> None:
         del self
         hold.marks.marked = hold.pointer
 
@@ -250,7 +250,7 @@ def _marks_above_marked(_: Any) -> Any:
 
 
 def _put_before_raise(index_marks: Any) -> Any:
-    async def mutant(self: Logs, hold: Hold) -> None:
+    async def mutant(self: Logs, hold: LogHold) -> None:
         await index_marks(self, hold)
         hold.marks.close()
         hold.marks = Marks(hold.log, self.resolver, hold.pointer)
@@ -259,7 +259,7 @@ def _put_before_raise(index_marks: Any) -> Any:
 
 
 def _marks_before_floor(_: Any) -> Any:
-    async def mutant(self: Hold) -> None:
+    async def mutant(self: LogHold) -> None:
         del self
 
     return mutant
@@ -269,7 +269,7 @@ def _marks_before_floor(_: Any) -> Any:
 
 
 def _floor_not_tail(raise_floor: Any) -> Any:
-    async def mutant(hold: Hold, bound: RowId) -> None:
+    async def mutant(hold: LogHold, bound: RowId) -> None:
         if hold.pointer >= bound or not hold.head.cells:
             await raise_floor(hold, bound)
             return
@@ -351,7 +351,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     **{name: Mutant(*above) for name, above in mutants_transactions.MUTANTS.items()},
     **{name: Mutant(*above) for name, above in mutants_tephra.MUTANTS.items()},
     "exact-head": Mutant(
-        "a change compares epoch and state only", Rows, "change", _exact_head, "storm"
+        "a change compares epoch and state only", RowSpace, "change", _exact_head, "storm"
     ),
     "tokens": Mutant("the tokens of a hold are all the same", Tokens, "fresh", _tokens, "storm"),
     "entry-epoch": Mutant(
@@ -361,21 +361,21 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "the head as expected is answered never",
         resolve,
         "judged",
-        _taken_for_never(Verdict.REPEAT),
+        _taken_for_never(ChangeVerdict.REPEAT),
         "storm",
     ),
     "stale-is-not-never": Mutant(
         "any other head is answered never",
         resolve,
         "judged",
-        _taken_for_never(Verdict.STALE),
+        _taken_for_never(ChangeVerdict.STALE),
         "storm",
     ),
     "gone-is-unknown": Mutant(
         "a gone page is answered never",
         resolve,
         "judged",
-        _taken_for_never(Verdict.UNKNOWN),
+        _taken_for_never(ChangeVerdict.UNKNOWN),
     ),
     "packed-is-unknown": Mutant(
         "an append that is not found in a packed page is answered never",
@@ -432,7 +432,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "proof": Mutant("polls are answered from memory", OwnPage, "proof", _proof, "moves"),
     "last-step": Mutant(
         "a rollback without the last change of the own head",
-        Hold,
+        LogHold,
         "_last_change",
         _last_step,
         "edits",
@@ -453,7 +453,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "marks-before-floor": Mutant(
         "the floor passes marks that are not put",
-        Hold,
+        LogHold,
         "_flush_marks",
         _marks_before_floor,
         "marks",

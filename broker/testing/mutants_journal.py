@@ -8,12 +8,12 @@ from typing import Any, Final
 from broker.testing.mutants_routing import Above
 from broker.topics.write import Write
 from broker.transactions import journal, manager
-from broker.transactions.journal import Led
+from broker.transactions.journal import LedState
 from broker.transactions.manager import Decision
 
 
 def _answer_before_durable(_: Any) -> Any:
-    async def mutant(self: Led, written: Any) -> None:
+    async def mutant(self: LedState, written: Any) -> None:
         del self
         written.add_done_callback(lambda done: done.exception())
 
@@ -28,7 +28,7 @@ def _edits_not_carried(_: Any) -> Any:
 
 
 def _nothing_behind_a_failed_edit(_: Any) -> Any:
-    def mutant(self: Led, future: Any) -> None:
+    def mutant(self: LedState, future: Any) -> None:
         del self
         future.exception()
 
@@ -43,7 +43,7 @@ def _time_outs(_: Any) -> Any:
 
 
 def _read_proof(_: Any) -> Any:
-    async def mutant(self: Led, last: Any) -> None:
+    async def mutant(self: LedState, last: Any) -> None:
         del self, last
 
     return mutant
@@ -60,7 +60,7 @@ def _floor_at_the_begin(_: Any) -> Any:
 MUTANTS: Final[Mapping[str, Above]] = {
     "answer-before-durable": Above(
         "a transaction is answered before its edit is on disk",
-        Led,
+        LedState,
         "_on_disk",
         _answer_before_durable,
     ),
@@ -72,7 +72,7 @@ MUTANTS: Final[Mapping[str, Above]] = {
     ),
     "nothing-behind-a-failed-edit": Above(
         "edits that rest on one that failed are stored",
-        Led,
+        LedState,
         "_landed",
         _nothing_behind_a_failed_edit,
     ),
@@ -84,7 +84,7 @@ MUTANTS: Final[Mapping[str, Above]] = {
     ),
     "read-proof": Above(
         "what changes nothing is answered from memory",
-        Led,
+        LedState,
         "_is_so",
         _read_proof,
     ),

@@ -17,14 +17,14 @@ from broker.clock import WallGuard
 from broker.coordination.cluster_tenure import ClusterTenure, Holder
 from broker.coordination.locks import SEQUENCE_DIGITS, TreeLease
 from broker.coordination.ports import Contact
-from broker.coordination.tenure import Place
+from broker.coordination.tenure import TopicPlacement
 from broker.model import ROW_ID_MIN, RowId, Snapshot, TopicId, row_before
 from broker.storage import entry, gathering, head, log, root, tail
 from broker.storage.entry import Entry
-from broker.storage.head import Head, Verdict
+from broker.storage.head import ChangeVerdict, Head
 from broker.storage.leveldb.database import Database
 from broker.storage.leveldb.writer import Writer
-from broker.storage.memory.rows import Rows
+from broker.storage.memory.rows import RowSpace
 from broker.storage.ownpage import OwnPage
 from broker.storage.resolve import Resolver, Tokens
 from broker.storage.root import Root
@@ -57,10 +57,10 @@ class Swapped(NamedTuple):
 
 
 def _compare() -> Patch:
-    of_rows = Rows.change
+    of_rows = RowSpace.change
     swap, append = Resolver.swap, Resolver.append
 
-    def change(self: Rows, key: bytes, _: bytes | None, *rest: Any, **more: Any) -> Any:
+    def change(self: RowSpace, key: bytes, _: bytes | None, *rest: Any, **more: Any) -> Any:
         now = self.get(key).head
         return of_rows(self, key, None if now is None else now.value, *rest, **more)
 
@@ -72,13 +72,13 @@ def _compare() -> Patch:
 
     async def append_now(
         self: Resolver, space: Space, row: bytes, old: Head, new: Head, cells: Mapping[bytes, bytes]
-    ) -> Verdict:
+    ) -> ChangeVerdict:
         now = await self.head(space, row)
         before = old if now is None else head.decode(now.value)
         return await append(self, space, row, before, new, cells)
 
     return _all(
-        mock.patch.object(Rows, "change", change),
+        mock.patch.object(RowSpace, "change", change),
         mock.patch.object(Resolver, "swap", swap_now),
         mock.patch.object(Resolver, "append", append_now),
     )
@@ -89,7 +89,7 @@ def _lead_by_reading() -> Patch:
 
     async def look_first(
         self: Resolver, space: Space, row: bytes, old: Head, new: Head, cells: Mapping[bytes, bytes]
-    ) -> Verdict:
+    ) -> ChangeVerdict:
         shown = await self.head(space, row)
         if shown is not None and head.decode(shown.value).epoch == old.epoch:
             now = await self.head(space, row)
@@ -105,16 +105,16 @@ def _resolve_false() -> Patch:
     async def believe(
         self: Resolver,
         change: Callable[[], Awaitable[bool]],
-        look: Callable[[], Awaitable[Verdict]],
-    ) -> Verdict:
+        look: Callable[[], Awaitable[ChangeVerdict]],
+    ) -> ChangeVerdict:
         told: list[bool] = []
 
         async def noted() -> bool:
             told.append(await change())
             return told[-1]
 
-        async def unless_false() -> Verdict:
-            return Verdict.NEVER if told and not told[-1] else await look()
+        async def unless_false() -> ChangeVerdict:
+            return ChangeVerdict.NEVER if told and not told[-1] else await look()
 
         return await settled(self, noted, unless_false)
 
@@ -176,9 +176,9 @@ def _suspended() -> Patch:
     changed, placed = ClusterTenure._contact_changed, ClusterTenure.place  # noqa: SLF001
     letting_go: set[asyncio.Task[None]] = set()
 
-    def nowhere(self: ClusterTenure, topic: TopicId) -> Place:
+    def nowhere(self: ClusterTenure, topic: TopicId) -> TopicPlacement:
         if self._coordinator.contact is not Contact.CONNECTED:
-            return Place(here=False, node=None)
+            return TopicPlacement(here=False, node=None)
         return placed(self, topic)
 
     def let_go(self: ClusterTenure, contact: Contact) -> None:

@@ -16,15 +16,15 @@ from broker.coordination.claims import Written
 from broker.errors import NotFound
 from broker.model import MessageId, Topic
 from broker.routing import deadlines
-from broker.routing.lanes import ReceivedLanes, Turn
+from broker.routing.lanes import LaneDecision, ReceivedLanes
 from broker.storage.reading import LogReader
 from broker.topics.comparing import ClockComparison
-from broker.topics.cursors import Cursor, Cursors
+from broker.topics.cursors import Cursors, StoredCursor
 from broker.topics.ids import Position, RowIds
 from broker.topics.keyed import KeyedLog
 from broker.topics.payload_reading import PayloadReader
 from broker.topics.producers import Producers
-from broker.topics.reading import Reading
+from broker.topics.reading import TopicReading
 from broker.topics.references import References
 from broker.topics.retention import Sweeper
 from broker.topics.stored import StoredPayloads
@@ -54,8 +54,8 @@ def _none_of_them(_: Any) -> Any:
 
 
 def _lane_order(_: Any) -> Any:
-    def mutant(*_: object, **__: object) -> Turn:
-        return Turn.TAKE
+    def mutant(*_: object, **__: object) -> LaneDecision:
+        return LaneDecision.TAKE
 
     return mutant
 
@@ -96,7 +96,7 @@ def _closed_reference(_: Any) -> Any:
 
 
 def _whole_range(_: Any) -> Any:
-    def mutant(self: Reading, reader: LogReader) -> bool:
+    def mutant(self: TopicReading, reader: LogReader) -> bool:
         del self, reader
         return True
 
@@ -111,7 +111,7 @@ def _cursor_version(put: Any) -> Any:
         after: MessageId | None,
         expected: str | None,
         data: str,
-    ) -> Cursor:
+    ) -> StoredCursor:
         with contextlib.suppress(NotFound):
             expected = (await self.get(topic, name)).version
         return await put(self, topic, name, after, expected, data)  # type: ignore[no-any-return]
@@ -187,7 +187,7 @@ MUTANTS: Final[Mapping[str, Above]] = {
     ),
     "whole-range": Above(
         "a bulk read ends where storage ends, though its range goes on",
-        Reading,
+        TopicReading,
         "_is_whole",
         _whole_range,
     ),

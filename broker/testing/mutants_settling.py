@@ -7,18 +7,20 @@ from typing import Any, Final
 
 from broker.model import POINTERS_PER_MS, ROW_ID_MIN, Snapshot, TopicId
 from broker.storage.head import Head
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.testing.mutants_routing import Above
 from broker.topics import settling
 from broker.topics.leader import TopicLeader
-from broker.topics.settling import Pass, View, Work
+from broker.topics.settling import SettlingRecord, SettlingWork, SnapshotView
 from broker.topics.writer import LogWriter
 from broker.transactions import pruning
 from broker.transactions.pruning import Unpassed
 
 
 def _prune_before_sweep(_: Any) -> Any:
-    def mutant(topic: TopicId, generation: int, record: Pass | None, view: View) -> Unpassed:
+    def mutant(
+        topic: TopicId, generation: int, record: SettlingRecord | None, view: SnapshotView
+    ) -> Unpassed:
         del record
         return Unpassed(topic, generation, view.bound, ROW_ID_MIN)
 
@@ -56,7 +58,7 @@ def _refuse(_: Any) -> Any:
 
 
 def _fingerprint(_: Any) -> Any:
-    def mutant(record: Pass, generation: int, view: View) -> bool:
+    def mutant(record: SettlingRecord, generation: int, view: SnapshotView) -> bool:
         del view
         return record.generation == generation and record.bound > 0
 
@@ -64,7 +66,7 @@ def _fingerprint(_: Any) -> Any:
 
 
 def _own_generation(counts: Any) -> Any:
-    def mutant(record: Pass, generation: int, view: View) -> bool:
+    def mutant(record: SettlingRecord, generation: int, view: SnapshotView) -> bool:
         del generation
         return bool(counts(record, record.generation, view))
 
@@ -72,14 +74,14 @@ def _own_generation(counts: Any) -> Any:
 
 
 def _let_go(has_nothing: Any) -> Any:
-    def mutant(before: Pass, work: Work, tail: Head) -> bool:
+    def mutant(before: SettlingRecord, work: SettlingWork, tail: Head) -> bool:
         return bool(has_nothing(before, work, tail._replace(owner="")))
 
     return mutant
 
 
 def _end_inverting(_: Any) -> Any:
-    async def mutant(self: Hold) -> None:
+    async def mutant(self: LogHold) -> None:
         del self
 
     return mutant
@@ -129,6 +131,6 @@ MUTANTS: Final[Mapping[str, Above]] = {
         _let_go,
     ),
     "end-inverting": Above(
-        "a pass ends without a change of the own head", Hold, "end_inverting", _end_inverting
+        "a pass ends without a change of the own head", LogHold, "end_inverting", _end_inverting
     ),
 }

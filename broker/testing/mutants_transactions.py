@@ -8,7 +8,7 @@ from typing import Any, Final
 from broker.client import transaction_commit, transaction_fate
 from broker.client.transaction_aware import TransactionAware
 from broker.client.transaction_context import TransactionContext
-from broker.client.transaction_fate import Fate
+from broker.client.transaction_fate import TransactionFate
 from broker.client.transaction_undo import Undo
 from broker.errors import RequestError
 from broker.model import Snapshot
@@ -40,9 +40,9 @@ def _second_commit(_: Any) -> Any:
 
 
 def _unheard_pointer(fate: Any) -> Any:
-    def mutant(snapshot: Snapshot, pointers: Collection[int]) -> Fate:
-        found: Fate = fate(snapshot, pointers)
-        return Fate.COMMITTED if found is Fate.UNKNOWN else found
+    def mutant(snapshot: Snapshot, pointers: Collection[int]) -> TransactionFate:
+        found: TransactionFate = fate(snapshot, pointers)
+        return TransactionFate.COMMITTED if found is TransactionFate.UNKNOWN else found
 
     return mutant
 

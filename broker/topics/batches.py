@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from broker.model import RowId
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, encode_count, entries_of
 from broker.storage.marks import IDEMPOTENCY, PRODUCER
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 from broker.topics.write import Write
 
 MARK_BODY_BYTES: Final = 32
@@ -134,5 +134,5 @@ def answer(writes: list[Write], batch: Batch) -> None:
             write.ids = ids[start:stop]
         if not write.future.done():
             first, last = ids[start], ids[stop - 1]
-            write.future.set_result(Published(first, last, write.pointer, False, write.messages))
+            write.future.set_result(PublishedIds(first, last, write.pointer, False, write.messages))
         start = stop

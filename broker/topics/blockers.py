@@ -28,8 +28,8 @@ from broker.slices import Slice
 from broker.storage.entry import Entry, messages_of
 from broker.storage.keys import LogId
 from broker.topics.browse import AT_ONCE_BYTES, CLOCKS_DIFFER_MS_MAX
-from broker.topics.fetch import Verdict, judge, lives, oldest_held, oldest_live
-from broker.topics.ranges import Ranges
+from broker.topics.fetch import FetchAction, judge, lives, oldest_held, oldest_live
+from broker.topics.ranges import TopicNumberings
 from broker.topics.surroundings import Surroundings
 
 ENTRIES_MAX: Final = 200_000
@@ -65,7 +65,7 @@ class Blockers(NamedTuple):
 
 async def blockers(
     around: Surroundings,
-    ranges: Ranges,
+    ranges: TopicNumberings,
     topic: Topic,
     query: BlockersQuery,
     hold: Hold | None = None,
@@ -95,11 +95,11 @@ async def _found(
         async with around.browsing:
             await piece.next()
             entries = await reader.next(min(AT_ONCE_BYTES, around.settings.page_bytes_max))
-        hold.take(budget.Kind.ROWS, len(entries))
+        hold.take(budget.BudgetKind.ROWS, len(entries))
         for entry in entries:
             looked += 1
             await piece.go_on()
-            if judge(entry.pointer, query.snapshot) is not Verdict.HOLD:
+            if judge(entry.pointer, query.snapshot) is not FetchAction.HOLD:
                 continue
             row, messages = _held_at(around, topic, entry)
             assert entry.pointer is not None

@@ -33,7 +33,7 @@ from broker.slices import Slice
 from broker.storage.entry import ENTRY_BYTES_MAX, Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
-from broker.topics.fetch import Verdict, expires_at_ms, judge, lives, oldest_held, oldest_live
+from broker.topics.fetch import FetchAction, expires_at_ms, judge, lives, oldest_held, oldest_live
 from broker.topics.payload_reading import PayloadReader, shorter
 from broker.topics.surroundings import Surroundings
 
@@ -48,7 +48,7 @@ CLOCKS_DIFFER_MS_MAX = 3_600_000
 _ID_MAX = b"\xff" * MESSAGE_ID_BYTES
 
 
-class Kind(enum.StrEnum):
+class PayloadKind(enum.StrEnum):
     """Where a message's payload lies."""
 
     INLINE = "inline"
@@ -87,7 +87,7 @@ class BrowseEntry(NamedTuple):
 
     id: MessageId
     payload: bytes | memoryview | None
-    kind: Kind
+    kind: PayloadKind
     tx_state: TransactionState
     pointer: int | None
     expires_at_ms: int
@@ -96,7 +96,7 @@ class BrowseEntry(NamedTuple):
     size: int = 0
 
 
-class BrowsePage(NamedTuple):
+class EntryPage(NamedTuple):
     """Entries in the order asked for.
 
     ``next`` goes on where the page ends: as ``start`` when ascending, as ``end`` when descending;
@@ -109,7 +109,7 @@ class BrowsePage(NamedTuple):
 
 async def browse(
     around: Surroundings, topic: Topic, query: BrowseQuery, hold: Hold | None = None
-) -> BrowsePage:
+) -> EntryPage:
     """Return one page.
 
     ``hold`` is the request's: it counts the rows that were looked at, and the payloads as REPLY_BYTES, which
@@ -132,7 +132,7 @@ async def browse(
     return page._replace(entries=[_held(entry, held_at) for entry in page.entries])
 
 
-async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> BrowsePage:
+async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> EntryPage:
     entries: list[BrowseEntry] = []
     size = uncounted = 0
     mine = Slice()
@@ -141,16 +141,16 @@ async def _collect(browser: _Browser, query: BrowseQuery, hold: Hold) -> BrowseP
             await mine.go_on()
             if len(entries) >= query.limit:
                 following = entries[-1].id if query.descending and entries else entry.id
-                return BrowsePage(entries, following)
+                return EntryPage(entries, following)
             entries.append(entry)
             size += entry.size + len(entry.attributes)
             uncounted += len(entry.payload or b"") + len(entry.attributes)
             if uncounted >= COUNTED_AT_ONCE:
-                hold.take(budget.Kind.REPLY_BYTES, uncounted)
+                hold.take(budget.BudgetKind.REPLY_BYTES, uncounted)
                 uncounted = 0
             if size > PAGE_BYTES_MAX:
-                return BrowsePage(entries, entry.id if query.descending else id_after(entry.id))
-    return BrowsePage(entries, None)
+                return EntryPage(entries, entry.id if query.descending else id_after(entry.id))
+    return EntryPage(entries, None)
 
 
 def _held(entry: BrowseEntry, held_at: RowId | None) -> BrowseEntry:
@@ -215,7 +215,7 @@ class _Browser:
                     if self._query.descending
                     else await reader.next(self._bytes_max, cells_max)
                 )
-            self._hold.take(budget.Kind.ROWS, len(found))
+            self._hold.take(budget.BudgetKind.ROWS, len(found))
             for entry in found:
                 yield entry
 
@@ -325,7 +325,7 @@ class _Browser:
         snapshot = self._query.snapshot
         if snapshot is None:
             return None
-        return not is_rolled_back and judge(pointer, snapshot) is Verdict.TAKE
+        return not is_rolled_back and judge(pointer, snapshot) is FetchAction.TAKE
 
     async def first_held(self, snapshot: Snapshot, after: RowId, through: RowId) -> RowId | None:
         """Return the message in ``(after, through]`` at which a consumer with this snapshot is held.
@@ -341,9 +341,9 @@ class _Browser:
         while not reader.ended:
             async with self._turn():
                 found = await reader.next(self._bytes_max)
-            self._hold.take(budget.Kind.ROWS, len(found))
+            self._hold.take(budget.BudgetKind.ROWS, len(found))
             for entry in found:
-                if judge(entry.pointer, snapshot) is not Verdict.HOLD:
+                if judge(entry.pointer, snapshot) is not FetchAction.HOLD:
                     continue
                 for row in entry.ids()[entry.place_after(after) :]:
                     if not entry.is_rolled_back(row):
@@ -356,10 +356,10 @@ def _attributes_in(entry: Entry, places: range) -> dict[int, bytes]:
     return dict(entry.attributes(min(places), max(places) + 1)) if places else {}
 
 
-def _kind(payload_row: RowId, payload: memoryview | None) -> Kind:
+def _kind(payload_row: RowId, payload: memoryview | None) -> PayloadKind:
     if payload is None:
-        return Kind.REFERENCE
-    return Kind.INLINE if payload_row == ROW_ID_MIN else Kind.STORED
+        return PayloadKind.REFERENCE
+    return PayloadKind.INLINE if payload_row == ROW_ID_MIN else PayloadKind.STORED
 
 
 def _transaction_state(pointer: int | None, is_rolled_back: bool) -> TransactionState:

@@ -15,7 +15,7 @@ from typing import Final
 from broker.coordination.claims import Claimed, claim
 from broker.errors import BrokerError, ClockSkew, NoLeader
 from broker.model import Topic, TopicId
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, StaleGeneration
 from broker.storage.root import RootState
@@ -45,7 +45,7 @@ class TopicClaims:
         self._skewed: OrderedDict[TopicId, tuple[float, str]] = OrderedDict()
         """Topics whose claims found the clocks apart: until when they are refused, and with which words."""
 
-    async def claimed(self, topic: TopicId, deadline: float) -> tuple[Topic, Hold]:
+    async def claimed(self, topic: TopicId, deadline: float) -> tuple[Topic, LogHold]:
         """Return a topic and the hold on its log.
 
         Raises:

@@ -25,7 +25,7 @@ import asyncio
 from typing import Final
 
 from broker.clock import JUMP_MS_MIN
-from broker.coordination.claims import Sent, Written, read_clock
+from broker.coordination.claims import SendTime, Written, read_clock
 from broker.errors import ClockSkew, OutcomeUnknown, Unavailable
 from broker.storage.records import RecordStore
 from broker.topics.surroundings import Surroundings
@@ -104,7 +104,7 @@ class ClockComparison:
             return False  # It says nothing.
         return written is not None and self._is_off_as(written, first)
 
-    def _note(self, sent: Sent) -> None:
+    def _note(self, sent: SendTime) -> None:
         self._compared_s, self._offset_ms = self._clock.monotonic(), sent.offset_ms
 
     def _has_jumped(self, offset_ms: float) -> bool:

@@ -35,7 +35,7 @@ TRIES_MAX: Final = 16
 _GENERATION: Final = struct.Struct(">i")
 
 
-class Cursor(NamedTuple):
+class StoredCursor(NamedTuple):
     """A cursor as stored. ``after``: the last message that was read; None: none yet.
 
     ``version`` is what the next put expects; ``before`` what the last put expected, None if it created the cursor.
@@ -53,7 +53,7 @@ class Cursor(NamedTuple):
 class CursorPage(NamedTuple):
     """Some cursors in the order of their names; ``next`` is the name behind which more follow."""
 
-    cursors: list[Cursor]
+    cursors: list[StoredCursor]
     next: str | None
 
 
@@ -84,7 +84,7 @@ class Cursors:
         self._cursors_max = cursors_max
         self._fresh = fresh
 
-    async def get(self, topic: Topic, name: str) -> Cursor:
+    async def get(self, topic: Topic, name: str) -> StoredCursor:
         """Return a cursor. Raises NotFound."""
         found = await self._find(topic, name, (await self._index(topic)).incarnations)
         if found is None:
@@ -101,7 +101,7 @@ class Cursors:
 
     async def put(
         self, topic: Topic, name: str, after: MessageId | None, expected: str | None, data: str
-    ) -> Cursor:
+    ) -> StoredCursor:
         """Move a cursor whose version is ``expected``, or create it (None). Repeated, it changes nothing more.
 
         Raises:
@@ -134,7 +134,7 @@ class Cursors:
         raise OutcomeUnknown(f"Changing cursor {name} of {topic.id} did not finish.")
 
     @staticmethod
-    def _moved(topic: Topic, name: str, now: Cursor | None) -> NoReturn:
+    def _moved(topic: Topic, name: str, now: StoredCursor | None) -> NoReturn:
         if now is None:
             raise CursorMoved(f"Topic {topic.id} has no cursor {name}, so it is at no version.")
         place = "the beginning" if now.after is None else now.after.hex()
@@ -145,7 +145,7 @@ class Cursors:
 
     async def _create(
         self, topic: Topic, name: str, after: MessageId | None, data: str, index: _Index
-    ) -> Cursor | None:
+    ) -> StoredCursor | None:
         """Create a cursor; None: the index is another by now."""
         if len(index.incarnations) >= self._cursors_max:
             raise TooManyCursors(
@@ -164,8 +164,8 @@ class Cursors:
 
     def _fresh_cursor(
         self, name: str, after: MessageId | None, data: str, before: str | None
-    ) -> Cursor:
-        return Cursor(name, after, self._fresh(), data, self._clock.now_ms(), before)
+    ) -> StoredCursor:
+        return StoredCursor(name, after, self._fresh(), data, self._clock.now_ms(), before)
 
     async def delete(self, topic: Topic, name: str) -> bool:
         """Delete a cursor, wherever it is; return whether there was one. Raises OutcomeUnknown: repeat it."""
@@ -195,7 +195,7 @@ class Cursors:
 
     async def _find(
         self, topic: Topic, name: str, incarnations: Mapping[str, str]
-    ) -> tuple[Cursor, Record] | None:
+    ) -> tuple[StoredCursor, Record] | None:
         incarnation = incarnations.get(name)
         if incarnation is None:
             return None
@@ -206,7 +206,7 @@ class Cursors:
         told = _decoded(key, record)
         try:
             after = told["after"]
-            cursor = Cursor(
+            cursor = StoredCursor(
                 name,
                 None if after is None else bytes.fromhex(after),
                 told["version"],
@@ -237,7 +237,7 @@ async def forget_cursors(records: RecordStore, topic: TopicId, below: int) -> in
     return went
 
 
-def shown(cursor: Cursor) -> dict[str, Any]:
+def shown(cursor: StoredCursor) -> dict[str, Any]:
     """Return a cursor as the interface shows it."""
     return {
         "name": cursor.name,
@@ -261,7 +261,7 @@ def _generation_of(prefix: bytes, key: bytes) -> int:
     return generation
 
 
-def _encode(cursor: Cursor) -> bytes:
+def _encode(cursor: StoredCursor) -> bytes:
     told = {**shown(cursor), "before": cursor.before}
     del told["name"]  # It is in the key.
     return json.dumps(told, separators=(",", ":")).encode()

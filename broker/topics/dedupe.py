@@ -22,7 +22,7 @@ KEY_HASH_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KeyedOutcome:
     """What a keyed request led to: its first and last row, and what its body was."""
 
     first: RowId
@@ -35,7 +35,7 @@ def key_hash(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()[:KEY_HASH_BYTES]
 
 
-def check_same_body(answer: Answer, body_hash: bytes) -> Answer:
+def check_same_body(answer: KeyedOutcome, body_hash: bytes) -> KeyedOutcome:
     """Return ``answer`` if the request's body is the one it answers, else raise."""
     if answer.body_hash != body_hash:
         raise IdempotencyKeyReused(
@@ -52,9 +52,9 @@ class AnsweredKeys:
         self._window_ms = window_ms
         self._keys_max = keys_max
         self._complete_since_ms = claimed_ms
-        self._answers: OrderedDict[bytes, tuple[float, Answer]] = OrderedDict()
+        self._answers: OrderedDict[bytes, tuple[float, KeyedOutcome]] = OrderedDict()
 
-    def get(self, key: bytes, monotonic_ms: float) -> Answer | None:
+    def get(self, key: bytes, monotonic_ms: float) -> KeyedOutcome | None:
         """Return the answer that is remembered for a key, if its window has not passed."""
         self._expire(monotonic_ms)
         found = self._answers.get(key)
@@ -64,7 +64,7 @@ class AnsweredKeys:
         """Whether a key that ``get`` does not know may stand in storage, within its window."""
         return monotonic_ms - self._complete_since_ms <= self._window_ms
 
-    def put(self, key: bytes, answer: Answer, monotonic_ms: float) -> None:
+    def put(self, key: bytes, answer: KeyedOutcome, monotonic_ms: float) -> None:
         """Remember an answer; the oldest goes if there are too many."""
         self._expire(monotonic_ms)
         self._answers[key] = (monotonic_ms, answer)

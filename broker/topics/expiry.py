@@ -23,13 +23,13 @@ def floor_of(topic: Topic, now_ms: int, margin_ms: int) -> RowId:
     return first_row_at(max(now_ms - topic.ttl_ms - margin_ms, topic.purged_ms))
 
 
-def due_through(topic: Topic, *, now_ms: int, lives: Lives) -> int:
+def due_through(topic: Topic, *, now_ms: int, lives: PayloadLifetimes) -> int:
     """Return the greatest number of a payload log that may be due: by when its transaction began."""
     began_ms = now_ms - lives.transaction_ms - topic.ttl_ms - lives.margin_ms
     return min(max(began_ms, -1) * POINTERS_PER_MS, POINTER_MAX)
 
 
-class Lives(NamedTuple):
+class PayloadLifetimes(NamedTuple):
     """How long payload logs may be stored to and published, in ms, and the margin."""
 
     transaction_ms: int
@@ -44,7 +44,13 @@ class Lives(NamedTuple):
 
 
 def may_drop(
-    number: int, root: Root, tail: Head | None, topic: Topic, *, now_ms: int, lives: Lives
+    number: int,
+    root: Root,
+    tail: Head | None,
+    topic: Topic,
+    *,
+    now_ms: int,
+    lives: PayloadLifetimes,
 ) -> bool:
     """Whether nothing can ever show a payload log's messages again."""
     if number < 0 and root.state is RootState.OPEN:
@@ -55,7 +61,9 @@ def may_drop(
     return now_ms > last_ms + life_ms + topic.ttl_ms + lives.margin_ms
 
 
-def may_forget(root: Root, number: int, *, floor: RowId, now_ms: int, lives: Lives) -> bool:
+def may_forget(
+    root: Root, number: int, *, floor: RowId, now_ms: int, lives: PayloadLifetimes
+) -> bool:
     """Whether no request can ask for a dropped payload log any more, and nothing of it is under way.
 
     Its number can't come again, since a store of it would be too old, and no message from ``floor`` on, the

@@ -36,7 +36,7 @@ from broker.model import (
 )
 
 
-class Verdict(enum.Enum):
+class FetchAction(enum.Enum):
     """What a consumer does at a row."""
 
     TAKE = "take"
@@ -44,7 +44,7 @@ class Verdict(enum.Enum):
     HOLD = "hold"
 
 
-class Start(NamedTuple):
+class FetchStart(NamedTuple):
     """Where reading begins.
 
     ``after`` is exclusive, in the message log. If the row ``row`` is met, only its messages with a
@@ -66,22 +66,22 @@ def oldest_live(topic: Topic, now_ms: int, lifetime_ms: int | None = None) -> Ro
     return first_row_at(max(now_ms - life_ms, topic.purged_ms))
 
 
-def start_of(poll: Poll, bound: RowId) -> Start:
+def start_of(poll: Poll, bound: RowId) -> FetchStart:
     """Return where a poll begins, given the oldest row that lives."""
     if poll.start is None:
-        return Start(_just_before(bound))
+        return FetchStart(_just_before(bound))
     if isinstance(poll.start, int):
-        return Start(_just_before(max(bound, first_row_at(poll.start))))
+        return FetchStart(_just_before(max(bound, first_row_at(poll.start))))
     return after_id(poll.start[:MESSAGE_ID_BYTES], poll.inclusive, bound)
 
 
-def after_id(identifier: MessageId, inclusive: bool, bound: RowId) -> Start:
+def after_id(identifier: MessageId, inclusive: bool, bound: RowId) -> FetchStart:
     """Return the start above a message id, or at it if ``inclusive``."""
     row, payload = identifier[:ROW_ID_BYTES], identifier[ROW_ID_BYTES:]
     if timestamp_of(row) < timestamp_of(bound):
-        return Start(_just_before(bound))
+        return FetchStart(_just_before(bound))
     inline = inclusive and payload == ROW_ID_MIN
-    return Start(_just_before(row), row, row_before(payload) if inclusive else payload, inline)
+    return FetchStart(_just_before(row), row, row_before(payload) if inclusive else payload, inline)
 
 
 def _just_before(row: RowId) -> RowId:
@@ -101,15 +101,15 @@ def behind(after: MessageId | None, snapshot: Snapshot | None) -> Poll:
     return Poll(row_after(after[:ROW_ID_BYTES]) + ROW_ID_MIN, snapshot=snapshot)
 
 
-def judge(pointer: int | None, snapshot: Snapshot | None) -> Verdict:
+def judge(pointer: int | None, snapshot: Snapshot | None) -> FetchAction:
     """Say what a consumer with ``snapshot`` does at a row with visibility pointer ``pointer``."""
     if snapshot is None or pointer is None:
-        return Verdict.TAKE
+        return FetchAction.TAKE
     if pointer < 0:
-        return Verdict.SKIP
+        return FetchAction.SKIP
     if snapshot.is_visible(pointer):
-        return Verdict.TAKE
-    return Verdict.SKIP if snapshot.is_invalid(pointer) else Verdict.HOLD
+        return FetchAction.TAKE
+    return FetchAction.SKIP if snapshot.is_invalid(pointer) else FetchAction.HOLD
 
 
 def oldest_held(snapshot: Snapshot) -> int:

@@ -25,7 +25,7 @@ from broker.topics import settling
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 from broker.topics.reserved import is_reserved
-from broker.topics.settling import Pass, View, Work
+from broker.topics.settling import SettlingRecord, SettlingWork, SnapshotView
 
 ASK_S: Final = 10.0
 CLAIM_DEADLINE_S: Final = 10.0
@@ -40,7 +40,7 @@ Source = Callable[[], Awaitable[Snapshot]]
 log = logs.get_logger()
 
 
-class _Known(NamedTuple):
+class _KnownPointers(NamedTuple):
     """The pointers of a topic's sealed pages, as far as they were looked at."""
 
     generation: int
@@ -56,8 +56,8 @@ class Inverting:
         self._source = source
         self._around = leaders.around
         self._records = leaders.registry.records
-        self._view: View | None = None
-        self._known: dict[TopicId, _Known] = {}
+        self._view: SnapshotView | None = None
+        self._known: dict[TopicId, _KnownPointers] = {}
         self._pages_known = 0
 
     @property
@@ -80,7 +80,7 @@ class Inverting:
             life_ms=self._life_ms,
             margin_ms=self._around.settings.sweep_margin_ms,
         )
-        self._view = View(snapshot, bound)
+        self._view = SnapshotView(snapshot, bound)
 
     def forget(self, topic: TopicId) -> None:
         """Forget what is known of a topic that was deleted, or that another node should lead."""
@@ -114,13 +114,13 @@ class Inverting:
         await self._put(topic.id, version, done)
         return inverted
 
-    async def _put(self, topic: TopicId, version: bytes | None, record: Pass) -> bytes:
+    async def _put(self, topic: TopicId, version: bytes | None, record: SettlingRecord) -> bytes:
         put = await settling.put_pass(self._records, topic, version, record)
         if put is None:
             raise Unavailable("Another node passes the topic, too.")
         return put
 
-    async def _is_untouched(self, topic: Topic, before: Pass, work: Work) -> bool:
+    async def _is_untouched(self, topic: Topic, before: SettlingRecord, work: SettlingWork) -> bool:
         """Whether a topic that nobody leads has certainly nothing of these transactions, now and later.
 
         The announcement was put before, so that what is read here is as it was then, or later.
@@ -137,7 +137,9 @@ class Inverting:
             return False
         return settling.has_nothing(before, work, ends.tail)
 
-    async def _passed(self, topic: Topic, view: View, before: Pass, work: Work) -> tuple[Pass, int]:
+    async def _passed(
+        self, topic: Topic, view: SnapshotView, before: SettlingRecord, work: SettlingWork
+    ) -> tuple[SettlingRecord, int]:
         deadline = self._around.clock.monotonic() + CLAIM_DEADLINE_S
         leader = await self._leaders.lead(topic.id, deadline)
         if leader.topic.generation != topic.generation:
@@ -146,8 +148,8 @@ class Inverting:
             return await self._pass(leader, view, before, work)
 
     async def _pass(
-        self, leader: TopicLeader, view: View, before: Pass, work: Work
-    ) -> tuple[Pass, int]:
+        self, leader: TopicLeader, view: SnapshotView, before: SettlingRecord, work: SettlingWork
+    ) -> tuple[SettlingRecord, int]:
         """Invert all pages from the start of the work on, under one hold."""
         hold = leader.hold
         await leader.writer.refuse_below(before.refused)
@@ -169,7 +171,7 @@ class Inverting:
         return before._replace(start=start or later, high=high, through=through), len(inverted)
 
     async def _inverted(
-        self, leader: TopicLeader, page: RowId, head: Head, work: Work
+        self, leader: TopicLeader, page: RowId, head: Head, work: SettlingWork
     ) -> tuple[Pointers, frozenset[int]]:
         """Invert one page, if there can be something to invert; return its pointers, and which were inverted."""
         known = self._of(leader)
@@ -186,12 +188,12 @@ class Inverting:
             self._pages_known += 1
         return pointers, looked.inverted
 
-    def _of(self, leader: TopicLeader) -> _Known:
+    def _of(self, leader: TopicLeader) -> _KnownPointers:
         topic = leader.topic
         known = self._known.get(topic.id)
         if known is None or known.generation != topic.generation:
             self.forget(topic.id)
-            known = self._known[topic.id] = _Known(topic.generation, {})
+            known = self._known[topic.id] = _KnownPointers(topic.generation, {})
         floor = leader.hold.root.floor
         for page in list(known.pages):
             if page >= floor:

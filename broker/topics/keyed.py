@@ -11,8 +11,8 @@ from broker.errors import IdempotencyKeyReused
 from broker.model import ROW_ID_MIN, PublishRequest
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage.marks import IDEMPOTENCY
-from broker.topics.dedupe import Answer, check_same_body, key_hash
-from broker.topics.settings import Published, PublishOptions
+from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
+from broker.topics.settings import PublishedIds, PublishOptions
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import KeyMark, Write
 from broker.topics.writer import LogWriter
@@ -26,7 +26,7 @@ class KeyedLog:
         self.writer = writer
         self._around = around
         self._answered = around.answered_keys()
-        self._under_way: dict[bytes, tuple[bytes, asyncio.Task[Published]]] = {}
+        self._under_way: dict[bytes, tuple[bytes, asyncio.Task[PublishedIds]]] = {}
 
     @property
     def busy(self) -> bool:
@@ -41,7 +41,7 @@ class KeyedLog:
                 await asyncio.wait(tasks)
             await self.writer.idle()
 
-    def write(self, write: Write) -> asyncio.Future[Published]:
+    def write(self, write: Write) -> asyncio.Future[PublishedIds]:
         """Queue a request without a key. Raises Fenced, Overloaded."""
         return self.writer.submit(write)
 
@@ -50,10 +50,10 @@ class KeyedLog:
         options: PublishOptions,
         body_hash: bytes,
         pointer: int | None,
-        work: Callable[[KeyMark], Awaitable[Published]],
+        work: Callable[[KeyMark], Awaitable[PublishedIds]],
         *,
         messages: int | None,
-    ) -> Published:
+    ) -> PublishedIds:
         """Do ``work`` under the key that ``options`` have, or give the answer that it already has.
 
         ``work`` is given the mark that belongs into the batch which it writes. ``messages`` is how many the body
@@ -71,14 +71,14 @@ class KeyedLog:
                 raise IdempotencyKeyReused("The Idempotency-Key is in use with another body.")
             return (await asyncio.shield(joined[1]))._replace(replayed=True)
         mark = (hashed, body_hash)
-        before = Published(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
+        before = PublishedIds(ROW_ID_MIN, ROW_ID_MIN, pointer, replayed=True, messages=messages)
         answering = self._answer(mark, before, work, is_fresh=options.is_fresh)
         task = asyncio.ensure_future(answering)
         self._under_way[hashed] = (body_hash, task)
         task.add_done_callback(lambda done: self._finished(hashed, done))
         return await asyncio.shield(task)
 
-    def _finished(self, hashed: bytes, done: asyncio.Task[Published]) -> None:
+    def _finished(self, hashed: bytes, done: asyncio.Task[PublishedIds]) -> None:
         del self._under_way[hashed]
         if not done.cancelled():
             done.exception()  # Looked at here, since its callers may all be gone.
@@ -86,29 +86,29 @@ class KeyedLog:
     async def _answer(
         self,
         mark: KeyMark,
-        before: Published,
-        work: Callable[[KeyMark], Awaitable[Published]],
+        before: PublishedIds,
+        work: Callable[[KeyMark], Awaitable[PublishedIds]],
         *,
         is_fresh: bool,
-    ) -> Published:
+    ) -> PublishedIds:
         hashed, body_hash = mark
         answer = await self._known(hashed, is_fresh=is_fresh)
         if answer is not None:
             check_same_body(answer, body_hash)
             return before._replace(first=answer.first, last=answer.last)
         published = await work(mark)
-        answer = Answer(published.first, published.last, body_hash)
+        answer = KeyedOutcome(published.first, published.last, body_hash)
         self._answered.put(hashed, answer, self._around.clock.monotonic() * 1000)
         return published
 
-    async def _known(self, hashed: bytes, *, is_fresh: bool) -> Answer | None:
+    async def _known(self, hashed: bytes, *, is_fresh: bool) -> KeyedOutcome | None:
         monotonic_ms = self._around.clock.monotonic() * 1000
         answer = self._answered.get(hashed, monotonic_ms)
         if answer is not None or is_fresh or not self._answered.must_look_up(monotonic_ms):
             return answer
         # A mark that is there counts, whatever the clock did meanwhile.
         found = await self.writer.hold.marks.find(IDEMPOTENCY, hashed)
-        return Answer(found[-1].first, found[-1].last, found[-1].body) if found else None
+        return KeyedOutcome(found[-1].first, found[-1].last, found[-1].body) if found else None
 
 
 async def request_hash(request: PublishRequest, options: PublishOptions) -> bytes:

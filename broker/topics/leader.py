@@ -18,12 +18,12 @@ from broker.errors import BrokerError, Fenced, NoLeader, NotLeader, Unavailable
 from broker.model import ROW_ID_MIN, PublishRequest, RollbackRange, RowId, Topic
 from broker.slices import Slice
 from broker.storage import sweeping
-from broker.storage.hold import Hold, Looked
+from broker.storage.hold import LogHold, Looked
 from broker.topics.batches import Batch
 from broker.topics.cache import TopicCache
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.producers import Producers
-from broker.topics.settings import Published, PublishOptions, lifetimes_of
+from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
 from broker.topics.stats import Rates
 from broker.topics.stored import StoredPayloads
 from broker.topics.surroundings import Surroundings
@@ -39,7 +39,7 @@ class TopicLeader:
     def __init__(
         self,
         topic: Topic,
-        hold: Hold,
+        hold: LogHold,
         around: Surroundings,
         committed: Callable[[], None],
         lost: Callable[[TopicLeader], None],
@@ -104,11 +104,13 @@ class TopicLeader:
         """How far ids lead the clock."""
         return self.writer.ids.ahead_ms(self._around.clock.now_ms())
 
-    def publish(self, write: Write) -> asyncio.Future[Published]:
+    def publish(self, write: Write) -> asyncio.Future[PublishedIds]:
         """Queue messages without a key. Raises Fenced, Overloaded."""
         return self.writer.submit(write)
 
-    async def publish_request(self, request: PublishRequest, options: PublishOptions) -> Published:
+    async def publish_request(
+        self, request: PublishRequest, options: PublishOptions
+    ) -> PublishedIds:
         """Publish messages, a reference or stages, once by a key or a producer's number if there is one.
 
         Raises:
@@ -130,7 +132,7 @@ class TopicLeader:
 
     async def _publish(
         self, request: PublishRequest, options: PublishOptions, key: KeyMark | None
-    ) -> Published:
+    ) -> PublishedIds:
         if options.producer is None:
             return await self._append(request, options, key, None)
         return await self.producers.once(
@@ -145,7 +147,7 @@ class TopicLeader:
         options: PublishOptions,
         key: KeyMark | None,
         producer: ProducerMark | None,
-    ) -> Published:
+    ) -> PublishedIds:
         if request.pointer is not None:
             await self.learn_refused()
         lives = lifetimes_of(request, options)
@@ -178,7 +180,7 @@ class TopicLeader:
         """Return the number of a new stage, which is on disk."""
         return await self.payloads.begin_stage()
 
-    async def store(self, request: PublishRequest, options: PublishOptions) -> Published:
+    async def store(self, request: PublishRequest, options: PublishOptions) -> PublishedIds:
         """Store payloads of a transaction or into a stage, to be published by a reference later.
 
         Raises as publish_request does, and PayloadsSealed.

@@ -36,7 +36,7 @@ from broker.errors import (
 )
 from broker.model import Topic, TopicId
 from broker.slices import Slice
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.topics.claiming import TopicClaims
 from broker.topics.handing_over import HAND_OVER_S, HandingOver
 from broker.topics.leader import TopicLeader
@@ -233,7 +233,7 @@ class Leaders:
             self._start(self._handing_over.hand_over([state]))
         return leader
 
-    async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, Hold]:
+    async def _claimed(self, state: TopicState, deadline: float) -> tuple[Topic, LogHold]:
         if self.around.is_clustered:
             # Without the lock: a lease may take long, and what else is done is ordered by storage.
             return await self.claims.claimed(state.id, deadline)

@@ -31,7 +31,7 @@ _TOGETHER_BYTES: Final = 64 * 1024
 """So many bytes of messages become values at a time."""
 
 
-class Page:
+class PollPage:
     """Runs in their order, with ``count`` messages of together about ``bytes`` bytes."""
 
     __slots__ = ("bytes", "count", "runs")
@@ -109,7 +109,7 @@ def _values(runs: list[Run]) -> list[Message]:
         found = [Message(identifier if row is None else row + identifier, entry.payload(first))]
     else:
         found = PollDecoder().feed(b"".join([encode_long(count), *_items(runs)]))
-    messages.add_attributes(found, Page(runs, count, 0).attributes())
+    messages.add_attributes(found, PollPage(runs, count, 0).attributes())
     return found
 
 
@@ -141,5 +141,5 @@ def cut(piece: bytes | memoryview) -> Iterator[bytes | memoryview]:
         yield view[at : at + PIECE_BYTES_MAX]
 
 
-NO_PAGE: Final = Page([], 0, 0)
+NO_PAGE: Final = PollPage([], 0, 0)
 """One without messages."""

@@ -17,21 +17,21 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from broker.model import ROW_ID_MIN
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.marks import PRODUCER
 from broker.topics.batches import producer_number
 from broker.topics.dedupe import key_hash
-from broker.topics.settings import Producer, Published
+from broker.topics.settings import Producer, PublishedIds
 from broker.topics.write import ProducerMark
 
 KNOWN_MAX: Final = 10_000
 """Producers of one topic that are kept in memory."""
 
-Answer = tuple[int, Published]
+Answer = tuple[int, PublishedIds]
 """The last number of a producer, and how its publish is answered again."""
 
 
-class _Turns:
+class _ProducerTurns:
     """Whose turn it is among the publishes of one producer."""
 
     def __init__(self) -> None:
@@ -42,12 +42,12 @@ class _Turns:
 class Producers:
     """The last numbers of the producers of one topic, while one hold lasts."""
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: LogHold) -> None:
         """Begin with none known."""
         self._hold = hold
         self._known: OrderedDict[bytes, Answer] = OrderedDict()
-        self._turns: dict[bytes, _Turns] = {}
-        self._under_way: set[asyncio.Task[Published]] = set()
+        self._turns: dict[bytes, _ProducerTurns] = {}
+        self._under_way: set[asyncio.Task[PublishedIds]] = set()
 
     @property
     def busy(self) -> bool:
@@ -63,8 +63,8 @@ class Producers:
         self,
         producer: Producer,
         pointer: int | None,
-        work: Callable[[ProducerMark], Awaitable[Published]],
-    ) -> Published:
+        work: Callable[[ProducerMark], Awaitable[PublishedIds]],
+    ) -> PublishedIds:
         """Do ``work`` if the producer's number is above its last one, else answer it as a duplicate.
 
         ``work`` is given the mark that belongs into the batch which it writes. It goes on if the caller is
@@ -78,7 +78,7 @@ class Producers:
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[Published]) -> None:
+    def _ended(self, task: asyncio.Task[PublishedIds]) -> None:
         self._under_way.discard(task)
         if not task.cancelled():
             task.exception()  # Looked at here, since its caller may be gone.
@@ -87,10 +87,10 @@ class Producers:
         self,
         producer: Producer,
         pointer: int | None,
-        work: Callable[[ProducerMark], Awaitable[Published]],
-    ) -> Published:
+        work: Callable[[ProducerMark], Awaitable[PublishedIds]],
+    ) -> PublishedIds:
         hashed = key_hash(producer.id)
-        turns = self._turns.setdefault(hashed, _Turns())
+        turns = self._turns.setdefault(hashed, _ProducerTurns())
         turns.users += 1
         try:
             async with turns.lock:
@@ -111,7 +111,7 @@ class Producers:
             mark = await self._hold.marks.newest(PRODUCER, hashed)
             if mark is None:
                 return None
-            known = producer_number(mark), Published(mark.first, mark.last)
+            known = producer_number(mark), PublishedIds(mark.first, mark.last)
             self._keep(hashed, known)
         return known
 
@@ -122,8 +122,8 @@ class Producers:
             self._known.popitem(last=False)
 
 
-def _duplicate(number: int, pointer: int | None, last: Answer) -> Published:
+def _duplicate(number: int, pointer: int | None, last: Answer) -> PublishedIds:
     """Answer a duplicate. Where the messages of a number below the last one lie is not known any more."""
     if number == last[0]:
         return last[1]._replace(pointer=pointer, replayed=True)
-    return Published(ROW_ID_MIN, ROW_ID_MIN, replayed=True)
+    return PublishedIds(ROW_ID_MIN, ROW_ID_MIN, replayed=True)

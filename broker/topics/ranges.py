@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from broker.model import RowId, Topic, row_before
 from broker.storage.keys import LogId
-from broker.storage.numbering import Count, Numbering
+from broker.storage.numbering import LogCount, Numbering
 from broker.topics.fetch import oldest_live
 from broker.topics.surroundings import Surroundings
 
@@ -66,7 +66,7 @@ class Unread(NamedTuple):
     oldest: RowId | None
 
 
-class _Known:
+class _KnownNumbering:
     """A numbering, which one request at a time may use."""
 
     def __init__(self, numbering: Numbering) -> None:
@@ -76,13 +76,13 @@ class _Known:
         """How much of what is kept is counted for it."""
 
 
-class Ranges:
+class TopicNumberings:
     """The numberings of topics that were asked for lately."""
 
     def __init__(self, around: Surroundings) -> None:
         """Begin with none."""
         self._around = around
-        self._known: OrderedDict[LogId, _Known] = OrderedDict()
+        self._known: OrderedDict[LogId, _KnownNumbering] = OrderedDict()
         self._kept = 0
 
     async def range(self, topic: Topic, query: RangeQuery) -> Range:
@@ -121,15 +121,15 @@ class Ranges:
             finally:
                 self._count(known)
 
-    def _of(self, topic: Topic) -> _Known:
+    def _of(self, topic: Topic) -> _KnownNumbering:
         log = LogId(topic.id, topic.generation)
         known = self._known.get(log)
         if known is None:
-            known = self._known[log] = _Known(Numbering(self._around.logs, log))
+            known = self._known[log] = _KnownNumbering(Numbering(self._around.logs, log))
         self._known.move_to_end(log)
         return known
 
-    def _count(self, known: _Known) -> None:
+    def _count(self, known: _KnownNumbering) -> None:
         """Count what a request has left in memory; forget the topics that were asked for longest ago."""
         if self._known.get(known.numbering.log) is not known:
             return  # It was forgotten while it waited for its turn.
@@ -148,7 +148,7 @@ class Ranges:
         through = numbering.tail if query.through is None else min(query.through, numbering.tail)
         through = max(through, begin)
         start = await numbering.count(begin)
-        found = await numbering.seek(start.plus(Count(query.messages_max, query.bytes_max)))
+        found = await numbering.seek(start.plus(LogCount(query.messages_max, query.bytes_max)))
         if found <= begin < through:
             found = await numbering.next_id(begin)
         through = min(through, max(found, begin))
@@ -170,7 +170,12 @@ class Ranges:
 
     @staticmethod
     async def _ends(
-        numbering: Numbering, begin: RowId, through: RowId, parts: int, start: Count, stop: Count
+        numbering: Numbering,
+        begin: RowId,
+        through: RowId,
+        parts: int,
+        start: LogCount,
+        stop: LogCount,
     ) -> list[RowId]:
         """Return the last ids of parts with about as many messages each; of less than that, fewer parts."""
         if through <= begin:
@@ -179,7 +184,7 @@ class Ranges:
         is_long = numbering.pages_between(begin, through) >= PAGES_A_PART * parts
         for part in range(1, parts):
             wanted = start.messages + (stop.messages - start.messages) * part // parts
-            most = Count(wanted, AMOUNT_MAX)
+            most = LogCount(wanted, AMOUNT_MAX)
             end = numbering.seek_page(most) if is_long else await numbering.seek(most)
             if (ends[-1] if ends else begin) < end < through:
                 ends.append(end)

@@ -20,15 +20,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from broker.errors import BadRequest, Unavailable
-from broker.http.budget import Hold, Kind
+from broker.http.budget import BudgetKind, Hold
 from broker.model import ROW_ID_BYTES, ROW_ID_MAX, ROW_ID_MIN, Poll, RowId, Topic
 from broker.slices import Slice
 from broker.storage.entry import Entry
 from broker.storage.keys import LogId
 from broker.storage.reading import LogReader
 from broker.topics.cache import TopicCache
-from broker.topics.fetch import Verdict, judge, lives, oldest_live, start_of
-from broker.topics.pages import Page, Run
+from broker.topics.fetch import FetchAction, judge, lives, oldest_live, start_of
+from broker.topics.pages import PollPage, Run
 from broker.topics.payload_reading import (
     STALE_READ_PAUSE_S,
     STALE_READS_MAX,
@@ -56,7 +56,7 @@ class _Reference:
         self.payloads = payloads
 
 
-class Reading:
+class TopicReading:
     """The state of one. ``blocked_by`` is the write pointer at which its scan ended, if one did."""
 
     def __init__(
@@ -128,7 +128,7 @@ class Reading:
         self._reader = None
         self.ended = self._left <= 0
 
-    async def page(self, cache: TopicCache | None, bytes_max: int) -> Page:
+    async def page(self, cache: TopicCache | None, bytes_max: int) -> PollPage:
         """Return the next messages, of about ``bytes_max`` bytes; a page without any means the end.
 
         ``cache`` is that of the topic's leader here, if there is one. It is asked for on every page,
@@ -151,15 +151,15 @@ class Reading:
                 await self._read_storage(cache, bytes_max)
             if self._left <= 0:
                 self.ended = True
-        page = Page(self._runs, self._given - self._left, self._bytes)
+        page = PollPage(self._runs, self._given - self._left, self._bytes)
         self._runs, self._given = [], self._left
         if page.count and self._slice is not None:
-            self._hold.give(Kind.ROWS)
+            self._hold.give(BudgetKind.ROWS)
         return page
 
     async def _looked(self) -> None:
         """Count one step's rows, and let other work go on once this took long."""
-        self._hold.take(Kind.ROWS, ROWS_AT_ONCE)
+        self._hold.take(BudgetKind.ROWS, ROWS_AT_ONCE)
         if self._slice is None:
             self._slice = Slice()
         await self._slice.go_on()
@@ -289,11 +289,11 @@ class Reading:
         rolled = bool(entry.rolled) and self._snapshot is not None
         for start, stop in _not_rolled_back(entry, first) if rolled else [(first, entry.count)]:
             verdict = judge(entry.pointer, self._snapshot)
-            if verdict is Verdict.HOLD:
+            if verdict is FetchAction.HOLD:
                 self.blocked_by = entry.pointer
                 self.ended = True
                 return False
-            if verdict is Verdict.SKIP:
+            if verdict is FetchAction.SKIP:
                 continue
             if entry.is_reference:
                 self._after = entry.last

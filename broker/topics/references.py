@@ -25,12 +25,12 @@ from broker.errors import (
     TransactionTooOld,
 )
 from broker.model import RowId, row_after
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.payloads import Sealed
 from broker.storage.root import Root, RootState
 from broker.topics import stages
 from broker.topics.keyed import KeyedLog
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import Write
 
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 
 class _UnderWay(NamedTuple):
     numbers: Numbers
-    task: asyncio.Task[Published]
+    task: asyncio.Task[PublishedIds]
 
 
 class References:
@@ -64,7 +64,7 @@ class References:
         """Append references to the log that ``messages`` writes to."""
         self._around = around
         self._messages = messages
-        self._hold: Hold = messages.writer.hold
+        self._hold: LogHold = messages.writer.hold
         self._retire = retire
         self._guarded = guarded
         self._under_way: dict[int, _UnderWay] = {}
@@ -75,16 +75,16 @@ class References:
         """Whether anything is under way."""
         return bool(self._under_way or self._noting)
 
-    def tasks(self) -> set[asyncio.Task[Published] | asyncio.Task[None]]:
+    def tasks(self) -> set[asyncio.Task[PublishedIds] | asyncio.Task[None]]:
         """Return what is under way."""
         return {*(work.task for work in self._under_way.values()), *self._noting}
 
-    def of(self, number: int) -> asyncio.Task[Published] | None:
+    def of(self, number: int) -> asyncio.Task[PublishedIds] | None:
         """Return what publishes a payload log just now."""
         work = self._under_way.get(number)
         return None if work is None else work.task
 
-    async def publish(self, numbers: Numbers, write: Write) -> Published:
+    async def publish(self, numbers: Numbers, write: Write) -> PublishedIds:
         """Append the references of payload logs by ``write``; repeated, answer as before.
 
         Raises:
@@ -101,13 +101,13 @@ class References:
         work.task.add_done_callback(lambda done: self._ended(numbers, done))
         return await asyncio.shield(work.task)
 
-    def _ended(self, numbers: Numbers, done: asyncio.Task[Published]) -> None:
+    def _ended(self, numbers: Numbers, done: asyncio.Task[PublishedIds]) -> None:
         for number in numbers:
             del self._under_way[number]
         if not done.cancelled():
             done.exception()  # Looked at here, since its callers may all be gone.
 
-    async def _publish(self, numbers: Numbers, write: Write) -> Published:
+    async def _publish(self, numbers: Numbers, write: Write) -> PublishedIds:
         await _for_all(numbers, self._retire)
         if write.deadline <= self._around.clock.monotonic():
             raise Overloaded("The deadline passed in the queue.")
@@ -115,7 +115,7 @@ class References:
         rows = await self._published_before(numbers, sealed)
         if rows:
             count = _messages_of(sealed)
-            return Published(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
+            return PublishedIds(rows[0], rows[-1], write.pointer, replayed=True, messages=count)
         for number in numbers:
             if number < 0 and self._is_over(number):
                 raise too_old(number)

@@ -43,10 +43,10 @@ from broker.storage.head import NO_END
 from broker.storage.keys import LogId
 from broker.storage.marks import PRODUCER_LIFE_MS, MarksBefore, forget_marks, sweep_marks
 from broker.storage.root import Root, RootState
-from broker.storage.sweeping import Ends
+from broker.storage.sweeping import LifetimeEnds
 from broker.topics import stages
 from broker.topics.cursors import forget_cursors
-from broker.topics.expiry import Lives, due_through, floor_of, may_drop, may_forget
+from broker.topics.expiry import PayloadLifetimes, due_through, floor_of, may_drop, may_forget
 from broker.topics.inverting import Inverting, Source
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
@@ -86,7 +86,7 @@ class Sweeper:
         self._pages_max = max(settings.sweep_rows_max // 100, 1)
         self._has_compared = False
         """Whether this sweep has compared the clocks."""
-        self._ends: dict[TopicId, Ends] = {}
+        self._ends: dict[TopicId, LifetimeEnds] = {}
         self._cleared: dict[TopicId, int] = {}
         """Of topics: the generation below which everything was found removed, in this process."""
         self._marks_until_ms: dict[TopicId, int] = {}
@@ -99,9 +99,9 @@ class Sweeper:
         return self._around.settings.sweep_margin_ms
 
     @property
-    def _lives(self) -> Lives:
+    def _lives(self) -> PayloadLifetimes:
         settings = self._around.settings
-        return Lives(
+        return PayloadLifetimes(
             settings.transaction_life_max_s * 1000, settings.stage_life_s * 1000, self._margin_ms
         )
 
@@ -239,7 +239,7 @@ class Sweeper:
         topic = leader.topic
         known = self._ends.get(topic.id)
         if known is None or known.generation != topic.generation:
-            known = self._ends[topic.id] = Ends(topic.generation)
+            known = self._ends[topic.id] = LifetimeEnds(topic.generation)
         resolver = self._around.logs.resolver
         await leader.guarded(sweeping.look_for_ends(resolver, leader.hold, known))
         await leader.guarded(sweeping.end_lives(leader.hold, known, now_ms - self._margin_ms))

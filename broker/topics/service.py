@@ -33,20 +33,20 @@ from broker.storage.log import StaleGeneration
 from broker.storage.records import RecordStore
 from broker.topics import admitting, changing
 from broker.topics.blockers import Blockers, BlockersQuery, blockers
-from broker.topics.browse import BrowsePage, BrowseQuery, browse
+from broker.topics.browse import BrowseQuery, EntryPage, browse
 from broker.topics.cursors import Cursors
 from broker.topics.fetch import behind
 from broker.topics.finishing import to_its_end
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
-from broker.topics.ranges import Range, RangeQuery, Ranges, Unread
-from broker.topics.reading import Reading
+from broker.topics.ranges import Range, RangeQuery, TopicNumberings, Unread
+from broker.topics.reading import TopicReading
 from broker.topics.registry import TopicRegistry, not_found
-from broker.topics.settings import NO_OPTIONS, Published, PublishOptions
+from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions
 from broker.topics.stats import TopicStats, topic_stats
 from broker.topics.streams import ROWS_BYTES, PollStream, RowStream
 from broker.topics.surroundings import Surroundings
-from broker.topics.waiting import Wait, WaitingPolls
+from broker.topics.waiting import WaitingPoll, WaitingPolls
 from broker.topics.write import Write
 
 
@@ -63,7 +63,7 @@ class Topics:
         self.leaders = Leaders(around, self.registry, seed=seed)
         self._states = self.leaders.states
         self._polls = WaitingPolls(self.leaders)
-        self._ranges = Ranges(around)
+        self._ranges = TopicNumberings(around)
         self.cursors = Cursors(records, around.clock, cursors_max=around.settings.cursors_max)
 
     # Administration.
@@ -203,7 +203,7 @@ class Topics:
 
     def publish(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
-    ) -> Awaitable[Published]:
+    ) -> Awaitable[PublishedIds]:
         """Publish messages, or with a pointer and no messages the reference to what was stored, or stages.
 
         Raises:
@@ -240,7 +240,7 @@ class Topics:
 
     async def _publish(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions
-    ) -> Published:
+    ) -> PublishedIds:
         if request.pointer is None and not request.payloads and not request.stages:
             raise BadRequest(
                 "Empty payload is only allowed for publishing transactional message. "
@@ -249,7 +249,7 @@ class Topics:
         self.leaders.must_be_here(topic)
         await self._check_before_leading(topic, request, options)
 
-        async def attempt(leader: TopicLeader) -> Published:
+        async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
             return await leader.publish_request(request, options)
 
@@ -257,7 +257,7 @@ class Topics:
 
     async def store(
         self, topic: TopicId, request: PublishRequest, options: PublishOptions = NO_OPTIONS
-    ) -> Published:
+    ) -> PublishedIds:
         """Store payloads of a transaction, or into a stage. Raises as publish does."""
         if not request.payloads or (request.pointer is None and not request.stages):
             raise BadRequest(
@@ -266,7 +266,7 @@ class Topics:
         self.leaders.must_be_here(topic)
         await self._check_before_leading(topic, request, options)
 
-        async def attempt(leader: TopicLeader) -> Published:
+        async def attempt(leader: TopicLeader) -> PublishedIds:
             self._check(leader.topic, request, options)
             return await leader.store(request, options)
 
@@ -332,11 +332,11 @@ class Topics:
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)
         state, hold = self.leaders.state(topic), hold or Hold(None)
         with state.used():
-            reading = Reading(self.around, found, poll, hold=hold)
+            reading = TopicReading(self.around, found, poll, hold=hold)
             reading.proven = leader
             seen = state.changes
             first = await state.next_page(reading)
-            wait = Wait(state, found, reading, self.around.clock.monotonic() + wait_s, hold)
+            wait = WaitingPoll(state, found, reading, self.around.clock.monotonic() + wait_s, hold)
             if not first.count and wait_s > 0 and not wait.is_held:
                 first = await self._polls.page(wait, seen, anywhere=anywhere)
             return PollStream(reading, first, state, hold)
@@ -363,7 +363,7 @@ class Topics:
         state, hold = self.leaders.state(topic), hold or Hold(None)
         with state.used():
             poll, last = behind(after, snapshot), through[:ROW_ID_BYTES]
-            reading = Reading(self.around, found, poll, last, hold)
+            reading = TopicReading(self.around, found, poll, last, hold)
             reading.proven = leader
             return RowStream(reading, await state.next_page(reading, ROWS_BYTES), state, hold)
 
@@ -374,7 +374,7 @@ class Topics:
 
     async def browse(
         self, topic: TopicId, query: BrowseQuery, hold: Hold | None = None
-    ) -> BrowsePage:
+    ) -> EntryPage:
         """Look at messages without the rules of consuming. ``hold`` is the request's."""
         found, leader = await self._look_up(topic)
         await self.leaders.claims.clocks.compare(is_led_here=leader is not None)

@@ -76,22 +76,22 @@ class PublishOptions(NamedTuple):
 NO_OPTIONS = PublishOptions()
 
 
-class Lifetimes(NamedTuple):
+class RequestLifetimes(NamedTuple):
     """How long the messages of a request live: all of them, or each; None: as long as the topic's ttl."""
 
     all_ms: int | None
     each_ms: Sequence[int | None] = ()
 
 
-def lifetimes_of(request: PublishRequest, options: PublishOptions) -> Lifetimes:
+def lifetimes_of(request: PublishRequest, options: PublishOptions) -> RequestLifetimes:
     """Return the lifetimes of a request's messages; those without one of their own have the request's."""
     all_ms = None if options.ttl_s is None else options.ttl_s * 1000
-    return Lifetimes(
+    return RequestLifetimes(
         all_ms, [all_ms if ttl_s is None else ttl_s * 1000 for ttl_s in request.ttls_s]
     )
 
 
-class Published(NamedTuple):
+class PublishedIds(NamedTuple):
     """The rows of one publish, both ends included.
 
     They are ROW_ID_MIN where they are not known any more. ``replayed``: the key, the producer's number or the

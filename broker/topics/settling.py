@@ -112,7 +112,7 @@ def fingerprint(pointers: Sequence[int]) -> str:
     return f"{len(pointers)}-{digest.hexdigest()}"
 
 
-class Pass(NamedTuple):
+class SettlingRecord(NamedTuple):
     """What a topic's record says of the clean-up.
 
     ``refused``: no publish under a lower pointer, in any generation. The others are of ``generation`` alone: below
@@ -130,15 +130,15 @@ class Pass(NamedTuple):
     began_ms: int = 0
 
 
-def announced(before: Pass | None, generation: int, bound: int) -> Pass:
+def announced(before: SettlingRecord | None, generation: int, bound: int) -> SettlingRecord:
     """Return the record that announces a pass up to ``bound``."""
     if before is None or before.generation != generation:
         refused = bound if before is None else max(before.refused, bound)
-        return Pass(generation, refused)
+        return SettlingRecord(generation, refused)
     return before._replace(refused=max(before.refused, bound))
 
 
-class View:
+class SnapshotView:
     """What a snapshot of the service shows, up to a bound. Fingerprints are taken once."""
 
     def __init__(self, snapshot: Snapshot, bound: int) -> None:
@@ -158,7 +158,7 @@ class View:
         return known
 
 
-class Work(NamedTuple):
+class SettlingWork(NamedTuple):
     """What a pass has to do: from which page on, for which invalid pointers.
 
     ``goes_on``: the pass before has seen to all lower ones.
@@ -179,28 +179,33 @@ class Work(NamedTuple):
 
 
 def work_of(
-    before: Pass | None, generation: int, view: View, *, now_ms: int, every_ms: int
-) -> Work | None:
+    before: SettlingRecord | None,
+    generation: int,
+    view: SnapshotView,
+    *,
+    now_ms: int,
+    every_ms: int,
+) -> SettlingWork | None:
     """Return what a pass over a topic would have to do; None: it can wait, or there is nothing."""
     settled = view.settled
     if not settled:
         return None
     if before is None or not counts(before, generation, view):
-        return Work(ROW_ID_MIN, settled, goes_on=False)
+        return SettlingWork(ROW_ID_MIN, settled, goes_on=False)
     new = settled[bisect_left(settled, before.bound) :]
     if not new or 0 <= now_ms - before.began_ms < every_ms:
         return None
-    return Work(before.start, new, goes_on=True)
+    return SettlingWork(before.start, new, goes_on=True)
 
 
-def counts(record: Pass, generation: int, view: View) -> bool:
+def counts(record: SettlingRecord, generation: int, view: SnapshotView) -> bool:
     """Whether what a record says is true of this generation, and of the service that gave this view."""
     if record.generation != generation or not record.bound:
         return False
     return record.fingerprint == view.fingerprint(record.bound)
 
 
-def has_nothing(before: Pass, work: Work, tail: Head) -> bool:
+def has_nothing(before: SettlingRecord, work: SettlingWork, tail: Head) -> bool:
     """Whether a topic that nobody leads has nothing of these transactions, and nothing on its way, by its tail.
 
     It was let go in good order, so that nothing was under way then; it has the last id that the pass before saw;
@@ -218,36 +223,40 @@ def _key(topic: TopicId) -> bytes:
     return PASS_PREFIX + topic_prefix(topic)
 
 
-def encode(record: Pass) -> bytes:
+def encode(record: SettlingRecord) -> bytes:
     """Encode a record."""
     told = record._asdict() | {"start": record.start.hex(), "through": record.through.hex()}
     return json.dumps(told, separators=(",", ":")).encode()
 
 
-def decode(value: bytes) -> Pass:
+def decode(value: bytes) -> SettlingRecord:
     """Decode a record. Raises StorageCorrupt."""
     try:
         told = json.loads(value)
         rows = {name: bytes.fromhex(told[name]) for name in ("start", "through")}
-        return Pass(**{**told, **rows})
+        return SettlingRecord(**{**told, **rows})
     except (ValueError, TypeError, KeyError) as error:
         raise StorageCorrupt("the record of a clean-up does not decode") from error
 
 
-async def read_pass(records: RecordStore, topic: TopicId) -> tuple[Pass | None, bytes | None]:
+async def read_pass(
+    records: RecordStore, topic: TopicId
+) -> tuple[SettlingRecord | None, bytes | None]:
     """Return a topic's record, and its version. Raises Unavailable, StorageCorrupt."""
     found = await records.get(_key(topic))
     return (None, None) if found is None else (decode(found.value), found.version)
 
 
 async def put_pass(
-    records: RecordStore, topic: TopicId, version: bytes | None, record: Pass
+    records: RecordStore, topic: TopicId, version: bytes | None, record: SettlingRecord
 ) -> bytes | None:
     """Put a topic's record; None: it was changed meanwhile. Raises Unavailable, OutcomeUnknown."""
     return await records.put_if(_key(topic), version, encode(record))
 
 
-async def passes(records: RecordStore) -> AsyncGenerator[list[tuple[TopicId, Pass]], None]:
+async def passes(
+    records: RecordStore,
+) -> AsyncGenerator[list[tuple[TopicId, SettlingRecord]], None]:
     """Yield the records of all topics, some at a time."""
     async with aclosing(records.pages(PASS_PREFIX)) as pages:
         async for page in pages:

@@ -13,8 +13,8 @@ from broker.model import Topic, TopicId
 from broker.topics.cache import TopicCache
 from broker.topics.comparing import ClockComparison
 from broker.topics.leader import TopicLeader
-from broker.topics.pages import Page
-from broker.topics.reading import Reading
+from broker.topics.pages import PollPage
+from broker.topics.reading import TopicReading
 from broker.topics.stats import Rates
 from broker.topics.streams import PAGE_BYTES
 from broker.topics.surroundings import Surroundings
@@ -146,7 +146,7 @@ class TopicState:
             timer.cancel()
             self.waiting.pop(change, None)
 
-    async def next_page(self, reading: Reading, bytes_max: int = PAGE_BYTES) -> Page:
+    async def next_page(self, reading: TopicReading, bytes_max: int = PAGE_BYTES) -> PollPage:
         """Return the next page of a reading, counting what it gives out.
 
         Raises:
@@ -168,12 +168,12 @@ class TopicState:
         self.around.metrics.moved("poll", "/".join(self.id), page.count, page.bytes)
         return page
 
-    async def _follow_record(self, reading: Reading) -> None:
+    async def _follow_record(self, reading: TopicReading) -> None:
         """Go by the record: where another leads, the ttl need not be what was known here."""
         with suppress(TopicNotFound):  # Then there is nothing to be read.
             reading.follow(await self.recorded())
 
-    async def _proven_cache(self, reading: Reading) -> TopicCache | None:
+    async def _proven_cache(self, reading: TopicReading) -> TopicCache | None:
         """Return the cache if storage, read since the reading began, shows that it is whole.
 
         All of a reading's pages end where its first one found the pointer, so one proof is enough.

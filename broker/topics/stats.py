@@ -127,7 +127,7 @@ async def topic_stats(
     published = tail.total if tail is not None else 0
     bound = row_before(oldest_live(topic, now_ms))
     reader = around.logs.reader(log, bound)
-    counts, mine = _Counts(topic, now_ms), Slice()
+    counts, mine = _LiveCounts(topic, now_ms), Slice()
     at_once = min(BYTES_AT_ONCE, around.settings.page_bytes_max)
     while (
         not reader.ended
@@ -162,7 +162,7 @@ async def topic_stats(
     )
 
 
-class _Counts:
+class _LiveCounts:
     """What lives among entries that are looked at one after the other."""
 
     def __init__(self, topic: Topic, now_ms: int) -> None:

@@ -22,10 +22,10 @@ from broker.storage.payloads import LogClosed
 from broker.storage.root import Root
 from broker.topics import stages
 from broker.topics.batches import Batch
-from broker.topics.dedupe import Answer, check_same_body, key_hash
+from broker.topics.dedupe import KeyedOutcome, check_same_body, key_hash
 from broker.topics.keyed import KeyedLog, request_hash
 from broker.topics.references import Numbers, References, closed, too_old
-from broker.topics.settings import Published, PublishOptions, lifetimes_of
+from broker.topics.settings import PublishedIds, PublishOptions, lifetimes_of
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import KeyMark, Write
 from broker.topics.writer import LogWriter, ends_hold, fail
@@ -67,7 +67,7 @@ class StoredPayloads:
 
     # Publishing references.
 
-    async def publish(self, numbers: Numbers, write: Write) -> Published:
+    async def publish(self, numbers: Numbers, write: Write) -> PublishedIds:
         """Make payload logs part of the topic, in this order; repeated, answer as before.
 
         Raises as References.publish does.
@@ -86,7 +86,7 @@ class StoredPayloads:
 
     # Storing.
 
-    async def store(self, request: PublishRequest, options: PublishOptions) -> Published:
+    async def store(self, request: PublishRequest, options: PublishOptions) -> PublishedIds:
         """Store payloads of a transaction or into a stage, to be published by a reference later.
 
         Raises:
@@ -109,7 +109,7 @@ class StoredPayloads:
 
     async def _stored_before(
         self, number: int, request: PublishRequest, options: PublishOptions
-    ) -> Published | None:
+    ) -> PublishedIds | None:
         """Return the answer that a key's store had before its payloads were published."""
         log = self._hold.log._replace(number=number)
         root = await self._around.payload_logs.root(log)
@@ -120,13 +120,13 @@ class StoredPayloads:
         if mark is None:
             return None
         same = await request_hash(request, options)
-        check_same_body(Answer(mark.first, mark.last, mark.body), same)
+        check_same_body(KeyedOutcome(mark.first, mark.last, mark.body), same)
         count = len(request.payloads)
-        return Published(mark.first, mark.last, number, replayed=True, messages=count)
+        return PublishedIds(mark.first, mark.last, number, replayed=True, messages=count)
 
     async def _store_into(
         self, payloads: KeyedLog, number: int, request: PublishRequest, options: PublishOptions
-    ) -> Published:
+    ) -> PublishedIds:
         if options.key is None:
             return await self._store(payloads, number, request, options, None)
         return await payloads.once(
@@ -144,12 +144,12 @@ class StoredPayloads:
         request: PublishRequest,
         options: PublishOptions,
         key: KeyMark | None,
-    ) -> Published:
+    ) -> PublishedIds:
         while (reference := self._references.of(number)) is not None:
             await asyncio.wait((reference,))
         if payloads.writer.closed and not self._closed:
             raise _Retired
-        future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[PublishedIds] = asyncio.get_running_loop().create_future()
         lives = lifetimes_of(request, options)
         write = Write(
             future,

@@ -19,27 +19,27 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from broker.errors import NoLeader, TopicNotFound
-from broker.http.budget import Hold, Kind
+from broker.http.budget import BudgetKind, Hold
 from broker.model import Topic
 from broker.topics.leaders import Leaders
-from broker.topics.pages import NO_PAGE, Page
-from broker.topics.reading import Reading
+from broker.topics.pages import NO_PAGE, PollPage
+from broker.topics.reading import TopicReading
 from broker.topics.state import TopicState
 
 READ_AGAIN_S = 1.0
 """How often a poll that waits where nobody leads looks into storage."""
 
 
-class Wait(NamedTuple):
+class WaitingPoll(NamedTuple):
     """One poll that waits. ``deadline`` in monotonic seconds."""
 
     state: TopicState
     topic: Topic
-    reading: Reading
+    reading: TopicReading
     deadline: float
     hold: Hold
 
-    async def read_on(self) -> Page:
+    async def read_on(self) -> PollPage:
         """Return the next page, of what was not there before."""
         self.reading.go_on()
         return await self.state.next_page(self.reading)
@@ -63,14 +63,14 @@ def counted(hold: Hold) -> Iterator[None]:
     Raises:
         Overloaded: too many wait.
     """
-    if Kind.WAITING in hold.held:
+    if BudgetKind.WAITING in hold.held:
         yield
         return
-    hold.take(Kind.WAITING)
+    hold.take(BudgetKind.WAITING)
     try:
         yield
     finally:
-        hold.give(Kind.WAITING)
+        hold.give(BudgetKind.WAITING)
 
 
 class WaitingPolls:
@@ -89,7 +89,7 @@ class WaitingPolls:
         for state in self._leaders.states.values():
             state.wake()
 
-    async def page(self, wait: Wait, seen: int, *, anywhere: bool) -> Page:
+    async def page(self, wait: WaitingPoll, seen: int, *, anywhere: bool) -> PollPage:
         """Return a page after a change later than the one numbered ``seen``; empty if none came.
 
         Raises:
@@ -111,7 +111,7 @@ class WaitingPolls:
         finally:
             self.count -= 1
 
-    async def _of_commits(self, wait: Wait, seen: int) -> Page:
+    async def _of_commits(self, wait: WaitingPoll, seen: int) -> PollPage:
         """Wait for what is committed here while this node knows the topic as it is."""
         state = wait.state
         while not self._draining and state.is_generation(wait.topic.generation):
@@ -124,7 +124,7 @@ class WaitingPolls:
                 return page
         return NO_PAGE
 
-    async def _of_leader(self, wait: Wait, seen: int) -> Page:
+    async def _of_leader(self, wait: WaitingPoll, seen: int) -> PollPage:
         """Wait as the topic's leader, becoming it if need be. Raises NotLeader."""
         page = NO_PAGE
         while not (page.count or wait.is_held or self._draining or wait.is_over):
@@ -144,7 +144,7 @@ class WaitingPolls:
             page = await wait.read_on()
         return page
 
-    async def _of_storage(self, wait: Wait, seen: int) -> Page:
+    async def _of_storage(self, wait: WaitingPoll, seen: int) -> PollPage:
         """Look into storage now and then."""
         while not self._draining:
             left_s = wait.deadline - self._around.clock.monotonic()

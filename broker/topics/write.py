@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from broker.model import RowId
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 
 ROW_OVERHEAD_BYTES = 64
 ENTRY_OVERHEAD_BYTES = 64
@@ -50,7 +50,7 @@ class Write:
 
     def __init__(  # noqa: PLR0913 - A value; its parts are named by its callers.
         self,
-        future: asyncio.Future[Published],
+        future: asyncio.Future[PublishedIds],
         payloads: Sequence[bytes] | None,
         pointer: int | None = None,
         *,

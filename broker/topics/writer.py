@@ -36,12 +36,12 @@ from broker.errors import (
 from broker.model import RowId, timestamp_of
 from broker.slices import ASIDE_BYTES_MIN, ASIDE_ITEMS_MIN, aside
 from broker.storage.entry import ENTRY_BYTES_MAX
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.topics.batches import Batch, answer, batch_of
 from broker.topics.ids import LeadExceeded
 from broker.topics.overdue import Overdue
 from broker.topics.reserved import is_reserved
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 from broker.topics.surroundings import Surroundings
 from broker.topics.write import Write
 
@@ -54,7 +54,7 @@ class LogWriter:
     def __init__(
         self,
         around: Surroundings,
-        hold: Hold,
+        hold: LogHold,
         *,
         committed: Callable[[Batch], None],
         lost: Lost,
@@ -101,7 +101,7 @@ class LogWriter:
         """Whether anything is under way, or waits for it."""
         return bool(self._under_way or (self._queue and not self.closed))
 
-    def submit(self, write: Write) -> asyncio.Future[Published]:
+    def submit(self, write: Write) -> asyncio.Future[PublishedIds]:
         """Queue a request; its future gets the outcome.
 
         Raises:
@@ -362,7 +362,7 @@ def _settled(pointer: int) -> TransactionTooOld:
     )
 
 
-def ends_hold(error: BrokerError, hold: Hold) -> bool:
+def ends_hold(error: BrokerError, hold: LogHold) -> bool:
     """Whether a change under ``hold`` that failed so leaves the hold of no more use."""
     return hold.done or not isinstance(error, (RequestError, Unavailable))
 

@@ -36,17 +36,17 @@ from broker.storage.keys import LogId
 from broker.topics.leader import TopicLeader
 from broker.topics.leaders import Leaders
 from broker.topics.reserved import KEPT_S, TRANSACTIONS
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 from broker.topics.write import Write
 from broker.transactions import manager, snapshots
 from broker.transactions.edits import Edit, encode_edit
 from broker.transactions.manager import Decision
 from broker.transactions.replay import Replay
 from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import State
+from broker.transactions.state import ServiceState
 
 Result = TypeVar("Result")
-Decide = Callable[[State, int], Decision[Result]]
+Decide = Callable[[ServiceState, int], Decision[Result]]
 """From the state and the time, ms since 1970. Raises RequestError, Overloaded: refused."""
 
 DOUBT_PAUSE_S: Final = 0.05
@@ -61,19 +61,19 @@ class Doubt(Exception):
     """Nothing was done, and what the answer rests on has gone: decide again on the state as it is."""
 
 
-def needed_from(begun: Published, ended: Published) -> RowId:
+def needed_from(begun: PublishedIds, ended: PublishedIds) -> RowId:
     """Return the message from which on a journal is needed that has a whole snapshot: the edits within are, too."""
     del ended
     return begun.first
 
 
-class Led:
+class LedState:
     """The state while one leader leads. It ends with the first append that fails."""
 
     def __init__(
         self,
         leader: TopicLeader,
-        state: State,
+        state: ServiceState,
         settings: TransactionSettings,
         is_handed_over: Callable[[], bool],
     ) -> None:
@@ -86,7 +86,7 @@ class Led:
         self.bytes = 0
         self._settings = settings
         self._is_handed_over = is_handed_over
-        self._last: asyncio.Future[Published] | None = None
+        self._last: asyncio.Future[PublishedIds] | None = None
         """The outcome of the last append: when it is there, all before are."""
         self._snapshot: asyncio.Task[None] | None = None
 
@@ -95,7 +95,7 @@ class Led:
         """Whether this state must not be decided on any more."""
         return self.ended or self.leader.ended is not None
 
-    def append(self, message: bytes) -> asyncio.Future[Published]:
+    def append(self, message: bytes) -> asyncio.Future[PublishedIds]:
         """Queue a message. Nothing may cancel the future: the next messages rest on this one.
 
         Raises:
@@ -113,7 +113,7 @@ class Led:
         self.bytes += len(message)
         return future
 
-    def _landed(self, future: asyncio.Future[Published]) -> None:
+    def _landed(self, future: asyncio.Future[PublishedIds]) -> None:
         """End with an append that failed: what was queued behind it must not be stored.
 
         The writer forms its next batch in a later round of the loop, so it is closed by then. Two appends that are
@@ -149,7 +149,7 @@ class Led:
         await self._on_disk(written[-1])
         return decision.answer
 
-    async def _on_disk(self, written: asyncio.Future[Published]) -> None:
+    async def _on_disk(self, written: asyncio.Future[PublishedIds]) -> None:
         """Return once an edit is on disk, and so all before it. Raises Doubt if it certainly is not."""
         try:
             await asyncio.shield(written)
@@ -161,7 +161,7 @@ class Led:
         decision = manager.begin(self.state, now_ms)
         self._last = self._make(decision.edits[0])
 
-    def _make(self, edit: Edit) -> asyncio.Future[Published]:
+    def _make(self, edit: Edit) -> asyncio.Future[PublishedIds]:
         """Queue an edit and apply it."""
         number = self.state.number + 1
         future = self.append(encode_edit(number, edit))
@@ -169,7 +169,7 @@ class Led:
         self.edits += 1
         return future
 
-    async def _is_so(self, last: asyncio.Future[Published] | None) -> None:
+    async def _is_so(self, last: asyncio.Future[PublishedIds] | None) -> None:
         """Return once what is known here was on disk, and this node led, after the call began. Raises Doubt."""
         if last is not None:
             try:
@@ -236,10 +236,10 @@ class Journal:
         leaders: Leaders,
         settings: TransactionSettings,
         *,
-        claimed: Callable[[Led], None],
+        claimed: Callable[[LedState], None],
     ) -> None:
         """Lead nothing before the first request. ``claimed`` hears of each state after its replay."""
-        self.led: Led | None = None
+        self.led: LedState | None = None
         self._leaders = leaders
         self._around = leaders.around
         self._settings = settings
@@ -266,7 +266,7 @@ class Journal:
                     raise NoLeader("No node leads the transactions just now.") from error
             await clock.sleep(0 if led.is_over else DOUBT_PAUSE_S)
 
-    async def _lead(self, deadline: float) -> Led:
+    async def _lead(self, deadline: float) -> LedState:
         """Return the state of this node's leader. Between the last wait in here and its return all is as it is said."""
         while True:
             leader = await self._leader(deadline)
@@ -304,7 +304,7 @@ class Journal:
                 except TopicExists:
                     continue
 
-    async def _replayed(self, leader: TopicLeader) -> Led:
+    async def _replayed(self, leader: TopicLeader) -> LedState:
         """Read the journal to its end, as it is under this leader.
 
         Raises:
@@ -321,7 +321,7 @@ class Journal:
                 raise Unavailable("Storage shows an old end of the journal. Try again.")
         state = replay.state
         topic = self._leaders.state(TRANSACTIONS)
-        led = Led(leader, state, self._settings, lambda: topic.leader is not leader)
+        led = LedState(leader, state, self._settings, lambda: topic.leader is not leader)
         if not state.number:
             led.begin(self._around.clock.now_ms())
         led.edits = replay.messages

@@ -39,7 +39,7 @@ from broker.transactions.edits import (
     TruncatedBefore,
 )
 from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import State, Transaction, size_of
+from broker.transactions.state import OpenTransaction, ServiceState, size_of
 
 Result = TypeVar("Result")
 
@@ -58,18 +58,18 @@ class Decision(NamedTuple, Generic[Result]):
     answer: Result
 
 
-def next_pointer(state: State, now_ms: int) -> int:
+def next_pointer(state: ServiceState, now_ms: int) -> int:
     """Return the write pointer that is given next: the time if it is greater than the last one."""
     return max(state.last + 1, now_ms * POINTERS_PER_MS)
 
 
-def begin(state: State, now_ms: int) -> Decision[None]:
+def begin(state: ServiceState, now_ms: int) -> Decision[None]:
     """Begin a state that has nothing, or begin anew; pointers go on rising."""
     return Decision((Reset(next_pointer(state, now_ms)),), None)
 
 
 def start(
-    state: State,
+    state: ServiceState,
     now_ms: int,
     settings: TransactionSettings,
     *,
@@ -104,7 +104,7 @@ def start(
     )
 
 
-def _check_room(state: State, settings: TransactionSettings) -> None:
+def _check_room(state: ServiceState, settings: TransactionSettings) -> None:
     if len(state.pointers) >= settings.in_progress_max:
         raise Overloaded(
             f"{len(state.pointers)} transactions are in progress, checkpoints among them, the most that this "
@@ -114,7 +114,7 @@ def _check_room(state: State, settings: TransactionSettings) -> None:
 
 
 def can_commit(
-    state: State, transaction: int, changes: Collection[bytes], settings: TransactionSettings
+    state: ServiceState, transaction: int, changes: Collection[bytes], settings: TransactionSettings
 ) -> Decision[None]:
     """Note what a transaction changed, if it conflicts with no other.
 
@@ -133,7 +133,10 @@ def can_commit(
 
 
 def _check_changes(
-    state: State, found: Transaction, keys: tuple[bytes, ...], settings: TransactionSettings
+    state: ServiceState,
+    found: OpenTransaction,
+    keys: tuple[bytes, ...],
+    settings: TransactionSettings,
 ) -> None:
     if len(keys) > settings.changes_max:
         raise ChangesTooLarge(
@@ -153,7 +156,9 @@ def _check_changes(
         )
 
 
-def commit(state: State, transaction: int, write_pointer: int | None = None) -> Decision[None]:
+def commit(
+    state: ServiceState, transaction: int, write_pointer: int | None = None
+) -> Decision[None]:
     """End a transaction: what it wrote is visible.
 
     Raises:
@@ -167,7 +172,7 @@ def commit(state: State, transaction: int, write_pointer: int | None = None) -> 
     return Decision((Committed(transaction),), None)
 
 
-def abort(state: State, transaction: int) -> Decision[None]:
+def abort(state: ServiceState, transaction: int) -> Decision[None]:
     """End a transaction that undid what it wrote; a long one is made invalid. One that is over stays as it is."""
     found = state.in_progress.get(transaction)
     if found is not None:
@@ -179,7 +184,7 @@ def abort(state: State, transaction: int) -> Decision[None]:
     return Decision((Aborted(transaction),), None)
 
 
-def invalidate(state: State, transaction: int) -> Decision[bool]:
+def invalidate(state: ServiceState, transaction: int) -> Decision[bool]:
     """Make a transaction in progress invalid; whether it was in progress."""
     if transaction not in state.in_progress:
         return Decision((), False)
@@ -187,7 +192,7 @@ def invalidate(state: State, transaction: int) -> Decision[bool]:
 
 
 def checkpoint(
-    state: State, now_ms: int, transaction: int, settings: TransactionSettings
+    state: ServiceState, now_ms: int, transaction: int, settings: TransactionSettings
 ) -> Decision[Snapshot]:
     """Give a transaction a further write pointer; the answer is its snapshot with that.
 
@@ -213,7 +218,7 @@ def checkpoint(
     return Decision((Checkpointed(transaction, pointer),), snapshot)
 
 
-def expire(state: State, now_ms: int) -> Decision[int]:
+def expire(state: ServiceState, now_ms: int) -> Decision[int]:
     """Make all transactions invalid whose time is over; how many."""
     over = [each.id for each in state.in_progress.values() if now_ms > each.expires_ms]
     edits = tuple(
@@ -223,13 +228,13 @@ def expire(state: State, now_ms: int) -> Decision[int]:
     return Decision(edits, len(over))
 
 
-def truncate(state: State, pointers: Collection[int]) -> Decision[int]:
+def truncate(state: ServiceState, pointers: Collection[int]) -> Decision[int]:
     """Call pointers invalid no more; how many were."""
     found = sorted({pointer for pointer in pointers if state.is_invalid(pointer)})
     return Decision((Truncated(tuple(found)),) if found else (), len(found))
 
 
-def truncate_before(state: State, before_ms: int) -> Decision[int]:
+def truncate_before(state: ServiceState, before_ms: int) -> Decision[int]:
     """Call all pointers invalid no more that were given before a moment; how many were.
 
     Raises:
@@ -245,7 +250,7 @@ def truncate_before(state: State, before_ms: int) -> Decision[int]:
     return Decision((TruncatedBefore(bound),) if count else (), count)
 
 
-def _in_progress(state: State, transaction: int) -> Transaction:
+def _in_progress(state: ServiceState, transaction: int) -> OpenTransaction:
     found = state.in_progress.get(transaction)
     if found is not None:
         return found
@@ -256,7 +261,9 @@ def _in_progress(state: State, transaction: int) -> Transaction:
     raise TransactionNotInProgress(f"Transaction {transaction} is not in progress.")
 
 
-def _check_conflict(state: State, found: Transaction, changes: Collection[bytes]) -> None:
+def _check_conflict(
+    state: ServiceState, found: OpenTransaction, changes: Collection[bytes]
+) -> None:
     key = state.conflict(found, changes)
     if key is not None:
         raise TransactionConflict(

@@ -24,12 +24,12 @@ from broker.slices import Slice
 from broker.topics import settling
 from broker.topics.registry import TopicRegistry
 from broker.topics.reserved import is_reserved
-from broker.topics.settling import Pass, View
+from broker.topics.settling import SettlingRecord, SnapshotView
 
 TRUNCATED_AT_ONCE: Final = 10_000
 
 
-class Service(Protocol):
+class PruningService(Protocol):
     """What pruning asks of the transaction service."""
 
     async def snapshot(self) -> Snapshot:
@@ -51,7 +51,7 @@ class Unpassed(NamedTuple):
     page: RowId
 
 
-class Plan(NamedTuple):
+class PruningPlan(NamedTuple):
     """What may be pruned now.
 
     ``prunable`` are the pointers, ascending, of ``invalid`` ones in all. If some are left, one of the others tells why
@@ -73,7 +73,7 @@ class Pruning:
     def __init__(
         self,
         registry: TopicRegistry,
-        service: Service,
+        service: PruningService,
         clock: Clock,
         *,
         life_ms: int,
@@ -86,11 +86,11 @@ class Pruning:
         self._life_ms = life_ms
         self._margin_ms = margin_ms
 
-    async def plan(self, through: int = POINTER_MAX) -> Plan:
+    async def plan(self, through: int = POINTER_MAX) -> PruningPlan:
         """Return what could be pruned now, up to a pointer; change nothing. Raises BrokerError."""
         return _cut(await self._planned(announce=_nothing), through)
 
-    async def prune(self, through: int = POINTER_MAX) -> tuple[Plan, int]:
+    async def prune(self, through: int = POINTER_MAX) -> tuple[PruningPlan, int]:
         """Prune what may be pruned, up to a pointer; return the plan, and how many the service has forgotten.
 
         Raises:
@@ -109,13 +109,13 @@ class Pruning:
             removed += await self._service.truncate_invalid(list(some))
         return plan, removed
 
-    async def _planned(self, *, announce: Callable[[int], Awaitable[None]]) -> Plan:
+    async def _planned(self, *, announce: Callable[[int], Awaitable[None]]) -> PruningPlan:
         now_ms = self._clock.now_ms()
         snapshot = await self._service.snapshot()
         bound = settling.bound_of(
             snapshot, now_ms=now_ms, life_ms=self._life_ms, margin_ms=self._margin_ms
         )
-        view = View(snapshot, bound)
+        view = SnapshotView(snapshot, bound)
         if not view.settled:
             return self._plan(snapshot, view, bound, None)
         await announce(bound)
@@ -123,10 +123,10 @@ class Pruning:
         below = bound if unpassed is None else min(bound, unpassed.below)
         return self._plan(snapshot, view, below, unpassed)
 
-    async def _lowest(self, view: View) -> Unpassed | None:
+    async def _lowest(self, view: SnapshotView) -> Unpassed | None:
         """Return the topic that was passed least far; None: there is no topic."""
         records, mine = self._registry.records, Slice()
-        passed: dict[TopicId, Pass] = {}
+        passed: dict[TopicId, SettlingRecord] = {}
         async with aclosing(settling.passes(records)) as pages:
             async for page in pages:
                 passed.update(page)
@@ -143,13 +143,15 @@ class Pruning:
                 await mine.go_on()
         return lowest
 
-    def _plan(self, snapshot: Snapshot, view: View, below: int, unpassed: Unpassed | None) -> Plan:
+    def _plan(
+        self, snapshot: Snapshot, view: SnapshotView, below: int, unpassed: Unpassed | None
+    ) -> PruningPlan:
         prunable = settling.invalid_below(snapshot, below)
         invalid = len(snapshot.invalids)
         if len(prunable) == invalid:
-            return Plan(invalid, prunable)
+            return PruningPlan(invalid, prunable)
         oldest = snapshot.invalids[len(prunable)]
-        plan = Plan(invalid, prunable, oldest)
+        plan = PruningPlan(invalid, prunable, oldest)
         if oldest < view.bound:
             return plan._replace(unpassed=unpassed)
         first = min(snapshot.in_progress[:1], default=POINTER_MAX)
@@ -159,17 +161,19 @@ class Pruning:
         return plan._replace(settled_ms=settled_ms)
 
 
-def unpassed_of(topic: TopicId, generation: int, record: Pass | None, view: View) -> Unpassed:
+def unpassed_of(
+    topic: TopicId, generation: int, record: SettlingRecord | None, view: SnapshotView
+) -> Unpassed:
     """Return how far a topic was passed, by its record."""
     if record is None or not settling.counts(record, generation, view):
         return Unpassed(topic, generation, 0, b"" if record is None else record.start)
     return Unpassed(topic, generation, record.bound, record.start)
 
 
-def _cut(plan: Plan, through: int) -> Plan:
+def _cut(plan: PruningPlan, through: int) -> PruningPlan:
     """Leave out what lies above a pointer."""
     stop = bisect_right(plan.prunable, through)
-    return plan if stop == len(plan.prunable) else Plan(plan.invalid, plan.prunable[:stop])
+    return plan if stop == len(plan.prunable) else PruningPlan(plan.invalid, plan.prunable[:stop])
 
 
 async def _nothing(_: int) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from broker.errors import StorageCorrupt
 from broker.transactions import snapshots
 from broker.transactions.edits import FORMAT, Edit, decode_edit
-from broker.transactions.state import State
+from broker.transactions.state import ServiceState
 from broker.wire.varint import Malformed, read_long
 
 
@@ -22,7 +22,7 @@ class _Pending:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.state = State()
+        self.state = ServiceState()
         self.parts = 0
         self.edits: list[tuple[int, Edit]] = []
 
@@ -33,18 +33,18 @@ class Replay:
     def __init__(self) -> None:
         """Begin without any."""
         self.messages = 0
-        self._state: State | None = None
+        self._state: ServiceState | None = None
         self._pending: _Pending | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServiceState:
         """The state after all messages. Raises StorageCorrupt if they do not tell it."""
         if self._state is None:
             if self.messages:
                 raise StorageCorrupt(
                     "The journal of transactions has neither its first edit nor a whole snapshot."
                 )
-            return State()
+            return ServiceState()
         return self._state
 
     def take(self, message: bytes) -> None:
@@ -66,7 +66,7 @@ class Replay:
 
     def _edit(self, number: int, edit: Edit) -> None:
         if self._state is None and number == 1:
-            self._state = State()
+            self._state = ServiceState()
         if self._state is not None:
             self._state.apply(number, edit)
         elif self._pending is not None:

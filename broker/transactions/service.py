@@ -18,11 +18,11 @@ from broker.model import Snapshot
 from broker.slices import in_slices
 from broker.topics.leaders import Leaders
 from broker.transactions import manager
-from broker.transactions.journal import Decide, Doubt, Journal, Led
+from broker.transactions.journal import Decide, Doubt, Journal, LedState
 from broker.transactions.manager import Decision
 from broker.transactions.settings import TransactionSettings
 from broker.transactions.snapshots import frozen
-from broker.transactions.state import State, Transaction
+from broker.transactions.state import OpenTransaction, ServiceState
 from broker.transactions.tephra_snapshot import snapshot_steps, state_of
 
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ class Transactions:
             OutcomeUnknown: one may have begun, which ends by its time-out.
         """
 
-        def decide(state: State, now_ms: int) -> Decision[Snapshot]:
+        def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
             return manager.start(
                 state, now_ms, self.settings, long=long, timeout_s=timeout_s, client=client
             )
@@ -79,7 +79,7 @@ class Transactions:
             TransactionNotInProgress, TransactionConflict, ChangesTooLarge: it can't commit.
         """
 
-        def decide(state: State, _: int) -> Decision[None]:
+        def decide(state: ServiceState, _: int) -> Decision[None]:
             return manager.can_commit(state, transaction_id, changes, self.settings)
 
         await self._done("", decide, deadline)
@@ -97,7 +97,7 @@ class Transactions:
             OutcomeUnknown: it may have committed; a fresh snapshot tells.
         """
 
-        def decide(state: State, _: int) -> Decision[None]:
+        def decide(state: ServiceState, _: int) -> Decision[None]:
             return manager.commit(state, transaction_id, write_pointer)
 
         await self._done("committed", decide, deadline)
@@ -105,7 +105,7 @@ class Transactions:
     async def abort(self, transaction_id: int, deadline: float | None = None) -> None:
         """End a transaction that undid what it wrote; a long one is invalidated."""
 
-        def decide(state: State, _: int) -> Decision[None]:
+        def decide(state: ServiceState, _: int) -> Decision[None]:
             return manager.abort(state, transaction_id)
 
         await self._done("aborted", decide, deadline)
@@ -113,7 +113,7 @@ class Transactions:
     async def invalidate(self, transaction_id: int, deadline: float | None = None) -> bool:
         """Make a transaction invalid; whether it was in progress."""
 
-        def decide(state: State, _: int) -> Decision[bool]:
+        def decide(state: ServiceState, _: int) -> Decision[bool]:
             return manager.invalidate(state, transaction_id)
 
         return await self._done("invalidated", decide, deadline)
@@ -121,7 +121,7 @@ class Transactions:
     async def checkpoint(self, transaction_id: int, deadline: float | None = None) -> Snapshot:
         """Give a transaction a further write pointer. Raises TransactionNotInProgress."""
 
-        def decide(state: State, now_ms: int) -> Decision[Snapshot]:
+        def decide(state: ServiceState, now_ms: int) -> Decision[Snapshot]:
             return manager.checkpoint(state, now_ms, transaction_id, self.settings)
 
         return await self._done("", decide, deadline)
@@ -144,7 +144,7 @@ class Transactions:
         for at in range(0, max(len(pointers), 1), TRUNCATED_AT_ONCE):
             some = pointers[at : at + TRUNCATED_AT_ONCE]
 
-            def decide(state: State, _: int, some: Collection[int] = some) -> Decision[int]:
+            def decide(state: ServiceState, _: int, some: Collection[int] = some) -> Decision[int]:
                 return manager.truncate(state, some)
 
             removed += await self._done("", decide, deadline)
@@ -153,7 +153,7 @@ class Transactions:
     async def truncate_invalid_before(self, before_ms: int, deadline: float | None = None) -> int:
         """Call pointers invalid no more that were given before a moment; how many were. Raises OlderInProgress."""
 
-        def decide(state: State, _: int) -> Decision[int]:
+        def decide(state: ServiceState, _: int) -> Decision[int]:
             return manager.truncate_before(state, before_ms)
 
         return await self._done("", decide, deadline)
@@ -176,14 +176,14 @@ class Transactions:
         """Return what is known of a transaction. Raises NotFound."""
         return await self._read(lambda state: shown(state, transaction_id), deadline)
 
-    async def _read(self, read: Callable[[State], Result], deadline: float | None) -> Result:
+    async def _read(self, read: Callable[[ServiceState], Result], deadline: float | None) -> Result:
         return await self._journal.carry_out(lambda state, _: Decision((), read(state)), deadline)
 
     async def _done(self, what: str, decide: Decide[Result], deadline: float | None) -> Result:
         """Carry out a decision and count it. It goes on if the caller is cancelled."""
         counted: Decision[Result] | None = None
 
-        def noted(state: State, now_ms: int) -> Decision[Result]:
+        def noted(state: ServiceState, now_ms: int) -> Decision[Result]:
             nonlocal counted
             counted = decide(state, now_ms)
             return counted
@@ -200,7 +200,7 @@ class Transactions:
             led.snapshot_soon()
         return result
 
-    def _listed(self, state: State, limit: int | None) -> dict[str, Any]:
+    def _listed(self, state: ServiceState, limit: int | None) -> dict[str, Any]:
         found = list(state.in_progress.values())[:limit]
         led = self._journal.led
         return {
@@ -218,7 +218,7 @@ class Transactions:
     def watch(self, metrics: Metrics) -> None:
         """Show figures of what this node leads; 0 where another leads."""
 
-        def level(count: Callable[[State], int]) -> Callable[[], float]:
+        def level(count: Callable[[ServiceState], int]) -> Callable[[], float]:
             return lambda: 0 if self.state is None else count(self.state)
 
         metrics.watch(
@@ -246,17 +246,17 @@ class Transactions:
     # The time-outs.
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> ServiceState | None:
         """The state, if this node leads: for figures alone."""
         led = self._journal.led
         return None if led is None or led.is_over else led.state
 
-    def _claimed(self, led: Led) -> None:
+    def _claimed(self, led: LedState) -> None:
         if self._sweeping is not None:
             self._sweeping.cancel()
         self._sweeping = asyncio.ensure_future(self._sweep_while(led))
 
-    async def _sweep_while(self, led: Led) -> None:
+    async def _sweep_while(self, led: LedState) -> None:
         """Look for transactions whose time is over, at once and then now and then, while this state lasts."""
         while not led.is_over:
             self._journal.touch()
@@ -264,7 +264,7 @@ class Transactions:
                 await self.expire(led)
             await self._around.clock.sleep(self.settings.sweep_interval_s)
 
-    async def expire(self, led: Led | None = None) -> int:
+    async def expire(self, led: LedState | None = None) -> int:
         """Make transactions invalid whose time is over; how many."""
         if led is None:
             count = await self._journal.carry_out(manager.expire, None)
@@ -286,7 +286,7 @@ class Transactions:
                 await self._journal.close()
 
 
-def told(each: Transaction) -> dict[str, Any]:
+def told(each: OpenTransaction) -> dict[str, Any]:
     """Return a transaction in progress as a list shows it."""
     return {
         "id": each.id,
@@ -298,7 +298,7 @@ def told(each: Transaction) -> dict[str, Any]:
     }
 
 
-def shown(state: State, transaction_id: int) -> dict[str, Any]:
+def shown(state: ServiceState, transaction_id: int) -> dict[str, Any]:
     """Return what is known of a transaction. Raises NotFound."""
     found = state.in_progress.get(transaction_id)
     if found is not None:

@@ -27,7 +27,7 @@ from broker.transactions.edits import (
     read_keys,
     read_numbers,
 )
-from broker.transactions.state import Ended, State, Transaction, size_of
+from broker.transactions.state import InvalidTransaction, OpenTransaction, ServiceState, size_of
 from broker.wire.varint import Malformed, encode_bytes, encode_long, read_bytes, read_long
 
 BEGIN: Final = 100
@@ -46,13 +46,13 @@ class Frozen(NamedTuple):
     number: int
     last: int
     read_pointer: int
-    in_progress: tuple[tuple[Transaction, tuple[int, ...], tuple[bytes, ...] | None], ...]
+    in_progress: tuple[tuple[OpenTransaction, tuple[int, ...], tuple[bytes, ...] | None], ...]
     invalids: array[int]
-    ended: tuple[tuple[int, Ended], ...]
+    ended: tuple[tuple[int, InvalidTransaction], ...]
     committed: tuple[tuple[int, tuple[bytes, ...]], ...]
 
 
-def frozen(state: State) -> Frozen:
+def frozen(state: ServiceState) -> Frozen:
     """Return the state as it is now."""
     return Frozen(
         state.number,
@@ -113,7 +113,7 @@ def _part(section: int, items: list[bytes]) -> bytes:
 
 
 def _encode_transaction(
-    each: tuple[Transaction, tuple[int, ...], tuple[bytes, ...] | None],
+    each: tuple[OpenTransaction, tuple[int, ...], tuple[bytes, ...] | None],
 ) -> bytes:
     found, checkpoints, changes = each
     numbers = (
@@ -132,7 +132,7 @@ def _encode_transaction(
     )
 
 
-def _encode_ended(each: tuple[int, Ended]) -> bytes:
+def _encode_ended(each: tuple[int, InvalidTransaction]) -> bytes:
     return encode_long(each[0]) + encode_long(each[1].long) + encode_numbers(each[1].checkpoints)
 
 
@@ -158,7 +158,7 @@ def _sums(deltas: Iterable[int]) -> array[int]:
 # Reading.
 
 
-def take_part(state: State, message: bytes) -> None:
+def take_part(state: ServiceState, message: bytes) -> None:
     """Put a part into a state that is being made. Raises StorageCorrupt."""
     try:
         count, at = read_long(message, 3)
@@ -170,13 +170,13 @@ def take_part(state: State, message: bytes) -> None:
         raise StorageCorrupt("A part of a snapshot of the journal does not decode.") from error
 
 
-def _take_pointers(state: State, body: bytes, at: int) -> int:
+def _take_pointers(state: ServiceState, body: bytes, at: int) -> int:
     state.last, at = read_long(body, at)
     state.read_pointer, at = read_long(body, at)
     return at
 
 
-def _take_transaction(state: State, body: bytes, at: int) -> int:
+def _take_transaction(state: ServiceState, body: bytes, at: int) -> int:
     numbers = []
     for _ in range(6):
         number, at = read_long(body, at)
@@ -188,28 +188,28 @@ def _take_transaction(state: State, body: bytes, at: int) -> int:
     has_changes, at = read_long(body, at)
     changes, at = read_keys(body, at)
     started = Started(identifier, bool(long), started_ms, expires_ms, client.decode())
-    found = Transaction(started, read_pointer, _sums(seen), first_short)
+    found = OpenTransaction(started, read_pointer, _sums(seen), first_short)
     found.checkpoints = tuple(checkpoints)
     found.changes = tuple(changes) if has_changes else None
     state.in_progress[identifier] = found
     return at
 
 
-def _take_invalids(state: State, body: bytes, at: int) -> int:
+def _take_invalids(state: ServiceState, body: bytes, at: int) -> int:
     deltas, at = read_numbers(body, at)
     state.invalids.extend(_sums(deltas))  # It is no snapshot's yet.
     return at
 
 
-def _take_ended(state: State, body: bytes, at: int) -> int:
+def _take_ended(state: ServiceState, body: bytes, at: int) -> int:
     identifier, at = read_long(body, at)
     long, at = read_long(body, at)
     checkpoints, at = read_numbers(body, at)
-    state.ended[identifier] = Ended(bool(long), tuple(checkpoints))
+    state.ended[identifier] = InvalidTransaction(bool(long), tuple(checkpoints))
     return at
 
 
-def _take_committed(state: State, body: bytes, at: int) -> int:
+def _take_committed(state: ServiceState, body: bytes, at: int) -> int:
     pointer, at = read_long(body, at)
     changes, at = read_keys(body, at)
     state.committed.append((pointer, tuple(changes)))
@@ -219,7 +219,7 @@ def _take_committed(state: State, body: bytes, at: int) -> int:
 
 
 _POINTERS, _IN_PROGRESS, _INVALIDS, _ENDED, _COMMITTED = range(5)
-_TAKE: Final[tuple[Callable[[State, bytes, int], int], ...]] = (
+_TAKE: Final[tuple[Callable[[ServiceState, bytes, int], int], ...]] = (
     _take_pointers,
     _take_transaction,
     _take_invalids,
@@ -228,7 +228,7 @@ _TAKE: Final[tuple[Callable[[State, bytes, int], int], ...]] = (
 )
 
 
-def complete(state: State, number: int) -> State:
+def complete(state: ServiceState, number: int) -> ServiceState:
     """Return a state whose parts are all there, with what follows from them."""
     state.number = number
     found = state.in_progress.values()

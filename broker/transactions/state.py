@@ -41,7 +41,7 @@ FORGOTTEN_AT_ONCE: Final = 10_000
 """After so many keys one edit forgets no further change set: an edit must not hold the event loop."""
 
 
-class Transaction:
+class OpenTransaction:
     """A transaction in progress. ``changes`` None: it has not told what it changed.
 
     ``read_pointer``, ``seen`` and ``first_short``: the read pointer, the pointers in progress, and the oldest short
@@ -82,14 +82,14 @@ class Transaction:
         return (self.id, *self.checkpoints)
 
 
-class Ended(NamedTuple):
+class InvalidTransaction(NamedTuple):
     """A transaction that is invalid."""
 
     long: bool
     checkpoints: tuple[int, ...]
 
 
-class State:
+class ServiceState:
     """What the service knows after edit number ``number``."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class State:
         self.number = 0
         self.last = 0
         self.read_pointer = 0
-        self.in_progress: dict[int, Transaction] = {}
+        self.in_progress: dict[int, OpenTransaction] = {}
         """By id, ascending."""
         self.pointers: array[int] = array("q")
         """Of all transactions in progress."""
@@ -105,7 +105,7 @@ class State:
         """The ids of the short ones."""
         self.invalids: array[int] = array("q")
         """Never changed in place: snapshots share it."""
-        self.ended: dict[int, Ended] = {}
+        self.ended: dict[int, InvalidTransaction] = {}
         """The invalid transactions, by id; their pointers are in ``invalids``."""
         self.committed: deque[tuple[int, tuple[bytes, ...]]] = deque()
         """Commit pointers and change sets, in the order of the commits."""
@@ -132,7 +132,7 @@ class State:
             long=long,
         )
 
-    def conflict(self, transaction: Transaction, changes: Iterable[bytes]) -> bytes | None:
+    def conflict(self, transaction: OpenTransaction, changes: Iterable[bytes]) -> bytes | None:
         """Return a key that a transaction changed which committed since this one began."""
         if not self.committed_at:
             return None
@@ -165,12 +165,12 @@ class State:
 
     def reset(self, edit: Reset) -> None:
         """Begin anew."""
-        vars(self).update(vars(State()), number=self.number)
+        vars(self).update(vars(ServiceState()), number=self.number)
         self.last = self.read_pointer = edit.pointer
 
     def start(self, edit: Started) -> None:
         """Begin a transaction."""
-        self.in_progress[edit.pointer] = Transaction(
+        self.in_progress[edit.pointer] = OpenTransaction(
             edit, self.read_pointer, self.pointers[:], self.first_short
         )
         self.last = edit.pointer
@@ -217,7 +217,7 @@ class State:
         self.invalids = self.invalids[:]
         for transaction in edit.transactions:
             found = self._end(transaction)
-            self.ended[transaction] = Ended(found.long, found.checkpoints)
+            self.ended[transaction] = InvalidTransaction(found.long, found.checkpoints)
             for pointer in found.pointers:
                 insort(self.invalids, pointer)
             if not found.long or edit.timed_out:
@@ -231,7 +231,7 @@ class State:
         """Call pointers below one invalid no more."""
         self._remove_invalid(self.invalids[: bisect_left(self.invalids, edit.pointer)])
 
-    def _end(self, transaction: int) -> Transaction:
+    def _end(self, transaction: int) -> OpenTransaction:
         found = self.in_progress.pop(transaction)
         for pointer in found.pointers:
             _take_out(self.pointers, pointer)
@@ -277,14 +277,14 @@ def _take_out(pointers: array[int], pointer: int) -> None:
     del pointers[at]
 
 
-_APPLY: Final[dict[type[Edit], Callable[[State, Any], None]]] = {
-    Reset: State.reset,
-    Started: State.start,
-    Checkpointed: State.checkpoint,
-    Committing: State.prepare,
-    Committed: State.commit,
-    Aborted: State.abort,
-    Invalidated: State.invalidate,
-    Truncated: State.truncate,
-    TruncatedBefore: State.truncate_before,
+_APPLY: Final[dict[type[Edit], Callable[[ServiceState, Any], None]]] = {
+    Reset: ServiceState.reset,
+    Started: ServiceState.start,
+    Checkpointed: ServiceState.checkpoint,
+    Committing: ServiceState.prepare,
+    Committed: ServiceState.commit,
+    Aborted: ServiceState.abort,
+    Invalidated: ServiceState.invalidate,
+    Truncated: ServiceState.truncate,
+    TruncatedBefore: ServiceState.truncate_before,
 }

@@ -30,7 +30,7 @@ REMEMBERED_MAX: Final = 10_000
 PAUSE_S: Final = 0.2
 
 
-class Committing(Protocol):
+class CommitService(Protocol):
     """What of the service is needed here."""
 
     async def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Committing(Protocol):
 class Commits:
     """Commits, each of which has one outcome. Used in the event loop."""
 
-    def __init__(self, transactions: Committing, clock: Clock, deadline_s: float) -> None:
+    def __init__(self, transactions: CommitService, clock: Clock, deadline_s: float) -> None:
         """``deadline_s``: how long a commit may be in doubt before the client is told so."""
         self._transactions = transactions
         self._clock = clock

@@ -25,10 +25,10 @@ from typing_extensions import override
 
 from broker import logs
 from broker.errors import BadRequest, BrokerError, Overloaded
-from broker.http.budget import Account, Cut, Hold, Kind
+from broker.http.budget import Account, BudgetKind, Cut, Hold
 from broker.slices import in_slices
 from broker.transactions import tephra_frames as frames
-from broker.transactions.tephra_service import Answer
+from broker.transactions.tephra_service import TephraAnswer
 
 if TYPE_CHECKING:
     from broker.transactions.tephra_server import TephraServer
@@ -97,7 +97,7 @@ class TephraConnection(asyncio.Protocol):
             return
         self._last_commit = None
         try:
-            self._hold.take(Kind.BODY_BYTES, len(data))
+            self._hold.take(BudgetKind.BODY_BYTES, len(data))
         except (BrokerError, Cut) as error:
             self.refuse(error)
             return
@@ -174,17 +174,17 @@ class TephraConnection(asyncio.Protocol):
                     call = await self._read(segments)
                 self._is_reading = False
                 segments.clear()
-                self._hold.give(Kind.BODY_BYTES, size)
+                self._hold.give(BudgetKind.BODY_BYTES, size)
                 answer = call
-                if isinstance(call, frames.Call):
+                if isinstance(call, frames.TephraCall):
                     answer = await self._server.service.answer(call)
                     code, kind = answer.code, f"thrift_{call.method}"
                     self._server.metrics.answered(kind, code, monotonic() - began)
-            if isinstance(answer, Answer):
+            if isinstance(answer, TephraAnswer):
                 await self._send(answer)
         finally:
             self._is_reading = False
-            self._hold.give(Kind.ITEMS)
+            self._hold.give(BudgetKind.ITEMS)
             self._task = None
             self.idle_since_s = self._server.loop.time()
             self._next()
@@ -204,7 +204,7 @@ class TephraConnection(asyncio.Protocol):
             self.close()
         self._server.look()
 
-    async def _read(self, segments: list[bytearray]) -> frames.Call | Answer | None:
+    async def _read(self, segments: list[bytearray]) -> frames.TephraCall | TephraAnswer | None:
         """Return the call that a frame is; or the answer if it is none, None if there can be none."""
         frame, service = await in_slices(frames.joined(segments)), self._server.service
         try:
@@ -217,21 +217,21 @@ class TephraConnection(asyncio.Protocol):
         except frames.NoMethod as error:
             self._server.metrics.answered("thrift", UNKNOWN_METHOD, 0.0)
             failed = frames.encode_failed(error.head, frames.UNKNOWN_METHOD, str(error))
-            return Answer(failed, UNKNOWN_METHOD)
+            return TephraAnswer(failed, UNKNOWN_METHOD)
         except BadRequest as error:
             self._refused(error)
             self._ends = True
             text = f"The arguments can't be read: {error.message}"
-            return Answer(frames.encode_failed(head, frames.PROTOCOL_ERROR, text), error.code)
+            return TephraAnswer(frames.encode_failed(head, frames.PROTOCOL_ERROR, text), error.code)
         except BrokerError as error:
             return service.failed(head, error)
         except Cut:
             return None
 
     def _take(self, count: int) -> None:
-        self._hold.take(Kind.ITEMS, count)
+        self._hold.take(BudgetKind.ITEMS, count)
 
-    async def _send(self, answer: Answer) -> None:
+    async def _send(self, answer: TephraAnswer) -> None:
         """Send an answer, and wait until the client takes it."""
         transport = self._transport
         if transport is None or transport.is_closing():
@@ -285,7 +285,7 @@ class TephraConnection(asyncio.Protocol):
             self._task.cancel()
         self.close()
 
-    def _cut(self, kind: Kind) -> None:
+    def _cut(self, kind: BudgetKind) -> None:
         self.abort(f"it held the most {kind}")
 
     def _too_slow(self) -> None:

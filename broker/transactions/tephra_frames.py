@@ -59,13 +59,13 @@ class NoCall(Exception):
 class NoMethod(Exception):
     """There is no such method."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: FrameHead) -> None:
         """Keep the head."""
         super().__init__(f"There is no method {head.method!r}.")
         self.head = head
 
 
-class Call(NamedTuple):
+class TephraCall(NamedTuple):
     """A call. ``arguments`` by their numbers, as far as they were sent and are wanted.
 
     A number is an int, a text a str (bytes if it is not UTF-8), a set a list, a transaction a dict of its numbers.
@@ -176,7 +176,7 @@ class _Body:
         return found
 
 
-class Head(NamedTuple):
+class FrameHead(NamedTuple):
     """The head of a message, and where its struct begins."""
 
     method: str
@@ -185,7 +185,7 @@ class Head(NamedTuple):
     at: int
 
 
-def read_head(frame: Frame) -> Head:
+def read_head(frame: Frame) -> FrameHead:
     """Read the head of a message. Raises NoCall."""
     body = _Body(frame[:_HEAD_BYTES_MAX])
     try:
@@ -194,7 +194,7 @@ def read_head(frame: Frame) -> Head:
         raise NoCall("it begins with no head of Thrift's binary protocol") from error
     if kind != TMessageType.CALL:
         raise NoCall(f"its message type is {kind}, and a call's is {TMessageType.CALL}")
-    return Head(method, kind, number, body.at)
+    return FrameHead(method, kind, number, body.at)
 
 
 class Most(NamedTuple):
@@ -209,8 +209,8 @@ MOST: Final = Most()
 
 
 def call_steps(
-    idl: Idl, frame: Frame, head: Head, *, most: Most = MOST, take: Take = free
-) -> Steps[Call]:
+    idl: Idl, frame: Frame, head: FrameHead, *, most: Most = MOST, take: Take = free
+) -> Steps[TephraCall]:
     """Read a call in steps. ``take`` is told of the items of sets.
 
     Raises:
@@ -221,14 +221,14 @@ def call_steps(
     """
     if head.method not in idl.methods:
         raise NoMethod(head)
-    reader = _Reader(frame, head.at, most, take)
+    reader = _StructReader(frame, head.at, most, take)
     arguments = yield from reader.struct(idl.arguments(head.method))
     if reader.body.at != len(frame):
         raise BadRequest("Something follows the arguments.")
-    return Call(head.method, head.number, arguments)
+    return TephraCall(head.method, head.number, arguments)
 
 
-class _Reader:
+class _StructReader:
     """Reads one struct of arguments."""
 
     def __init__(self, frame: Frame, at: int, most: Most, take: Take) -> None:
@@ -318,7 +318,7 @@ def _numbers_of(described: Any) -> dict[int, tuple[Any, ...]]:
     return {number: spec for number, spec in specs.items() if spec[0] == TType.I64}
 
 
-def encode_returned(idl: Idl, call: Head | Call, value: object) -> bytes:
+def encode_returned(idl: Idl, call: FrameHead | TephraCall, value: object) -> bytes:
     """Return the frame of a result: a value of the method's type; None where it returns nothing.
 
     Raises:
@@ -337,7 +337,7 @@ def encode_returned(idl: Idl, call: Head | Call, value: object) -> bytes:
     return _frame(out)
 
 
-def encode_thrown(idl: Idl, call: Head | Call, thrown: object) -> bytes | None:
+def encode_thrown(idl: Idl, call: FrameHead | TephraCall, thrown: object) -> bytes | None:
     """Return the frame of an exception that the method declares; None if it declares no such."""
     result = idl.result(call.method)
     for number, spec in result.thrift_spec.items():
@@ -349,7 +349,7 @@ def encode_thrown(idl: Idl, call: Head | Call, thrown: object) -> bytes | None:
     return None
 
 
-def encode_failed(call: Head | Call, kind: int, message: str) -> bytes:
+def encode_failed(call: FrameHead | TephraCall, kind: int, message: str) -> bytes:
     """Return the frame of an error that no method declares: a kind of TApplicationException."""
     out = _begun(call, TMessageType.EXCEPTION)
     binary.write_val(out, TType.STRUCT, TApplicationException(kind, message))
@@ -361,7 +361,7 @@ INTERNAL_ERROR: Final[int] = TApplicationException.INTERNAL_ERROR
 PROTOCOL_ERROR: Final[int] = TApplicationException.PROTOCOL_ERROR
 
 
-def _begun(call: Head | Call, kind: int) -> io.BytesIO:
+def _begun(call: FrameHead | TephraCall, kind: int) -> io.BytesIO:
     out = io.BytesIO(bytes(_LENGTH.size))
     out.seek(_LENGTH.size)
     binary.write_message_begin(out, call.method, kind, call.number)

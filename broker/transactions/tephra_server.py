@@ -19,7 +19,7 @@ from broker.clock import Clock
 from broker.http.budget import Budgets
 from broker.metrics import Metrics
 from broker.transactions.tephra_connection import TephraConnection
-from broker.transactions.tephra_service import Bounds, Serving, TephraService
+from broker.transactions.tephra_service import Serving, TephraBounds, TephraService
 
 CONNECTIONS_MAX: Final = 4_096
 CALLS_MAX: Final = 1_024
@@ -31,7 +31,7 @@ REPLY_STALL_S: Final = 60.0
 LINGER_S: Final = 1.0
 """How long a connection may take for its last answer when the node stops."""
 BACKLOG: Final = 1024
-BOUNDS: Final = Bounds()
+BOUNDS: Final = TephraBounds()
 
 
 class TephraServer:
@@ -43,7 +43,7 @@ class TephraServer:
         budgets: Budgets,
         metrics: Metrics,
         clock: Clock,
-        bounds: Bounds = BOUNDS,
+        bounds: TephraBounds = BOUNDS,
     ) -> None:
         """Serve ``transactions``; nothing listens before ``start``."""
         self.service = TephraService(transactions, clock, bounds)

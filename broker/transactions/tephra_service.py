@@ -96,7 +96,7 @@ class Serving(Protocol):
         """Forget all transactions."""
 
 
-class Answer(NamedTuple):
+class TephraAnswer(NamedTuple):
     """The frame that answers a call. ``code``: of the error, "ok" without one. ``committed``: what the call committed."""
 
     frame: bytes
@@ -104,7 +104,7 @@ class Answer(NamedTuple):
     committed: int | None = None
 
 
-class Bounds(NamedTuple):
+class TephraBounds(NamedTuple):
     """What an operator may set. ``deadline_s``: how long a commit may be in doubt before its client is told so."""
 
     deadline_s: float = 30.0
@@ -117,7 +117,7 @@ OK: Final = "ok"
 class TephraService:
     """Answers calls. ``answer`` raises nothing that a client causes."""
 
-    def __init__(self, transactions: Serving, clock: Clock, bounds: Bounds) -> None:
+    def __init__(self, transactions: Serving, clock: Clock, bounds: TephraBounds) -> None:
         """Ask ``transactions``."""
         self.idl = frames.Idl()
         self.commits = Commits(transactions, clock, bounds.deadline_s)
@@ -130,11 +130,13 @@ class TephraService:
         """The transaction service."""
         return self._transactions
 
-    def reading(self, head: frames.Head, frame: frames.Frame, take: Take) -> Steps[frames.Call]:
+    def reading(
+        self, head: frames.FrameHead, frame: frames.Frame, take: Take
+    ) -> Steps[frames.TephraCall]:
         """Read a call in steps. Raises as ``tephra_frames.call_steps``."""
         return frames.call_steps(self.idl, frame, head, most=self._most, take=take)
 
-    async def answer(self, call: frames.Call) -> Answer:
+    async def answer(self, call: frames.TephraCall) -> TephraAnswer:
         """Do what a call asks for, and return its answer."""
         method, transaction = call.method, _transaction(call.method, call.arguments)
         try:
@@ -147,11 +149,11 @@ class TephraService:
         except Exception as error:
             log.exception("unexpected error", method=method)
             return self.failed(call, BrokerError(f"An unexpected error: {type(error).__name__}"))
-        return Answer(frame, OK, committed=transaction if method in _COMMITS else None)
+        return TephraAnswer(frame, OK, committed=transaction if method in _COMMITS else None)
 
     def failed(
-        self, call: frames.Head | frames.Call, error: BrokerError, transaction: int = 0
-    ) -> Answer:
+        self, call: frames.FrameHead | frames.TephraCall, error: BrokerError, transaction: int = 0
+    ) -> TephraAnswer:
         """Return the answer that tells an error."""
         declared = _declared(call.method, error, transaction)
         frame = None
@@ -161,7 +163,7 @@ class TephraService:
             frame = frames.encode_thrown(self.idl, call, thrown)
         if frame is None:
             frame = frames.encode_failed(call, frames.INTERNAL_ERROR, error.message)
-        return Answer(frame, error.code)
+        return TephraAnswer(frame, error.code)
 
     async def invalidated(self, transaction: int) -> bool:
         """Make a transaction invalid; whether it was in progress, though the first try may not have told."""

@@ -68,7 +68,7 @@ def publish_request_steps(
 ) -> Steps[PublishRequest]:
     """Read the body of a publish or a store in steps, as ``decode_publish_request``."""
     pointer, at = avro.field("transactionWritePointer", avro.read_pointer, body, 0)
-    reader = _Publish(body)
+    reader = _MessageList(body)
     try:
         while True:
             count, at = avro.read_count(body, at, len(reader.payloads), messages_max)
@@ -88,7 +88,7 @@ def publish_request_steps(
     )
 
 
-class _Publish:
+class _MessageList:
     """The messages of a publish or a store, as they are read."""
 
     def __init__(self, body: bytes) -> None:

@@ -76,7 +76,7 @@ def decode_transaction(body: bytes) -> Snapshot:
 def transaction_steps(body: bytes, *, take: Take = free) -> Steps[Snapshot]:
     """Read a snapshot in steps, as ``decode_transaction``. ``take`` is told of its pointers."""
     try:
-        fields = yield from _Reader(body, take).fields()
+        fields = yield from _FieldReader(body, take).fields()
     except (IndexError, struct.error):
         raise BadRequest("transaction: its bytes end in the middle of a field.") from None
     return _snapshot(fields)
@@ -105,7 +105,7 @@ def _snapshot(fields: dict[int, _Value]) -> Snapshot:
     )
 
 
-class _Reader:
+class _FieldReader:
     """Reads the fields of a struct. Its parts, and the pointers in it, are counted and bounded."""
 
     def __init__(self, body: bytes, take: Take) -> None:

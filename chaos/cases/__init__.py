@@ -16,7 +16,7 @@ from itertools import chain
 from typing import Final
 
 from chaos.cases import alone, disks, failovers, fencing, ids, pauses, splits
-from chaos.cases.case import Case, Played, Where
+from chaos.cases.case import Case, CaseTarget, Played
 
 _FAMILIES: Final = (alone, disks, failovers, fencing, ids, pauses, splits)
 
@@ -28,4 +28,4 @@ CASES: Final[dict[str, Case]] = {
 }
 """All cases by name, in the order of their numbers."""
 
-__all__ = ["CASES", "Case", "Played", "Where"]
+__all__ = ["CASES", "Case", "CaseTarget", "Played"]

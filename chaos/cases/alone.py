@@ -14,11 +14,11 @@ from urllib.request import urlopen
 from broker.client import Client
 from broker.clock import SystemClock
 from broker.local.single import BrokerProcess
-from chaos.cases.case import Case, Where
+from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
-from chaos.clocks import Clocks
+from chaos.clocks import ClockOffsets
 from chaos.transactions_model import TransactionModel
-from chaos.workloads.process import Target
+from chaos.workloads.process import TopicTarget
 
 BROKER: Final = "broker"
 HOUR_S: Final = 3600
@@ -30,15 +30,15 @@ STUCK_S: Final = 2.0
 ASK_S: Final = 5.0
 
 
-def broker_of(scene: Scene, *flags: str, clocks: Clocks | None = None) -> BrokerProcess:
+def broker_of(scene: Scene, *flags: str, clocks: ClockOffsets | None = None) -> BrokerProcess:
     """Return a broker, started on entering it, under the mutant of the scene."""
     environment = None if clocks is None else clocks.environment(BROKER)
     return BrokerProcess(scene.folder / "data", flags, environment=environment, mutant=scene.mutant)
 
 
-def clocks_of(scene: Scene) -> Clocks:
+def clocks_of(scene: Scene) -> ClockOffsets:
     """Return the clock of a broker. Raises ClocksMissing."""
-    return Clocks(scene.folder / "clocks")
+    return ClockOffsets(scene.folder / "clocks")
 
 
 def _fetch(url: str) -> str:
@@ -90,7 +90,7 @@ CLOCK_BACK = Case(
     mutant="clock-ids",
     without="Later messages have earlier ids, and stand before what was read already.",
     violations=frozenset({"reordered", "lost_prefix", "lost_tail", "lost_middle", "id_reused"}),
-    where=Where.ALONE,
+    where=CaseTarget.ALONE,
     play=clock_back,
 )
 
@@ -122,7 +122,7 @@ async def clock_ahead(scene: Scene) -> None:
         await scene.finish(topic)
 
 
-def _same(clocks: Clocks) -> dict[str, str]:
+def _same(clocks: ClockOffsets) -> dict[str, str]:
     """Return the environment of a process under the broker's clock, as it is set."""
     offset_s = clocks.offset_s(BROKER)
     environment = clocks.environment(BROKER)
@@ -130,7 +130,7 @@ def _same(clocks: Clocks) -> dict[str, str]:
     return environment
 
 
-async def _check_times(scene: Scene, topic: Target, url: str) -> None:
+async def _check_times(scene: Scene, topic: TopicTarget, url: str) -> None:
     async with Client(url) as client:
         messages = await client.poll(topic.id)
     ahead_s = (max(message.timestamp_ms for message in messages) - _now_ms()) / 1000
@@ -151,7 +151,7 @@ CLOCK_AHEAD = Case(
     mutant="boot-clock",
     without="Ids are an hour ahead, for the topic's whole life: ids never fall.",
     violations=frozenset({"time_poisoned"}),
-    where=Where.ALONE,
+    where=CaseTarget.ALONE,
     play=clock_ahead,
 )
 
@@ -202,7 +202,7 @@ STALE_SWEEPER = Case(
     mutant="sweep-margin",
     without="Messages that are alive are gone.",
     violations=frozenset({"lost_prefix", "lost_middle", "lost_tail", "expired_early"}),
-    where=Where.ALONE,
+    where=CaseTarget.ALONE,
     play=sweeping,
 )
 
@@ -257,7 +257,7 @@ STUCK_TRANSACTION = Case(
     mutant="in-progress",
     without="A poll that passes over what is open shows messages of transactions that may never commit.",
     violations=frozenset({"dirty_read"}),
-    where=Where.ALONE,
+    where=CaseTarget.ALONE,
     play=stuck,
 )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 VIOLATIONS_TOLD_MAX: Final = 20
 
 
-class Where(enum.StrEnum):
+class CaseTarget(enum.StrEnum):
     """What a case is played on."""
 
     CLUSTER = "cluster"
@@ -63,7 +63,7 @@ class Case:
     mutant: str
     without: str
     violations: frozenset[str]
-    where: Where
+    where: CaseTarget
     settings: Mapping[str, Any] = field(default_factory=dict)
     sets_clocks: bool = False
     play: Play

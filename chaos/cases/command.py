@@ -14,7 +14,7 @@ import click
 
 from broker.local import Sizes
 from broker.local.servers import ServerFailed, ServerMissing
-from chaos.cases import CASES, Case, Played, Where
+from chaos.cases import CASES, Case, CaseTarget, Played
 from chaos.cases.play import play
 from chaos.cluster import ChaosCluster
 
@@ -64,7 +64,7 @@ def _exit_code(played: Sequence[Played]) -> int:
 
 @contextmanager
 def _cluster_for(chosen: Sequence[Case], directory: Path | None) -> Iterator[ChaosCluster | None]:
-    if all(one.where is not Where.CLUSTER for one in chosen):
+    if all(one.where is not CaseTarget.CLUSTER for one in chosen):
         yield None
         return
     with ChaosCluster(

@@ -15,11 +15,11 @@ from broker.client import BrokerError
 from broker.local.single import BrokerProcess
 from chaos import full_disk
 from chaos.cases.alone import broker_of
-from chaos.cases.case import Case, Where
+from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
 from chaos.full_disk import found_in, history_of
 from chaos.synced import cut_copy, replay, traced
-from chaos.workloads.process import Target
+from chaos.workloads.process import TopicTarget
 
 ACKNOWLEDGED: Final = 60
 RUN_S: Final = 90.0
@@ -86,7 +86,7 @@ UNSYNCED_TAIL = Case(
     mutant="synced",
     without="What was acknowledged is gone, or the database can't be read.",
     violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "unreadable"}),
-    where=Where.ALONE,
+    where=CaseTarget.ALONE,
     play=power_cut,
 )
 
@@ -130,7 +130,7 @@ HOLE = Case(
     mutant="leveldb-reopen",
     without="What was acknowledged after the full disk is lost at the next crash, or nothing can be read.",
     violations=frozenset({"lost_tail", "lost_middle", "unreadable"}),
-    where=Where.ALONE,
+    where=CaseTarget.ALONE,
     play=hole,
 )
 
@@ -179,7 +179,7 @@ def _flip(table: Path, place: int) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
-async def _refuses(scene: Scene, broker: BrokerProcess, topic: Target) -> str | None:
+async def _refuses(scene: Scene, broker: BrokerProcess, topic: TopicTarget) -> str | None:
     """Start over damaged data, and return how that is refused; what is shown goes to the history."""
     try:
         await asyncio.to_thread(broker.start)
@@ -207,7 +207,7 @@ CORRUPT_STORE = Case(
     mutant="checksums",
     without="What was damaged is shown, as though it had been published so.",
     violations=frozenset({"phantom", "lost_middle", "changed_read", "unreadable"}),
-    where=Where.ALONE,
+    where=CaseTarget.ALONE,
     play=flipped,
 )
 

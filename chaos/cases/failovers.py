@@ -12,21 +12,21 @@ from typing import Final
 from broker.client import BrokerError
 from broker.clock import SystemClock
 from broker.config.sections import parse_address
-from broker.local import Kind
+from broker.local import ProcessKind
 from broker.local.servers import ServerFailed
 from broker.model import TopicId
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from chaos.bare import rows_of
-from chaos.cases.case import Case, Where
-from chaos.cases.harness import Led, Scene
+from chaos.cases.case import Case, CaseTarget
+from chaos.cases.harness import LeaderSighting, Scene
 from chaos.cases.splits import publish_at, session_of
 from chaos.links import CLIENT, Link
 from chaos.nemeses.members import INSTANCE
-from chaos.workloads.process import Target
+from chaos.workloads.process import TopicTarget
 
 OUTAGE_S: Final = 20.0
 CUT_S: Final = 4.0
@@ -79,7 +79,7 @@ RETRIED_PUBLISH = Case(
     mutant="dedupe",
     without="The messages are stored twice.",
     violations=frozenset({"duplicated"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=retried,
 )
 
@@ -118,10 +118,10 @@ async def killed_in_delivery(scene: Scene) -> None:
     await scene.finish(topic)
 
 
-async def _stored(scene: Scene, topic: Target) -> int:
+async def _stored(scene: Scene, topic: TopicTarget) -> int:
     """Return how many messages of a topic HBase has, asked past the proxies."""
     told = tomllib.loads(await asyncio.to_thread(_storage, scene))["hbase"]
-    gateways = Gateways([Address(*parse_address(told["hbase_gateways"][0]))])
+    gateways = Gateways([GatewayAddress(*parse_address(told["hbase_gateways"][0]))])
     table = HBaseTable(gateways, Schema(prefix=told["hbase_table_prefix"]))
     try:
         log = LogId(TopicId("default", topic.name), topic.generation)
@@ -147,7 +147,7 @@ CONSUMER_SKIP = Case(
     mutant="cache-complete",
     without="The consumer is led past what the leader before had stored.",
     violations=frozenset({"skipped", "changed_read", "lost_middle", "lost_prefix"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=killed_in_delivery,
 )
 
@@ -157,7 +157,7 @@ async def outage(scene: Scene) -> None:
     topic = await scene.topic()
     before = await scene.led(topic)
     sessions = {node: session_of(scene, node) for node in scene.cluster.nodes}
-    (zookeeper,) = scene.cluster.processes(Kind.ZOOKEEPER)
+    (zookeeper,) = scene.cluster.processes(ProcessKind.ZOOKEEPER)
     await scene.cluster.kill(zookeeper)
     began, refused, acknowledged = time.monotonic(), 0, 0
     while time.monotonic() - began < OUTAGE_S:
@@ -216,7 +216,7 @@ ZOOKEEPER_OUTAGE = Case(
     mutant="suspended",
     without="No node leads until ZooKeeper is back.",
     violations=frozenset({"unavailable", "leader_moved"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=outage,
 )
 
@@ -256,7 +256,7 @@ ZOOKEEPER_WIPED = Case(
     mutant="zookeeper-epochs",
     without="The epoch falls, and what an older leader still sends has the higher one.",
     violations=frozenset({"epoch_fell", "two_epochs"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=wiped,
 )
 
@@ -301,7 +301,7 @@ async def _started(scene: Scene, number: str) -> str | None:
         return None
 
 
-async def _stopped(scene: Scene, led: Led) -> bool:
+async def _stopped(scene: Scene, led: LeaderSighting) -> bool:
     """Wait for a node to end by itself; False if it goes on after four of its looks at its record."""
 
     async def ended() -> bool | None:
@@ -331,7 +331,7 @@ TWIN_INSTANCE = Case(
     mutant="id-claim",
     without="Both go on under one number, and can write the same keys.",
     violations=frozenset({"same_instance_id"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=twin,
 )
 

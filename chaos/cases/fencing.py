@@ -6,7 +6,7 @@ import asyncio
 
 from broker.model import row_id
 from broker.storage.log import Deleted
-from chaos.cases.case import Case, Where
+from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
 from chaos.cases.inside import LOG, final, keepers, photographed
 
@@ -51,7 +51,7 @@ BOUNCE_BACK = Case(
     mutant="compare",
     without="The late change replaces an acknowledged message, which is gone.",
     violations=_LOST,
-    where=Where.INSIDE,
+    where=CaseTarget.INSIDE,
     play=back_again,
 )
 
@@ -95,7 +95,7 @@ EPOCH_RACE = Case(
     mutant="compare",
     without="Both hold the log, and messages appear below what consumers have read.",
     violations=_BELOW,
-    where=Where.INSIDE,
+    where=CaseTarget.INSIDE,
     play=at_once,
 )
 
@@ -135,7 +135,7 @@ LATE_ROW = Case(
     mutant="compare",
     without="What was refused is in the log, below where consumers are.",
     violations=_BELOW,
-    where=Where.INSIDE,
+    where=CaseTarget.INSIDE,
     play=late_row,
 )
 
@@ -172,7 +172,7 @@ LYING_CAS = Case(
     mutant="resolve-false",
     without="What clients are told was refused is in the log.",
     violations=_PHANTOM,
-    where=Where.INSIDE,
+    where=CaseTarget.INSIDE,
     play=lying,
 )
 
@@ -210,7 +210,7 @@ ZOMBIE_REGION_SERVER = Case(
     mutant="lead-by-reading",
     without="It believes what it reads, and acknowledges over its successor.",
     violations=_LOST | {"two_epochs"},
-    where=Where.INSIDE,
+    where=CaseTarget.INSIDE,
     play=from_the_past,
 )
 
@@ -257,7 +257,7 @@ DELETE_RECREATE = Case(
     mutant="close-at-delete",
     without="The deleted topic is written to, and its messages go with it.",
     violations=frozenset({"written_after_delete"}) | _LOST,
-    where=Where.INSIDE,
+    where=CaseTarget.INSIDE,
     play=deleted,
 )
 

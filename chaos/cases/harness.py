@@ -21,7 +21,7 @@ from chaos.cluster import ChaosCluster
 from chaos.history import History
 from chaos.workloads import REAL
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import Process, Target
+from chaos.workloads.process import ClientProcess, TopicTarget
 from chaos.workloads.real import RealStage
 
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ SCALE: Final = replace(REAL, padded=False, deadline_s=30.0, final_s=30.0, again_
 _FENCED: Final = "Another leads topic"
 
 
-class Led(NamedTuple):
+class LeaderSighting(NamedTuple):
     """Who leads a topic: the name of the node, and the epoch."""
 
     node: str
@@ -87,22 +87,26 @@ class Scene:
 
     # Asked.
 
-    def process(self, name: str, node: str | None = None, **settings: Any) -> Process:
+    def process(self, name: str, node: str | None = None, **settings: Any) -> ClientProcess:
         """Return a process that asks one node, or all of them."""
         url = None if node is None else self.cluster.url(node)
-        return Process(self.stage, name, node=url, **settings)
+        return ClientProcess(self.stage, name, node=url, **settings)
 
-    async def topic(self, *, ttl_s: int | None = None) -> Target:
+    async def topic(self, *, ttl_s: int | None = None) -> TopicTarget:
         """Create a topic."""
         self._topics += 1
         async with self.process(f"creator-{self._topics}") as process:
-            return await process.create(Target(f"case-{self._topics}"), ttl_s=ttl_s)
+            return await process.create(TopicTarget(f"case-{self._topics}"), ttl_s=ttl_s)
 
-    async def publish(self, process: Process, topic: Target, count: int = 1) -> list[Published]:
+    async def publish(
+        self, process: ClientProcess, topic: TopicTarget, count: int = 1
+    ) -> list[Published]:
         """Publish one message after the other, all of which must be acknowledged. Raises BrokerError."""
         return [await process.publish(topic, process.labels(1)) for _ in range(count)]
 
-    async def attempt(self, process: Process, topic: Target, *, count: int = 1) -> Published | None:
+    async def attempt(
+        self, process: ClientProcess, topic: TopicTarget, *, count: int = 1
+    ) -> Published | None:
         """Publish a request of messages; None if it is refused, or its outcome unknown."""
         try:
             return await process.publish(topic, process.labels(count))
@@ -110,7 +114,7 @@ class Scene:
             return None
 
     async def until_acknowledged(
-        self, process: Process, topic: Target, wanted: Callable[[Published], bool]
+        self, process: ClientProcess, topic: TopicTarget, wanted: Callable[[Published], bool]
     ) -> Published:
         """Publish until an acknowledgement is as wanted."""
 
@@ -140,25 +144,27 @@ class Scene:
 
     # Of a cluster.
 
-    async def led(self, topic: Target) -> Led:
+    async def led(self, topic: TopicTarget) -> LeaderSighting:
         """Publish once, and return who leads."""
         self._asked += 1
         async with self.process(f"asks-who-leads-{self._asked}") as process:
             published = await self.publish(process, topic)
         return self.by(published[0])
 
-    def by(self, published: Published) -> Led:
+    def by(self, published: Published) -> LeaderSighting:
         """Return who acknowledged."""
         leader = published.leader
         assert leader is not None, "a node of a cluster says who it is"
         assert leader.epoch is not None, "an acknowledgement has an epoch"
-        return Led(self.cluster.node_at(leader.url) or leader.url, leader.epoch)
+        return LeaderSighting(self.cluster.node_at(leader.url) or leader.url, leader.epoch)
 
     def another(self, *than: str) -> str:
         """Return a node that is none of these."""
         return next(node for node in self.cluster.nodes if node not in than)
 
-    async def succeeded(self, topic: Target, old: Led, name: str = "successor") -> Led:
+    async def succeeded(
+        self, topic: TopicTarget, old: LeaderSighting, name: str = "successor"
+    ) -> LeaderSighting:
         """Publish through another node until one acknowledges in a later epoch; return who does."""
         async with self.process(name, self.another(old.node)) as process:
             published = await self.until_acknowledged(
@@ -184,7 +190,7 @@ class Scene:
                 newest = max(newest, event.epoch)
         return late
 
-    async def finish(self, *topics: Target) -> None:
+    async def finish(self, *topics: TopicTarget) -> None:
         """Heal everything, and read the topics to their ends through every node."""
         if self._cluster is not None:
             await self._cluster.mend()

@@ -6,7 +6,7 @@ from typing import Final
 
 from broker.model import timestamp_of
 from broker.topics.ids import RowIds
-from chaos.cases.case import Case, Where
+from chaos.cases.case import Case, CaseTarget
 from chaos.cases.harness import Scene
 from chaos.cases.inside import final, keepers
 
@@ -56,7 +56,7 @@ CLOCK_BEHIND = Case(
     mutant="clock-ids",
     without="The new leader's ids are below those of the old one, and what it acknowledged is not shown.",
     violations=frozenset({"reordered", "lost_prefix", "lost_tail", "lost_middle", "id_reused"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     settings={"cluster.clock_skew_ms_max": 60_000},
     sets_clocks=True,
     play=behind,
@@ -96,7 +96,7 @@ FULL_MILLISECOND = Case(
     violations=frozenset(
         {"id_reused", "lost_tail", "lost_middle", "lost_prefix", "reordered", "torn"}
     ),
-    where=Where.INSIDE,
+    where=CaseTarget.INSIDE,
     play=full,
 )
 

@@ -22,11 +22,11 @@ from typing_extensions import override
 from broker.clock import SystemClock
 from broker.errors import BrokerError
 from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.storage.table import Cell, NoAnswer, Space
+from broker.storage.table import Cell, Space, WriteUnknown
 from chaos.bare import append, rows_of
 from chaos.cases.harness import WAIT_S, Scene
 
@@ -106,7 +106,7 @@ class Way(MemoryTable):
         if self.loses:
             self._late.append(make)
             self._lost.set()
-            raise NoAnswer("time-out")
+            raise WriteUnknown("time-out")
         done = await make()
         if done and self.lies:
             self.lies -= 1
@@ -144,7 +144,7 @@ class Keeper:
         self.name = name
         self.way = Way(table)
         self.logs = Logs(self.way, SystemClock(), call_s=CALL_S)
-        self.hold: Hold | None = None
+        self.hold: LogHold | None = None
         self.log = LOG
         self._scene = scene
         self._count = 0

@@ -11,10 +11,10 @@ import asyncio
 from typing import Final
 
 from broker.client import Published
-from chaos.cases.case import Case, Where
-from chaos.cases.harness import Led, Scene
+from chaos.cases.case import Case, CaseTarget
+from chaos.cases.harness import LeaderSighting, Scene
 from chaos.cases.splits import publish_at
-from chaos.workloads.process import Target
+from chaos.workloads.process import TopicTarget
 
 ROUNDS: Final = 5
 LATE: Final = 5
@@ -51,7 +51,9 @@ async def zombie(scene: Scene) -> None:
     await scene.finish(topic)
 
 
-def _late(scene: Scene, topic: Target, old: Led, name: str) -> list[asyncio.Task[Published | None]]:
+def _late(
+    scene: Scene, topic: TopicTarget, old: LeaderSighting, name: str
+) -> list[asyncio.Task[Published | None]]:
     """Ask a node that does not answer."""
     return [
         asyncio.create_task(publish_at(scene, topic, old.node, f"{name}-{one}"))
@@ -71,7 +73,7 @@ ZOMBIE_LEADER = Case(
     mutant="compare",
     without="It acknowledges over its successor, and messages of both are gone.",
     violations=frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=zombie,
 )
 

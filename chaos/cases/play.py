@@ -12,7 +12,7 @@ from typing import Final
 
 from broker.local.servers import ServerFailed
 from broker.testing import mutants
-from chaos.cases.case import Case, Played, Where
+from chaos.cases.case import Case, CaseTarget, Played
 from chaos.cases.harness import Scene
 from chaos.checkers import check
 from chaos.cluster import ChaosCluster
@@ -42,7 +42,7 @@ async def play(
     began = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"case-{case.name}-"))
     played = Played(case, mutant)
-    is_here = case.where is Where.INSIDE and mutant
+    is_here = case.where is CaseTarget.INSIDE and mutant
     try:
         scene = await _scene(case, folder, cluster, mutant)
         with mutants.in_force(mutant) if is_here else nullcontext():
@@ -62,7 +62,7 @@ async def play(
 
 
 async def _scene(case: Case, folder: Path, cluster: ChaosCluster | None, mutant: str) -> Scene:
-    if case.where is not Where.CLUSTER:
+    if case.where is not CaseTarget.CLUSTER:
         return Scene(folder, mutant, None)
     assert cluster is not None, f"{case.name} is played on a cluster"
     try:

@@ -9,17 +9,19 @@ from typing import Any, Final
 
 from broker.client import BrokerError, Published, Snapshot
 from broker.wire import avro
-from chaos.cases.case import Case, Where
-from chaos.cases.harness import Led, Scene
+from chaos.cases.case import Case, CaseTarget
+from chaos.cases.harness import LeaderSighting, Scene
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import Target
+from chaos.workloads.process import TopicTarget
 
 LATE: Final = 5
 _LOST: Final = frozenset({"lost_tail", "lost_middle", "lost_prefix", "two_epochs"})
 
 
 @asynccontextmanager
-async def cut_off(scene: Scene, topic: Target) -> AsyncIterator[tuple[Led, Led, int]]:
+async def cut_off(
+    scene: Scene, topic: TopicTarget
+) -> AsyncIterator[tuple[LeaderSighting, LeaderSighting, int]]:
     """Cut a topic's leader off from ZooKeeper until another leads, and for the block.
 
     Yields the old leader, the new one, and where the old one's log was.
@@ -35,7 +37,9 @@ async def cut_off(scene: Scene, topic: Target) -> AsyncIterator[tuple[Led, Led, 
         await links.heal(cut)
 
 
-async def until_fenced(scene: Scene, old: Led, place: int, *asked: asyncio.Task[Any]) -> bool:
+async def until_fenced(
+    scene: Scene, old: LeaderSighting, place: int, *asked: asyncio.Task[Any]
+) -> bool:
     """Wait until storage has told the old leader, or all that it was asked is answered."""
 
     async def told() -> bool | None:
@@ -68,7 +72,7 @@ async def split_brain(scene: Scene) -> None:
 
 
 async def publish_at(
-    scene: Scene, topic: Target, node: str, name: str, **settings: Any
+    scene: Scene, topic: TopicTarget, node: str, name: str, **settings: Any
 ) -> Published | None:
     """Publish through one node under a name of its own."""
     async with scene.process(name, node, **settings) as process:
@@ -87,7 +91,7 @@ SPLIT_BRAIN = Case(
     mutant="compare",
     without="Both acknowledge, and messages of either are gone.",
     violations=_LOST,
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=split_brain,
 )
 
@@ -141,7 +145,7 @@ STALE_LOCK = Case(
     mutant="compare",
     without="The old leader acknowledges under its old epoch, after its successor has.",
     violations=_LOST,
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=stale_lock,
 )
 
@@ -167,7 +171,7 @@ async def late_rollback(scene: Scene) -> None:
     await read_everywhere(scene.stage, [topic], snapshot=everything)
 
 
-async def _roll_back(scene: Scene, topic: Target, node: str, published: Published) -> bool:
+async def _roll_back(scene: Scene, topic: TopicTarget, node: str, published: Published) -> bool:
     """Roll a publish back through one node; whether that was acknowledged."""
     assert published.rollback is not None
     rows = avro.decode_publish_response(published.rollback)
@@ -202,7 +206,7 @@ LATE_ROLLBACK = Case(
     mutant="last-step",
     without="The old leader says that it is done, and transactions are shown what was rolled back.",
     violations=frozenset({"rolled_back", "dirty_read"}),
-    where=Where.CLUSTER,
+    where=CaseTarget.CLUSTER,
     play=late_rollback,
 )
 

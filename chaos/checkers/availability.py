@@ -19,7 +19,7 @@ from typing import Final
 
 from chaos.checkers.facts import NS
 from chaos.checkers.violations import UNAVAILABLE, Findings, Promises, spot
-from chaos.history import Call, who_owes
+from chaos.history import Operation, who_owes
 
 ASKED_NS: Final = 1_000_000_000
 
@@ -30,7 +30,7 @@ class Faults:
     def __init__(self, found: Findings) -> None:
         """Begin when all is well."""
         self._found = found
-        self._open: dict[str, Call] = {}
+        self._open: dict[str, Operation] = {}
         self._promised: list[tuple[int, int | None, int]] = []
         """(begun, healed, promise in ms)"""
         self.healed_ns = 0
@@ -41,14 +41,14 @@ class Faults:
         """Whether a fault lasts while nothing is promised."""
         return any(call.asked.get("promise_ms") is None for call in self._open.values())
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Note that a fault begins."""
         self._open[call.process] = call
         promise_ms = call.asked.get("promise_ms")
         if promise_ms is not None:
             self._promised.append((call.invoked_ns, None, promise_ms))
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Note that it is healed, and whether it happened."""
         assert call.ended_ns is not None
         self._open.pop(call.process, None)
@@ -96,7 +96,7 @@ class Availability:
         self._gone_at = -1
         """The line at which the last delete was acknowledged."""
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Count from the first that is asked."""
         if who_owes(call.op, call.topic, call.asked) is not None:
             self._asked(call.invoked_ns)
@@ -118,7 +118,7 @@ class Availability:
         is_owed = asked > 0 and not self._is_gone and not self._deletes
         self._first_ns, self._since_ns = now_ns, now_ns if is_owed else None
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Count until something is acknowledged."""
         assert call.ended_ns is not None
         if who_owes(call.op, call.topic, call.asked) is not None:
@@ -135,7 +135,7 @@ class Availability:
                 self._is_gone, self._gone_at = True, call.ended
             self._begin(call.ended_ns, asked=self._under_way)
 
-    def _answered(self, call: Call, now_ns: int) -> None:
+    def _answered(self, call: Operation, now_ns: int) -> None:
         if call.is_ok:
             self.look(now_ns)
         self._under_way -= 1

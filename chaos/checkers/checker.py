@@ -6,10 +6,10 @@ keep nothing that grows with the history but in tables.
 
 from __future__ import annotations
 
-from chaos.checkers.facts import Topic
+from chaos.checkers.facts import TopicFacts
 from chaos.checkers.values import Read
 from chaos.checkers.violations import Findings, Promises
-from chaos.history import Call
+from chaos.history import Operation
 
 
 class Checker:
@@ -18,16 +18,16 @@ class Checker:
     names: tuple[str, ...] = ()
     """What it can find."""
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin with a topic of which nothing is known."""
         self.topic = topic
         self.found = found
         self.promises = promises
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Take note that something was asked."""
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Take note of an answer of any kind."""
 
     def read(self, read: Read, life: int) -> None:

@@ -20,8 +20,8 @@ from typing import Final
 from typing_extensions import override
 
 from chaos.checkers.checker import Checker
-from chaos.checkers.facts import NS, UNSURE, Log, Shown, Topic, Tried
-from chaos.checkers.values import ABOVE_ALL, Read, Seen, below
+from chaos.checkers.facts import NS, UNSURE, ShownRow, TopicFacts, TopicLife, Tried
+from chaos.checkers.values import ABOVE_ALL, Read, ReadRow, below
 from chaos.checkers.violations import Findings, Promises, spot
 
 EVERYTHING_MAY_GO: Final = ABOVE_ALL
@@ -30,7 +30,7 @@ EVER: Final = 1 << 63
 
 
 @dataclass(slots=True)
-class Cursor:
+class ConsumerPosition:
     """How far a consumer has come: it has seen all in (start, last]."""
 
     start: str
@@ -51,10 +51,10 @@ class Coverage(Checker):
         "expired_late",
     )
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin with nothing read."""
         super().__init__(topic, found, promises)
-        self._cursors: dict[int, dict[str, Cursor]] = {}
+        self._cursors: dict[int, dict[str, ConsumerPosition]] = {}
         self._farthest: dict[int, str] = {}
         self._short: dict[int, dict[str, tuple[str, int, int]]] = {}
 
@@ -75,7 +75,7 @@ class Coverage(Checker):
 
     # One kind of rows, against what is known.
 
-    def _compare(self, read: Read, life: int, kind: str, start: str, rows: list[Seen]) -> None:
+    def _compare(self, read: Read, life: int, kind: str, start: str, rows: list[ReadRow]) -> None:
         log = self.topic.log(life)
         shown, covered = log.shown[kind], log.covered[kind]
         low = max(start, self._not_owed(read, log, kind))
@@ -92,13 +92,13 @@ class Coverage(Checker):
             self._take(read, life, kind, row)
         covered.add(max(read.after, low), read.through)
 
-    def _find_missing(self, read: Read, log: Log, kind: str, low: str) -> None:
+    def _find_missing(self, read: Read, log: TopicLife, kind: str, low: str) -> None:
         ids = {row.id for row in read.rows}
         for row_id, shown in log.shown[kind].between(low, read.through):
             if row_id not in ids:
                 self._missing(read, row_id, shown)
 
-    def _missing(self, read: Read, row_id: str, shown: Shown) -> None:
+    def _missing(self, read: Read, row_id: str, shown: ShownRow) -> None:
         call = read.call
         tried = self.topic.of_payload(shown.payload)
         detail = spot(
@@ -118,7 +118,7 @@ class Coverage(Checker):
             detail = spot(row_id, shown_by=shown.node, not_by=call.node)
             self.found.add("divergence", detail, call.ended)
 
-    def _take(self, read: Read, life: int, kind: str, row: Seen) -> None:
+    def _take(self, read: Read, life: int, kind: str, row: ReadRow) -> None:
         """Add a row that was not shown before."""
         log, call = self.topic.log(life), read.call
         tried = self.topic.of_payload(row.payload)
@@ -127,7 +127,7 @@ class Coverage(Checker):
             self._short.setdefault(life, {}).setdefault(row.id, (kind, tried.tried_ns, ends_ns))
             return
         assert call.ended_ns is not None
-        log.shown[kind].put(row.id, Shown(row.payload, call.node, call.ended_ns))
+        log.shown[kind].put(row.id, ShownRow(row.payload, call.node, call.ended_ns))
         if row.id <= max(log.lives_after[kind], below(log.floor) if log.floor else ""):
             return
         if self._was_old_news(read, tried):
@@ -143,7 +143,7 @@ class Coverage(Checker):
         gone_ns = self._gone_ns(read)
         return tried is not None and gone_ns is not None and tried.tried_ns <= gone_ns
 
-    def _passed_over(self, read: Read, life: int, kind: str, row: Seen) -> None:
+    def _passed_over(self, read: Read, life: int, kind: str, row: ReadRow) -> None:
         its_own = read.call.asked.get("cursor")
         for name, cursor in self._cursors[life].items():
             has_passed = kind in cursor.kinds and cursor.start < row.id <= cursor.last
@@ -159,7 +159,7 @@ class Coverage(Checker):
         if name is None or read.has_snapshot:
             return read.after
         cursors = self._cursors.setdefault(life, {})
-        cursor = cursors.setdefault(name, Cursor(read.after, read.after, read.kinds))
+        cursor = cursors.setdefault(name, ConsumerPosition(read.after, read.after, read.kinds))
         start, went_to = min(cursor.last, read.after), cursor.last
         for row in read.rows:
             if row.id <= went_to:
@@ -173,7 +173,7 @@ class Coverage(Checker):
 
     # Ages.
 
-    def _look_at_ages(self, read: Read, log: Log) -> None:
+    def _look_at_ages(self, read: Read, log: TopicLife) -> None:
         """Find rows that had expired when they were asked for."""
         late_ms = self.promises.late_ms
         if late_ms is None or read.call.asked.get("at_ms") is None:
@@ -190,13 +190,13 @@ class Coverage(Checker):
                 self.found.add("expired_late", detail, read.call.ended)
 
     @staticmethod
-    def _born_by(row: Seen, tried: Tried | None, log: Log) -> int | None:
+    def _born_by(row: ReadRow, tried: Tried | None, log: TopicLife) -> int | None:
         if tried is not None and tried.acked >= 0 and not tried.is_stored:
             return tried.acked_ns
         shown = log.shown[row.kind].get(row.id)
         return None if shown is None else shown.shown_ns
 
-    def _not_owed(self, read: Read, log: Log, kind: str) -> str:
+    def _not_owed(self, read: Read, log: TopicLife, kind: str) -> str:
         """Return the id up to which rows may be missing by now."""
         gone_ns = self._gone_ns(read)
         if gone_ns is not None and self.promises.early_ms is None:
@@ -213,7 +213,7 @@ class Coverage(Checker):
         early_ms = self.promises.early_ms
         return EVER if early_ms is None else horizon_ns + early_ms * NS
 
-    def _age(self, log: Log, kind: str, gone_ns: int) -> None:
+    def _age(self, log: TopicLife, kind: str, gone_ns: int) -> None:
         while (row_id := log.shown[kind].following(log.lives_after[kind])) is not None:
             shown = log.shown[kind].get(row_id)
             tried = self.topic.of_payload(shown.payload if shown is not None else None)

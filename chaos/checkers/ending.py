@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from chaos.checkers.checker import Checker
-from chaos.checkers.facts import UNSURE, Log, Row, Topic, Tried
-from chaos.checkers.tables import LAST, Table
+from chaos.checkers.facts import UNSURE, FinalRow, TopicFacts, TopicLife, Tried
+from chaos.checkers.tables import LAST, ValueTable
 from chaos.checkers.values import ABOVE_ALL, STORED, Read, plain
 from chaos.checkers.violations import Findings, Promises, spot
-from chaos.history import Call
+from chaos.history import Operation
 
 
 class Finals(Checker):
@@ -28,10 +28,10 @@ class Finals(Checker):
 
     names = ("divergence", "floor_lowered")
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin without a final read."""
         super().__init__(topic, found, promises)
-        self._of_nodes: dict[tuple[int, str, str], Table[Row]] = {}
+        self._of_nodes: dict[tuple[int, str, str], ValueTable[FinalRow]] = {}
         self._floors: dict[int, str] = {}
         self._ended_ns = 0
 
@@ -44,9 +44,9 @@ class Finals(Checker):
         snapshot = json.dumps(read.call.asked.get("snapshot"), sort_keys=True)
         table = self._of_nodes.get((life, snapshot, name))
         if table is None:
-            table = self._of_nodes[life, snapshot, name] = self.topic.tables.table(Row._make)
+            table = self._of_nodes[life, snapshot, name] = self.topic.tables.table(FinalRow._make)
         for row in read.rows:
-            table.put(row.id, Row(row.payload, row.pointer))
+            table.put(row.id, FinalRow(row.payload, row.pointer))
         assert read.call.ended_ns is not None
         self._ended_ns = read.call.ended_ns
         if name == "final" and not read.has_snapshot:
@@ -55,7 +55,7 @@ class Finals(Checker):
             log.final_floor = max(log.final_floor, plain(read.call.told.get("floor") or ""))
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Keep the highest floor that was acknowledged."""
         if call.op == "floor" and call.is_ok:
             life = call.asked["generation"]
@@ -73,7 +73,9 @@ class Finals(Checker):
             if log.final is not None and floor > log.final_floor:
                 self.found.add("floor_lowered", spot(floor, final=log.final_floor))
 
-    def _compare(self, name: str, life: int, final: Table[Row], other: Table[Row]) -> None:
+    def _compare(
+        self, name: str, life: int, final: ValueTable[FinalRow], other: ValueTable[FinalRow]
+    ) -> None:
         until_ns = self._ended_ns
         for one, two in ((final, other), (other, final)):
             for row_id, row in one.between("", ABOVE_ALL):
@@ -92,7 +94,7 @@ class Finals(Checker):
                     )
                     self.found.add("divergence", detail)
 
-    def _may_be_gone(self, row: Row, until_ns: int) -> bool:
+    def _may_be_gone(self, row: FinalRow, until_ns: int) -> bool:
         tried = self.topic.of_payload(row.payload)
         return self.topic.may_have_expired(tried, until_ns, self.promises.early_ms)
 
@@ -130,7 +132,7 @@ class Order(Checker):
             if log.final is not None:
                 self._scan(log, log.final)
 
-    def _scan(self, log: Log, final: Table[Row]) -> None:
+    def _scan(self, log: TopicLife, final: ValueTable[FinalRow]) -> None:
         may_expire = self.topic.ttl_ms_least is not None
         has_floor = max(log.final_floor, log.floor).strip("0") != ""
         scan = _Scan(may_begin_within=has_floor or may_expire)
@@ -192,13 +194,13 @@ class Lost(Checker):
 
     names = ("lost_prefix", "lost_middle", "lost_tail")
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin without references."""
         super().__init__(topic, found, promises)
         self._referred: set[int] = set()
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Keep which stored payloads were published."""
         if call.op == "reference" and call.is_ok:
             self._referred.add(call.asked["number"])

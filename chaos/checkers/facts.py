@@ -17,10 +17,10 @@ from bisect import bisect_left, bisect_right
 from typing import Final, NamedTuple
 
 from chaos.checkers.fates import Fates
-from chaos.checkers.lifetimes import Lifetimes
-from chaos.checkers.tables import Table, Tables
+from chaos.checkers.lifetimes import TopicLifetimes
+from chaos.checkers.tables import Tables, ValueTable
 from chaos.checkers.values import INLINE, REFERENCE, ROW_DIGITS, STORED, plain
-from chaos.history import Call
+from chaos.history import Operation
 
 UNSURE: Final = -1
 NS: Final = 1_000_000
@@ -64,7 +64,7 @@ class Tried(NamedTuple):
         return self.acked >= 0 or self.maybe > 0
 
 
-class Shown(NamedTuple):
+class ShownRow(NamedTuple):
     """A row of a log: what it holds, and who showed it first."""
 
     payload: str | None
@@ -72,7 +72,7 @@ class Shown(NamedTuple):
     shown_ns: int = 0
 
 
-class Row(NamedTuple):
+class FinalRow(NamedTuple):
     """A row of a log as it ended."""
 
     payload: str | None
@@ -119,19 +119,21 @@ class Intervals:
         return place < len(self._highs) and self._lows[place] < identifier
 
 
-class Log:
+class TopicLife:
     """One life of a topic, as reads showed it."""
 
     def __init__(self, tables: Tables) -> None:
         """Begin where nothing was shown."""
         kinds = (INLINE, REFERENCE, STORED)
-        self.shown: dict[str, Table[Shown]] = {kind: tables.table(Shown._make) for kind in kinds}
+        self.shown: dict[str, ValueTable[ShownRow]] = {
+            kind: tables.table(ShownRow._make) for kind in kinds
+        }
         self.covered = {kind: Intervals() for kind in kinds}
         self.lives_after = dict.fromkeys(kinds, "")
         """Ids up to here may have expired."""
         self.floors: dict[int, str] = {}
         """Floors that were asked for, by the line of the asking, unless refused."""
-        self.final: Table[Row] | None = None
+        self.final: ValueTable[FinalRow] | None = None
         self.final_kinds: set[str] = set()
         self.final_floor = ""
         self.final_ns = 0
@@ -142,7 +144,7 @@ class Log:
         return max(self.floors.values(), default="")
 
 
-class Lives:
+class TopicLives:
     """Says to which life of a topic a call belongs."""
 
     def __init__(self) -> None:
@@ -161,7 +163,7 @@ class Lives:
         """The last life that may have ended."""
         return max(self._done, *self._deletes.values()) if self._deletes else self._done
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Note what was known when a call began."""
         if call.op == "create":
             self._is_gone = False
@@ -171,7 +173,7 @@ class Lives:
         if call.op == "delete":
             self._deletes[call.invoked] = call.asked.get("generation") or self._asked + 1
 
-    def life(self, call: Call) -> int:
+    def life(self, call: Operation) -> int:
         """Return the life that a call, which has just ended, belongs to."""
         generation: int = call.asked.get("generation") or 0
         if generation:
@@ -179,14 +181,14 @@ class Lives:
         begun = self._begun[call.invoked]
         return begun + 1 if begun == self._asked else UNSURE
 
-    def came_too_late(self, call: Call) -> bool:
+    def came_too_late(self, call: Operation) -> bool:
         """Whether a call began when the log that it names, or any, was deleted, and none was made."""
         generation: int = call.asked.get("generation") or 0
         if generation:
             return self._deleted.get(generation, call.invoked) < call.invoked
         return call.invoked in self._gone and self._is_gone
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Note what a call tells of lives, after it was judged."""
         self._begun.pop(call.invoked, None)
         self._gone.discard(call.invoked)
@@ -214,7 +216,7 @@ class Lives:
         return self._is_gone
 
 
-class Topic:
+class TopicFacts:
     """The facts of one topic."""
 
     def __init__(self, name: str, tables: Tables, fates: Fates) -> None:
@@ -225,20 +227,20 @@ class Topic:
         """Rollbacks by pointer and by the line of the asking."""
         self.segment = 0
         self.tables = tables
-        self.tried: Table[Tried] = tables.table(Tried._make)
-        self.owners: Table[tuple[str]] = tables.table(tuple)
+        self.tried: ValueTable[Tried] = tables.table(Tried._make)
+        self.owners: ValueTable[tuple[str]] = tables.table(tuple)
         """Ids and whose they are, as acknowledgements and reads told."""
-        self.lives = Lives()
-        self.logs: dict[int, Log] = {}
+        self.lives = TopicLives()
+        self.logs: dict[int, TopicLife] = {}
         self.acked_lives: set[int] = set()
-        self.lifetimes = Lifetimes()
+        self.lifetimes = TopicLifetimes()
         self.ttl_ms_least: int | None = None
         self.ttl_ms_most: int | None = None
 
-    def log(self, life: int) -> Log:
+    def log(self, life: int) -> TopicLife:
         """Return the log of a life."""
         if life not in self.logs:
-            self.logs[life] = Log(self.tables)
+            self.logs[life] = TopicLife(self.tables)
         return self.logs[life]
 
     def of_payload(self, payload: str | None) -> Tried | None:
@@ -263,7 +265,7 @@ class Topic:
             return True
         return horizon_ns is not None and tried.tried_ns <= horizon_ns + early_ms * NS
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Note what was asked."""
         self.lives.began(call)
         self.lifetimes.began(call)
@@ -276,7 +278,7 @@ class Topic:
         elif call.op == "floor":
             self.log(call.asked["generation"]).floors[call.invoked] = plain(call.asked["floor"])
 
-    def _try(self, call: Call) -> None:
+    def _try(self, call: Operation) -> None:
         asked, payloads = call.asked, call.asked["payloads"]
         number = asked.get("number") if call.op == "publish" else None
         new = Tried(
@@ -297,7 +299,7 @@ class Topic:
             tried = tried._replace(maybe=tried.maybe + 1, tries=tried.tries + 1)
             self.tried.put(payload, tried._replace(until_ms=new.until_ms))
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Note what was answered."""
         self.lifetimes.ended(call)
         if call.op in ("publish", "store"):
@@ -305,7 +307,7 @@ class Topic:
         elif call.op == "floor" and call.outcome == "fail":
             del self.log(call.asked["generation"]).floors[call.invoked]
 
-    def _tell(self, call: Call) -> None:
+    def _tell(self, call: Operation) -> None:
         if call.outcome == "unknown":
             return
         payloads = call.asked["payloads"]
@@ -330,7 +332,7 @@ class Topic:
             self.tried.put(payload, tried)
 
 
-def answered(call: Call, index: int) -> str | None:
+def answered(call: Operation, index: int) -> str | None:
     """Return the id that a publish was answered for one of its payloads, where that is told."""
     told = call.id if index == 0 else None
     if index == len(call.asked["payloads"]) - 1:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from chaos.checkers.tables import LAST, Table, Tables
+from chaos.checkers.tables import LAST, Tables, ValueTable
 from chaos.checkers.violations import Findings, spot
-from chaos.history import Call
+from chaos.history import Operation
 
 OPS: Final = ("begin", "commit", "abort", "invalidate")
 
@@ -38,20 +38,20 @@ class Fates:
 
     def __init__(self, tables: Tables, found: Findings) -> None:
         """Begin without any."""
-        self._fates: Table[Fate] = tables.table(Fate._make)
+        self._fates: ValueTable[Fate] = tables.table(Fate._make)
         self._found = found
 
     def of(self, pointer: int) -> Fate:
         """Return what is known of a transaction."""
         return self._fates.get(_key(pointer)) or Fate()
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Note that somebody wants it committed."""
         if call.op == "commit":
             pointer = call.asked["pointer"]
             self._fates.put(_key(pointer), self.of(pointer)._replace(is_in_doubt=True))
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Note what was decided, and compare it with the snapshots of later transactions."""
         if call.op == "begin" and call.is_ok:
             self._compare(call)
@@ -69,7 +69,7 @@ class Fates:
             fate = fate._replace(undone=call.ended, is_invalid=is_invalid)
         self._fates.put(_key(pointer), fate)
 
-    def _compare(self, call: Call) -> None:
+    def _compare(self, call: Operation) -> None:
         """Find commits that were answered before a snapshot was asked for that has them open or invalid."""
         snapshot = call.told.get("snapshot") or {}
         for name in ("in_progress", "invalids"):

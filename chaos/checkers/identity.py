@@ -6,9 +6,9 @@ from typing_extensions import override
 
 from chaos.checkers.checker import Checker
 from chaos.checkers.facts import UNSURE, Tried, answered
-from chaos.checkers.values import Read, Seen
+from chaos.checkers.values import Read, ReadRow
 from chaos.checkers.violations import spot
-from chaos.history import Call
+from chaos.history import Operation
 
 NOBODY = Tried(place=-1, part=0, size=1, tried_ns=0, publisher="", number=0, maybe=1)
 """Who published what nobody asked for."""
@@ -43,7 +43,7 @@ class Identity(Checker):
                 detail = spot(row.payload, id=row.id, of=tried.life, shown_in=life)
                 self.found.add("old_rows", detail, read.call.ended)
 
-    def _new_place(self, read: Read, row: Seen, tried: Tried | None) -> None:
+    def _new_place(self, read: Read, row: ReadRow, tried: Tried | None) -> None:
         """Judge a payload that was not seen at this id before."""
         assert row.payload is not None
         place = read.call.ended
@@ -61,14 +61,14 @@ class Identity(Checker):
             detail = spot(row.payload, ids=(tried.id, row.id), reader=read.call.process)
             self.found.add("duplicated", detail, place)
 
-    def _first_place(self, read: Read, row: Seen, tried: Tried) -> None:
+    def _first_place(self, read: Read, row: ReadRow, tried: Tried) -> None:
         if not tried.may_be_there:
             self._refused(str(row.payload), row.id, read.call)
         if tried.told and tried.told != row.id and not tried.is_stored:
             detail = spot(str(row.payload), answered=tried.told, shown_at=row.id)
             self.found.add("torn", detail, read.call.ended)
 
-    def _refused(self, payload: str, row_id: str, call: Call) -> None:
+    def _refused(self, payload: str, row_id: str, call: Operation) -> None:
         detail = spot(payload, id=row_id, found_by=call.process)
         self.found.add("refused_but_stored", detail, call.ended)
 
@@ -80,7 +80,7 @@ class Identity(Checker):
             self.found.add("id_reused", spot(row_id, one=owner[0], other=payload), place)
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Compare the ids of an acknowledgement, and what was refused, with what was shown."""
         if call.op != "publish":
             return
@@ -94,7 +94,7 @@ class Identity(Checker):
                 if tried is not None and tried.id and not tried.may_be_there:
                     self._refused(payload, tried.id, call)
 
-    def _answered(self, call: Call, index: int) -> None:
+    def _answered(self, call: Operation, index: int) -> None:
         told, payload = answered(call, index), call.asked["payloads"][index]
         if told is None or call.told.get("replayed"):
             return

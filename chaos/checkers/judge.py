@@ -26,7 +26,7 @@ from chaos.checkers.availability import Availability, Faults, is_judged
 from chaos.checkers.checker import Checker
 from chaos.checkers.coverage import Coverage
 from chaos.checkers.ending import Finals, Lost, Order
-from chaos.checkers.facts import UNSURE, Topic
+from chaos.checkers.facts import UNSURE, TopicFacts
 from chaos.checkers.fates import Fates
 from chaos.checkers.identity import Identity
 from chaos.checkers.publishes import Answers, Deadlines, ToldOrder
@@ -45,7 +45,7 @@ from chaos.checkers.violations import (
     Verdict,
     total,
 )
-from chaos.history import WRITES, Call, Event, Pairing, who_owes
+from chaos.history import WRITES, Event, Operation, Pairing, who_owes
 
 BY_TOPIC: Final[tuple[type[Checker], ...]] = (
     ToldOrder,
@@ -79,17 +79,17 @@ class _Case:
     def __init__(
         self, name: str, tables: Tables, found: Findings, promises: Promises, world: _World
     ) -> None:
-        self.topic = Topic(name, tables, world.fates)
+        self.topic = TopicFacts(name, tables, world.fates)
         self.availability = Availability(name, found, promises, world.faults)
         self.checkers = [checker(self.topic, found, promises) for checker in BY_TOPIC]
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         self.topic.began(call)
         for checker in self.checkers:
             checker.began(call)
         self.availability.began(call)
 
-    def ended(self, call: Call) -> int:
+    def ended(self, call: Operation) -> int:
         """Judge an answer, and return how many rows it showed."""
         self.topic.ended(call)
         for checker in self.checkers:
@@ -157,7 +157,7 @@ class Judge:
         else:
             self.ended(call)
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Take the beginning of a call; lines come in order."""
         self._now_ns = call.invoked_ns
         world = self._world
@@ -174,7 +174,7 @@ class Judge:
             if (register := self._register(call)) is not None:
                 register.began(call)
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Take the end of a call."""
         self._now_ns = call.ended_ns or self._now_ns
         world = self._world
@@ -199,7 +199,7 @@ class Judge:
             self._cases[name] = case
         return self._cases[name]
 
-    def _register(self, call: Call) -> Availability | None:
+    def _register(self, call: Operation) -> Availability | None:
         """Return the register that is asked, if it is one."""
         name = who_owes(call.op, call.topic, call.asked)
         if name is not None and name not in self._registers:
@@ -216,7 +216,7 @@ class Judge:
         for one in self._asked:
             one.look(now_ns)
 
-    def _count(self, call: Call) -> None:
+    def _count(self, call: Operation) -> None:
         if call.op != "publish":
             return
         word = {"ok": "acknowledged", "fail": "refused", "unknown": "unknown"}[call.outcome]
@@ -262,7 +262,7 @@ class Judge:
         return names
 
 
-def check(calls: Iterable[Call], promises: Promises | None = None) -> Verdict:
+def check(calls: Iterable[Operation], promises: Promises | None = None) -> Verdict:
     """Judge a history that is in memory."""
     judge = Judge(promises)
     lines = [(call.invoked, judge.began, call) for call in calls]

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from chaos.history import Call
+from chaos.history import Operation
 
 NS: Final = 1_000_000
 """Nanoseconds of a millisecond."""
 
 
-class Lifetimes:
+class TopicLifetimes:
     """The lifetimes of one topic, and the horizon that follows from them. Calls come in order."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Lifetimes:
         self._read: tuple[int, int | None] = (-1, None)
         """The read that was answered last, and what was in force when it was asked."""
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Note what was asked for, or what was in force when something is read."""
         if call.op in ("create", "update") and call.asked.get("ttl_s") is not None:
             self._asked[call.invoked] = int(call.asked["ttl_s"]) * 1000
@@ -47,7 +47,7 @@ class Lifetimes:
         elif call.op == "read" and self.least_ms is not None:
             self._reads[call.invoked] = self.least_ms
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Note what came of it."""
         if call.op == "read":
             self._read = call.invoked, self._reads.pop(call.invoked, None)
@@ -63,7 +63,7 @@ class Lifetimes:
             self._ever_ms = ttl_ms if self._ever_ms is None else min(self._ever_ms, ttl_ms)
         self._weigh()
 
-    def _close(self, call: Call) -> None:
+    def _close(self, call: Operation) -> None:
         """End what was created before something else was asked for, and acknowledged now."""
         assert call.ended_ns is not None
         over = [ttl_ms for line, ttl_ms in self._created if line < call.invoked]
@@ -81,7 +81,7 @@ class Lifetimes:
         """Return when a message was published that may just be gone at a time; None: none may."""
         return self._horizon_ns(at_ns, self.least_ms)
 
-    def horizon_of(self, call: Call) -> int | None:
+    def horizon_of(self, call: Operation) -> int | None:
         """Return that for the read that was answered last: it may go by what was when it was asked."""
         line, least_ms = self._read
         if line == call.invoked and least_ms is not None:

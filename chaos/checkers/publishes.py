@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing_extensions import override
 
 from chaos.checkers.checker import Checker
-from chaos.checkers.facts import Topic
+from chaos.checkers.facts import TopicFacts
 from chaos.checkers.tables import LAST
 from chaos.checkers.values import moment_ms, plain
 from chaos.checkers.violations import Findings, Promises, spot
-from chaos.history import Call
+from chaos.history import Operation
 
 
 class ToldOrder(Checker):
@@ -28,7 +28,7 @@ class ToldOrder(Checker):
 
     names = ("reordered", "two_epochs")
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin with no id and no epoch."""
         super().__init__(topic, found, promises)
         self._last = ""
@@ -36,13 +36,13 @@ class ToldOrder(Checker):
         self._bounds: dict[int, tuple[str, int]] = {}
 
     @override
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Keep what was told before."""
         if call.op == "publish":
             self._bounds[call.invoked] = self._last, self._epoch
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Compare with it. An answer that was given before is older than that."""
         bounds = self._bounds.pop(call.invoked, None)
         if bounds is None or not call.is_ok or call.told.get("replayed"):
@@ -65,13 +65,13 @@ class Answers(Checker):
 
     names = ("two_answers", "written_after_delete")
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin without answers."""
         super().__init__(topic, found, promises)
         self._answers = topic.tables.table(tuple)
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Compare with the first answer.
 
         A store shows nothing before its reference is published, which then is refused; and an answer
@@ -86,7 +86,7 @@ class Answers(Checker):
             detail = spot(call.op, asked=call.asked)
             self.found.add("written_after_delete", detail, call.ended)
 
-    def _compare(self, call: Call) -> None:
+    def _compare(self, call: Operation) -> None:
         key, answer = call.asked["key"], (call.id, call.told.get("last"))
         first = self._answers.get(key)
         if first is None:

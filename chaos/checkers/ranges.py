@@ -9,7 +9,7 @@ from typing_extensions import override
 from chaos.checkers.checker import Checker
 from chaos.checkers.values import Read, asked_after, asked_through, first_at
 from chaos.checkers.violations import spot
-from chaos.history import Call
+from chaos.history import Operation
 
 
 class Ranges(Checker):
@@ -38,7 +38,7 @@ class Ranges(Checker):
             self.found.add("out_of_range", spot(call.process, limit=limit, ids=ids), call.ended)
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Find logs that can't be read to the end when everything is healed."""
         is_final = call.process.partition("@")[0] == "final"
         if call.op == "read" and is_final and not call.is_ok:

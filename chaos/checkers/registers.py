@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from chaos.checkers.tables import Table, Tables
+from chaos.checkers.tables import Tables, ValueTable
 from chaos.checkers.violations import Findings, spot
-from chaos.history import Call
+from chaos.history import Operation
 
 NOTHING = "absent"
 
@@ -52,8 +52,8 @@ class Registers:
     def __init__(self, tables: Tables, found: Findings) -> None:
         """Begin with every register absent."""
         self._found = found
-        self._written: Table[_Written] = tables.table(_Written._make)
-        self._versions: Table[tuple[str]] = tables.table(tuple)
+        self._written: ValueTable[_Written] = tables.table(_Written._make)
+        self._versions: ValueTable[tuple[str]] = tables.table(tuple)
         self._registers: dict[str, _Register] = {}
 
     @property
@@ -61,7 +61,7 @@ class Registers:
         """Whether each register that was changed was shown as it ended."""
         return all(one.is_final for one in self._registers.values() if one.is_owed)
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Keep what was known, and what somebody tries to write."""
         if call.op not in ("cas", "get"):
             return
@@ -74,7 +74,7 @@ class Registers:
             place = 0 if before is None else before.place + 1
             self._put(key, _name(call.asked["value"]), _Written(place, expected))
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Judge an answer."""
         if call.op not in ("cas", "get"):
             return
@@ -97,7 +97,7 @@ class Registers:
         elif call.is_ok:
             self._seen(key, _name(call.told.get("value")), bound, call)
 
-    def _finally(self, register: _Register, call: Call) -> None:
+    def _finally(self, register: _Register, call: Operation) -> None:
         """Note that a register was asked for as it ended."""
         if call.is_ok:
             register.is_final = True
@@ -105,7 +105,7 @@ class Registers:
             detail = spot(call.asked["key"], process=call.process, why=call.told.get("why"))
             self._found.add("unreadable", detail, call.ended)
 
-    def _seen(self, key: str, value: str, least: int, call: Call) -> None:
+    def _seen(self, key: str, value: str, least: int, call: Operation) -> None:
         """Judge that a value was in the register while a call was under way."""
         written = self._find(key, value)
         if written is None or written.is_refused:
@@ -118,7 +118,7 @@ class Registers:
         self._version(key, value, call)
         self._follow(key, value, call)
 
-    def _follow(self, key: str, value: str, call: Call) -> None:
+    def _follow(self, key: str, value: str, call: Operation) -> None:
         """Note that a value replaced the one that it expected, and that one the one before."""
         while value != NOTHING:
             written = self._find(key, value)
@@ -131,7 +131,7 @@ class Registers:
             self._put(key, written.expected, before._replace(follower=value))
             value = written.expected
 
-    def _version(self, key: str, value: str, call: Call) -> None:
+    def _version(self, key: str, value: str, call: Operation) -> None:
         version = call.told.get("version")
         if version is None:
             return
@@ -149,7 +149,7 @@ class Registers:
     def _put(self, key: str, value: str, written: _Written) -> None:
         self._written.put(f"{key} {value}", written)
 
-    def _tell(self, name: str, call: Call, value: str, **facts: object) -> None:
+    def _tell(self, name: str, call: Operation, value: str, **facts: object) -> None:
         detail = spot(f"{call.asked['key']} = {value}", process=call.process, **facts)
         self._found.add(name, detail, call.ended)
 

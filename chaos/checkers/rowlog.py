@@ -20,13 +20,13 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from chaos.checkers.violations import Findings, Violation
-from chaos.history import Call
+from chaos.history import Operation
 
 NAMES = ("row_lost", "row_in_flight", "row_order")
 Kind = Literal["put", "begin", "end", "halted"]
 
 
-class Seen(NamedTuple):
+class HistoryLine(NamedTuple):
     """A line of a history. ``process`` and ``time_ns`` are of all kinds; the rest of those it is about."""
 
     kind: Kind
@@ -47,7 +47,7 @@ class _Judge:
         self._put = put
         self._flying: defaultdict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
 
-    def take(self, seen: Seen) -> None:
+    def take(self, seen: HistoryLine) -> None:
         """Take the next line."""
         place = (seen.subscription, seen.row)
         if seen.kind == "halted":
@@ -60,7 +60,7 @@ class _Judge:
             if seen.done:
                 self.done[place].add(seen.seq)
 
-    def _begin(self, seen: Seen, place: tuple[str, str]) -> None:
+    def _begin(self, seen: HistoryLine, place: tuple[str, str]) -> None:
         if beside := {seq for _, seq in self._flying[place]} - {seen.seq}:
             self._add("row_in_flight", f"{place} {seen.seq} beside {sorted(beside)}")
         earlier = {seq for seq in self._put.get(seen.row, ()) if seq < seen.seq}
@@ -72,7 +72,7 @@ class _Judge:
         self.found.append(Violation(name, detail))
 
 
-def violations(history: Iterable[Seen], subscriptions: Sequence[str]) -> list[Violation]:
+def violations(history: Iterable[HistoryLine], subscriptions: Sequence[str]) -> list[Violation]:
     """Return what was broken; what is lost, of these subscriptions."""
     events = sorted(history, key=lambda each: each.time_ns)
     put: dict[str, set[int]] = {}
@@ -98,8 +98,8 @@ class RowLogs:
     def __init__(self, found: Findings) -> None:
         """Begin without a rowlog."""
         self._found = found
-        self._seen: defaultdict[str, list[Seen]] = defaultdict(list)
-        self._halted: list[Seen] = []
+        self._seen: defaultdict[str, list[HistoryLine]] = defaultdict(list)
+        self._halted: list[HistoryLine] = []
         self._ended: dict[str, list[str]] = {}
         """By rowlog that was waited for at the end: its subscriptions."""
 
@@ -108,23 +108,23 @@ class RowLogs:
         """Whether each rowlog was waited for at the end."""
         return self._seen.keys() <= self._ended.keys()
 
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """Note that a listener was called."""
         if call.op == "row-offer":
             self._seen[call.asked["log"]].append(_offer(call, "begin", call.invoked_ns))
 
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Note an answer."""
         if not call.is_ok:
             return
         asked, ended_ns = call.asked, call.ended_ns or 0
         if call.op == "row-put":
-            put = Seen("put", call.process, ended_ns, asked["row"], call.told["seq"])
+            put = HistoryLine("put", call.process, ended_ns, asked["row"], call.told["seq"])
             self._seen[asked["log"]].append(put)
         elif call.op == "row-offer":
             self._seen[asked["log"]].append(_offer(call, "end", ended_ns))
         elif call.op == "row-halt":
-            self._halted.append(Seen("halted", asked["processor"], call.invoked_ns))
+            self._halted.append(HistoryLine("halted", asked["processor"], call.invoked_ns))
         elif call.op == "row-final":
             self._ended[asked["log"]] = asked["subscriptions"]
 
@@ -135,9 +135,9 @@ class RowLogs:
                 self._found.add(each.name, f"{name}: {each.detail}")
 
 
-def _offer(call: Call, kind: Kind, time_ns: int) -> Seen:
+def _offer(call: Operation, kind: Kind, time_ns: int) -> HistoryLine:
     asked = call.asked
-    return Seen(
+    return HistoryLine(
         kind,
         asked["processor"],
         time_ns,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from chaos.checkers.checker import Checker
-from chaos.checkers.facts import UNSURE, Log, Row, Topic, Tried
+from chaos.checkers.facts import UNSURE, FinalRow, TopicFacts, TopicLife, Tried
 from chaos.checkers.tables import LAST
 from chaos.checkers.values import ABOVE_ALL, INLINE, STORED, Read
 from chaos.checkers.violations import Findings, Promises, spot
@@ -71,7 +71,7 @@ class Snapshots(Checker):
 
     names = ("dirty_read", "lost_visible", "half_transaction")
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin without reads."""
         super().__init__(topic, found, promises)
         self._waiting: list[_Waiting] = []
@@ -125,7 +125,7 @@ class Snapshots(Checker):
             self._judge(waiting, self.topic.log(waiting.life))
         self._waiting = []
 
-    def _judge(self, waiting: _Waiting, log: Log) -> None:
+    def _judge(self, waiting: _Waiting, log: TopicLife) -> None:
         read, view = waiting.read, waiting.view
         known = [log.shown[kind].between(read.after, waiting.through) for kind in (INLINE, STORED)]
         for row_id, shown in merge(*known):
@@ -155,7 +155,7 @@ class Snapshots(Checker):
             )
             self.found.add("dirty_read", detail, waiting.read.call.ended)
 
-    def _may_be_gone(self, read: Read, log: Log, row_id: str, tried: Tried | None) -> bool:
+    def _may_be_gone(self, read: Read, log: TopicLife, row_id: str, tried: Tried | None) -> bool:
         """Whether a row may be left out for another reason than its pointer."""
         if row_id < log.floor:
             return True
@@ -185,7 +185,7 @@ class WholeAtTheEnd(Checker):
                 row = log.final.get(tried.id) if tried.id else None
                 self._count(payload, tried.pointer, row)
 
-    def _count(self, payload: str, pointer: int, row: Row | None) -> None:
+    def _count(self, payload: str, pointer: int, row: FinalRow | None) -> None:
         is_seen = row is not None and (row.pointer is None or row.pointer >= 0)
         fate = self.topic.fates.of(pointer)
         if fate.is_undone and row is not None and (row.pointer or 0) > 0 and not fate.is_invalid:
@@ -193,7 +193,7 @@ class WholeAtTheEnd(Checker):
             self.found.add("half_transaction", detail)
         self.topic.fates.count(pointer, is_seen=is_seen)
 
-    def _may_have_gone(self, log: Log, tried: Tried) -> bool:
+    def _may_have_gone(self, log: TopicLife, tried: Tried) -> bool:
         if max(tried.told, tried.above) < log.final_floor:
             return True
         return self.topic.may_have_expired(tried, log.final_ns, self.promises.early_ms)

@@ -25,7 +25,7 @@ LAST = "\U0010ffff"
 """Above every key."""
 
 
-class Table(Protocol[V]):
+class ValueTable(Protocol[V]):
     """Values by key; keys are text and have an order."""
 
     def get(self, key: str) -> V | None:
@@ -52,7 +52,7 @@ class Tables(Protocol):
 
     steps: int
 
-    def table(self, make: Make[V]) -> Table[V]:
+    def table(self, make: Make[V]) -> ValueTable[V]:
         """Return a new table of tuples; ``make`` gives the value back from a plain tuple."""
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class MemoryTables:
         """Begin without tables."""
         self.steps = 0
 
-    def table(self, make: Make[V]) -> Table[V]:
+    def table(self, make: Make[V]) -> ValueTable[V]:
         """Return a new table."""
         del make
         return _MemoryTable(self)
@@ -139,7 +139,7 @@ class DiskTables:
         )
         self._spaces = count()
 
-    def table(self, make: Make[V]) -> Table[V]:
+    def table(self, make: Make[V]) -> ValueTable[V]:
         """Return a new table."""
         return _DiskTable(self, next(self._spaces), make)
 

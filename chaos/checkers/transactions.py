@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing_extensions import override
 
 from chaos.checkers.checker import Checker
-from chaos.checkers.facts import UNSURE, Topic, Undone
-from chaos.checkers.tables import Table
-from chaos.checkers.values import ABOVE_ALL, Read, Seen, plain
+from chaos.checkers.facts import UNSURE, TopicFacts, Undone
+from chaos.checkers.tables import ValueTable
+from chaos.checkers.values import ABOVE_ALL, Read, ReadRow, plain
 from chaos.checkers.violations import Findings, Promises, spot
-from chaos.history import Call
+from chaos.history import Operation
 
 
 class Rollbacks(Checker):
@@ -18,7 +18,7 @@ class Rollbacks(Checker):
     names = ("rolled_back", "phantom_rollback")
 
     @override
-    def began(self, call: Call) -> None:
+    def began(self, call: Operation) -> None:
         """From now on rows may be rolled back."""
         if call.op == "rollback":
             asked = call.asked
@@ -28,7 +28,7 @@ class Rollbacks(Checker):
             self.topic.undone.setdefault(asked["pointer"], {})[call.invoked] = undone
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """From now on they must be."""
         if call.op == "rollback" and call.is_ok:
             of_pointer = self.topic.undone[call.asked["pointer"]]
@@ -50,18 +50,18 @@ class Rollbacks(Checker):
             elif pointer < 0 and not self._was_asked(-pointer, row):
                 self._tell("phantom_rollback", row, read)
 
-    def _was_done(self, pointer: int, row: Seen, call: Call) -> bool:
+    def _was_done(self, pointer: int, row: ReadRow, call: Operation) -> bool:
         return any(
             undone.concerns(row.id) and undone.ended is not None and undone.ended < call.invoked
             for undone in self.topic.undone.get(pointer, {}).values()
         )
 
-    def _was_asked(self, pointer: int, row: Seen) -> bool:
+    def _was_asked(self, pointer: int, row: ReadRow) -> bool:
         return any(
             undone.concerns(row.id) for undone in self.topic.undone.get(pointer, {}).values()
         )
 
-    def _tell(self, name: str, row: Seen, read: Read) -> None:
+    def _tell(self, name: str, row: ReadRow, read: Read) -> None:
         detail = spot(row.id, pointer=row.pointer, payload=row.payload, reader=read.call.process)
         self.found.add(name, detail, read.call.ended)
 
@@ -75,14 +75,14 @@ class Stored(Checker):
 
     names = ("payloads_changed", "payloads_lost")
 
-    def __init__(self, topic: Topic, found: Findings, promises: Promises) -> None:
+    def __init__(self, topic: TopicFacts, found: Findings, promises: Promises) -> None:
         """Begin without payloads."""
         super().__init__(topic, found, promises)
-        self._shown: Table[tuple[str, ...]] = topic.tables.table(tuple)
-        self._stored: Table[tuple[str, ...]] = topic.tables.table(tuple)
+        self._shown: ValueTable[tuple[str, ...]] = topic.tables.table(tuple)
+        self._stored: ValueTable[tuple[str, ...]] = topic.tables.table(tuple)
 
     @override
-    def ended(self, call: Call) -> None:
+    def ended(self, call: Operation) -> None:
         """Keep what was stored, and compare what is shown."""
         if not call.is_ok or call.op not in ("store", "payloads"):
             return
@@ -105,7 +105,7 @@ class Stored(Checker):
         self._find_missing(log, self._stored.get(log) or (), shown, call)
 
     def _find_missing(
-        self, log: str, payloads: tuple[str, ...], shown: tuple[str, ...] | None, call: Call
+        self, log: str, payloads: tuple[str, ...], shown: tuple[str, ...] | None, call: Operation
     ) -> None:
         present = set(payloads if shown is None else shown)
         for payload in payloads:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from chaos.history import Call
+from chaos.history import Operation
 
 ROW_DIGITS: Final = 20
 MOMENT_DIGITS: Final = 16
@@ -23,7 +23,7 @@ VIEWS: Final = {
 """What is shown by each way to look."""
 
 
-class Seen(NamedTuple):
+class ReadRow(NamedTuple):
     """A row, or a message with a stored payload, as a read showed it."""
 
     id: str
@@ -46,9 +46,9 @@ def plain(identifier: str) -> str:
     return identifier[:ROW_DIGITS] if is_inline else identifier
 
 
-def rows_of(call: Call) -> list[Seen]:
+def rows_of(call: Operation) -> list[ReadRow]:
     """Return the rows that a read was answered with."""
-    return [Seen(plain(row[0]), *row[1:]) for row in call.told.get("rows", ())]
+    return [ReadRow(plain(row[0]), *row[1:]) for row in call.told.get("rows", ())]
 
 
 def below(identifier: str) -> str:
@@ -72,8 +72,8 @@ def moment_ms(identifier: str) -> int:
 class Read(NamedTuple):
     """An answered read, and what it vouches for: all of ``kinds`` in (``after``, ``through``]."""
 
-    call: Call
-    rows: list[Seen]
+    call: Operation
+    rows: list[ReadRow]
     kinds: tuple[str, ...]
     after: str
     through: str
@@ -89,36 +89,36 @@ class Read(NamedTuple):
         return self.call.asked.get("snapshot") is not None
 
 
-def read_of(call: Call) -> Read:
+def read_of(call: Operation) -> Read:
     """Return what an answered read tells."""
     rows = rows_of(call)
     covered = _backward(call, rows) if call.asked.get("reverse") else _forward(call, rows)
     return Read(call, rows, VIEWS[call.asked.get("view") or "rows"], *covered)
 
 
-def asked_after(call: Call) -> str:
+def asked_after(call: Operation) -> str:
     """Return the id above which rows were asked for."""
     time_ms = call.asked.get("time")
     return plain(call.asked.get("after") or "") if time_ms is None else below(first_at(time_ms))
 
 
-def asked_through(call: Call) -> str:
+def asked_through(call: Operation) -> str:
     """Return the id up to which rows were asked for."""
     return plain(call.asked.get("through") or ABOVE_ALL)
 
 
-def _pointer(call: Call) -> str | None:
+def _pointer(call: Operation) -> str | None:
     pointer = call.told.get("pointer")
     return None if pointer is None else plain(pointer)
 
 
-def _forward(call: Call, rows: list[Seen]) -> tuple[str, str]:
+def _forward(call: Operation, rows: list[ReadRow]) -> tuple[str, str]:
     after, pointer = asked_after(call), _pointer(call)
     seen = plain(call.told.get("seen") or (rows[-1].id if rows else after))
     return after, min(seen, asked_through(call), ABOVE_ALL if pointer is None else pointer)
 
 
-def _backward(call: Call, rows: list[Seen]) -> tuple[str, str]:
+def _backward(call: Operation, rows: list[ReadRow]) -> tuple[str, str]:
     """Tell nothing of what is above the first row, unless the log's pointer is known."""
     after, pointer = asked_after(call), _pointer(call)
     seen = plain(call.told.get("seen") or (rows[-1].id if rows else asked_through(call)))

@@ -8,19 +8,19 @@ from typing import Final
 
 from chaos.links import PAIRS
 from chaos.nemeses import slow
-from chaos.nemeses.beneath import Gateway, RegionMove, RegionServer, ZooKeeperLeader
-from chaos.nemeses.clock import HOUR_S, Skew, Step, Strobe
+from chaos.nemeses.beneath import GatewayKill, RegionMove, RegionServer, ZooKeeperLeader
+from chaos.nemeses.clock import HOUR_S, ClockStep, Skew, Strobe
 from chaos.nemeses.disk import FlippedBit, FullDisk, PowerCut
 from chaos.nemeses.drop import Drop
 from chaos.nemeses.kill import Kill
 from chaos.nemeses.loss import Loss
-from chaos.nemeses.members import Membership, Twin
+from chaos.nemeses.members import MembershipChanges, Twin
 from chaos.nemeses.partition import Partition
 from chaos.nemeses.pause import Pause
 from chaos.nemeses.restart import Restart
-from chaos.nemeses.session import Session, Wipe
-from chaos.nemeses.slow import Slow
-from chaos.nemeses.topics import Churn, Leaders
+from chaos.nemeses.session import SessionLoss, Wipe
+from chaos.nemeses.slow import SlowLinks
+from chaos.nemeses.topics import Churn, LeaderMoves
 from chaos.nemesis import Make, Nemesis
 
 NEMESES: Final[Mapping[str, Make]] = {
@@ -29,32 +29,32 @@ NEMESES: Final[Mapping[str, Make]] = {
     "pause": Pause,
     "partition": Partition,
     **{f"partition-{pair}": partial(Partition, pair) for pair in PAIRS},
-    "latency": partial(Slow, "latency", slow.latency),
-    "jitter": partial(Slow, "jitter", slow.jitter),
-    "bandwidth": partial(Slow, "bandwidth", slow.bandwidth),
-    "reset": partial(Slow, "reset", slow.reset),
-    "slow-close": partial(Slow, "slow-close", slow.slow_close),
-    "slices": partial(Slow, "slices", slow.slices),
+    "latency": partial(SlowLinks, "latency", slow.latency),
+    "jitter": partial(SlowLinks, "jitter", slow.jitter),
+    "bandwidth": partial(SlowLinks, "bandwidth", slow.bandwidth),
+    "reset": partial(SlowLinks, "reset", slow.reset),
+    "slow-close": partial(SlowLinks, "slow-close", slow.slow_close),
+    "slices": partial(SlowLinks, "slices", slow.slices),
     "drop": Drop,
     "loss": Loss,
-    "clock-back": partial(Step, "clock-back", -10.0),
-    "clock-forward": partial(Step, "clock-forward", HOUR_S),
+    "clock-back": partial(ClockStep, "clock-back", -10.0),
+    "clock-forward": partial(ClockStep, "clock-forward", HOUR_S),
     "clock-skew": Skew,
     "clock-strobe": Strobe,
     "zookeeper-leader": ZooKeeperLeader,
     "zookeeper-wipe": Wipe,
-    "session": Session,
+    "session": SessionLoss,
     "region-server": RegionServer,
-    "gateway": Gateway,
+    "gateway": GatewayKill,
     "region-move": RegionMove,
-    "membership": Membership,
+    "membership": MembershipChanges,
     "twin": Twin,
     "power-cut": partial(PowerCut, "power-cut", torn=False),
     "torn-tail": partial(PowerCut, "torn-tail", torn=True),
     "disk-full": FullDisk,
     "flipped-bit": FlippedBit,
     "churn": Churn,
-    "leaders": Leaders,
+    "leaders": LeaderMoves,
 }
 """What makes each, by its name on the command line."""
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from broker.local import Kind
+from broker.local import ProcessKind
 from chaos.nemesis import Repeated
 from chaos.target import Ability, Target
 
@@ -35,7 +35,7 @@ class ZooKeeperLeader(Repeated):
 class _OfHBase(Repeated):
     needs = frozenset({Ability.HBASE})
     rest_s: ClassVar[tuple[float, float]] = (3.0, 8.0)
-    kind: ClassVar[Kind]
+    kind: ClassVar[ProcessKind]
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
@@ -52,14 +52,14 @@ class RegionServer(_OfHBase):
     """SIGKILL of one of HBase's region servers."""
 
     name = "region-server"
-    kind = Kind.REGION_SERVER
+    kind = ProcessKind.REGION_SERVER
 
 
-class Gateway(_OfHBase):
+class GatewayKill(_OfHBase):
     """SIGKILL of one of HBase's Thrift-2 gateways."""
 
     name = "gateway"
-    kind = Kind.GATEWAY
+    kind = ProcessKind.GATEWAY
 
 
 class RegionMove(Repeated):
@@ -70,7 +70,9 @@ class RegionMove(Repeated):
 
     @override
     async def act(self, target: Target, chance: random.Random) -> Any:
-        there = [each for each in target.processes(Kind.REGION_SERVER) if target.is_running(each)]
+        there = [
+            each for each in target.processes(ProcessKind.REGION_SERVER) if target.is_running(each)
+        ]
         if len(there) < 2:
             return None
         server = chance.choice(there)

@@ -22,7 +22,7 @@ SKEW_S = 1.5
 """Within what nodes tolerate, so that they go on leading with clocks that differ."""
 
 
-class Step:
+class ClockStep:
     """One node's clock is off by the same until it is healed."""
 
     needs: ClassVar[frozenset[Ability]] = frozenset({Ability.CLOCKS})

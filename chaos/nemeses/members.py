@@ -16,7 +16,7 @@ INSTANCE = "BROKER_CLUSTER__INSTANCE_ID"
 STAYS_S = (2.0, 6.0)
 
 
-class Membership(Repeated):
+class MembershipChanges(Repeated):
     """A node joins and leaves again; others are drained and undrained."""
 
     name = "membership"

@@ -11,7 +11,7 @@ from chaos.nemesis import Repeated
 from chaos.target import Ability, Target
 
 
-class Session(Repeated):
+class SessionLoss(Repeated):
     """A node's session is ended, by its id, in the middle of a healthy connection."""
 
     name = "session"

@@ -54,7 +54,7 @@ def slices(chance: random.Random) -> list[Toxic]:
     return [Toxic("slicer", stream, sliced) for stream in STREAMS]
 
 
-class Slow(OnLinks):
+class SlowLinks(OnLinks):
     """One node's links of one kind, or all links of that kind, go wrong in one way."""
 
     def __init__(self, name: str, draw: Draw) -> None:

@@ -40,7 +40,7 @@ class Churn(Repeated):
         return topic
 
 
-class Leaders(Repeated):
+class LeaderMoves(Repeated):
     """Every topic that is led is pinned to another node, many times a second."""
 
     name = "leaders"

@@ -4,7 +4,7 @@ from chaos.workloads.bounce import BounceWorkload
 from chaos.workloads.log import LogWorkload
 from chaos.workloads.metadata import MetadataWorkload
 from chaos.workloads.rowlog import RowLogWorkload
-from chaos.workloads.stage import REAL, REGISTRY, SIMULATED, Scale, Stage, Workload
+from chaos.workloads.stage import REAL, REGISTRY, SIMULATED, Scale, Workload, WorkloadStage
 from chaos.workloads.topics import TopicsWorkload
 from chaos.workloads.transactions import OwnTransactionsWorkload, TransactionsWorkload
 
@@ -22,4 +22,4 @@ REGISTRY.update(
 BENEATH = frozenset({"rowlog"})
 """They use HBase and ZooKeeper themselves, so they need a cluster of which these can be reached."""
 
-__all__ = ["BENEATH", "REAL", "REGISTRY", "SIMULATED", "Scale", "Stage", "Workload"]
+__all__ = ["BENEATH", "REAL", "REGISTRY", "SIMULATED", "Scale", "Workload", "WorkloadStage"]

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from broker.client import BrokerError, admin
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import Process, Target
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget
+from chaos.workloads.stage import WorkloadStage
 
 ANYWHERE = 0.2
 """How often a topic is let go, so that the cluster itself says who leads it."""
@@ -26,7 +26,7 @@ class BounceWorkload(LogWorkload):
     name = "bounce"
 
     @override
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Publish, consume and move leaders until ``stop`` is set; then let all topics go."""
         async with asyncio.TaskGroup() as group:
             group.create_task(super().run(stage, stop))
@@ -34,8 +34,10 @@ class BounceWorkload(LogWorkload):
                 group.create_task(_operator(stage, f"operator-{target.name}", target, stop))
 
 
-async def _operator(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
-    async with Process(stage, name) as process:
+async def _operator(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
+    async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
                 if stage.chance.random() < ANYWHERE:
@@ -49,7 +51,7 @@ async def _operator(stage: Stage, name: str, target: Target, stop: asyncio.Event
             await _let_go(process, target)
 
 
-async def _move(process: Process, target: Target) -> None:
+async def _move(process: ClientProcess, target: TopicTarget) -> None:
     """Move a topic to one of the nodes that may lead. Raises BrokerError."""
     status = await process.client.ask(admin.status())
     serving = [node["node"] for node in status["nodes"] if node["state"] == "serving"]
@@ -61,13 +63,13 @@ async def _move(process: Process, target: Target) -> None:
         ending.ok({})
 
 
-async def _let_go(process: Process, target: Target) -> None:
+async def _let_go(process: ClientProcess, target: TopicTarget) -> None:
     with process.asking("elect", target.id, {"node": None}) as ending:
         await process.client.ask(admin.unpin(target.id))
         ending.ok({})
 
 
-async def _who_leads(process: Process, target: Target) -> None:
+async def _who_leads(process: ClientProcess, target: TopicTarget) -> None:
     with process.asking("leader", target.id, {}) as ending:
         leader = await process.client.leader(target.id)
         ending.node, ending.epoch = leader.url, leader.epoch

@@ -19,8 +19,8 @@ from typing import Final
 
 from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
-from chaos.workloads.process import Process, Target, before, note
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget, before, note
+from chaos.workloads.stage import WorkloadStage
 
 LOOKS_MIN: Final = 5
 """How many looks in a row end at the same place before a node is believed that differs from another."""
@@ -28,7 +28,7 @@ PAGE_MESSAGES: Final = 1000
 
 
 async def read_everywhere(
-    stage: Stage, targets: Sequence[Target], *, snapshot: Snapshot | None = None
+    stage: WorkloadStage, targets: Sequence[TopicTarget], *, snapshot: Snapshot | None = None
 ) -> None:
     """Read topics to their ends through every node; with a snapshot, as its transaction sees them."""
     for target in targets:
@@ -41,13 +41,17 @@ async def read_everywhere(
 
 
 async def _settled(
-    stage: Stage, target: Target, node: str, known: MessageId | None, snapshot: Snapshot | None
+    stage: WorkloadStage,
+    target: TopicTarget,
+    node: str,
+    known: MessageId | None,
+    snapshot: Snapshot | None,
 ) -> MessageId | None:
     """Look until the end is where another node has it, or stays where it is; return the end."""
     deadline = stage.clock.monotonic() + stage.scale.final_s
     looks_min = 2 if known is None else LOOKS_MIN
     ends: list[MessageId | None] = []
-    async with Process(stage, f"settling@{node}", node=node) as process:
+    async with ClientProcess(stage, f"settling@{node}", node=node) as process:
         place = None if known is None else before(known)
         while True:
             place = await _read_on(process, target, place, deadline, snapshot) or place
@@ -59,16 +63,16 @@ async def _settled(
 
 
 async def _final(
-    stage: Stage, target: Target, name: str, node: str, snapshot: Snapshot | None
+    stage: WorkloadStage, target: TopicTarget, name: str, node: str, snapshot: Snapshot | None
 ) -> None:
     deadline = stage.clock.monotonic() + stage.scale.final_s
-    async with Process(stage, name, node=node) as process:
+    async with ClientProcess(stage, name, node=node) as process:
         await _read_on(process, target, None, deadline, snapshot)
 
 
 async def _read_on(
-    process: Process,
-    target: Target,
+    process: ClientProcess,
+    target: TopicTarget,
     place: MessageId | None,
     deadline: float,
     snapshot: Snapshot | None,
@@ -83,8 +87,8 @@ async def _read_on(
 
 
 async def _page(
-    process: Process,
-    target: Target,
+    process: ClientProcess,
+    target: TopicTarget,
     place: MessageId | None,
     deadline: float,
     snapshot: Snapshot | None,
@@ -114,10 +118,10 @@ async def _page(
         return page
 
 
-async def overview(stage: Stage, target: Target) -> None:
+async def overview(stage: WorkloadStage, target: TopicTarget) -> None:
     """Browse a topic to its end: all rows, with their pointers."""
     deadline = stage.clock.monotonic() + stage.scale.final_s
-    async with Process(stage, f"overview-{target.name}") as process:
+    async with ClientProcess(stage, f"overview-{target.name}") as process:
         place: MessageId | None = None
         while stage.clock.monotonic() < deadline:
             try:

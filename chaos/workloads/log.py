@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from chaos.workloads import publishers, readers
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import Process, Target
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget
+from chaos.workloads.stage import WorkloadStage
 
 
 class LogWorkload:
@@ -26,15 +26,15 @@ class LogWorkload:
         reading: Sequence[readers.Reader] = readers.KINDS,
     ) -> None:
         """Have processes of these kinds, in turn."""
-        self.targets: list[Target] = []
+        self.targets: list[TopicTarget] = []
         self._publishing = publishing
         self._reading = reading
 
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         """Create the topics. Raises BrokerError."""
         self.targets = await created(stage, self.name, stage.scale.topics)
 
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Publish and consume until ``stop`` is set."""
         await readers.work(
             [
@@ -49,16 +49,16 @@ class LogWorkload:
             ],
         )
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         """Read everything through every node."""
         await read_everywhere(stage, self.targets)
 
 
-async def created(stage: Stage, workload: str, count: int) -> list[Target]:
+async def created(stage: WorkloadStage, workload: str, count: int) -> list[TopicTarget]:
     """Create topics with names that a cluster used before does not have. Raises BrokerError."""
     targets = []
-    async with Process(stage, f"creator-{workload}") as process:
+    async with ClientProcess(stage, f"creator-{workload}") as process:
         for number in range(count):
             name = f"{workload}-{stage.chance.getrandbits(32):08x}-{number}"
-            targets.append(await process.create(Target(name)))
+            targets.append(await process.create(TopicTarget(name)))
     return targets

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 from broker.client import BrokerError, TopicId, TopicNotFound
 from chaos.history import Value
 from chaos.workloads import readers
-from chaos.workloads.process import Process, Target
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget
+from chaos.workloads.stage import WorkloadStage
 
 OWNER: Final = "owner"
 SET: Final = 0.3
@@ -45,30 +45,30 @@ class MetadataWorkload:
         """Begin without registers."""
         self.registers: list[str] = []
 
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         """Name the registers; they hold nothing."""
         count = max(REGISTERS_MIN, stage.scale.topics)
         self.registers = [
             f"{self.name}-{stage.chance.getrandbits(32):08x}-{number}" for number in range(count)
         ]
 
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Compare, set and get until ``stop`` is set."""
         processes = 2 * stage.scale.publishers
         await readers.work([self._compete(stage, number, stop) for number in range(processes)], [])
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         """Get every register through every node."""
         for node in stage.nodes:
-            async with Process(stage, f"final@{node}", node=node) as process:
+            async with ClientProcess(stage, f"final@{node}", node=node) as process:
                 for register in self.registers:
                     await _finally(process, register)
 
-    async def _compete(self, stage: Stage, number: int, stop: asyncio.Event) -> None:
+    async def _compete(self, stage: WorkloadStage, number: int, stop: asyncio.Event) -> None:
         chance = stage.chance
         known = dict.fromkeys(self.registers, Held())
         node = chance.choice([None, *stage.nodes])
-        async with Process(stage, f"client-{number}", node=node) as process:
+        async with ClientProcess(stage, f"client-{number}", node=node) as process:
             while not stop.is_set():
                 register = chance.choice(self.registers)
                 with suppress(BrokerError):
@@ -79,7 +79,7 @@ class MetadataWorkload:
                 await process.pause(2 * stage.scale.pause_s)
 
 
-async def _set(process: Process, register: str, held: Held) -> Held:
+async def _set(process: ClientProcess, register: str, held: Held) -> Held:
     """Set a new value if the register still holds what was seen in it. Raises BrokerError."""
     (value,) = process.labels(1)
     asked: Value = {"key": register, "expected": held.value, "value": value}
@@ -89,7 +89,7 @@ async def _set(process: Process, register: str, held: Held) -> Held:
     return Held(value, held.versions + 1)
 
 
-async def _get(process: Process, register: str, held: Held) -> Held:
+async def _get(process: ClientProcess, register: str, held: Held) -> Held:
     """Return what a register holds, beginning with what was seen in it. Raises BrokerError."""
     with process.asking("get", None, {"key": register}) as ending:
         held = await _found(process, register, held)
@@ -97,7 +97,7 @@ async def _get(process: Process, register: str, held: Held) -> Held:
     return held
 
 
-async def _found(process: Process, register: str, held: Held) -> Held:
+async def _found(process: ClientProcess, register: str, held: Held) -> Held:
     """Follow a register's versions to the last one. Raises BrokerError."""
     while True:
         try:
@@ -108,10 +108,10 @@ async def _found(process: Process, register: str, held: Held) -> Held:
 
 
 def _version(register: str, number: int) -> TopicId:
-    return Target(f"{register}-{number}").id
+    return TopicTarget(f"{register}-{number}").id
 
 
-async def _finally(process: Process, register: str) -> None:
+async def _finally(process: ClientProcess, register: str) -> None:
     """Get a register as it ended: one call in the history, however often it is asked."""
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s

@@ -12,7 +12,7 @@ from broker.model import Snapshot
 from chaos.transactions_model import Begun, NotInProgress
 
 
-class OwnService:
+class OwnTransactionService:
     """The service that the cluster's nodes lead.
 
     Args:

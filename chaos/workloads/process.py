@@ -30,7 +30,7 @@ from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, ROW_ID_MIN, MessageId
 from chaos.drivers import collapse, expand
 from chaos.history import Ending, Value, snapshot_value
 from chaos.workloads.beside import message_of, others
-from chaos.workloads.stage import Stage
+from chaos.workloads.stage import WorkloadStage
 
 PAUSE_MEANS_MAX: Final = 5
 """How many times the mean a pause lasts at most."""
@@ -38,7 +38,7 @@ NAMESPACE = "default"
 """Where workloads have their topics."""
 
 
-class Target(NamedTuple):
+class TopicTarget(NamedTuple):
     """A topic as a workload knows it; generation 0 is one that it can't know."""
 
     name: str
@@ -64,7 +64,7 @@ def before(identifier: MessageId) -> MessageId:
     return max(number - 1, 0).to_bytes(MESSAGE_ID_BYTES, "big")
 
 
-class Process:
+class ClientProcess:
     """A name on a stage and a client of its own; a context manager that closes it.
 
     Args:
@@ -75,7 +75,7 @@ class Process:
     """
 
     def __init__(
-        self, stage: Stage, name: str, *, node: str | None = None, **settings: Any
+        self, stage: WorkloadStage, name: str, *, node: str | None = None, **settings: Any
     ) -> None:
         self.stage = stage
         settings.setdefault("deadline_s", stage.scale.deadline_s)
@@ -148,7 +148,7 @@ class Process:
 
     # Topics.
 
-    async def create(self, target: Target, *, ttl_s: int | None = None) -> Target:
+    async def create(self, target: TopicTarget, *, ttl_s: int | None = None) -> TopicTarget:
         """Create a topic and return it with its generation. Raises BrokerError."""
         asked: Value = {"generation": 0}
         if ttl_s is not None:
@@ -159,7 +159,7 @@ class Process:
             ending.ok({"generation": generation})
         return target._replace(generation=generation)
 
-    async def generation(self, target: Target) -> int | None:
+    async def generation(self, target: TopicTarget) -> int | None:
         """Return a topic's generation; 0 if there is no such topic, None if nobody says."""
         try:
             return (await self.client.topic(target.id)).generation
@@ -172,7 +172,7 @@ class Process:
 
     async def publish(  # noqa: PLR0913 - What a publish may have, each named by its callers.
         self,
-        target: Target,
+        target: TopicTarget,
         labels: Sequence[str],
         *,
         pointer: int | None = None,
@@ -216,7 +216,7 @@ class Process:
 
     async def poll(
         self,
-        target: Target,
+        target: TopicTarget,
         start: MessageId | int | None = None,
         *,
         cursor: str | None = None,
@@ -241,7 +241,7 @@ class Process:
 
     def read_asked(
         self,
-        target: Target,
+        target: TopicTarget,
         start: MessageId | int | None = None,
         *,
         cursor: str | None = None,
@@ -270,7 +270,7 @@ class Process:
 
     async def browse(
         self,
-        target: Target,
+        target: TopicTarget,
         start: MessageId | None = None,
         *,
         descending: bool = False,
@@ -309,7 +309,7 @@ class Process:
 
 
 def asked_of(
-    target: Target,
+    target: TopicTarget,
     labels: Sequence[str],
     *,
     pointer: int | None = None,

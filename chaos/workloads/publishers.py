@@ -24,8 +24,8 @@ from typing import Final
 
 from broker.client import BrokerError, Published
 from broker.client.values import Publishable
-from chaos.workloads.process import Process, Target, asked_of, tell
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget, asked_of, tell
+from chaos.workloads.stage import WorkloadStage
 
 ATTEMPTS_MAX: Final = 20
 """How often a publish under a key is tried."""
@@ -36,12 +36,12 @@ UNDER_WAY: Final = 4
 SHORT_LIVES: Final = 0.2
 ONCE_MORE: Final = 0.3
 
-Publisher = Callable[[Stage, str, Target, asyncio.Event], Awaitable[None]]
+Publisher = Callable[[WorkloadStage, str, TopicTarget, asyncio.Event], Awaitable[None]]
 
 
-async def single(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def single(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
     """Publish one message after the other."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             labels = process.labels(1)
             publishing = process.client.publish(target.id, process.message(labels[0]))
@@ -50,9 +50,9 @@ async def single(stage: Stage, name: str, target: Target, stop: asyncio.Event) -
             await process.pause()
 
 
-async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def keyed(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
     """Publish under keys and with numbers, each until it is answered."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         for number in count():
             if stop.is_set():
                 break
@@ -66,9 +66,9 @@ async def keyed(stage: Stage, name: str, target: Target, stop: asyncio.Event) ->
             await process.pause()
 
 
-async def staged(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def staged(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
     """Store in several stages and publish them at once, by a number, until it is answered."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         for number in count():
             if stop.is_set():
                 break
@@ -81,7 +81,7 @@ async def staged(stage: Stage, name: str, target: Target, stop: asyncio.Event) -
             await process.pause()
 
 
-async def _filled(process: Process, target: Target) -> tuple[str, list[str]]:
+async def _filled(process: ClientProcess, target: TopicTarget) -> tuple[str, list[str]]:
     """Return a stage and what was stored in it, in order. Raises BrokerError."""
     labels: list[str] = []
     async with process.client.stage(target.id) as stage:
@@ -95,8 +95,8 @@ async def _filled(process: Process, target: Target) -> tuple[str, list[str]]:
 
 
 async def _publish_stages(
-    process: Process,
-    target: Target,
+    process: ClientProcess,
+    target: TopicTarget,
     filled: Sequence[tuple[str, list[str]]],
     producer: tuple[str, int],
 ) -> Published:
@@ -108,7 +108,9 @@ async def _publish_stages(
     )
 
 
-async def _until_answered(process: Process, publish: Callable[[], Awaitable[Published]]) -> None:
+async def _until_answered(
+    process: ClientProcess, publish: Callable[[], Awaitable[Published]]
+) -> None:
     """Publish what can be repeated, until it is answered; sometimes once more."""
     stage = process.stage
     until = stage.clock.monotonic() + REPEATED_S
@@ -126,10 +128,12 @@ async def _until_answered(process: Process, publish: Callable[[], Awaitable[Publ
             return
 
 
-async def forwarded(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def forwarded(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish several messages at a time through one node; some live shortly."""
     node = stage.chance.choice(list(stage.nodes))
-    async with Process(stage, name, node=node) as process:
+    async with ClientProcess(stage, name, node=node) as process:
         while not stop.is_set():
             lives_s = stage.scale.ttl_s if stage.chance.random() < SHORT_LIVES else None
             with suppress(BrokerError):
@@ -137,9 +141,11 @@ async def forwarded(stage: Stage, name: str, target: Target, stop: asyncio.Event
             await process.pause()
 
 
-async def pipelined(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def pipelined(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish in the background, a few messages at a time."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
 
         async def later(message: Publishable) -> Published:
             return await (await process.client.publish_later(target.id, message))
@@ -151,9 +157,11 @@ async def pipelined(stage: Stage, name: str, target: Target, stop: asyncio.Event
             await process.pause()
 
 
-async def together(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def together(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Await several single messages at the same time; they share requests as it happens."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
 
         async def at_once(message: Publishable) -> Published:
             return await process.client.publish(target.id, message)
@@ -165,8 +173,8 @@ async def together(stage: Stage, name: str, target: Target, stop: asyncio.Event)
 
 
 async def _several(
-    process: Process,
-    target: Target,
+    process: ClientProcess,
+    target: TopicTarget,
     publisher: str | None,
     publish: Callable[[Publishable], Awaitable[Published]],
 ) -> list[str]:

@@ -23,8 +23,8 @@ from typing import Final, TypeVar
 
 from broker.client import BrokerError, Message, TailOptions
 from broker.model import MessageId
-from chaos.workloads.process import Process, Target, note
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget, note
+from chaos.workloads.stage import WorkloadStage
 
 AGAIN: Final = 0.05
 """How often a paging consumer begins anew."""
@@ -34,13 +34,13 @@ SESSION_MAX: Final = 50
 """How many pages or events a session of ``tailing`` or ``streaming`` has at most."""
 
 Kind = TypeVar("Kind")
-Reader = Callable[[Stage, str, Target], Awaitable[None]]
+Reader = Callable[[WorkloadStage, str, TopicTarget], Awaitable[None]]
 
 
-async def waiting(stage: Stage, name: str, target: Target) -> None:
+async def waiting(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
     """Follow by pages that wait."""
     scale = stage.scale
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         place: MessageId | None = None
         while True:
             try:
@@ -58,10 +58,10 @@ async def waiting(stage: Stage, name: str, target: Target) -> None:
             await process.pause()
 
 
-async def paging(stage: Stage, name: str, target: Target) -> None:
+async def paging(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
     """Follow by small pages through one node; each beginning is another consumer."""
     node = stage.chance.choice(list(stage.nodes))
-    async with Process(stage, name, node=node) as process:
+    async with ClientProcess(stage, name, node=node) as process:
         place: MessageId | None = None
         begun = 0
         while True:
@@ -74,13 +74,13 @@ async def paging(stage: Stage, name: str, target: Target) -> None:
             await process.pause()
 
 
-async def tailing(stage: Stage, name: str, target: Target) -> None:
+async def tailing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
     """Follow by the client's tail."""
     scale = stage.scale
     options = TailOptions(
         wait_s=scale.wait_s, page_messages_max=scale.page_messages_max, idle_delay_s=scale.pause_s
     )
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
 
         def pages(place: MessageId | None) -> AsyncGenerator[Sequence[Message]]:
             return process.client.tail_pages(target.id, place, inclusive=False, options=options)
@@ -88,9 +88,9 @@ async def tailing(stage: Stage, name: str, target: Target) -> None:
         await _follow(process, target, pages)
 
 
-async def streaming(stage: Stage, name: str, target: Target) -> None:
+async def streaming(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
     """Follow by the stream of events."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
 
         async def events(place: MessageId | None) -> AsyncGenerator[Sequence[Message]]:
             async with aclosing(process.client.events(target.id, place)) as messages:
@@ -101,8 +101,8 @@ async def streaming(stage: Stage, name: str, target: Target) -> None:
 
 
 async def _follow(
-    process: Process,
-    target: Target,
+    process: ClientProcess,
+    target: TopicTarget,
     pages: Callable[[MessageId | None], AsyncGenerator[Sequence[Message]]],
 ) -> None:
     """Follow, one session after the other; each is told as one read, of what came before its end."""
@@ -132,10 +132,10 @@ async def _follow(
         await process.pause()
 
 
-async def timed(stage: Stage, name: str, target: Target) -> None:
+async def timed(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
     """Read from a moment on: that of a message that was seen, one just beside it, or one lately."""
     chance = stage.chance
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         seen: list[int] = []
         while True:
             if seen and chance.random() < 0.7:
@@ -149,10 +149,10 @@ async def timed(stage: Stage, name: str, target: Target) -> None:
             await process.pause(2 * stage.scale.pause_s)
 
 
-async def browsing(stage: Stage, name: str, target: Target) -> None:
+async def browsing(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
     """Look at pages here and there, forward and backward."""
     chance = stage.chance
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         seen: list[MessageId] = []
         while True:
             start = chance.choice(seen) if seen and chance.random() < 0.7 else None

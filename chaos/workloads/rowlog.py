@@ -26,7 +26,7 @@ from broker.rowlog.table import TableError
 from broker.rowlog.thrift2 import Thrift2Rows
 from chaos.history import Event, Value
 from chaos.workloads.process import note
-from chaos.workloads.stage import Beneath, Stage
+from chaos.workloads.stage import Beneath, WorkloadStage
 
 SUBSCRIPTIONS: Final = ("a", "b")
 WRITERS: Final = 2
@@ -75,7 +75,7 @@ class RowLogWorkload:
         """What was put and was not done yet: subscription, row and number."""
         self._done: set[tuple[str, str, int]] = set()
 
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         """Make the table and the rowlog, and start its processes. Raises BrokerError."""
         beneath = _beneath(stage)
         self._id = f"{self.name}-{stage.chance.getrandbits(32):08x}"
@@ -103,7 +103,7 @@ class RowLogWorkload:
         logs = await beneath.begin(given, halted)
         self._lines = [Lines(path, self._id) for path in logs.values()]
 
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Put messages until ``stop`` is set, and write down what the listeners see."""
         writing = [asyncio.create_task(self._write(stage, each, stop)) for each in range(WRITERS)]
         reading = asyncio.create_task(self._follow(stage))
@@ -116,7 +116,7 @@ class RowLogWorkload:
             if self._log is not None:
                 await self._log.close()
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         """Wait until all is done, as long as the scale says, and end the processes."""
         asked: Value = {"log": self._id, "subscriptions": list(SUBSCRIPTIONS)}
         ending = stage.history.invoke("final", "row-final", "", asked)
@@ -143,7 +143,7 @@ class RowLogWorkload:
 
     # Putting.
 
-    async def _write(self, stage: Stage, number: int, stop: asyncio.Event) -> None:
+    async def _write(self, stage: WorkloadStage, number: int, stop: asyncio.Event) -> None:
         """Put into rows that no other writer has, one message after the other."""
         rows = [f"row-{number}-{each}" for each in range(ROWS)]
         while not stop.is_set():
@@ -151,7 +151,7 @@ class RowLogWorkload:
                 await self._put(stage, f"writer-{number}", stage.chance.choice(rows))
             await stage.clock.sleep(stage.scale.pause_s * stage.chance.random() * 2)
 
-    async def _put(self, stage: Stage, process: str, row: str) -> None:
+    async def _put(self, stage: WorkloadStage, process: str, row: str) -> None:
         assert self._log is not None, "prepared first"
         asked: Value = {"log": self._id, "row": row}
         ending = stage.history.invoke(process, "row-put", "", asked)
@@ -169,12 +169,12 @@ class RowLogWorkload:
 
     # What the processes tell.
 
-    async def _follow(self, stage: Stage) -> None:
+    async def _follow(self, stage: WorkloadStage) -> None:
         while True:
             self._read(stage)
             await stage.clock.sleep(LOOK_S)
 
-    def _read(self, stage: Stage) -> None:
+    def _read(self, stage: WorkloadStage) -> None:
         """Write down what is new, with the times at which it was."""
         while self._halted:
             self._halt(stage, *self._halted.popleft())
@@ -184,13 +184,13 @@ class RowLogWorkload:
             elif told["kind"] == "halted":
                 self._halt(stage, told["process"], told["time_ns"])
 
-    def _halt(self, stage: Stage, name: str, time_ns: int) -> None:
+    def _halt(self, stage: WorkloadStage, name: str, time_ns: int) -> None:
         self._halts += 1
         process, asked = f"{name} halt {self._halts}", {"processor": name}
         self._tell(stage, process, "row-halt", asked, time_ns)
         self._tell(stage, process, "row-halt", {}, time_ns, is_over=True)
 
-    def _offer(self, stage: Stage, told: dict[str, Any]) -> None:
+    def _offer(self, stage: WorkloadStage, told: dict[str, Any]) -> None:
         process = f"{told['process']} {told['call']}"
         if told["kind"] == "begin":
             asked = {name: told[name] for name in ("row", "seq", "subscription")}
@@ -206,13 +206,19 @@ class RowLogWorkload:
 
     @staticmethod
     def _tell(
-        stage: Stage, process: str, op: str, value: Value, time_ns: int, *, is_over: bool = False
+        stage: WorkloadStage,
+        process: str,
+        op: str,
+        value: Value,
+        time_ns: int,
+        *,
+        is_over: bool = False,
     ) -> None:
         kind = "ok" if is_over else "invoke"
         stage.history.write(Event(process, kind, op, "", value, None, None, None, time_ns))  # type: ignore[arg-type]
 
 
-def _beneath(stage: Stage) -> Beneath:
+def _beneath(stage: WorkloadStage) -> Beneath:
     if stage.beneath is None:
         raise Unavailable("The workload rowlog needs an HBase and a ZooKeeper that it can reach.")
     return stage.beneath

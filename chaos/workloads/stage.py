@@ -110,7 +110,7 @@ class Beneath(Protocol):
         """End these processes."""
 
 
-class Stage(Protocol):
+class WorkloadStage(Protocol):
     """A cluster, and what is needed to ask it and to tell of it."""
 
     @property
@@ -155,13 +155,13 @@ class Workload(Protocol):
     def name(self) -> str:
         """Its name in ``REGISTRY``."""
 
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         """Create what is needed, before any fault. Raises BrokerError."""
 
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Work until ``stop`` is set, then let what is under way end; cancelled, end at once."""
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         """Read everything through every node, after healing. What can't be read is in the history."""
 
 

@@ -22,8 +22,8 @@ from broker.client import BrokerError
 from chaos.history import Value
 from chaos.workloads import publishers, readers
 from chaos.workloads.finals import read_everywhere
-from chaos.workloads.process import Process, Target
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget
+from chaos.workloads.stage import WorkloadStage
 
 PUBLISHERS: Final = (
     publishers.single,
@@ -45,18 +45,18 @@ class TopicsWorkload:
 
     def __init__(self) -> None:
         """Begin without topics."""
-        self.targets: list[Target] = []
+        self.targets: list[TopicTarget] = []
 
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         """Create the topics. Raises BrokerError."""
         count = max(2, stage.scale.topics)
         names = [f"{self.name}-{stage.chance.getrandbits(32):08x}-{n}" for n in range(count)]
-        self.targets = [Target(name) for name in names]
+        self.targets = [TopicTarget(name) for name in names]
         for target in self.targets:
-            async with Process(stage, _administrator(target)) as process:
+            async with ClientProcess(stage, _administrator(target)) as process:
                 await process.create(target, ttl_s=stage.scale.ttl_s)
 
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Publish, consume, change and delete until ``stop`` is set."""
         expiring, *others = self.targets
         working: list[Awaitable[None]] = [_change(stage, expiring, stop, delete=0.0)]
@@ -73,24 +73,26 @@ class TopicsWorkload:
             ]
         await readers.work(working, reading)
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         """Create what is not there, and read everything through every node."""
         there = []
         for target in self.targets:
-            async with Process(stage, _administrator(target)) as process:
+            async with ClientProcess(stage, _administrator(target)) as process:
                 generation = await _there(process, target)
             if generation:
                 there.append(target._replace(generation=generation))
         await read_everywhere(stage, there)
 
 
-def _administrator(target: Target) -> str:
+def _administrator(target: TopicTarget) -> str:
     return f"administrator-{target.name}"
 
 
-async def _change(stage: Stage, target: Target, stop: asyncio.Event, *, delete: float) -> None:
+async def _change(
+    stage: WorkloadStage, target: TopicTarget, stop: asyncio.Event, *, delete: float
+) -> None:
     """Let the administrator of a topic work."""
-    async with Process(stage, _administrator(target)) as process:
+    async with ClientProcess(stage, _administrator(target)) as process:
         while not stop.is_set():
             await process.pause(PAUSES * stage.scale.pause_s)
             with suppress(BrokerError):
@@ -105,17 +107,17 @@ async def _change(stage: Stage, target: Target, stop: asyncio.Event, *, delete: 
                     await _update(process, target._replace(generation=generation))
 
 
-def _lifetime_s(stage: Stage) -> int:
+def _lifetime_s(stage: WorkloadStage) -> int:
     return stage.scale.ttl_s * stage.chance.choice(LONGER)
 
 
-async def _delete(process: Process, target: Target) -> None:
+async def _delete(process: ClientProcess, target: TopicTarget) -> None:
     with process.asking("delete", target.id, {"generation": target.generation}) as ending:
         await process.client.delete_topic(target.id)
         ending.ok({})
 
 
-async def _update(process: Process, target: Target) -> None:
+async def _update(process: ClientProcess, target: TopicTarget) -> None:
     ttl_s = _lifetime_s(process.stage)
     asked: Value = {"generation": target.generation, "ttl_s": ttl_s}
     with process.asking("update", target.id, asked) as ending:
@@ -123,7 +125,7 @@ async def _update(process: Process, target: Target) -> None:
         ending.ok({})
 
 
-async def _there(process: Process, target: Target) -> int:
+async def _there(process: ClientProcess, target: TopicTarget) -> int:
     """Return a topic's generation, created if it is not there; 0 if that is impossible for long."""
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s

@@ -22,8 +22,8 @@ from broker.model import MessageId, Snapshot
 from broker.wire import avro
 from chaos.history import Value, snapshot_value
 from chaos.transactions_model import Begun, NotInProgress
-from chaos.workloads.process import Process, Target, tell
-from chaos.workloads.stage import Stage
+from chaos.workloads.process import ClientProcess, TopicTarget, tell
+from chaos.workloads.stage import WorkloadStage
 
 STEPS_MAX: Final = 3
 """Requests of one transaction, beside the references at its end."""
@@ -36,7 +36,7 @@ LOOKS_MAX: Final = 20
 """How often it is asked what became of a commit."""
 
 
-class Service(Protocol):
+class WorkloadService(Protocol):
     """A transaction service: the model of a foreign one, or the product's own."""
 
     async def begin(self) -> Begun:
@@ -55,18 +55,18 @@ class Service(Protocol):
         """Hide the writes for good. Raises BrokerError."""
 
 
-class Transaction:
+class PublisherTransaction:
     """One transaction of a publisher, and what it has published."""
 
-    def __init__(self, process: Process, service: Service, begun: Begun) -> None:
+    def __init__(self, process: ClientProcess, service: WorkloadService, begun: Begun) -> None:
         self.pointer = begun.pointer
         self._process = process
         self._service = service
         self._publisher = process.client.transaction_publisher(begun.pointer, begun.snapshot)
-        self._published: list[tuple[Target, Published]] = []
-        self._stored: list[Target] = []
+        self._published: list[tuple[TopicTarget, Published]] = []
+        self._stored: list[TopicTarget] = []
 
-    async def publish(self, target: Target) -> None:
+    async def publish(self, target: TopicTarget) -> None:
         """Publish some messages. Raises BrokerError."""
         process = self._process
         labels = process.labels()
@@ -79,7 +79,7 @@ class Transaction:
         )
         self._published.append((target, published))
 
-    async def store(self, target: Target) -> None:
+    async def store(self, target: TopicTarget) -> None:
         """Store some messages, to be published at the end. Raises BrokerError."""
         process = self._process
         labels = process.labels()
@@ -164,7 +164,7 @@ class Transaction:
             ending.ok({})
 
 
-async def begin(process: Process, service: Service) -> Begun:
+async def begin(process: ClientProcess, service: WorkloadService) -> Begun:
     """Begin a transaction. Raises BrokerError."""
     with process.asking("begin", None, {}) as ending:
         begun = await service.begin()
@@ -173,22 +173,24 @@ async def begin(process: Process, service: Service) -> Begun:
 
 
 async def publisher(
-    stage: Stage,
+    stage: WorkloadStage,
     name: str,
-    targets: Sequence[Target],
-    service: Service,
+    targets: Sequence[TopicTarget],
+    service: WorkloadService,
     stop: asyncio.Event,
 ) -> None:
     """Publish in one transaction after the other, each over some of the topics."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
                 begun = await begin(process, service)
-                await _one(process, targets, Transaction(process, service, begun))
+                await _one(process, targets, PublisherTransaction(process, service, begun))
             await process.pause()
 
 
-async def _one(process: Process, targets: Sequence[Target], transaction: Transaction) -> None:
+async def _one(
+    process: ClientProcess, targets: Sequence[TopicTarget], transaction: PublisherTransaction
+) -> None:
     chance = process.stage.chance
     try:
         for _ in range(chance.randint(1, STEPS_MAX)):
@@ -209,9 +211,11 @@ async def _one(process: Process, targets: Sequence[Target], transaction: Transac
         await transaction.commit()
 
 
-async def follower(stage: Stage, name: str, target: Target, service: Service) -> None:
+async def follower(
+    stage: WorkloadStage, name: str, target: TopicTarget, service: WorkloadService
+) -> None:
     """Consume page by page, each in a transaction of its own."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         place: MessageId | None = None
         while True:
             with suppress(BrokerError):
@@ -229,10 +233,12 @@ async def follower(stage: Stage, name: str, target: Target, service: Service) ->
             await process.pause()
 
 
-async def auditor(stage: Stage, name: str, target: Target, service: Service) -> None:
+async def auditor(
+    stage: WorkloadStage, name: str, target: TopicTarget, service: WorkloadService
+) -> None:
     """Read everything there is, or what is new, in one transaction, through any node."""
     node = stage.chance.choice([None, *stage.nodes])
-    async with Process(stage, name, node=node) as process:
+    async with ClientProcess(stage, name, node=node) as process:
         while True:
             with suppress(BrokerError):
                 begun = await begin(process, service)

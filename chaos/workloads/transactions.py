@@ -14,13 +14,13 @@ from typing import Final
 from typing_extensions import override
 
 from broker.client import Client, Snapshot
-from chaos.transactions_model import TransactionService
+from chaos.transactions_model import ModelService
 from chaos.workloads import publishers, readers, transacting
 from chaos.workloads.finals import overview, read_everywhere
 from chaos.workloads.log import created
-from chaos.workloads.own import OwnService
-from chaos.workloads.process import Target
-from chaos.workloads.stage import Stage
+from chaos.workloads.own import OwnTransactionService
+from chaos.workloads.process import TopicTarget
+from chaos.workloads.stage import WorkloadStage
 
 TOPICS_MIN: Final = 2
 """A transaction may span topics."""
@@ -33,12 +33,12 @@ class TransactionsWorkload:
 
     def __init__(self) -> None:
         """Begin without topics and without a service."""
-        self.targets: list[Target] = []
-        self._service: TransactionService | None = None
+        self.targets: list[TopicTarget] = []
+        self._service: ModelService | None = None
 
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         """Create the topics. Raises BrokerError."""
-        self._service = TransactionService(
+        self._service = ModelService(
             stage.clock,
             random.Random(stage.chance.random()),
             timeout_s=stage.scale.transaction_s,
@@ -47,12 +47,12 @@ class TransactionsWorkload:
         self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
 
     @property
-    def service(self) -> transacting.Service:
+    def service(self) -> transacting.WorkloadService:
         """The transaction service, once there is one."""
         assert self._service is not None, "prepared first"
         return self._service
 
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         """Publish, commit, roll back and read until ``stop`` is set."""
         service, targets = self.service, self.targets
         publishing = [
@@ -70,7 +70,7 @@ class TransactionsWorkload:
             ]
         await readers.work(publishing, reading)
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         """End all transactions, then read everything as consumers without and with one see it."""
         assert self._service is not None, "prepared first"
         self._service.end_all()
@@ -79,7 +79,7 @@ class TransactionsWorkload:
         for target in self.targets:
             await overview(stage, target)
 
-    def _last_snapshot(self, stage: Stage) -> Snapshot:
+    def _last_snapshot(self, stage: WorkloadStage) -> Snapshot:
         assert self._service is not None, "prepared first"
         return self._service.model.look(stage.clock.now_ms())
 
@@ -92,23 +92,23 @@ class OwnTransactionsWorkload(TransactionsWorkload):
     def __init__(self) -> None:
         """Begin without topics and without a service."""
         super().__init__()
-        self._own: OwnService | None = None
+        self._own: OwnTransactionService | None = None
         self._client: Client | None = None
 
     @override
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         self._client = stage.client("transactions", deadline_s=stage.scale.deadline_s)
-        self._own = OwnService(self._client, timeout_s=stage.scale.transaction_s)
+        self._own = OwnTransactionService(self._client, timeout_s=stage.scale.transaction_s)
         self.targets = await created(stage, self.name, max(TOPICS_MIN, stage.scale.topics))
 
     @property
     @override
-    def service(self) -> transacting.Service:
+    def service(self) -> transacting.WorkloadService:
         assert self._own is not None, "prepared first"
         return self._own
 
     @override
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         assert self._own is not None, "prepared first"
         assert self._client is not None, "prepared first"
         await self._own.end_all()

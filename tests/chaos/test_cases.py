@@ -6,9 +6,9 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from click.testing import CliRunner
 
-from broker.storage.memory.rows import Rows
+from broker.storage.memory.rows import RowSpace
 from broker.testing import mutants
-from chaos.cases import CASES, Case, Played, Where
+from chaos.cases import CASES, Case, CaseTarget, Played
 from chaos.cases.play import play
 from chaos.checkers import NAMES, Violation
 from chaos.cli import cli
@@ -32,12 +32,12 @@ on_a_cluster = [
 ]
 
 
-def some(where: Where, *, mutated: bool = False) -> list[ParameterSet]:
+def some(where: CaseTarget, *, mutated: bool = False) -> list[ParameterSet]:
     chosen = []
     for case in CASES.values():
         if case.where is where:
-            is_short = where is Where.INSIDE or (
-                not mutated and (where is Where.ALONE or case.name in IN_SHORT)
+            is_short = where is CaseTarget.INSIDE or (
+                not mutated and (where is CaseTarget.ALONE or case.name in IN_SHORT)
             )
             marks = [] if is_short else [pytest.mark.nightly]
             chosen.append(pytest.param(case, id=case.name, marks=marks))
@@ -54,22 +54,22 @@ def failed(played: Played) -> None:
     assert played.is_as_expected, told
 
 
-@pytest.mark.parametrize("case", some(Where.INSIDE))
+@pytest.mark.parametrize("case", some(CaseTarget.INSIDE))
 async def test_a_case_of_logs_passes(case: Case) -> None:
     passed(await play(case, None))
 
 
-@pytest.mark.parametrize("case", some(Where.INSIDE, mutated=True))
+@pytest.mark.parametrize("case", some(CaseTarget.INSIDE, mutated=True))
 async def test_a_case_of_logs_fails_under_its_mutant(case: Case) -> None:
-    change = Rows.change
+    change = RowSpace.change
     failed(await play(case, None, mutant=case.mutant))
-    assert Rows.change is change, "the mutant went with the case"
+    assert RowSpace.change is change, "the mutant went with the case"
 
 
 @pytest.mark.integration
 @pytest.mark.slow
 @quick
-@pytest.mark.parametrize("case", some(Where.ALONE))
+@pytest.mark.parametrize("case", some(CaseTarget.ALONE))
 async def test_a_case_of_one_broker_passes(case: Case) -> None:
     passed(await play(case, None))
 
@@ -77,7 +77,7 @@ async def test_a_case_of_one_broker_passes(case: Case) -> None:
 @pytest.mark.integration
 @pytest.mark.slow
 @quick
-@pytest.mark.parametrize("case", some(Where.ALONE, mutated=True))
+@pytest.mark.parametrize("case", some(CaseTarget.ALONE, mutated=True))
 async def test_a_case_of_one_broker_fails_under_its_mutant(case: Case) -> None:
     failed(await play(case, None, mutant=case.mutant))
 
@@ -85,12 +85,12 @@ async def test_a_case_of_one_broker_fails_under_its_mutant(case: Case) -> None:
 class TestOnACluster:
     pytestmark = on_a_cluster
 
-    @pytest.mark.parametrize("case", some(Where.CLUSTER))
+    @pytest.mark.parametrize("case", some(CaseTarget.CLUSTER))
     async def test_a_case_passes(self, case: Case, cluster: ChaosCluster) -> None:
         require("hbase")
         passed(await play(case, cluster))
 
-    @pytest.mark.parametrize("case", some(Where.CLUSTER, mutated=True))
+    @pytest.mark.parametrize("case", some(CaseTarget.CLUSTER, mutated=True))
     async def test_a_case_fails_under_its_mutant(self, case: Case, cluster: ChaosCluster) -> None:
         require("hbase")
         failed(await play(case, cluster, mutant=case.mutant))

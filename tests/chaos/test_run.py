@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from chaos.cli import cli
 from chaos.cluster import ChaosCluster
 from chaos.given import GivenTarget
-from chaos.run import Plan, Run
+from chaos.run import Run, RunPlan
 from chaos.standalone import Standalone
 from chaos.store import RunFolder
 from chaos.target import Ability
@@ -40,7 +40,7 @@ def fresh(cluster: ChaosCluster) -> ChaosCluster:
 async def test_a_cluster_that_is_broken_in_six_ways_loses_nothing(
     fresh: ChaosCluster, tmp_path: Path
 ) -> None:
-    plan = Plan(("log",), FAULTS, 24.0, SEED, window_s=(12.0, 12.0), together=(3, 3))
+    plan = RunPlan(("log",), FAULTS, 24.0, SEED, window_s=(12.0, 12.0), together=(3, 3))
     folder = RunFolder(tmp_path / "run")
     said: list[str] = []
     run = Run(fresh, plan, folder, said.append)
@@ -65,7 +65,7 @@ async def test_a_cluster_of_others_is_judged_and_left_alone(fresh: ChaosCluster)
     target = GivenTarget(fresh.urls)
     before = {node: fresh.member(node).pid for node in fresh.nodes}
     quick = replace(REAL, pause_s=0.02)
-    plan = Plan(("metadata",), ("kill", "churn"), 6.0, 7, salt="given", scale=quick)
+    plan = RunPlan(("metadata",), ("kill", "churn"), 6.0, 7, salt="given", scale=quick)
     said: list[str] = []
     judged = await Run(target, plan, None, said.append).run()
     assert judged.outcome == "valid", (judged.violations, judged.unsure, said)
@@ -101,7 +101,7 @@ async def test_a_broker_whose_power_fails_loses_nothing(tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     faults = ("power-cut", "torn-tail", "flipped-bit", "disk-full")
-    plan = Plan(("log",), faults, 15.0, 1, window_s=(5.0, 5.0), together=(1, 1))
+    plan = RunPlan(("log",), faults, 15.0, 1, window_s=(5.0, 5.0), together=(1, 1))
     said: list[str] = []
     with Standalone() as broker:
         judged = await Run(broker, plan, RunFolder(tmp_path / "run"), said.append).run()
@@ -118,7 +118,7 @@ async def test_transactions_stay_whole_over_either_service_as_power_fails(
 ) -> None:
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
-    plan = Plan((workload,), ("power-cut",), 20.0, 1, window_s=(5.0, 5.0), together=(1, 1))
+    plan = RunPlan((workload,), ("power-cut",), 20.0, 1, window_s=(5.0, 5.0), together=(1, 1))
     said: list[str] = []
     with Standalone() as broker:
         judged = await Run(broker, plan, RunFolder(tmp_path / "run"), said.append).run()

@@ -163,9 +163,9 @@ async def test_refusals_have_names(client: Client, topic: str) -> None:
 
 
 def _unknown_path():  # type: ignore[no-untyped-def]
-    from broker.client.protocol import Request  # noqa: PLC0415
+    from broker.client.protocol import ClientRequest  # noqa: PLC0415
 
-    return Request("GET", "/v1/nothing/here", reading=True, repeatable=True)
+    return ClientRequest("GET", "/v1/nothing/here", reading=True, repeatable=True)
 
 
 def test_the_blocking_client_does_the_same(url: str) -> None:

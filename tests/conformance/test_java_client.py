@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from broker.http.body import COUNTED_BYTES_MIN
-from broker.http.budget import Bounds, Kind
+from broker.http.budget import Bounds, BudgetKind
 from broker.local.servers import JavaClient, JavaError
 from broker.local.servers.javaclient import JavaTopics
 from broker.model import PublishRequest, Snapshot, timestamp_of
@@ -219,7 +219,7 @@ def test_an_overloaded_broker_is_unavailable_to_the_client(java_client: JavaClie
         assert server is not None
         budgets = server.budgets
         bounds = budgets.bounds
-        budgets.bounds = {**bounds, Kind.BODY_BYTES: Bounds(10_000, 10_000, 0)}
+        budgets.bounds = {**bounds, BudgetKind.BODY_BYTES: Bounds(10_000, 10_000, 0)}
         payload = b"x" * COUNTED_BYTES_MIN
         assert_throws("ServiceUnavailableException", lambda: java.publish("t", payload))
         budgets.bounds = bounds

@@ -9,7 +9,7 @@ import pytest
 from broker.local.servers import HBaseServer
 from broker.model import ROW_ID_MIN
 from broker.storage.check import verify
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.keys import LogId, page_key
@@ -25,7 +25,7 @@ LOG = LogId(FULL, 1)
 
 @pytest.fixture
 async def logs(hbase_server: HBaseServer) -> AsyncIterator[Logs]:
-    gateways = Gateways([Address("127.0.0.1", hbase_server.thrift2_port)])
+    gateways = Gateways([GatewayAddress("127.0.0.1", hbase_server.thrift2_port)])
     schema = Schema("default", f"check_{secrets.token_hex(4)}_")
     admin = HBaseAdmin(gateways, schema)
     await admin.init(regions=2)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.local.servers import HBaseServer
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
 from broker.storage.table import Table
@@ -17,7 +17,7 @@ from tests.kit.contract.inverting import InvertingContract
 class TestHBase(InvertingContract):
     @pytest.fixture
     async def table(self, hbase_server: HBaseServer) -> AsyncIterator[Table]:
-        gateways = Gateways([Address("127.0.0.1", hbase_server.thrift2_port)])
+        gateways = Gateways([GatewayAddress("127.0.0.1", hbase_server.thrift2_port)])
         schema = Schema("default", f"inverting_{secrets.token_hex(4)}_")
         admin = HBaseAdmin(gateways, schema)
         await admin.init(regions=2)

@@ -16,12 +16,12 @@ from broker.clock import SystemClock
 from broker.config.sections import HBaseConfig
 from broker.local.servers import HBaseServer, thrift2_idl
 from broker.storage.hbase import requests
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema, salt_of
 from broker.storage.hbase.store import init_hbase, open_hbase
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.health import Ended
-from broker.storage.table import HEAD, NoAnswer, Space
+from broker.storage.health import CallOutcome
+from broker.storage.table import HEAD, Space, WriteUnknown
 from tests.kit.contract.log import LogContract
 from tests.kit.contract.table import Place, TableContract, column
 from tests.unit.storage.hbase.fake import IDL
@@ -36,7 +36,7 @@ NAME = SCHEMA.name_of(M).encode()
 
 class Harness:
     def __init__(self, server: HBaseServer) -> None:
-        self.address = Address(HOST, server.thrift2_port)
+        self.address = GatewayAddress(HOST, server.thrift2_port)
 
     async def open(self) -> HBaseTable:
         return HBaseTable(Gateways([self.address]), SCHEMA)
@@ -44,7 +44,7 @@ class Harness:
 
 @pytest.fixture
 async def harness(hbase_server: HBaseServer) -> Harness:
-    gateways = Gateways([Address(HOST, hbase_server.thrift2_port)])
+    gateways = Gateways([GatewayAddress(HOST, hbase_server.thrift2_port)])
     await HBaseAdmin(gateways, SCHEMA).init(regions=4)
     await gateways.close()
     return Harness(hbase_server)
@@ -85,7 +85,7 @@ async def test_the_tables_are_made_as_they_must_be(hbase_server: HBaseServer) ->
             (made, 1),
         ]
         assert not any(each.problems for each in done), done
-    calls: list[Ended] = []
+    calls: list[CallOutcome] = []
     opened = await open_hbase(config, SystemClock(), calls.append)
     assert await opened.change(Space.RECORDS, b"k", None, {HEAD: b"v"})
     await opened.close()
@@ -161,7 +161,7 @@ async def test_what_is_not_there_is_no_answer_and_keeps_the_connection(
         requests.get(b"nothing", row, [HEAD]),
         requests.check_and_put(b"nothing", row, None, {HEAD: b"1"}, requests.FSYNC_WAL),
     ):
-        with pytest.raises(NoAnswer, match=r"nothing"):
+        with pytest.raises(WriteUnknown, match=r"nothing"):
             await table._gateways.ask("get", request)
     await table.get(M, row, [HEAD])
     assert table._gateways._lines == lines

@@ -14,14 +14,14 @@ from contextlib import asynccontextmanager
 from broker.clock import SystemClock
 from broker.errors import BrokerError
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_before, row_id, timestamp_of
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.ownpage import PageBounds
-from chaos.bare import Row, append, back_of, rows_of
+from chaos.bare import StoredRow, append, back_of, rows_of
 from chaos.history import History
 
 DEADLINE_S = 90
@@ -39,11 +39,11 @@ class Node:
         self.name = name
         self.logs = logs
         self.log = log
-        self.hold: Hold | None = None
+        self.hold: LogHold | None = None
         self._claiming = asyncio.Lock()
         self._next_ms = 0
 
-    async def led(self) -> Hold:
+    async def led(self) -> LogHold:
         async with self._claiming:
             if self.hold is None or self.hold.done:
                 self.hold = await self.logs.claim(self.log, self.name)
@@ -171,7 +171,7 @@ class Load:
 
     async def _follow(
         self, name: str, logs: Logs, log: LogId, after: RowId, cursor: str | None
-    ) -> list[Row] | None:
+    ) -> list[StoredRow] | None:
         """Read to the end."""
         asked = {"after": after.hex(), "through": ROW_ID_MAX.hex(), "reverse": False}
         asked |= {"cursor": cursor, "generation": 1}
@@ -200,13 +200,15 @@ class Load:
         ending.ok({"rows": told(rows), "seen": first.hex(), "floor": "", "pointer": last})
 
 
-def told(rows: Sequence[Row]) -> list[list[str | None]]:
+def told(rows: Sequence[StoredRow]) -> list[list[str | None]]:
     """Return rows as histories have them."""
     return [[row.id.hex(), (row.payload or b"").decode(), None] for row in rows]
 
 
 @asynccontextmanager
-async def loaded(addresses: Sequence[Address], prefix: str, *, topics: int, takeovers: float):
+async def loaded(
+    addresses: Sequence[GatewayAddress], prefix: str, *, topics: int, takeovers: float
+):
     """A load over two nodes with connections of their own, in tables of its own."""
     schema = Schema("default", prefix)
     nodes = [Gateways(addresses, connections_max=8, call_s=CALL_S) for _ in range(2)]

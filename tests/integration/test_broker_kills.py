@@ -12,7 +12,7 @@ from broker.local.single import BrokerProcess
 from broker.storage.check import verify
 from broker.storage.leveldb.table import open_table
 from broker.storage.log import Logs
-from broker.storage.report import Report
+from broker.storage.report import CheckReport
 from chaos.checkers import check
 from chaos.history import History, calls_of, of
 from tests.kit.kill_broker import BrokerDriver, located
@@ -24,7 +24,7 @@ MESSAGES_A_KILL = 400
 LIFE_MAX_S = 10**10
 
 
-async def checked(directory: Path) -> Report:
+async def checked(directory: Path) -> CheckReport:
     """Return what `broker storage verify` finds."""
     table = await open_table(directory)
     try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from broker.client import Client, NewMessage, OutcomeUnknown, SyncClient, TransactionConflict
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from tests.kit.served import ServedNode
@@ -100,7 +100,7 @@ class Cutting(HttpTransport):
         self.cut: list[tuple[str, bool]] = []
         self.paths: list[str] = []
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         action = request.path.rsplit("/", 1)[1]
         self.paths.append(action)
         for entry in self.cut:

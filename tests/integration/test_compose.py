@@ -18,12 +18,12 @@ import yaml
 from broker.api.origins import names_of
 from broker.config.sections import iter_keys
 from broker.config.sources import load, parse
-from broker.local import Kind, LocalCluster, Sizes
+from broker.local import LocalCluster, ProcessKind, Sizes
 from broker.local.__main__ import FIRST_PORT
 from broker.local.plan import (
+    ClusterLayout,
     Folders,
-    Layout,
-    Place,
+    ListenAddress,
     Program,
     common_settings,
     hbase_site,
@@ -48,15 +48,16 @@ OUT_OF_MEMORY = "-XX:+ExitOnOutOfMemoryError"
 
 # The same cluster, at the addresses of the compose file. What differs beside addresses and folders:
 # JVMs are made to last, not to start fast; and ZooKeeper syncs what it acknowledges.
-COMPOSED = Layout(
-    zookeepers=[Place(name, name, 2181, (2888, 3888)) for name in ZOOKEEPERS],
-    master=Place("hbase-master", "hbase-master", 16000),
+COMPOSED = ClusterLayout(
+    zookeepers=[ListenAddress(name, name, 2181, (2888, 3888)) for name in ZOOKEEPERS],
+    master=ListenAddress("hbase-master", "hbase-master", 16000),
     region_servers=[
-        Place(name, name, 16020) for name in ("hbase-regionserver-1", "hbase-regionserver-2")
+        ListenAddress(name, name, 16020)
+        for name in ("hbase-regionserver-1", "hbase-regionserver-2")
     ],
-    gateways=[Place(name, name, 9090) for name in ("thrift-1", "thrift-2")],
+    gateways=[ListenAddress(name, name, 9090) for name in ("thrift-1", "thrift-2")],
     brokers=[
-        Place(f"broker-{number}", f"broker-{number}", FIRST_PORT + number - 1)
+        ListenAddress(f"broker-{number}", f"broker-{number}", FIRST_PORT + number - 1)
         for number in (1, 2, 3)
     ],
     java="java",
@@ -68,10 +69,10 @@ COMPOSED = Layout(
     broker_folder="/etc/broker",
     jars="/opt/hbase/lib/*",
     options={
-        Kind.ZOOKEEPER: ["-Xmx256m", OUT_OF_MEMORY],
-        Kind.MASTER: ["-Xmx512m", OUT_OF_MEMORY],
-        Kind.REGION_SERVER: ["-Xmx1g", OUT_OF_MEMORY],
-        Kind.GATEWAY: ["-Xmx256m", OUT_OF_MEMORY],
+        ProcessKind.ZOOKEEPER: ["-Xmx256m", OUT_OF_MEMORY],
+        ProcessKind.MASTER: ["-Xmx512m", OUT_OF_MEMORY],
+        ProcessKind.REGION_SERVER: ["-Xmx1g", OUT_OF_MEMORY],
+        ProcessKind.GATEWAY: ["-Xmx256m", OUT_OF_MEMORY],
     },
     zookeeper_settings={
         key: value for key, value in zookeeper.SETTINGS.items() if key != "forceSync"
@@ -155,7 +156,7 @@ def test_every_service_that_stays_has_a_health_check() -> None:
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=lambda program: program.name)
 def test_a_service_runs_what_the_launcher_runs(program: Program) -> None:
     service = SERVICES[program.name]
-    if program.kind is Kind.BROKER:
+    if program.kind is ProcessKind.BROKER:
         # ``broker`` is ``python -m broker.cli``; its settings come from a file there, from variables here.
         assert program.argv[1:4] == ("-m", "broker.cli", "serve")
         assert service["command"] == ["broker", "serve"]
@@ -164,7 +165,7 @@ def test_a_service_runs_what_the_launcher_runs(program: Program) -> None:
 
 
 @pytest.mark.parametrize("place", COMPOSED.brokers, ids=lambda place: place.name)
-def test_a_broker_has_the_settings_that_the_launcher_gives(place: Place) -> None:
+def test_a_broker_has_the_settings_that_the_launcher_gives(place: ListenAddress) -> None:
     given = as_configured(node_settings(COMPOSED, place))
     variables = SERVICES[place.name]["environment"]
     assert settings_of(variables) == given
@@ -172,7 +173,7 @@ def test_a_broker_has_the_settings_that_the_launcher_gives(place: Place) -> None
 
 
 @pytest.mark.parametrize("place", COMPOSED.brokers, ids=lambda place: place.name)
-def test_a_broker_answers_to_the_name_of_its_service(place: Place) -> None:
+def test_a_broker_answers_to_the_name_of_its_service(place: ListenAddress) -> None:
     variables = SERVICES[place.name]["environment"]
     assert place.name in names_of(load(environment=variables).config, "container-id")
 
@@ -184,7 +185,7 @@ def test_the_tables_are_made_with_the_settings_of_the_brokers() -> None:
 
 
 @pytest.mark.parametrize("place", COMPOSED.zookeepers, ids=lambda place: place.name)
-def test_a_zookeeper_has_its_configuration_and_its_number(place: Place) -> None:
+def test_a_zookeeper_has_its_configuration_and_its_number(place: ListenAddress) -> None:
     assert properties((ROOT / "docker/zookeeper/zoo.cfg").read_text()) == zoo_cfg(COMPOSED, place)
     service = SERVICES[place.name]
     assert service["entrypoint"] == ["with-id"]
@@ -213,7 +214,7 @@ def test_what_commands_read_is_in_the_image() -> None:
     }
     made = {"/etc/hbase/class-path", "/etc/zookeeper/class-path"}  # While the image is built.
     for program in PROGRAMS.values():
-        if program.kind is not Kind.BROKER:
+        if program.kind is not ProcessKind.BROKER:
             assert set(program.files) - made - {"/data/myid"} <= copied
     assert {"/usr/local/bin/healthy", "/usr/local/bin/with-id"} <= copied
     assert "tests/java/hbase/pom.xml" in image

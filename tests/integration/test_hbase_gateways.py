@@ -17,10 +17,10 @@ from broker.clock import SystemClock
 from broker.errors import BrokerError
 from broker.local.servers import HBaseGateway, HBaseServer, thrift2_idl
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_id
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.health import Ended
+from broker.storage.health import CallOutcome
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.table import HEAD, Cell, Space
@@ -39,12 +39,12 @@ DEADLINE_S = 60
 @asynccontextmanager
 async def tables(port: int, **options: Any) -> AsyncIterator[tuple[HBaseTable, Gateways, Schema]]:
     names = Schema("default", f"gw_{secrets.token_hex(4)}_", regions=2)
-    patient = Gateways([Address(HOST, port)], call_s=DEADLINE_S)
+    patient = Gateways([GatewayAddress(HOST, port)], call_s=DEADLINE_S)
     try:
         await HBaseAdmin(patient, names).init(regions=2)
     finally:
         await patient.close()
-    gateways = Gateways([Address(HOST, port)], **options)
+    gateways = Gateways([GatewayAddress(HOST, port)], **options)
     try:
         yield HBaseTable(gateways, names), gateways, names
     finally:
@@ -113,7 +113,7 @@ async def test_a_connection_that_the_gateway_cuts_when_idle_fails_no_call(
     cut = {"hbase.thrift.server.socket.read.timeout": "500"}
     with HBaseGateway(hbase_server, overrides=cut) as gateway:
         for idle_s in (0.25, 30):
-            told: list[Ended] = []
+            told: list[CallOutcome] = []
             async with tables(
                 gateway.port, idle_s=idle_s, connections_max=2, observe=told.append
             ) as (table, gateways, _):
@@ -153,7 +153,7 @@ async def test_a_region_that_hangs_leaves_other_topics_their_writes(
         ) as port,
         tables(hbase_server.thrift2_port) as (_, _, schema),
     ):
-        gateways = Gateways([Address(HOST, port)], call_s=2)
+        gateways = Gateways([GatewayAddress(HOST, port)], call_s=2)
         logs = Logs(HBaseTable(gateways, schema), SystemClock(), call_s=2)
         asking = [asyncio.create_task(claim(logs, log)) for log in in_it[:64]]
         await eventually(

@@ -10,7 +10,7 @@ import pytest
 from broker.local.cluster import LocalCluster
 from broker.local.places import Sizes
 from broker.local.servers import HBaseGateway, HBaseServer
-from broker.storage.hbase.gateways import Address
+from broker.storage.hbase.gateways import GatewayAddress
 from chaos.checkers import check
 from tests.integration.hbase_load import Load, loaded
 
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 
 @asynccontextmanager
 async def judged(
-    addresses: list[Address], *, topics: int = 3, takeovers: float = 0.02
+    addresses: list[GatewayAddress], *, topics: int = 3, takeovers: float = 0.02
 ) -> AsyncIterator[Load]:
     """A load that must be found right at its end."""
     prefix = f"kills_{secrets.token_hex(4)}_"
@@ -38,7 +38,7 @@ async def judged(
 async def test_a_gateway_is_killed_and_comes_back(hbase_server: HBaseServer) -> None:
     with ExitStack() as stack:
         gateways = [stack.enter_context(HBaseGateway(hbase_server)) for _ in range(2)]
-        async with judged([Address(HOST, gateway.port) for gateway in gateways]) as load:
+        async with judged([GatewayAddress(HOST, gateway.port) for gateway in gateways]) as load:
             gateways[0].kill()
             await load.more(100)  # The other one does it.
             gateways[1].kill()
@@ -62,8 +62,8 @@ async def hbase(**sizes: int) -> AsyncIterator[LocalCluster]:
         await asyncio.to_thread(cluster.close)
 
 
-def gateways_of(cluster: LocalCluster) -> list[Address]:
-    return [Address(each.place.host, each.place.port) for each in cluster.gateways]
+def gateways_of(cluster: LocalCluster) -> list[GatewayAddress]:
+    return [GatewayAddress(each.place.host, each.place.port) for each in cluster.gateways]
 
 
 @pytest.mark.nightly

@@ -16,10 +16,10 @@ from broker.config.sections import Durability
 from broker.errors import BrokerError
 from broker.local.servers import HBaseServer
 from broker.model import RowId, TopicId, row_id, timestamp_of
-from broker.storage.hbase.gateways import Address, Gateways
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Schema
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from chaos.bare import append, rows_of
@@ -36,7 +36,7 @@ async def opened(
     server: HBaseServer, durability: Durability = Durability.FSYNC
 ) -> AsyncIterator[Logs]:
     """Logs in tables of their own."""
-    gateway = Gateways([Address("127.0.0.1", server.thrift2_port)])
+    gateway = Gateways([GatewayAddress("127.0.0.1", server.thrift2_port)])
     schema = Schema("default", f"log_{secrets.token_hex(4)}_", durability)
     await HBaseAdmin(gateway, schema).init(regions=2)
     yield Logs(HBaseTable(gateway, schema), SystemClock(), call_s=60)
@@ -128,7 +128,7 @@ class Writer:
         self._next_ms = 1000
 
     async def run(self) -> None:
-        hold: Hold | None = None
+        hold: LogHold | None = None
         while not self.stopped:
             try:
                 if hold is None or hold.done:
@@ -137,7 +137,7 @@ class Writer:
             except BrokerError:
                 continue  # What it says of the batch is kept; the server comes back.
 
-    async def _append(self, hold: Hold) -> None:
+    async def _append(self, hold: LogHold) -> None:
         ids = ids_from(max(self._next_ms, timestamp_of(hold.pointer) + 1), 7)
         self._next_ms = timestamp_of(ids[-1]) + 1
         try:

@@ -19,7 +19,7 @@ import pytest
 from broker.client import SyncClient
 from broker.local import LocalCluster, Sizes, pids
 from broker.local.asking import question
-from broker.local.plan import Kind, Place
+from broker.local.plan import ListenAddress, ProcessKind
 from broker.local.servers import HBaseServer, free_ports
 from broker.local.servers.process import await_answer
 
@@ -103,10 +103,10 @@ def started_again(process: dict[str, Any]) -> Iterator[subprocess.Popen[bytes]]:
             again.kill()
 
 
-def answers(folder: Path, kind: Kind, name: str) -> None:
+def answers(folder: Path, kind: ProcessKind, name: str) -> None:
     """Wait until a process answers."""
     port = json.loads((folder / "ports.json").read_text())[name][0]
-    ask = question(kind, Place(name, "127.0.0.1", port))
+    ask = question(kind, ListenAddress(name, "127.0.0.1", port))
     failed = await_answer(ask, lambda: None, time.monotonic() + DEADLINE_S)
     assert failed is None, f"{name} {failed}; live: {pids.live(folder)}"
 
@@ -156,8 +156,8 @@ def test_what_is_killed_can_be_started_by_anyone_and_all_of_it_ends(tmp_path: Pa
             started_again(by_name["thrift-1"]) as gateway,
             started_again(by_name["broker-1"]) as node,
         ):
-            answers(folder, Kind.GATEWAY, "thrift-1")
-            answers(folder, Kind.BROKER, "broker-1")
+            answers(folder, ProcessKind.GATEWAY, "thrift-1")
+            answers(folder, ProcessKind.BROKER, "broker-1")
             live = pids.live(folder)
             assert (live["thrift-1"], live["broker-1"]) == (gateway.pid, node.pid)
             os.kill(live["hbase-regionserver-1"], signal.SIGSTOP)

@@ -13,7 +13,7 @@ from broker.local.servers import (
     JavaError,
     KafkaServer,
     RedisServer,
-    Server,
+    ServerProcess,
     TmsServer,
     ToxiproxyServer,
     ZooKeeperServer,
@@ -37,7 +37,7 @@ def call(port: int, method: str, path: str, body: bytes = b"", **headers: str) -
         connection.close()
 
 
-def assert_gone(server: Server, port: int) -> None:
+def assert_gone(server: ServerProcess, port: int) -> None:
     assert not Path(f"/proc/{server.pid}").exists()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), timeout=5)

@@ -23,7 +23,7 @@ from broker.testing.clock import VirtualClock, VirtualLoop
 from broker.topics.leader import TopicLeader
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
-from broker.topics.settings import NO_OPTIONS, Published, PublishOptions, TopicSettings
+from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
 
 TOPIC = TopicId("ns", "t")
@@ -177,7 +177,7 @@ class Bench:
         pointer: int | None = None,
         topic: TopicId = TOPIC,
         options: PublishOptions = NO_OPTIONS,
-    ) -> Published:
+    ) -> PublishedIds:
         """Publish messages, or a reference."""
         return await self.topics.publish(topic, PublishRequest(pointer, payloads), options)
 
@@ -187,7 +187,7 @@ class Bench:
         *payloads: bytes,
         topic: TopicId = TOPIC,
         options: PublishOptions = NO_OPTIONS,
-    ) -> Published:
+    ) -> PublishedIds:
         """Store payloads of a transaction."""
         return await self.topics.store(topic, PublishRequest(number, payloads), options)
 

@@ -13,7 +13,7 @@ from broker.storage import head as heads
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Mark, Shared, encode_count
 from broker.storage.head import PageState
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, page_key
 from broker.storage.log import Logs
 from broker.storage.marks import IDEMPOTENCY
@@ -57,7 +57,7 @@ class Filler:
         self._number += 1
         return [row_id(NOW_MS - 60_000 + self._number, place) for place in range(count)]
 
-    async def create(self, topic: TopicId) -> Hold:
+    async def create(self, topic: TopicId) -> LogHold:
         """Create a topic and claim it."""
         made = await self.registry.create(topic, {"ttl": "3600"})
         return await self.logs.claim(LogId(topic, made.generation), "filler")
@@ -68,7 +68,7 @@ class Filler:
         await self.registry.delete(topic, generation)
 
     async def append(
-        self, hold: Hold, count: int = 3, shared: Shared = PLAIN, key: str | None = None
+        self, hold: LogHold, count: int = 3, shared: Shared = PLAIN, key: str | None = None
     ) -> list[RowId]:
         """Append messages, under an idempotency key if one is given; return their ids."""
         ids = self.ids(count)
@@ -122,19 +122,19 @@ class Filler:
         hold.end()
 
     @staticmethod
-    async def hand_over(hold: Hold) -> None:
+    async def hand_over(hold: LogHold) -> None:
         """Let go of a log in good order."""
         assert await hold.hand_off()
 
-    async def _sweep(self, hold: Hold, floor: RowId) -> None:
+    async def _sweep(self, hold: LogHold, floor: RowId) -> None:
         resolver = self.logs.resolver
-        known = sweeping.Ends(hold.log.generation)
+        known = sweeping.LifetimeEnds(hold.log.generation)
         await sweeping.look_for_ends(resolver, hold, known)
         await sweeping.end_lives(hold, known, NOW_MS)
         await sweeping.raise_floor(hold, floor)
         await sweeping.clear_below_floor(resolver, hold, 1)
 
-    async def _store(self, topic: Hold) -> None:
+    async def _store(self, topic: LogHold) -> None:
         """Make a payload log in every state."""
         for number in (*range(FORGOTTEN_LOG + 1), -5):
             stored = await self.payload_logs.open(topic, number)

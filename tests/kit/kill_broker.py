@@ -19,7 +19,7 @@ from broker.client import BrokerError, Client, Published, TopicExists
 from broker.local.single import BrokerProcess
 from broker.model import MESSAGE_ID_BYTES, ROW_ID_BYTES, MessageId, RollbackRange, Snapshot
 from broker.wire import avro
-from chaos.drivers import Done, Gone, Refused, Seen, collapse, expand
+from chaos.drivers import Done, Refused, TopicContents, UnknownResult, collapse, expand
 from chaos.history import Event
 
 T = TypeVar("T")
@@ -52,14 +52,14 @@ class BrokerDriver:
             return await call
         except BrokerError as error:
             if self._client is None or error.outcome == "unknown":
-                raise Gone(repr(error)) from error
+                raise UnknownResult(repr(error)) from error
             raise Refused(repr(error)) from error
 
     @property
     def client(self) -> Client:
         """The client of this life. Raises Gone."""
         if self._client is None:
-            raise Gone("killed before")
+            raise UnknownResult("killed before")
         return self._client
 
     async def create(self, topic: str) -> int:
@@ -115,7 +115,7 @@ class BrokerDriver:
         del generation
         return _done(await self._ask(self.client.publish_stored(topic, pointer=number)))
 
-    async def read(self, topic: str, generation: int) -> Seen:
+    async def read(self, topic: str, generation: int) -> TopicContents:
         """Browse a topic to its end, and see that a consumer is given the same messages."""
         client = self.client
         found = (await self._ask(client.topic(topic))).generation
@@ -140,7 +140,7 @@ class BrokerDriver:
         consumed = [message.id for message in await self._ask(client.poll(topic))]
         assert consumed == shown, f"{topic}: a poll gives other messages than are there"
         await self._check_rolled_back(topic, rows)
-        return Seen(rows, "", rows[-1][0] if rows else "0" * 2 * ROW_ID_BYTES)
+        return TopicContents(rows, "", rows[-1][0] if rows else "0" * 2 * ROW_ID_BYTES)
 
     async def _check_rolled_back(
         self, topic: str, rows: Sequence[tuple[str, str | None, int | None]]

@@ -26,7 +26,7 @@ from broker.clock import SystemClock
 from broker.errors import BrokerError, Fenced
 from broker.model import ROW_ID_MIN, RowId, TopicId, row_id, timestamp_of
 from broker.storage.entry import Mark, Shared, encode_count
-from broker.storage.hold import Hold, PageBounds
+from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId
 from broker.storage.leveldb.database import Options
 from broker.storage.leveldb.table import open_table
@@ -38,7 +38,7 @@ from broker.storage.root import RootState
 from broker.topics.dedupe import key_hash
 from broker.topics.registry import TopicRegistry
 from chaos.bare import append, rows_of
-from chaos.drivers import Done, Gone, Refused, Seen, collapse, expand
+from chaos.drivers import Done, Refused, TopicContents, UnknownResult, collapse, expand
 
 _LINE_BYTES_MAX = 1 << 26
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -109,7 +109,7 @@ class StoreDriver:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(Gone("killed"))
+                future.set_exception(UnknownResult("killed"))
 
     async def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         assert self._writer is not None
@@ -119,13 +119,13 @@ class StoreDriver:
         self._waiting[number] = future
         if self._replies.done():
             del self._waiting[number]
-            raise Gone("killed before")
+            raise UnknownResult("killed before")
         self._writer.write(json.dumps({"n": number, "op": op, **arguments}).encode() + b"\n")
         reply: dict[str, Any] = await future
         if "refused" in reply:
             raise Refused(reply["refused"])
         if "unknown" in reply:
-            raise Gone(reply["unknown"])
+            raise UnknownResult(reply["unknown"])
         return reply
 
     async def create(self, topic: str) -> int:
@@ -183,11 +183,11 @@ class StoreDriver:
         reply = await self._ask("reference", topic=topic, generation=generation, number=number)
         return Done(*reply["done"])
 
-    async def read(self, topic: str, generation: int) -> Seen:
+    async def read(self, topic: str, generation: int) -> TopicContents:
         """Scan the message log."""
         reply = await self._ask("read", topic=topic, generation=generation, number=None)
         rows = [(row, payload, pointer) for row, payload, pointer in reply["rows"]]
-        return Seen(rows, reply["floor"], reply["pointer"])
+        return TopicContents(rows, reply["floor"], reply["pointer"])
 
     async def payloads(
         self, topic: str, generation: int, number: int
@@ -244,7 +244,7 @@ class _Leader:
         self._logs = logs
         self._registry = TopicRegistry(Records(logs.resolver))
         self._payloads = PayloadLogs(logs, "child")
-        self._holds: dict[tuple[str, int], Hold] = {}
+        self._holds: dict[tuple[str, int], LogHold] = {}
         self._claiming: dict[str, asyncio.Lock] = {}
         self._keys: dict[str, asyncio.Lock] = {}
         self._last_ms = 0
@@ -252,7 +252,7 @@ class _Leader:
     async def ready(self) -> dict[str, Any]:
         return {}
 
-    async def _hold(self, topic: str, generation: int) -> Hold:
+    async def _hold(self, topic: str, generation: int) -> LogHold:
         async with self._claiming.setdefault(topic, asyncio.Lock()):
             hold = self._holds.get((topic, generation))
             if hold is None or hold.done:
@@ -304,7 +304,7 @@ class _Leader:
             return await self._append(hold, payloads, pointer, key)
 
     async def _append(
-        self, hold: Hold, payloads: list[str], pointer: int | None, key: str | None
+        self, hold: LogHold, payloads: list[str], pointer: int | None, key: str | None
     ) -> dict[str, Any]:
         ids = self._ids(len(payloads))
         marks = () if key is None else (Mark(IDEMPOTENCY, key_hash(key), ids[0], ids[-1], _BODY),)

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from chaos.drivers import Done, Driver, Gone, Refused, Seen
+from chaos.drivers import Done, Driver, Refused, TopicContents, UnknownResult
 from chaos.history import Ending, History, Value
 
 
@@ -125,7 +125,7 @@ class Worker:
         ending = self._history.invoke(self._process, "create", topic, {})
         try:
             generation = await self._driver.create(topic)
-        except Gone as error:
+        except UnknownResult as error:
             ending.unknown(str(error))
             raise
         except Refused as error:
@@ -221,7 +221,7 @@ class Worker:
         ending = self._history.invoke(self._process, op, topic, asked)
         try:
             told, identifier = await call(asked)
-        except Gone as error:
+        except UnknownResult as error:
             ending.unknown(str(error))
             raise
         except Refused as error:
@@ -267,7 +267,7 @@ async def run_to_a_death(driver: Driver, history: History, rng: random.Random, c
         await worker.create("t0")
         for number in range(calls):
             await (worker.churn("churn") if number % 3 == 2 else worker.step("t0"))
-    except Gone:
+    except UnknownResult:
         died = True
     await driver.kill()
     await driver.start()
@@ -299,7 +299,7 @@ async def _one_life(
                 left -= 1
                 if left <= 0:
                     enough.set()
-        except Gone:
+        except UnknownResult:
             return
 
     async with asyncio.TaskGroup() as group:
@@ -338,7 +338,7 @@ async def _read_all(driver: Driver, history: History, known: Topics) -> None:
         ending.ok({"rows": [list(row) for row in rows]})
 
 
-def _tell_read(ending: Ending, seen: Seen) -> None:
+def _tell_read(ending: Ending, seen: TopicContents) -> None:
     rows = [list(row) for row in seen.rows]
     last = seen.rows[-1][0] if seen.rows else "0" * 20
     ending.ok({"rows": rows, "seen": last, "floor": seen.floor, "pointer": seen.pointer})

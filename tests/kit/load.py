@@ -27,9 +27,9 @@ from typing_extensions import override
 from broker.model import TopicId
 from chaos.checkers import Verdict, check
 from chaos.history import Event, History, Pairing
-from chaos.workloads import REAL, Stage, publishers, readers
+from chaos.workloads import REAL, WorkloadStage, publishers, readers
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import Process, Target
+from chaos.workloads.process import ClientProcess, TopicTarget
 from chaos.workloads.real import RealStage
 
 DEADLINE_S: Final = 60.0
@@ -72,10 +72,10 @@ class _OnTopics(LogWorkload):
         self._topics = [TopicId(*topic.split("/", 1)) for topic in topics]
 
     @override
-    async def prepare(self, stage: Stage) -> None:
-        async with Process(stage, "creator") as process:
+    async def prepare(self, stage: WorkloadStage) -> None:
+        async with ClientProcess(stage, "creator") as process:
             for topic in self._topics:
-                target = Target(topic.topic, namespace=topic.namespace)
+                target = TopicTarget(topic.topic, namespace=topic.namespace)
                 self.targets.append(await process.create(target))
 
 

@@ -30,7 +30,7 @@ from broker.storage.table import Cell, Space
 from broker.testing.clock import VirtualClock, VirtualLoop
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
-from broker.topics.settings import NO_OPTIONS, Published, PublishOptions, TopicSettings
+from broker.topics.settings import NO_OPTIONS, PublishedIds, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
 from tests.kit.bench import LIFE_S, HookedTable
 
@@ -225,7 +225,7 @@ class Cluster:
         *payloads: bytes,
         options: PublishOptions = NO_OPTIONS,
         pointer: int | None = None,
-    ) -> Published:
+    ) -> PublishedIds:
         """Publish through a node."""
         request = PublishRequest(pointer, payloads)
         return await self.routed(via, lambda node: node.topics.publish(topic, request, options))

@@ -50,7 +50,7 @@ from broker.topics.settings import NO_OPTIONS, TopicSettings
 from broker.wire import avro
 from chaos import checkers
 from chaos.checkers import Verdict, Violation
-from chaos.history import Call
+from chaos.history import Operation
 from tests.kit.clients import LOG, Clients, consumable, path_of
 from tests.kit.lives import Lives
 from tests.kit.mortal import NodeDied, own_tasks
@@ -344,7 +344,7 @@ class Outcome:
     seed: int
     plan: str
     verdict: Verdict
-    calls: list[Call]
+    calls: list[Operation]
     starts: int
 
     @property

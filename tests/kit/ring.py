@@ -23,9 +23,9 @@ from broker.api.routes import make_routes
 from broker.clock import Clock, SystemClock
 from broker.config.sections import Config
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import HERE, Place, not_leader
+from broker.coordination.tenure import HERE, TopicPlacement, not_leader
 from broker.errors import NoLeader
-from broker.http.answer import NoAnswer, Reply
+from broker.http.answer import HttpAnswer, NoAnswer
 from broker.http.asking import Ask
 from broker.http.server import Server
 from broker.metrics import Metrics
@@ -33,7 +33,7 @@ from broker.model import TopicId
 from broker.node.values import topic_settings, transaction_settings
 from broker.routing.forwarder import Forwarder
 from broker.routing.nodeheaders import PROTOCOL, Sender
-from broker.routing.peers import HttpPeers, Peers, Relay
+from broker.routing.peers import HttpPeers, Peers, RelayedAnswer
 from broker.routing.receiving import Receiving
 from broker.routing.secret import cluster_secret
 from broker.routing.service import Routing
@@ -46,7 +46,7 @@ from broker.transactions.service import Transactions
 from tests.kit.serving import Http
 
 TOPIC = TopicId("default", "t")
-Hook = Callable[[Callable[[], Awaitable[Reply]]], Awaitable[Reply]]
+Hook = Callable[[Callable[[], Awaitable[HttpAnswer]]], Awaitable[HttpAnswer]]
 
 
 class DecreedTenure:
@@ -58,12 +58,12 @@ class DecreedTenure:
         self._instance = instance
         self.belief: int | None = None
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         """Return who should lead a topic."""
         node = self._ring.leader if self.belief is None else self.belief
         if node == self._instance:
             return HERE
-        return Place(here=False, node=None if node < 0 else self._ring.infos[node])
+        return TopicPlacement(here=False, node=None if node < 0 else self._ring.infos[node])
 
     async def permit(self, topic: TopicId, deadline: float) -> None:
         """Permit what is decreed, once nobody else that lives leads it."""
@@ -96,7 +96,7 @@ class TestedPeers:
         self.silent: set[str] = set()
         """Nodes that take what is sent and answer nothing, as a paused process does."""
 
-    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> Reply:
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         """Send a request and return the whole answer. Raises NotSent, NoAnswer."""
         self.asked.append((url, ask))
         await self._unless_silent(url)
@@ -104,7 +104,7 @@ class TestedPeers:
             return await self.hooks.pop(0)(lambda: self._inner.exchange(url, ask, timeout_s))
         return await self._inner.exchange(url, ask, timeout_s)
 
-    async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
+    async def stream(self, url: str, ask: Ask, timeout_s: float) -> RelayedAnswer:
         """Send a request and return its answer once it has begun. Raises NotSent, NoAnswer."""
         self.asked.append((url, ask))
         await self._unless_silent(url)
@@ -119,18 +119,18 @@ class TestedPeers:
         await self._inner.close()
 
 
-async def passed(send: Callable[[], Awaitable[Reply]]) -> Reply:
+async def passed(send: Callable[[], Awaitable[HttpAnswer]]) -> HttpAnswer:
     """Let a request and its answer pass."""
     return await send()
 
 
-async def answer_lost(send: Callable[[], Awaitable[Reply]]) -> Reply:
+async def answer_lost(send: Callable[[], Awaitable[HttpAnswer]]) -> HttpAnswer:
     """Let the request be carried out, and lose the answer."""
     await send()
     raise NoAnswer("the answer was lost")
 
 
-async def request_lost(_: Callable[[], Awaitable[Reply]]) -> Reply:
+async def request_lost(_: Callable[[], Awaitable[HttpAnswer]]) -> HttpAnswer:
     """Lose the request, which nobody can tell from a lost answer."""
     raise NoAnswer("the request was lost")
 

@@ -16,7 +16,7 @@ CLOSE_DEADLINE_S = 10.0
 
 
 @contextmanager
-def into(file: Path, **keys) -> Iterator[logs.Sink]:
+def into(file: Path, **keys) -> Iterator[logs.LogSink]:
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     try:
         with logs.writing(LogsConfig(**keys), descriptor) as sink:
@@ -117,7 +117,7 @@ def fill(descriptor: int) -> int:
 def test_a_stuck_reader_stops_nobody_and_drops_are_counted_and_told() -> None:
     reading, writing = os.pipe()
     filled = fill(writing)
-    sink = logs.Sink(writing, lines_max=10)
+    sink = logs.LogSink(writing, lines_max=10)
     for _ in range(500):
         sink.write("line")
     assert sink.dropped >= 480  # At most one batch is with the thread, and one waits.
@@ -146,7 +146,7 @@ def test_a_stuck_reader_stops_nobody_and_drops_are_counted_and_told() -> None:
 def test_a_closed_sink_drops_and_counts() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    sink = logs.Sink(writing, lines_max=10)
+    sink = logs.LogSink(writing, lines_max=10)
     sink.write("a")
     assert sink.close(CLOSE_DEADLINE_S)
     os.close(writing)
@@ -155,7 +155,7 @@ def test_a_closed_sink_drops_and_counts() -> None:
 
 def test_a_full_device_drops_and_counts() -> None:
     with Path("/dev/full").open("wb") as full:
-        sink = logs.Sink(full.fileno(), lines_max=10)
+        sink = logs.LogSink(full.fileno(), lines_max=10)
         sink.write("a")
         sink.write("b")
         assert sink.close(CLOSE_DEADLINE_S)
@@ -166,7 +166,7 @@ def test_a_descriptor_closed_from_the_start_stops_nobody() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     os.close(writing)
-    sink = logs.Sink(writing, lines_max=10)
+    sink = logs.LogSink(writing, lines_max=10)
     sink.write("a")
     assert sink.close(CLOSE_DEADLINE_S)
     assert sink.dropped == 1
@@ -174,7 +174,7 @@ def test_a_descriptor_closed_from_the_start_stops_nobody() -> None:
 
 def test_a_descriptor_whose_number_is_given_to_another_file_is_not_written_to(file: Path) -> None:
     reading, writing = os.pipe()
-    sink = logs.Sink(writing, lines_max=10)
+    sink = logs.LogSink(writing, lines_max=10)
     os.close(writing)
     other = os.open(file, os.O_WRONLY | os.O_CREAT)
     assert other == writing
@@ -188,7 +188,7 @@ def test_a_descriptor_whose_number_is_given_to_another_file_is_not_written_to(fi
 def test_a_nonblocking_descriptor_gets_every_line() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    sink = logs.Sink(writing, lines_max=1000)
+    sink = logs.LogSink(writing, lines_max=1000)
     for number in range(200):
         sink.write(f"{number} " + "x" * 1000)
     received: list[bytes] = []

@@ -11,19 +11,19 @@ from broker.monitor import (
     LOGGED_EVERY_S,
     REST_TICK_S,
     TICK_S,
-    Clocks,
+    ClockReading,
+    MachineClocks,
     Monitor,
-    Reading,
     held_s,
     next_tick_s,
 )
 
-BEFORE = Reading(at_s=100.0, computed_s=5.0, waited_s=1.0)
+BEFORE = ClockReading(at_s=100.0, computed_s=5.0, waited_s=1.0)
 DUE_S = 100.01
 
 
-def now(late_s: float, *, computed_s: float, waited_s: float = 0.0) -> Reading:
-    return Reading(DUE_S + late_s, BEFORE.computed_s + computed_s, BEFORE.waited_s + waited_s)
+def now(late_s: float, *, computed_s: float, waited_s: float = 0.0) -> ClockReading:
+    return ClockReading(DUE_S + late_s, BEFORE.computed_s + computed_s, BEFORE.waited_s + waited_s)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def now(late_s: float, *, computed_s: float, waited_s: float = 0.0) -> Reading:
         (now(0.05, computed_s=0.06, waited_s=0.07), 0.0),
     ],
 )
-def test_only_what_the_process_did_counts_as_held(reading: Reading, held: float) -> None:
+def test_only_what_the_process_did_counts_as_held(reading: ClockReading, held: float) -> None:
     assert held_s(DUE_S, BEFORE, reading) == pytest.approx(held)
 
 
@@ -57,7 +57,7 @@ class World:
     def pass_by(self, seconds: float) -> None:
         """Let the process compute without a pause."""
         at_s, computed_s, waited_s = self.reading
-        self.reading = Reading(at_s + seconds, computed_s + seconds, waited_s)
+        self.reading = ClockReading(at_s + seconds, computed_s + seconds, waited_s)
 
     def note(self, event: str, fields: object) -> None:
         assert isinstance(fields, dict)
@@ -100,7 +100,7 @@ async def test_what_computes_on_the_loop_is_found() -> None:
         told.append(held)
         ticked.set()
 
-    clocks = Clocks()
+    clocks = MachineClocks()
     with Monitor(tell, clocks):
         await ticked.wait()
         told.clear()
@@ -115,7 +115,7 @@ async def test_what_computes_on_the_loop_is_found() -> None:
 
 
 async def test_the_clocks_are_those_of_this_thread() -> None:
-    clocks = Clocks()
+    clocks = MachineClocks()
     before = clocks()
     thread = threading.Thread(target=sum, args=(range(200_000),))
     thread.start()

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from broker import slices
-from broker.slices import ROUNDS_FREE, Short, Slice, aside
+from broker.slices import ROUNDS_FREE, ShortWork, Slice, aside
 from broker.testing.clock import simulate
 from tests.kit.bench import settle
 
@@ -86,7 +86,7 @@ async def test_between_two_slices_some_rounds_are_free() -> None:
 async def test_long_work_waits_for_short_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "HELD_S_MAX", 3600)
     done: list[str] = []
-    with Short(), Short():
+    with ShortWork(), ShortWork():
         working = asyncio.ensure_future(_work("a", 3, done))
         await settle(ROUNDS_FREE + 5)
         assert done == ["a"], "the first slice begins at once, the second waits"
@@ -96,7 +96,7 @@ async def test_long_work_waits_for_short_work(monkeypatch: pytest.MonkeyPatch) -
 
 async def test_short_work_that_takes_long_does_not_stop_long_work() -> None:
     done: list[str] = []
-    with Short():
+    with ShortWork():
         await asyncio.wait_for(_work("a", 3, done), 10)
     assert done == list("aaa")
 

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.testing.clock import VirtualLoop, pass_time, simulate
-from broker.turns import LATE_S, SLOW_KNOWN_MAX, Place, Turn, Turns
+from broker.turns import LATE_S, SLOW_KNOWN_MAX, CallSubject, Turn, Turns
 
 WAIT_S = 10.0
 LATE_SHARES = 3
-HUNG, WELL = Place("messages/1", b"ns:hung:"), Place("messages/2", b"ns:well:")
+HUNG, WELL = CallSubject("messages/1", b"ns:hung:"), CallSubject("messages/2", b"ns:well:")
 
 
-def of_hung(number: int) -> Place:
+def of_hung(number: int) -> CallSubject:
     """Return a place in the region that hangs."""
-    return Place(HUNG.region, b"ns:hung-%d:" % number)
+    return CallSubject(HUNG.region, b"ns:hung-%d:" % number)
 
 
 def run(main: Callable[[Turns], Awaitable[None]], turns_max: int = 16) -> None:
@@ -29,7 +29,7 @@ def run(main: Callable[[Turns], Awaitable[None]], turns_max: int = 16) -> None:
     simulate(begin)
 
 
-async def taken(turns: Turns, *places: Place) -> list[asyncio.Task[Turn]]:
+async def taken(turns: Turns, *places: CallSubject) -> list[asyncio.Task[Turn]]:
     """Ask for turns, in this order, and let those come that can."""
     tasks = [asyncio.ensure_future(turns.take(place, WAIT_S)) for place in places]
     await pass_time(0.001)
@@ -48,7 +48,7 @@ async def drop(turns: Turns, tasks: list[asyncio.Task[Turn]]) -> None:
             turns.give_back(each)
 
 
-async def call(turns: Turns, place: Place, seconds: float = 0.002) -> None:
+async def call(turns: Turns, place: CallSubject, seconds: float = 0.002) -> None:
     turn = await turns.take(place, WAIT_S)
     await pass_time(seconds)
     turns.give_back(turn, answered=True)
@@ -72,7 +72,7 @@ def test_what_is_late_takes_no_turn_from_others_and_its_region_gets_one_call_at_
         hung = await taken(turns, *map(of_hung, range(100)))
         await pass_time(LATE_S)
         assert count(hung) == 12, "a slow region begins nothing while a call of it is under way"
-        places = [Place(f"messages/{2 + n % 4}", b"ns:%d:" % n) for n in range(15)]
+        places = [CallSubject(f"messages/{2 + n % 4}", b"ns:%d:" % n) for n in range(15)]
         well = await taken(turns, *places)
         assert count(well) == 15
         for one in hung[:12]:
@@ -94,10 +94,10 @@ def test_what_is_late_takes_no_turn_from_others_and_its_region_gets_one_call_at_
 
 def test_regions_that_hang_together_hold_the_others_up_only_until_they_are_late() -> None:
     async def main(turns: Turns) -> None:
-        places = [Place(f"messages/{n % 8}", b"ns:%d:" % n) for n in range(3, 43)]
+        places = [CallSubject(f"messages/{n % 8}", b"ns:%d:" % n) for n in range(3, 43)]
         hung = await taken(turns, *places)
         assert count(hung) == 16
-        well = await taken(turns, Place("messages/9", b"ns:9:"))
+        well = await taken(turns, CallSubject("messages/9", b"ns:9:"))
         assert count(well) == 0
         await pass_time(LATE_S)
         assert count(well) == 1
@@ -121,7 +121,7 @@ def test_topics_that_wait_have_their_turns_in_rotation() -> None:
     async def main(turns: Turns) -> None:
         order: list[bytes] = []
 
-        async def noted(place: Place) -> None:
+        async def noted(place: CallSubject) -> None:
             turn = await turns.take(place, WAIT_S)
             order.append(place.topic)
             turns.give_back(turn, answered=True)
@@ -143,7 +143,7 @@ def test_calls_that_hang_are_bounded() -> None:
         held: list[asyncio.Task[Turn]] = []
         for wave in range(LATE_SHARES + 3):
             held += await taken(
-                turns, *(Place(f"messages/{wave}.{n}", b"t:%d:" % n) for n in range(4))
+                turns, *(CallSubject(f"messages/{wave}.{n}", b"t:%d:" % n) for n in range(4))
             )
             await pass_time(LATE_S)
         assert count(held) == turns.under_way == 4 * (1 + LATE_SHARES)
@@ -185,7 +185,7 @@ def test_who_waits_too_long_is_told_so_and_takes_nothing_along() -> None:
 def test_what_is_remembered_of_slow_regions_is_bounded() -> None:
     async def main(turns: Turns) -> None:
         for number in range(SLOW_KNOWN_MAX + 100):
-            turn = await turns.take(Place(f"messages/{number}"), WAIT_S)
+            turn = await turns.take(CallSubject(f"messages/{number}"), WAIT_S)
             await pass_time(LATE_S)
             await call(turns, WELL)
             turns.give_back(turn)

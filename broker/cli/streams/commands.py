@@ -17,7 +17,7 @@ from broker.cli.output import write_json, write_table
 from broker.cli.streams import screen
 from broker.cli.streams.control import Control, folder_of, state_of
 from broker.cli.streams.loading import load
-from broker.cli.streams.running import Wanted, check_spark, run, started, telling
+from broker.cli.streams.running import JobOptions, check_spark, run, started, telling
 from broker.clock import SystemClock
 from broker.errors import Unavailable
 
@@ -123,7 +123,7 @@ def run_job(  # noqa: PLR0913 - One parameter per option.
     files = Control(folder_of(checkpoint, control))
     ca_file = client_settings(url, deadline_s).ca_file
     given = {"url": url, **({"tms.ca_file": ca_file} if ca_file else {}), **options}
-    wanted = Wanted(target, checkpoint, given, deadline_s, master, conf, available)
+    wanted = JobOptions(target, checkpoint, given, deadline_s, master, conf, available)
     with telling(as_json=as_json, write_json=write_json) as tell:
         run(wanted, files, tell)
 
@@ -291,12 +291,12 @@ def show_state(  # noqa: PLR0913 - One parameter per option.
     """  # noqa: D301
     check_spark()
     from broker.streams.launching import SparkFailed, told_short  # noqa: PLC0415 - With PySpark.
-    from broker.streams.stored import NoState, Stored  # noqa: PLC0415
+    from broker.streams.stored import JobEndState, NoState  # noqa: PLC0415
 
     spark = started("broker streams state", master, conf)
     try:
         with told_short():
-            found = Stored(spark, directory, end).entries(operator, key, entries_max + 1)
+            found = JobEndState(spark, directory, end).entries(operator, key, entries_max + 1)
     except (NoState, SparkFailed) as error:
         raise click.ClickException(str(error)) from error
     finally:

@@ -28,7 +28,7 @@ from broker.clock import SystemClock
 if TYPE_CHECKING:
     from broker.streams import Job
     from broker.streams.launching import Session
-    from broker.streams.running import Running
+    from broker.streams.running import JobQueries
 
 TICK_S: Final = 0.5
 EVERY_S: Final = 2.0
@@ -36,7 +36,7 @@ EVERY_S: Final = 2.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class JobOptions:
     """What to run, and how. ``options``: of the format ``tms``, the url among them."""
 
     target: str
@@ -51,7 +51,7 @@ class Wanted:
 Tell = Callable[[dict[str, Any]], None]
 
 
-def run(wanted: Wanted, control: Control, tell: Tell) -> None:
+def run(wanted: JobOptions, control: Control, tell: Tell) -> None:
     """Run a job to its end; ``tell`` gets its status again and again.
 
     Raises:
@@ -97,7 +97,7 @@ def started(name: str, master: str, conf: Mapping[str, str]) -> Session:
         raise click.ClickException(f"Spark does not start: {error}") from error
 
 
-def _check_topics(job: Job, wanted: Wanted) -> None:
+def _check_topics(job: Job, wanted: JobOptions) -> None:
     """Ask for all topics before Spark takes its time. Raises BrokerError, click.ClickException."""
     from broker.spark.options import sink_options  # noqa: PLC0415 - With PySpark.
     from broker.streams import graph  # noqa: PLC0415
@@ -148,7 +148,7 @@ class _Follower:
     """Starts a job, and follows it to its end."""
 
     def __init__(
-        self, job: Job, wanted: Wanted, control: Control, tell: Tell, signals: _Signals
+        self, job: Job, wanted: JobOptions, control: Control, tell: Tell, signals: _Signals
     ) -> None:
         self._job = job
         self._wanted = wanted
@@ -196,13 +196,13 @@ class _Follower:
         self._is_over(running)
         return "stopped"
 
-    def _start(self, session: Session) -> Running:
+    def _start(self, session: Session) -> JobQueries:
         from broker.streams import JobChanged  # noqa: PLC0415 - With PySpark.
-        from broker.streams.running import Running  # noqa: PLC0415
+        from broker.streams.running import JobQueries  # noqa: PLC0415
 
         wanted = self._wanted
         try:
-            return Running.start(
+            return JobQueries.start(
                 self._job.graph,
                 session,
                 wanted.checkpoint,
@@ -212,7 +212,7 @@ class _Follower:
         except (JobChanged, TypeError, ValueError) as error:
             raise click.ClickException(f"the job {self._job.id} can't run: {error}") from error
 
-    def _is_over(self, running: Running) -> bool:
+    def _is_over(self, running: JobQueries) -> bool:
         """Look at the queries; return whether one has died, or all have ended."""
         status = running.status()
         self._queries = list(status.as_dict()["queries"])

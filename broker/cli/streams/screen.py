@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.cli.top.screen import size_text
 
 if TYPE_CHECKING:
-    from broker.streams.inspecting import Entry
+    from broker.streams.inspecting import StateEntry
 
 HEADS: Final = (
     *("END", "STATE", "BATCH", "READ/s", "PUBLISHED/s", "LAG", "WATERMARK"),
@@ -80,7 +80,7 @@ def _lag(lag_s: float | None) -> str:
 STATE_HEADS: Final = ("OPERATOR", "KEY", "WINDOW", "KEPT")
 
 
-def state_rows(entries: Sequence[Entry]) -> Sequence[Sequence[str]]:
+def state_rows(entries: Sequence[StateEntry]) -> Sequence[Sequence[str]]:
     """Return a row for each entry, as ``STATE_HEADS`` has the columns."""
     return [
         (each.operator, _text(each.key), _window(each.window), _fields(each.kept))

@@ -12,12 +12,12 @@ import click
 from broker.cli.options import client_settings, to_broker
 from broker.cli.output import write_json
 from broker.cli.top import screen
-from broker.cli.top.snapshot import Snapshot, take
+from broker.cli.top.snapshot import ClusterSnapshot, take
 from broker.client import Client, Settings
 from broker.errors import BrokerError
 
 
-class Wanted(NamedTuple):
+class TopOptions(NamedTuple):
     """What is looked at, and how often."""
 
     settings: Settings
@@ -66,7 +66,7 @@ def top(  # noqa: PLR0913 - One parameter per option.
     broker top --namespace audit --once
     broker top --json | jq '.topics[0]'
     """  # noqa: D301
-    wanted = Wanted(client_settings(url, deadline_s), namespace, rows_max, interval_s)
+    wanted = TopOptions(client_settings(url, deadline_s), namespace, rows_max, interval_s)
     if not (once or as_json) and sys.stdout.isatty():
         with suppress(KeyboardInterrupt):  # By which it is meant to end.
             asyncio.run(_follow(wanted))
@@ -78,12 +78,12 @@ def top(  # noqa: PLR0913 - One parameter per option.
         _write(snapshot)
 
 
-async def _once(wanted: Wanted) -> Snapshot:
+async def _once(wanted: TopOptions) -> ClusterSnapshot:
     async with Client(settings=wanted.settings) as client:
         return await take(client, wanted.namespace, wanted.rows_max)
 
 
-def _write(snapshot: Snapshot) -> None:
+def _write(snapshot: ClusterSnapshot) -> None:
     from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
 
     console = Console(highlight=False)
@@ -97,7 +97,7 @@ PATIENCE_S: Final = 5.0
 """How long a look may take while others follow, before it is told that it fails."""
 
 
-async def _follow(wanted: Wanted) -> None:
+async def _follow(wanted: TopOptions) -> None:
     """Look again and again. Raises BrokerError if the first look fails; later ones are told of on the screen."""
     from rich.live import Live  # noqa: PLC0415 - Slow to import; other commands go without.
 

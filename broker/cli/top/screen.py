@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from broker.cli.top.snapshot import NodeRow, Snapshot, TopicRow
+from broker.cli.top.snapshot import ClusterSnapshot, NodeRow, TopicRow
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -14,7 +14,7 @@ _COLOURS: Final = {"serving": "green", "drained": "yellow", "stopping": "yellow"
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
-def tables(snapshot: Snapshot, problem: str | None = None) -> Group:
+def tables(snapshot: ClusterSnapshot, problem: str | None = None) -> Group:
     """Return the nodes above the topics; ``problem``: why it is not newer."""
     from rich.console import Group  # noqa: PLC0415 - Slow to import; other commands go without.
     from rich.table import Table  # noqa: PLC0415
@@ -74,7 +74,7 @@ def size_text(size: float) -> str:
     return f"{size:.1f} {_UNITS[-1]}"
 
 
-def remark(snapshot: Snapshot) -> str:
+def remark(snapshot: ClusterSnapshot) -> str:
     """Say how many topics there are, and what is not shown."""
     said = f"{snapshot.topics_there:,} topic{'' if snapshot.topics_there == 1 else 's'}"
     if snapshot.topics_asked < snapshot.topics_there:

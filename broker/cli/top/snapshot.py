@@ -43,7 +43,7 @@ class NodeRow(NamedTuple):
     problem: str | None = None
 
 
-class Snapshot(NamedTuple):
+class ClusterSnapshot(NamedTuple):
     """Nodes, and topics by their rates, the busiest first; ``topics_there`` is how many topics there are."""
 
     nodes: Sequence[NodeRow]
@@ -61,7 +61,7 @@ class Snapshot(NamedTuple):
         }
 
 
-async def take(client: Client, namespace: str | None, rows_max: int) -> Snapshot:
+async def take(client: Client, namespace: str | None, rows_max: int) -> ClusterSnapshot:
     """Look at a broker: at all namespaces, or one.
 
     Raises:
@@ -72,7 +72,7 @@ async def take(client: Client, namespace: str | None, rows_max: int) -> Snapshot
     turns = asyncio.Semaphore(AT_ONCE)
     found = await asyncio.gather(*(_topic(client, topic, turns) for topic in asked))
     rows = sorted((row for row in found if row is not None), key=busiest_first)
-    return Snapshot(nodes, rows[:rows_max], len(topics), len(asked))
+    return ClusterSnapshot(nodes, rows[:rows_max], len(topics), len(asked))
 
 
 def busiest_first(row: TopicRow) -> tuple[bool, float, float, int, str]:

@@ -9,25 +9,25 @@ import click
 
 from broker.cli.options import connect, place_of, to_broker, topic_argument
 from broker.cli.output import write_json
-from broker.cli.transfer.exporting import Export, Wanted
+from broker.cli.transfer.exporting import Export, ExportPlan
 from broker.cli.transfer.formats import FORMATS, format_of
-from broker.cli.transfer.importing import Given, Import, checked
+from broker.cli.transfer.importing import Import, ImportPlan, checked
 from broker.clock import SystemClock
 from broker.model import MessageId, TopicId
 
 
-class Place(NamedTuple):
+class TypedPlace(NamedTuple):
     """A place in a topic as it was typed, and what that means now."""
 
     text: str | None = None
     place: MessageId | int | None = None
 
 
-def _place(_: click.Context, __: click.Parameter, text: str | None) -> Place:
+def _place(_: click.Context, __: click.Parameter, text: str | None) -> TypedPlace:
     if text is None:
-        return Place()
+        return TypedPlace()
     try:
-        return Place(text, place_of(text, SystemClock().now_ms()))
+        return TypedPlace(text, place_of(text, SystemClock().now_ms()))
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -59,8 +59,8 @@ def export(  # noqa: PLR0913 - One parameter per option.
     *,
     topic: TopicId,
     file: Path,
-    since: Place,
-    until: Place,
+    since: TypedPlace,
+    until: TypedPlace,
     format_name: str | None,
     force: bool,
     url: str,
@@ -77,7 +77,7 @@ def export(  # noqa: PLR0913 - One parameter per option.
     broker export audit/logins logins.jsonl
     broker export audit/logins january.parquet --since 2026-01-01 --until 2026-02-01
     """  # noqa: D301
-    wanted = Wanted(
+    wanted = ExportPlan(
         topic, file, format_of(file, format_name), since.text, until.text, since.place, until.place
     )
     if file.exists() and not (force or wanted.state.exists()):
@@ -118,7 +118,7 @@ def import_(  # noqa: PLR0913 - One parameter per option.
     broker import audit/copy logins.jsonl
     broker import audit/copy january.parquet --json
     """  # noqa: D301
-    given = Given(topic, file, format_of(file, format_name), again)
+    given = ImportPlan(topic, file, format_of(file, format_name), again)
     contents = checked(given)
     with connect(url, deadline_s) as client:
         one = Import(client, given, contents)

@@ -39,7 +39,7 @@ CHUNK_BYTES_MAX: Final = 16 << 20
 READING, READ, PLACED = "reading", "read", "placed"
 
 
-class Wanted(NamedTuple):
+class ExportPlan(NamedTuple):
     """What is exported where. ``since`` and ``until`` as they were typed, and what they meant then."""
 
     topic: TopicId
@@ -80,7 +80,7 @@ class Wanted(NamedTuple):
 class Export:
     """One export, which may have begun in another process."""
 
-    def __init__(self, client: SyncClient, wanted: Wanted, *, deadline_s: float) -> None:
+    def __init__(self, client: SyncClient, wanted: ExportPlan, *, deadline_s: float) -> None:
         """Begin, or go on where the file's state says. Raises click.ClickException if that is another's."""
         self._client = client
         self._wanted = wanted

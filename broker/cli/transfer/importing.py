@@ -30,7 +30,7 @@ CHUNK_MESSAGES_MAX: Final = 1000
 CHUNK_BYTES_MAX: Final = 1 << 20
 
 
-class Given(NamedTuple):
+class ImportPlan(NamedTuple):
     """What is imported where; ``again``: also if it was before."""
 
     topic: TopicId
@@ -49,7 +49,7 @@ class Given(NamedTuple):
         return files.beside(self.file, f".{self.topic.namespace}.{self.topic.topic}.import")
 
 
-def checked(given: Given) -> Contents:
+def checked(given: ImportPlan) -> Contents:
     """Read a file to its end, and return its contents.
 
     Raises click.ClickException if it can't be read as messages, or is not what its manifest says.
@@ -74,7 +74,7 @@ def checked(given: Given) -> Contents:
     return contents
 
 
-def _check_beside(given: Given, message: Message, number: int) -> None:
+def _check_beside(given: ImportPlan, message: Message, number: int) -> None:
     """Refuse before anything is published what no broker takes. Raises click.ClickException."""
     try:
         attributes.encode(message.key, message.headers)
@@ -87,7 +87,7 @@ def _check_beside(given: Given, message: Message, number: int) -> None:
 class Import:
     """One import, which may have begun in another process."""
 
-    def __init__(self, client: SyncClient, given: Given, contents: Contents) -> None:
+    def __init__(self, client: SyncClient, given: ImportPlan, contents: Contents) -> None:
         """Begin, or go on where the state says. Raises click.ClickException if the file is another by now."""
         self._client = client
         self._given = given

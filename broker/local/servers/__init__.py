@@ -23,7 +23,7 @@ from broker.local.servers.cache import ServerMissing
 from broker.local.servers.hbase import HBaseGateway, HBaseServer, thrift2_idl
 from broker.local.servers.javaclient import JavaClient, JavaError, JavaTopics, RollbackHandle
 from broker.local.servers.kafka import KafkaServer
-from broker.local.servers.process import Server, ServerFailed, free_ports
+from broker.local.servers.process import ServerFailed, ServerProcess, free_ports
 from broker.local.servers.redis import RedisServer
 from broker.local.servers.tephraclient import TephraCalls, TephraClient
 from broker.local.servers.tms import TmsServer
@@ -39,9 +39,9 @@ __all__ = [
     "KafkaServer",
     "RedisServer",
     "RollbackHandle",
-    "Server",
     "ServerFailed",
     "ServerMissing",
+    "ServerProcess",
     "TephraCalls",
     "TephraClient",
     "TmsServer",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from broker.local.servers import jvm
 from broker.local.servers.cache import java_project, key_of_files, place
-from broker.local.servers.process import Server, program
+from broker.local.servers.process import ServerProcess, program
 
 RECORDING = "-XX:+RecordDynamicDumpInfo"
 """The JVM's option without which it can't write an archive."""
@@ -64,7 +64,7 @@ def target() -> Path:
     return place("hbase-classes", hashlib.sha256(f"{of_jars} {of_java}".encode()).hexdigest()[:12])
 
 
-def write(server: Server, folder: Path) -> None:
+def write(server: ServerProcess, folder: Path) -> None:
     """Let a server that runs with ``RECORDING`` write what it has loaded.
 
     Raises:

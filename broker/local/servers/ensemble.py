@@ -12,13 +12,13 @@ from typing import ClassVar, Self
 from typing_extensions import override
 
 from broker.local.servers import archive, jvm
-from broker.local.servers.process import HOST, Server, free_ports
+from broker.local.servers.process import HOST, ServerProcess, free_ports
 from broker.local.servers.zookeeper import LOG4J, MAIN, SETTINGS, ask, properties, serves
 
 MEMBERS = 3
 
 
-class EnsembleMember(Server):
+class EnsembleMember(ServerProcess):
     """One of several ZooKeepers; ``peers`` says where all of them meet and elect."""
 
     name: ClassVar[str] = "zookeeper-member"

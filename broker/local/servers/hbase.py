@@ -24,7 +24,7 @@ from xml.sax.saxutils import escape
 from typing_extensions import override
 
 from broker.local.servers import archive, jvm
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
 
 _IDL = "org/apache/hadoop/hbase/thrift2/hbase.thrift"
 
@@ -94,7 +94,7 @@ log4j.logger.org.apache.hadoop.hbase.procedure2=WARN
 """
 
 
-class HBaseServer(Server):
+class HBaseServer(ServerProcess):
     """All of HBase on loopback.
 
     Attributes:
@@ -105,8 +105,8 @@ class HBaseServer(Server):
     Args:
         overrides: Keys of hbase-site.xml, over ``SITE``.
         jvm_options: Heap and compiler.
-        folder: See ``Server``; a server with data from an earlier one's folder serves them.
-        cpu: See ``Server``.
+        folder: See ``ServerProcess``; a server with data from an earlier one's folder serves them.
+        cpu: See ``ServerProcess``.
     """
 
     name: ClassVar[str] = "hbase"
@@ -164,7 +164,7 @@ class HBaseServer(Server):
         }
 
 
-class HBaseGateway(Server):
+class HBaseGateway(ServerProcess):
     """One more Thrift-2 gateway of an HBase that runs: to be killed, or set up differently.
 
     Attributes:

@@ -22,8 +22,8 @@ from broker.local.servers import jvm
 from broker.local.servers.process import (
     ASK_TIMEOUT_S,
     HOST,
-    Server,
     ServerFailed,
+    ServerProcess,
     free_ports,
     start_child,
     tied_to_us,
@@ -61,14 +61,14 @@ log4j.appender.console.layout.ConversionPattern=%d{ISO8601} %-5p [%t] %c{2}: %m%
 """
 
 
-class KafkaServer(Server):
+class KafkaServer(ServerProcess):
     """A single Kafka broker, its own controller, on loopback.
 
     Args:
         jvm_options: Heap and compiler; the default is meant for measuring.
         syncs: False is Kafka's own default: what it acknowledges is in the page cache.
-        folder: See ``Server``.
-        cpu: See ``Server``.
+        folder: See ``ServerProcess``.
+        cpu: See ``ServerProcess``.
     """
 
     name: ClassVar[str] = "kafka"

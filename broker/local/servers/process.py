@@ -159,7 +159,7 @@ class Child(abc.ABC):
         return self._process.pid
 
 
-class Server(Child):
+class ServerProcess(Child):
     """A server process that is started, asked, stopped, and may be started again.
 
     A subclass gives the command and the question. ``start`` after ``stop`` or ``kill`` starts the

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports, program
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports, program
 
 
-class RedisServer(Server):
+class RedisServer(ServerProcess):
     """A Redis on loopback, on Debian's ``redis-server``."""
 
     name: ClassVar[str] = "redis"

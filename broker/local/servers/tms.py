@@ -16,7 +16,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.local.servers import jvm
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, Server
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess
 
 # Guice's cglib needs java.lang; LevelDB's unmapping needs sun.nio.ch; Netty's buffers the rest.
 _ACCESS = (
@@ -25,14 +25,14 @@ _ACCESS = (
 )
 
 
-class TmsServer(Server):
+class TmsServer(ServerProcess):
     """The original server on loopback.
 
     Args:
         overrides: Keys of CDAP's configuration, such as ``data.tx.max.lifetime``.
         jvm_options: Heap and compiler; a benchmark passes its own, without ``QUICK``.
-        folder: See ``Server``; the data lie in its ``data``.
-        cpu: See ``Server``.
+        folder: See ``ServerProcess``; the data lie in its ``data``.
+        cpu: See ``ServerProcess``.
     """
 
     name: ClassVar[str] = "tms"

@@ -10,7 +10,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.local.servers.cache import ServerMissing, place
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
 
 VERSION = "2.12.0"
 
@@ -28,12 +28,12 @@ def binary() -> Path:
     return found
 
 
-class ToxiproxyServer(Server):
+class ToxiproxyServer(ServerProcess):
     """The proxy's process; ``url`` is its control interface.
 
     Args:
         seed: What draws whether a toxic of toxicity below one applies.
-        folder: See ``Server``.
+        folder: See ``ServerProcess``.
     """
 
     name: ClassVar[str] = "toxiproxy"

@@ -15,7 +15,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from broker.local.servers import archive, jvm
-from broker.local.servers.process import ASK_TIMEOUT_S, HOST, Server, free_ports
+from broker.local.servers.process import ASK_TIMEOUT_S, HOST, ServerProcess, free_ports
 
 MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
@@ -45,7 +45,7 @@ log4j.appender.console.layout.ConversionPattern=%d{ISO8601} %-5p [%t] %c{2}: %m%
 """
 
 
-class ZooKeeperServer(Server):
+class ZooKeeperServer(ServerProcess):
     """A standalone ZooKeeper on loopback."""
 
     name: ClassVar[str] = "zookeeper"

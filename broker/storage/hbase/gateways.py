@@ -39,9 +39,9 @@ from typing import Any, NamedTuple
 
 from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
-from broker.storage.health import CANCELLED, Ended
-from broker.storage.table import NoAnswer, NotSent, TableError
-from broker.turns import Place, Turn, Turns
+from broker.storage.health import CANCELLED, CallOutcome
+from broker.storage.table import NotWritten, TableError, WriteUnknown
+from broker.turns import CallSubject, Turn, Turns
 
 CALL_S = 10.0
 """Longer than the gateway's own bound, so that most late answers still come."""
@@ -56,20 +56,20 @@ DOUBTED_S = 0.5
 """How long others are preferred to a gateway that answers with an exception."""
 LATE_SHARES = 3
 """How many late calls there may be for each connection."""
-ADMIN = Place("")
+ADMIN = CallSubject("")
 """Of calls that are about no region."""
 
 Tell = Callable[[BaseException | None], None]
 
 
-class Address(NamedTuple):
+class GatewayAddress(NamedTuple):
     """Where a gateway listens."""
 
     host: str
     port: int
 
 
-class GatewayFailed(NoAnswer):
+class GatewayFailed(WriteUnknown):
     """A call failed after it was sent. ``kind``: see Ended."""
 
     def __init__(self, kind: str, message: str) -> None:
@@ -82,7 +82,7 @@ class GatewayFailed(NoAnswer):
 class Gateway:
     """One gateway, and how it has been answering. ``ready`` are its lines that carry no call."""
 
-    address: Address
+    address: GatewayAddress
     under_way: int = 0
     suspect: bool = False
     doubted_until: float = 0.0
@@ -94,13 +94,13 @@ class Gateways:
 
     def __init__(
         self,
-        addresses: Sequence[Address],
+        addresses: Sequence[GatewayAddress],
         *,
         connections_max: int = CONNECTIONS_MAX,
         call_s: float = CALL_S,
         connect_s: float = CONNECT_S,
         idle_s: float = IDLE_S,
-        observe: Callable[[Ended], None] | None = None,
+        observe: Callable[[CallOutcome], None] | None = None,
     ) -> None:
         """Connect to ``addresses`` when there is something to call.
 
@@ -122,7 +122,7 @@ class Gateways:
         """The failure of the gateway that became suspect last."""
         self._is_closed = False
 
-    async def ask(self, name: str, request: bytes, place: Place = ADMIN) -> Any:
+    async def ask(self, name: str, request: bytes, place: CallSubject = ADMIN) -> Any:
         """Make one call, called ``name`` where it is told of, and return its answer (thrift.answer).
 
         ``place`` is what it is about: it shares its turns with other calls about that. A caller that goes
@@ -144,11 +144,11 @@ class Gateways:
             raise
         return await self._sent(gateway, line, turn, request, tell)
 
-    async def _take_turn(self, place: Place) -> Turn:
+    async def _take_turn(self, place: CallSubject) -> Turn:
         try:
             return await self._turns.take(place, self._call_s)
         except TimeoutError as error:
-            raise NotSent(
+            raise NotWritten(
                 "all connections to HBase's gateways are busy, or all that its region may have"
             ) from error
 
@@ -184,7 +184,7 @@ class Gateways:
     def _failed(self, gateway: Gateway, line: Line, error: Exception) -> GatewayFailed:
         """Keep a line or not, by what came of its call; return what the caller gets."""
         failed = GatewayFailed("told", str(error))
-        if not isinstance(error, thrift.Told):
+        if not isinstance(error, thrift.GatewayError):
             failed = GatewayFailed(
                 "silent" if isinstance(error, TimeoutError) else "cut",
                 f"{type(error).__name__}: {error}",
@@ -203,11 +203,11 @@ class Gateways:
             return
         seconds = asyncio.get_running_loop().time() - begun
         if error is None:
-            self._observe(Ended(name, seconds))
+            self._observe(CallOutcome(name, seconds))
         elif isinstance(error, TableError):
-            self._observe(Ended(name, seconds, getattr(error, "kind", "refused"), str(error)))
+            self._observe(CallOutcome(name, seconds, getattr(error, "kind", "refused"), str(error)))
         else:
-            self._observe(Ended(name, seconds, CANCELLED))
+            self._observe(CallOutcome(name, seconds, CANCELLED))
 
     # Lines.
 
@@ -220,9 +220,9 @@ class Gateways:
                     async with asyncio.timeout_at(deadline):
                         await self._some_good.wait()
                 except TimeoutError:
-                    raise NotSent(f"no gateway of HBase answers: {self._why}") from None
+                    raise NotWritten(f"no gateway of HBase answers: {self._why}") from None
             if self._is_closed:
-                raise NotSent("the connections to HBase are closed")
+                raise NotWritten("the connections to HBase are closed")
             gateway = self._best()
             line = self._ready(gateway)
             if line is not None:
@@ -230,7 +230,7 @@ class Gateways:
             gateway.under_way += 1
             try:
                 return gateway, await self._connect(gateway)
-            except (OSError, thrift.Told) as error:
+            except (OSError, thrift.GatewayError) as error:
                 self._suspect(gateway, error)
             finally:
                 gateway.under_way -= 1
@@ -306,7 +306,7 @@ class Gateways:
         while line is None:
             try:
                 line = await self._connect(gateway)
-            except (OSError, thrift.Told):
+            except (OSError, thrift.GatewayError):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_S_MAX)
         gateway.ready.append(line)

@@ -88,11 +88,11 @@ class Line(asyncio.Protocol):
         self._pieces = [answer]
         try:
             told = thrift.answer(answer)
-        except thrift.Short as short:
+        except thrift.ShortAnswer as short:
             self._needed = short.needed
         except thrift.NotThrift as error:
             self.end(error)
-        except thrift.Told as error:
+        except thrift.GatewayError as error:
             self._ended(None, error)
         else:
             self._ended(told, None)

@@ -26,7 +26,7 @@ from broker.errors import StorageCorrupt, Unavailable
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Gateways
 from broker.storage.table import Space
-from broker.turns import Place
+from broker.turns import CallSubject
 
 FORMAT: Final = b"4"
 """1: a row for each message, in a family d. 2: pages."""
@@ -61,12 +61,12 @@ class Schema(NamedTuple):
         name = self.prefix + space
         return name if self.namespace == DEFAULT_NAMESPACE else f"{self.namespace}:{name}"
 
-    def place_of(self, space: Space, row: bytes) -> Place:
+    def place_of(self, space: Space, row: bytes) -> CallSubject:
         """Return the region and the topic of a row."""
         if space is Space.RECORDS:
-            return Place(space)
+            return CallSubject(space)
         topic = _topic_prefix(row)
-        return Place(f"{space}/{bisect_right(splits_of(self.regions), _salt(topic))}", topic)
+        return CallSubject(f"{space}/{bisect_right(splits_of(self.regions), _salt(topic))}", topic)
 
 
 def salt_of(key: bytes) -> bytes:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from broker.clock import Clock
 from broker.config.sections import HBaseConfig, parse_address
 from broker.errors import Unavailable
-from broker.storage.hbase.gateways import CALL_S, Address, Gateways
+from broker.storage.hbase.gateways import CALL_S, GatewayAddress, Gateways
 from broker.storage.hbase.schema import HBaseAdmin, Made, Schema
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.health import Ended
+from broker.storage.health import CallOutcome
 from broker.storage.table import TableError
 
-Observe = Callable[[Ended], None]
+Observe = Callable[[CallOutcome], None]
 PAUSE_S = 0.25
 
 
@@ -68,7 +68,7 @@ def schema_of(config: HBaseConfig) -> Schema:
 
 def _gateways(config: HBaseConfig, observe: Observe | None) -> Gateways:
     return Gateways(
-        [Address(*parse_address(each)) for each in config.hbase_gateways],
+        [GatewayAddress(*parse_address(each)) for each in config.hbase_gateways],
         connections_max=config.hbase_connections_max,
         call_s=min(CALL_S, config.hbase_call_s),
         connect_s=config.hbase_connect_s,

@@ -32,7 +32,7 @@ from broker.errors import BodyTooLarge
 from broker.storage.hbase import requests
 from broker.storage.hbase.gateways import Gateways
 from broker.storage.hbase.schema import DURABILITIES, Schema, salt_of
-from broker.storage.table import HEAD, Cell, Cells, NoAnswer, NotSent, Space, Table
+from broker.storage.table import HEAD, Cell, Cells, NotWritten, Space, Table, WriteUnknown
 
 CELL_BYTES_MAX = (10 << 20) - (64 << 10)
 """HBase's own bound, hbase.client.keyvalue.maxsize, is 10 MiB with key and column."""
@@ -214,12 +214,12 @@ class HBaseTable(Table):
             place = self._place_of(space, next(iter(rows)))
             try:
                 failed = await self._gateways.ask(name, request, place)
-            except NotSent as error:
+            except NotWritten as error:
                 if number:
-                    raise NoAnswer(f"the rest of it was not sent: {error}") from error
+                    raise WriteUnknown(f"the rest of it was not sent: {error}") from error
                 raise
             if failed:
-                raise NoAnswer(f"{len(failed)} rows were not deleted")
+                raise WriteUnknown(f"{len(failed)} rows were not deleted")
 
     @override
     async def close(self) -> None:

@@ -52,7 +52,7 @@ class NotThrift(ConnectionError):
     """What arrived is no answer."""
 
 
-class Short(Exception):
+class ShortAnswer(Exception):
     """An answer has not arrived to its end; it has ``needed`` bytes at least."""
 
     def __init__(self, needed: int) -> None:
@@ -60,7 +60,7 @@ class Short(Exception):
         self.needed = needed
 
 
-class Told(Exception):
+class GatewayError(Exception):
     """The gateway answers with an exception. ``by_hbase``: declared, with the connection in step."""
 
     def __init__(self, message: str, *, by_hbase: bool) -> None:
@@ -139,22 +139,22 @@ def answer(data: bytes) -> Any:
         Told: it says that the call failed.
     """
     if len(data) < 8:
-        raise Short(8)
+        raise ShortAnswer(8)
     version, name_bytes = struct.unpack_from(">Ii", data)
     if version & _VERSION_MASK != _VERSION or name_bytes < 0:
         raise NotThrift(f"not an answer: {data[:16]!r}")
     try:
         fields, end = _struct(data, 12 + name_bytes)
     except (IndexError, struct.error):
-        raise Short(len(data) + 1) from None
+        raise ShortAnswer(len(data) + 1) from None
     if end < len(data):
         raise NotThrift("more than one answer")
     if version & 0xFF == _EXCEPTION:
-        raise Told(_message(fields), by_hbase=False)
+        raise GatewayError(_message(fields), by_hbase=False)
     for number, value in fields.items():
         if number == 0:
             return value
-        raise Told(_message(value), by_hbase=True)
+        raise GatewayError(_message(value), by_hbase=True)
     return None
 
 
@@ -217,4 +217,4 @@ def _many(data: bytes, at: int, kind: int) -> tuple[Any, int]:
 
 
 def _short(length: int, end: int) -> Exception:
-    return Short(end) if length >= 0 else NotThrift(f"a length of {length} in an answer")
+    return ShortAnswer(end) if length >= 0 else NotThrift(f"a length of {length} in an answer")

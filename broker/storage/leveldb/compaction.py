@@ -31,7 +31,7 @@ _ID_BYTES = 10
 Pause = Callable[[float], Awaitable[None]]
 
 
-class Database(Protocol):
+class CompactableDatabase(Protocol):
     """The database, as far as this needs it."""
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
@@ -44,7 +44,7 @@ class Database(Protocol):
 class Compaction:
     """Merges what went. All methods are for the event loop."""
 
-    def __init__(self, database: Database, pause: Pause = asyncio.sleep) -> None:
+    def __init__(self, database: CompactableDatabase, pause: Pause = asyncio.sleep) -> None:
         """Start with nothing to do."""
         self._database = database
         self._pause = pause

@@ -286,7 +286,7 @@ def open_directory(directory: Path, options: Options) -> tuple[files.DirectoryLo
     return lock, database
 
 
-def _check_identity(directory: Path, database: Database, identity: files.Identity) -> None:
+def _check_identity(directory: Path, database: Database, identity: files.StoreIdentity) -> None:
     value = database.get(FORMAT_KEY)
     if value is None and not identity.complete:
         batch = database.batch()

@@ -46,7 +46,7 @@ _PROBE_CHUNK = bytes(1 << 20)
 _NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse.sshfs"})
 
 
-class Identity(NamedTuple):
+class StoreIdentity(NamedTuple):
     """The name of a store, and of its layout."""
 
     format: int
@@ -54,7 +54,7 @@ class Identity(NamedTuple):
     complete: bool
 
 
-def format_row(identity: Identity) -> bytes:
+def format_row(identity: StoreIdentity) -> bytes:
     """Return the value at FORMAT_KEY, which says the same as IDENTITY."""
     return f"{identity.format} {identity.store_id}".encode()
 
@@ -119,7 +119,7 @@ class DirectoryLock:
         os.close(self._fd)
 
 
-def prepare(directory: Path) -> Identity:
+def prepare(directory: Path) -> StoreIdentity:
     """Check what can be checked before opening, under the lock; give a new store its identity.
 
     Raises:
@@ -127,7 +127,7 @@ def prepare(directory: Path) -> Identity:
     """
     identity = examine(directory)
     if identity is None:
-        identity = Identity(FORMAT, secrets.token_hex(16), complete=False)
+        identity = StoreIdentity(FORMAT, secrets.token_hex(16), complete=False)
         write_identity(directory, identity)
     return identity
 
@@ -141,7 +141,7 @@ def remove_beginnings(directory: Path) -> None:
     shutil.rmtree(directory / DATABASE, ignore_errors=True)
 
 
-def examine(directory: Path) -> Identity | None:
+def examine(directory: Path) -> StoreIdentity | None:
     """Check what can be checked of a closed store, and change nothing; None: there is no store yet.
 
     Raises:
@@ -158,13 +158,13 @@ def examine(directory: Path) -> Identity | None:
     return identity
 
 
-def _read_identity(directory: Path) -> Identity | None:
+def _read_identity(directory: Path) -> StoreIdentity | None:
     try:
         text = (directory / _IDENTITY).read_text()
     except FileNotFoundError:
         return None
     try:
-        identity = Identity(**json.loads(text))
+        identity = StoreIdentity(**json.loads(text))
     except (ValueError, TypeError) as error:
         raise corrupt(directory, f"{_IDENTITY} can't be read") from error
     if identity.format != FORMAT:
@@ -237,7 +237,7 @@ def _sizes(directory: Path) -> dict[str, int]:
     }
 
 
-def write_identity(directory: Path, identity: Identity) -> None:
+def write_identity(directory: Path, identity: StoreIdentity) -> None:
     """Write IDENTITY durably."""
     _replace(directory, _IDENTITY, json.dumps(identity._asdict()))
 

@@ -27,7 +27,7 @@ from broker.storage.leveldb.database import Database, Options, repair_database, 
 from broker.storage.leveldb.layout import FORMAT_KEY, cells_prefix, head_key, row_of_cell
 from broker.storage.leveldb.table import LevelDBTable, table_of
 from broker.storage.log import Logs
-from broker.storage.report import Problem, Report, Tell
+from broker.storage.report import CheckReport, StoreProblem, Tell
 from broker.storage.table import Space
 
 _OTHER_KEYS = (
@@ -45,7 +45,7 @@ _OTHER_KEYS = (
 
 async def verify_directory(
     directory: Path, tell: Tell | None = None, *, window_ms: int = WINDOW_MS
-) -> Report:
+) -> CheckReport:
     """Look at all of a store, also of one that is served, and change nothing.
 
     ``tell`` and ``window_ms`` as ``check.verify`` has them.
@@ -55,14 +55,14 @@ async def verify_directory(
         OSError: there is no store, or no room for a snapshot beside it.
     """
     _must_be_store(directory)
-    report = Report()
+    report = CheckReport()
     other = files.other_format(directory)
     if other is not None:
-        report.problem(Problem("format", other))
+        report.problem(StoreProblem("format", other))
         return report
     with _snapshot(directory) as seen:
         if seen.damage is not None:
-            report.problem(Problem("files", seen.damage.message))
+            report.problem(StoreProblem("files", seen.damage.message))
         if (seen.directory / files.DATABASE).is_dir():
             await _verify_snapshot(seen, report, tell, window_ms)
     return report
@@ -74,7 +74,7 @@ def _must_be_store(directory: Path) -> None:
 
 
 async def _verify_snapshot(
-    seen: _Snapshot, report: Report, tell: Tell | None, window_ms: int
+    seen: _Snapshot, report: CheckReport, tell: Tell | None, window_ms: int
 ) -> None:
     try:
         async with _opened(seen) as (table, database):
@@ -82,7 +82,9 @@ async def _verify_snapshot(
             for problem in await asyncio.to_thread(lambda: list(_strays(database))):
                 report.problem(problem)
     except BrokerError as error:
-        report.problem(Problem("LevelDB", "it does not open or read the database", error.message))
+        report.problem(
+            StoreProblem("LevelDB", "it does not open or read the database", error.message)
+        )
 
 
 @asynccontextmanager
@@ -162,7 +164,7 @@ async def _opened(seen: _Snapshot) -> AsyncIterator[tuple[LevelDBTable, Database
 
 async def repair(
     directory: Path, copy: Path, tell: Tell | None = None, *, window_ms: int = WINDOW_MS
-) -> Report:
+) -> CheckReport:
     """Make a mended copy of a closed store; the original stays as it is. Returns what is wrong with the copy.
 
     Raises:
@@ -189,7 +191,7 @@ def _mend(directory: Path, copy: Path) -> None:
     database = Database(copy / files.DATABASE, Options(), create=False, was_clean=False)
     try:
         # A store of its own: it has not all that the original had.
-        identity = files.Identity(files.FORMAT, secrets.token_hex(16), complete=True)
+        identity = files.StoreIdentity(files.FORMAT, secrets.token_hex(16), complete=True)
         batch = database.batch()
         batch.put(FORMAT_KEY, files.format_row(identity))
         with translated(copy / files.DATABASE):
@@ -199,47 +201,49 @@ def _mend(directory: Path, copy: Path) -> None:
     files.write_identity(copy, identity)
 
 
-def _strays(database: Database) -> Iterator[Problem]:
+def _strays(database: Database) -> Iterator[StoreProblem]:
     """Yield what nothing leads to: rows of topics without a record, cells without a head, other keys.
 
     Each topic and each row costs one look, whatever lies in it.
     """
     if database.get(FORMAT_KEY) is None:
-        yield Problem("LevelDB", "the database has lost its format row")
+        yield StoreProblem("LevelDB", "the database has lost its format row")
     for first, last in _OTHER_KEYS:
         found, _ = database.pairs(first, last + b"\xff" * 32, pairs_max=1)
         for key, _ in found:
-            yield Problem("LevelDB", "a key that is none of ours", key.hex())
+            yield StoreProblem("LevelDB", "a key that is none of ours", key.hex())
     for space in (Space.MESSAGES, Space.PAYLOADS):
         yield from _without_record(database, space)
         yield from _without_head(database, space)
 
 
-def _without_record(database: Database, space: Space) -> Iterator[Problem]:
+def _without_record(database: Database, space: Space) -> Iterator[StoreProblem]:
     at = lead = head_key(space, b"")
     while found := database.pairs(at, lead + b"\xff" * 32, pairs_max=1)[0]:
         row = found[0][0][len(lead) :]
         parts = row.split(b":", 2)
         topic = b":".join(parts[:2]) + b":"
         if len(parts) != 3:
-            yield Problem("LevelDB", "a row of no topic", row.hex())
+            yield StoreProblem("LevelDB", "a row of no topic", row.hex())
             at = found[0][0] + b"\0"
             continue
         if database.get(head_key(Space.RECORDS, walk.TOPIC_RECORDS + topic)) is None:
             name = topic.decode(errors="backslashreplace")[:-1]
-            yield Problem(name, f"it has {space.value} and no record")
+            yield StoreProblem(name, f"it has {space.value} and no record")
         at = prefix_end(lead + topic)
 
 
-def _without_head(database: Database, space: Space) -> Iterator[Problem]:
+def _without_head(database: Database, space: Space) -> Iterator[StoreProblem]:
     lead = cells_prefix(space, b"")[:1]
     at = lead
     while found := database.pairs(at, lead + b"\xff" * 80, pairs_max=1)[0]:
         row = row_of_cell(found[0][0])
         if row is None:
-            yield Problem("LevelDB", "a key that is none of ours", found[0][0].hex())
+            yield StoreProblem("LevelDB", "a key that is none of ours", found[0][0].hex())
             at = found[0][0] + b"\0"
             continue
         if database.get(head_key(space, row)) is None:
-            yield Problem("LevelDB", f"a row of {space.value} has entries and no head", row.hex())
+            yield StoreProblem(
+                "LevelDB", f"a row of {space.value} has entries and no head", row.hex()
+            )
         at = prefix_end(cells_prefix(space, row))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 
-class Answer(NamedTuple):
+class WriteResult(NamedTuple):
     """How a call ended: with a result, or with an error."""
 
     future: asyncio.Future[Any]
@@ -52,11 +52,11 @@ class Pending:
             return
         if answered == self._answered:
             error = self._hung()
-            self.answer([Answer(future, None, error) for future in self._waiting])
+            self.answer([WriteResult(future, None, error) for future in self._waiting])
         else:
             self._timer = self._loop.call_later(self._deadline_s, self._look, self._answered)
 
-    def answer(self, answers: Sequence[Answer]) -> None:
+    def answer(self, answers: Sequence[WriteResult]) -> None:
         """End calls. To be called on the event loop."""
         self._answered += 1
         for future, result, error in answers:
@@ -68,13 +68,13 @@ class Pending:
             else:
                 future.set_exception(error)
 
-    def tell(self, answers: Sequence[Answer], then: Callable[[], None] | None = None) -> None:
+    def tell(self, answers: Sequence[WriteResult], then: Callable[[], None] | None = None) -> None:
         """End calls from another thread, in the order of such tellings; ``then`` is called after."""
         # RuntimeError: the event loop is closed, and all callers went with it.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._told, answers, then)
 
-    def _told(self, answers: Sequence[Answer], then: Callable[[], None] | None) -> None:
+    def _told(self, answers: Sequence[WriteResult], then: Callable[[], None] | None) -> None:
         self.answer(answers)
         if then is not None:
             then()

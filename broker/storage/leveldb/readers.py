@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from broker.errors import Unavailable
-from broker.storage.leveldb.pending import Answer, Pending
+from broker.storage.leveldb.pending import Pending, WriteResult
 
 T = TypeVar("T")
 _THREADS = 2
@@ -68,9 +68,9 @@ class Readers:
     def _run(self) -> None:
         while (read := self._queue.get()) is not None:
             try:
-                answer = Answer(read.answer, read.function())
+                answer = WriteResult(read.answer, read.function())
             except BaseException as error:  # noqa: BLE001 - It is the caller's.
-                answer = Answer(read.answer, None, error)
+                answer = WriteResult(read.answer, None, error)
             self._pending.tell([answer])
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ _EMPTY_BATCH_BYTES = 12
 """LevelDB's batch header: sequence number and count."""
 
 
-class Batch(Protocol):
+class WriteBatch(Protocol):
     """A write batch, as far as a round needs it."""
 
     def put(self, key: bytes, value: bytes, /) -> None:
@@ -33,13 +33,13 @@ class Batch(Protocol):
         """Return the bytes so far."""
 
 
-class Database(Protocol):
+class WritableDatabase(Protocol):
     """The database, as far as the writer needs it."""
 
     def get(self, key: bytes) -> bytes | None:
         """Return a value."""
 
-    def batch(self) -> Batch:
+    def batch(self) -> WriteBatch:
         """Return an empty write batch, which will be synced."""
 
     def keys_of(self, prefix: bytes) -> list[bytes]:
@@ -49,7 +49,7 @@ class Database(Protocol):
         """Probe the disk, close and open anew. Raises OSError or BrokerError if it can't."""
 
 
-class Wish(NamedTuple):
+class ChangeRequest(NamedTuple):
     """The arguments of one change of the port."""
 
     space: Space
@@ -112,7 +112,7 @@ class RecentHeads:
 class Round:
     """The contents of one write."""
 
-    def __init__(self, database: Database, recent: RecentHeads) -> None:
+    def __init__(self, database: WritableDatabase, recent: RecentHeads) -> None:
         """Start empty."""
         self._database = database
         self._recent = recent
@@ -121,7 +121,7 @@ class Round:
         self._indexed: list[bytes] = []
         self._touched: set[bytes] = set()
 
-    def change(self, wish: Wish) -> bool:
+    def change(self, wish: ChangeRequest) -> bool:
         """Add a change if its head is as expected; return whether it was. Raises Postponed."""
         key = head_key(wish.space, wish.row)
         if self._head(key) != wish.expected:
@@ -133,7 +133,7 @@ class Round:
         self.batch.put(key, head)
         return True
 
-    def _change_cells(self, wish: Wish) -> None:
+    def _change_cells(self, wish: ChangeRequest) -> None:
         prefix = cells_prefix(wish.space, wish.row)
         if wish.clear:
             self._clear(prefix)

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 
 from broker.errors import BodyTooLarge
-from broker.slices import Short
+from broker.slices import ShortWork
 from broker.storage.leveldb import files
 from broker.storage.leveldb.compaction import Compaction
 from broker.storage.leveldb.database import Database, Options, open_directory
 from broker.storage.leveldb.layout import cells_prefix, has_cells, head_key
 from broker.storage.leveldb.readers import Readers
-from broker.storage.leveldb.round import Wish
+from broker.storage.leveldb.round import ChangeRequest
 from broker.storage.leveldb.writer import Fault, Observe, Writer
 from broker.storage.table import HEAD, Cell, Cells, Space
 
@@ -104,8 +104,8 @@ class LevelDBTable:
         _bound(sum(map(len, puts.values())))
         if clear and has_cells(space):
             await self._warm(space, [row])
-        wish = Wish(space, row, expected, puts, deletes, clear)
-        with Short():
+        wish = ChangeRequest(space, row, expected, puts, deletes, clear)
+        with ShortWork():
             changed: bool = await self._writer.submit(lambda round_: round_.change(wish))
         if changed and clear and has_cells(space):
             self._compaction.gone([cells_prefix(space, row)])

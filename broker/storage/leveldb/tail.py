@@ -49,7 +49,7 @@ class Damaged(Exception):
     """A file can't be what LevelDB left, not even after a power cut."""
 
 
-class Write(NamedTuple):
+class TailWrite(NamedTuple):
     """One whole write: where its records' headers lie, and where it ends."""
 
     records: tuple[int, ...]
@@ -125,7 +125,7 @@ def sound_end(data: Bytes, *, is_log: bool) -> int:
     Raises:
         Damaged: a write begins behind the damage.
     """
-    last: Write | None = None
+    last: TailWrite | None = None
     for write in writes(data):
         last = write
     if last is not None and not is_sound(data, last):
@@ -144,7 +144,7 @@ def sound_end(data: Bytes, *, is_log: bool) -> int:
     return end
 
 
-def writes(data: Bytes) -> Iterator[Write]:
+def writes(data: Bytes) -> Iterator[TailWrite]:
     """Yield the whole writes by their headers, up to the first place that makes no sense."""
     size, at = len(data), 0
     unpack = _HEADER.unpack_from
@@ -163,18 +163,18 @@ def writes(data: Bytes) -> Iterator[Write]:
         if kind in {_FULL, _FIRST} if records else kind in {_MIDDLE, _LAST}:
             return
         if kind == _FULL:
-            yield Write((at,), end)
+            yield TailWrite((at,), end)
         elif kind in {_FIRST, _MIDDLE}:
             records.append(at)
         elif kind == _LAST:
-            yield Write((*records, at), end)
+            yield TailWrite((*records, at), end)
             records = []
         else:
             return
         at = end
 
 
-def is_sound(data: Bytes, write: Write) -> bool:
+def is_sound(data: Bytes, write: TailWrite) -> bool:
     """Whether all records of a write have the checksums that they say."""
     return all(_has_checksum(data, at) for at in write.records)
 
@@ -190,7 +190,7 @@ def _next_header(at: int) -> int:
     return at + room if room < _HEADER.size else at
 
 
-def _sequence_after(data: Bytes, write: Write | None) -> int | None:
+def _sequence_after(data: Bytes, write: TailWrite | None) -> int | None:
     """Return the sequence number of the next write, None if it is not known."""
     if write is None:
         return None
@@ -238,7 +238,7 @@ def _beginning_at_a_blocks_end(data: Bytes, behind: int) -> int | None:
     return None
 
 
-def _contents(data: Bytes, write: Write) -> bytes:
+def _contents(data: Bytes, write: TailWrite) -> bytes:
     parts = []
     for at in write.records:
         _, length, _ = _HEADER.unpack_from(data, at)

@@ -31,8 +31,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from broker.errors import BrokerError, OutcomeUnknown, StorageCorrupt, StorageFull, Unavailable
-from broker.storage.leveldb.pending import Answer, Pending
-from broker.storage.leveldb.round import Database, Postponed, RecentHeads, Round
+from broker.storage.leveldb.pending import Pending, WriteResult
+from broker.storage.leveldb.round import Postponed, RecentHeads, Round, WritableDatabase
 
 ROUND_BYTES_MAX = 16 << 20
 """A round takes no further change once its batch has grown to this."""
@@ -66,7 +66,7 @@ class Writer:
 
     def __init__(
         self,
-        database: Database,
+        database: WritableDatabase,
         *,
         probe_interval_s: float,
         deadline_s: float,
@@ -205,21 +205,21 @@ class Writer:
             if self._observe is not None:
                 self._observe(seconds, len(answers))
 
-    def _build(self, changes: list[Change]) -> tuple[Round, list[Answer]]:
+    def _build(self, changes: list[Change]) -> tuple[Round, list[WriteResult]]:
         """Apply the changes to a round; those that don't fit any more wait for the next."""
         round_ = Round(self._database, self.recent)
-        answers: list[Answer] = []
+        answers: list[WriteResult] = []
         for index, (apply, future, life) in enumerate(changes):
             if life.has_ended and apply is not _is_writable:
-                answers.append(Answer(future, None, StorageFull(_ENDED)))
+                answers.append(WriteResult(future, None, StorageFull(_ENDED)))
                 continue
             try:
-                answers.append(Answer(future, apply(round_)))
+                answers.append(WriteResult(future, apply(round_)))
             except Postponed:
                 self._waiting = changes[index:]
                 break
             except Exception as error:  # noqa: BLE001 - Its caller's; it has added nothing.
-                answers.append(Answer(future, None, error))
+                answers.append(WriteResult(future, None, error))
             if round_.batch.approximate_size() > ROUND_BYTES_MAX:
                 self._waiting = changes[index + 1 :]
                 break
@@ -266,13 +266,13 @@ def _is_writable(_: Round) -> bool:
     return True
 
 
-def _refused(change: Change, error: BrokerError) -> Answer:
+def _refused(change: Change, error: BrokerError) -> WriteResult:
     if change.apply is _is_writable:
-        return Answer(change.future, False)
-    return Answer(change.future, None, error)
+        return WriteResult(change.future, False)
+    return WriteResult(change.future, None, error)
 
 
-def _unknown(answer: Answer, error: BaseException) -> Answer:
+def _unknown(answer: WriteResult, error: BaseException) -> WriteResult:
     """A definite refusal stays as it is; all else of the round is unknown."""
     if answer.error is not None or answer.result is False:
         return answer

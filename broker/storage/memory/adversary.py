@@ -48,9 +48,9 @@ from typing import Final
 from zlib import crc32
 
 from broker.storage.memory.past import Past
-from broker.storage.memory.rows import Row, Undo
+from broker.storage.memory.rows import MemoryRow, Undo
 from broker.storage.memory.table import MemoryTable, topic_of
-from broker.storage.table import HEAD, Cell, Cells, NoAnswer, NotSent, Space
+from broker.storage.table import HEAD, Cell, Cells, NotWritten, Space, WriteUnknown
 
 OLD_ROW: Final = 0.7
 """How probably each row of an old answer is shown in an older state."""
@@ -201,7 +201,7 @@ class AdversaryTable:
         if len(rows) > 1 and self._happens("partial"):
             self.happened["partial"] += 1
             write(self._chance.sample(rows, self._chance.randrange(1, len(rows))))
-            raise NoAnswer("some rows failed")
+            raise WriteUnknown("some rows failed")
         whole()
         if self._happens("again"):
             self._later("again", whole)
@@ -304,12 +304,12 @@ class AdversaryTable:
                 break
         return found
 
-    def _shown(self, space: Space, row: bytes, *, is_current: bool = False) -> Row:
+    def _shown(self, space: Space, row: bytes, *, is_current: bool = False) -> MemoryRow:
         if self.is_alone or is_current or not self._happens("old_answer"):
             return self.table.spaces[space].get(row)
         return self._perhaps_older(space, row)
 
-    def _perhaps_older(self, space: Space, row: bytes) -> Row:
+    def _perhaps_older(self, space: Space, row: bytes) -> MemoryRow:
         now = self.table.spaces[space].get(row)
         if self._chance.random() >= OLD_ROW:
             return now
@@ -346,10 +346,10 @@ class AdversaryTable:
         self._may_refuse()
         if self._happens("late_write"):
             self._later("late_writes", write, is_make=is_make)
-            raise NoAnswer("time-out")
+            raise WriteUnknown("time-out")
         if self._happens("never"):
             self.happened["never"] += 1
-            raise NoAnswer("time-out")
+            raise WriteUnknown("time-out")
 
     async def _ask(self) -> None:
         self.table.check_open()
@@ -357,18 +357,18 @@ class AdversaryTable:
         self._may_refuse()
         if self._happens("no_answer"):
             self.happened["no_answers"] += 1
-            raise NoAnswer("no answer")
+            raise WriteUnknown("no answer")
 
     async def _answer(self) -> None:
         await asyncio.sleep(self._delay_s(self.bias.delay_ms) / 2)
         if self._happens("lost_answer"):
             self.happened["lost_answers"] += 1
-            raise NoAnswer("connection reset")
+            raise WriteUnknown("connection reset")
 
     def _may_refuse(self) -> None:
         if self._happens("refused"):
             self.happened["refused"] += 1
-            raise NotSent("the gateway refused the connection")
+            raise NotWritten("the gateway refused the connection")
 
     def _later(self, name: str, write: Callable[[], object], *, is_make: bool = False) -> None:
         self._late += 1

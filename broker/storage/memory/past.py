@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from broker.storage.memory.rows import Row, Undo
+from broker.storage.memory.rows import MemoryRow, Undo
 from broker.storage.table import HEAD, Space
 
 STATES_MAX: Final = 8
@@ -49,7 +49,9 @@ class Past:
         """Return the keys in ``[first, last]`` of rows of which an older state is known."""
         return {key for of, key in self._undos if of is space and first <= key <= last}
 
-    def older(self, space: Space, key: bytes, now: Row, chance: random.Random) -> Row | None:
+    def older(
+        self, space: Space, key: bytes, now: MemoryRow, chance: random.Random
+    ) -> MemoryRow | None:
         """Return an older state of the row that is ``now``; None if none is known."""
         undos = self._undos.get((space, key))
         if not undos:

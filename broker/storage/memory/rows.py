@@ -15,7 +15,7 @@ Undo = Mapping[bytes, Cell | None]
 """What cells of one row were before a change, by column; None: absent. The head is among them."""
 
 
-class Row:
+class MemoryRow:
     """The cells of one row. Without a head it does not exist."""
 
     __slots__ = ("_cells", "_columns", "head")
@@ -77,9 +77,9 @@ class Row:
             found.append((column, value))
         return Cells(found, more=False)
 
-    def before(self, undos: Iterable[Undo]) -> Row:
+    def before(self, undos: Iterable[Undo]) -> MemoryRow:
         """Return this row as it was before some changes; their undos come latest first."""
-        row = Row()
+        row = MemoryRow()
         row.head, row._cells = self.head, dict(self._cells)
         for undo in undos:
             for column, cell in undo.items():
@@ -93,19 +93,19 @@ class Row:
         return row
 
 
-class Rows:
+class RowSpace:
     """The rows of one space. Every method is one step."""
 
     __slots__ = ("_keys", "_rows")
 
     def __init__(self) -> None:
         """Begin without a row."""
-        self._rows: dict[bytes, Row] = {}
+        self._rows: dict[bytes, MemoryRow] = {}
         self._keys: list[bytes] = []
 
-    def get(self, key: bytes) -> Row:
+    def get(self, key: bytes) -> MemoryRow:
         """Return a row as it is now, an empty one if there is none. It is not to be changed."""
-        return self._rows.get(key) or Row()
+        return self._rows.get(key) or MemoryRow()
 
     def keys(self, first: bytes, last: bytes) -> list[bytes]:
         """Return the keys in ``[first, last]``, in order."""
@@ -160,10 +160,10 @@ class Rows:
         del self._keys[bisect_left(self._keys, key)]
         return {HEAD: row.head, **row.clear()}
 
-    def _made(self, key: bytes) -> Row:
+    def _made(self, key: bytes) -> MemoryRow:
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = Row()
+            row = self._rows[key] = MemoryRow()
             insort(self._keys, key)
         return row
 

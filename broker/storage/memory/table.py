@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from broker.errors import BodyTooLarge
-from broker.storage.memory.rows import Rows
-from broker.storage.table import HEAD, Cell, Cells, NotSent, Space
+from broker.storage.memory.rows import RowSpace
+from broker.storage.table import HEAD, Cell, Cells, NotWritten, Space
 
 CELL_BYTES_MAX: Final = 64 << 20
 CHANGE_BYTES_MAX: Final = 128 << 20
@@ -42,7 +42,7 @@ class MemoryTable:
         self.cell_bytes_max = cell_bytes_max
         self.change_bytes_max = change_bytes_max
         self.server_ms = server_ms
-        self.spaces = {space: Rows() for space in Space}
+        self.spaces = {space: RowSpace() for space in Space}
         self._is_closed = False
 
     # The port.
@@ -126,7 +126,7 @@ class MemoryTable:
     def check_open(self) -> None:
         """Raise NotSent after a close."""
         if self._is_closed:
-            raise NotSent("the table is closed")
+            raise NotWritten("the table is closed")
 
     def check_change(
         self, expected: bytes | None, puts: Mapping[bytes, bytes], deletes: Sequence[bytes]

@@ -11,8 +11,8 @@ from typing import Final
 from typing_extensions import override
 
 from broker.client import Client
-from broker.client.connection import Connection
-from broker.client.protocol import Reply, Request
+from broker.client.connection import ClientConnection
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import HttpTransport
 from broker.client.values import Settings
 from broker.errors import BrokerError
@@ -50,7 +50,7 @@ class Repeater:
         """Repeat nothing any more."""
         self._wanted.clear()
 
-    def sent(self, request: Request, transport: PlacedTransport) -> None:
+    def sent(self, request: ClientRequest, transport: PlacedTransport) -> None:
         """Perhaps send a request once more, a little later, on a connection of its own."""
         is_once = "Idempotency-Key" in request.headers or "Producer-Number" in request.headers
         if not is_once or not self.probability:
@@ -60,7 +60,7 @@ class Repeater:
             self._sending[sending] = None
             sending.add_done_callback(self._sending.pop)
 
-    async def _again(self, request: Request, transport: PlacedTransport) -> None:
+    async def _again(self, request: ClientRequest, transport: PlacedTransport) -> None:
         await asyncio.sleep(self._chance.expovariate(20))
         with contextlib.suppress(BrokerError):
             connection = await transport.connect_alone(request.topic)
@@ -83,16 +83,16 @@ class PlacedTransport(HttpTransport):
         self._machine = machine
         self._repeater = repeater
 
-    async def connect_alone(self, topic: TopicId | None) -> Connection:
+    async def connect_alone(self, topic: TopicId | None) -> ClientConnection:
         """Open a connection that nobody else uses. Raises Unavailable."""
         return await super().connect(topic)
 
     @override
-    async def connect(self, topic: TopicId | None) -> Connection:
+    async def connect(self, topic: TopicId | None) -> ClientConnection:
         connection = await super().connect(topic)
         send = connection.send
 
-        async def send_and_repeat(request: Request, timeout_s: float) -> Reply:
+        async def send_and_repeat(request: ClientRequest, timeout_s: float) -> Reply:
             self._repeater.sent(request, self)
             return await send(request, timeout_s)
 
@@ -100,7 +100,9 @@ class PlacedTransport(HttpTransport):
         return connection
 
     @override
-    async def _open(self, headers: Mapping[str, str], url: str, timeout_s: float) -> Connection:
+    async def _open(
+        self, headers: Mapping[str, str], url: str, timeout_s: float
+    ) -> ClientConnection:
         with self._network.calling_from(self._machine):
             return await super()._open(headers, url, timeout_s)
 

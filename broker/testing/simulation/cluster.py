@@ -36,7 +36,7 @@ from broker.testing.simulation.clocks import MachineWall
 from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import Network
-from broker.testing.simulation.node import PORT, Ground, Machine
+from broker.testing.simulation.node import PORT, Machine, SharedGround
 
 ASK_S: Final = 0.002
 STARTED_S: Final = 30.0
@@ -81,7 +81,7 @@ class SimCluster:
         """The record store itself, as an operator has it who is never cut off."""
         self._bias = bias
         self._spoilt = Layers[Callable[[Bias], Bias]]()
-        self.ground = Ground(self.network, self.coordination, self.table, bounds)
+        self.ground = SharedGround(self.network, self.coordination, self.table, bounds)
         self._settings = settings or {}
         self.machines = [self._made(number, None) for number in range(nodes)]
         self.others: list[Machine] = []

@@ -33,7 +33,7 @@ TURNS_AT_ONCE_MAX = 2_000_000
 """After so many steps at one moment of virtual time something spins."""
 
 
-class Process:
+class SimulatedProcess:
     """Whoever's steps can be held back: a node's process, in one of its lives.
 
     Attributes:
@@ -98,7 +98,7 @@ class Process:
         self._held = None
 
 
-RUNNING: ContextVar[Process | None] = ContextVar("RUNNING", default=None)
+RUNNING: ContextVar[SimulatedProcess | None] = ContextVar("RUNNING", default=None)
 """Whose step this is; None is the world's."""
 
 
@@ -113,7 +113,7 @@ class HostLoop(VirtualLoop):
         """Begin at 0 s."""
         super().__init__()
         self.steps = 0
-        self.processes: list[Process] = []
+        self.processes: list[SimulatedProcess] = []
         self._turns_at_once = 0
 
     @override

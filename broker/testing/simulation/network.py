@@ -22,7 +22,7 @@ from contextvars import Context, ContextVar
 from random import Random
 from typing import Final
 
-from broker.testing.simulation.hosts import RUNNING, HostLoop, Process
+from broker.testing.simulation.hosts import RUNNING, HostLoop, SimulatedProcess
 from broker.testing.simulation.layers import Layers
 from broker.testing.simulation.sockets import Address, ListeningSocket
 from broker.testing.simulation.transport import End
@@ -147,7 +147,7 @@ class Network:
             end.peer.reset_here()
         return len(chosen)
 
-    def stop_process(self, process: Process, *, silently: bool = False) -> None:
+    def stop_process(self, process: SimulatedProcess, *, silently: bool = False) -> None:
         """Close all that a process had open, as its kernel does when it dies.
 
         ``silently``: the machine is gone with it, and says nothing until ``start_machine``.

@@ -26,13 +26,13 @@ from broker.model import TopicId
 from broker.node.cluster import InCluster, Stores
 from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
-from broker.storage.health import Ended
+from broker.storage.health import CallOutcome
 from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.memory.adversary import AdversaryTable
 from broker.storage.records import Records
 from broker.testing.simulation.clocks import MachineWall, ProcessClock
-from broker.testing.simulation.hosts import Process
+from broker.testing.simulation.hosts import SimulatedProcess
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.storage import LinkedTable, StorageWay
 from broker.topics.service import Topics
@@ -45,7 +45,7 @@ HEARS_S: Final = 0.03
 
 
 @dataclass(slots=True)
-class Ground:
+class SharedGround:
     """What all machines share."""
 
     network: Network
@@ -61,7 +61,7 @@ class Ground:
 class SimServers:
     """The servers that one process connects to. It has one session at a time."""
 
-    def __init__(self, ground: Ground, way: StorageWay, clock: Clock, protocol: int) -> None:
+    def __init__(self, ground: SharedGround, way: StorageWay, clock: Clock, protocol: int) -> None:
         """Reach storage by ``way``."""
         self.protocol = protocol
         self.session: TreeCoordinator | None = None
@@ -69,7 +69,7 @@ class SimServers:
         self._way = way
         self._clock = clock
 
-    async def stores(self, told: Callable[[Ended], None]) -> Stores:
+    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
         """Open the stores."""
         ground = self._ground
         table = LinkedTable(ground.table, self._way, told)
@@ -104,7 +104,9 @@ class Machine:
         protocol: what its next process says that it speaks.
     """
 
-    def __init__(self, number: int, ground: Ground, config: Config, wall: MachineWall) -> None:
+    def __init__(
+        self, number: int, ground: SharedGround, config: Config, wall: MachineWall
+    ) -> None:
         """Be there, with nothing started."""
         self.number = number
         self.name = f"node-{number}"
@@ -114,7 +116,7 @@ class Machine:
         self.wall = wall
         self.way = StorageWay()
         self.protocol = PROTOCOL
-        self.process: Process | None = None
+        self.process: SimulatedProcess | None = None
         self.node: Node | None = None
         self.servers: SimServers | None = None
         self.below: SimGround | None = None
@@ -192,11 +194,11 @@ class Machine:
         ground.lives += 1
         ground.network.start_machine(self.name)
         self.serving = asyncio.get_running_loop().create_future()
-        self.process = process = Process(f"{self.name}.{ground.lives}", self.name)
+        self.process = process = SimulatedProcess(f"{self.name}.{ground.lives}", self.name)
         serving = process.begin(self._serve(process))
         serving.add_done_callback(lambda task: self._ended(process, task))
 
-    async def _serve(self, process: Process) -> None:
+    async def _serve(self, process: SimulatedProcess) -> None:
         clock = ProcessClock(self.wall)
         self.servers = servers = SimServers(self._ground, self.way, clock, self.protocol)
         self._term = term = asyncio.Event()
@@ -217,7 +219,7 @@ class Machine:
             self._ground.ended.append(f"{process.name}: {node.stopped.result()}")
         await node.stop()
 
-    def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
+    def _ended(self, process: SimulatedProcess, task: asyncio.Task[None]) -> None:
         """A process has come to its end by itself."""
         if process.is_dead or task.cancelled():
             return
@@ -231,7 +233,7 @@ class Machine:
         loop.call_soon(self._bury, process, False, context=nobody)
         loop.call_later(RESTART_S, self._begin, context=nobody)
 
-    def _bury(self, process: Process, silently: bool) -> None:
+    def _bury(self, process: SimulatedProcess, silently: bool) -> None:
         session = self.session
         process.die()
         self._ground.network.stop_process(process, silently=silently)

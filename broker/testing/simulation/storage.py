@@ -14,9 +14,9 @@ from contextvars import Context
 from typing import Any, Final, TypeVar
 
 from broker.errors import BodyTooLarge, BrokerError
-from broker.storage.health import CANCELLED, Ended
+from broker.storage.health import CANCELLED, CallOutcome
 from broker.storage.memory.adversary import AdversaryTable
-from broker.storage.table import Cell, Cells, NoAnswer, NotSent, Space, TableError
+from broker.storage.table import Cell, Cells, NotWritten, Space, TableError, WriteUnknown
 from broker.testing.simulation.layers import Layers
 
 Answer = TypeVar("Answer")
@@ -69,7 +69,7 @@ class StorageWay:
             async with asyncio.timeout(CALL_S):
                 return await answer
         except TimeoutError:
-            raise NoAnswer("time-out") from None
+            raise WriteUnknown("time-out") from None
 
     async def _serve(
         self, work: Callable[[], Coroutine[Any, Any, Answer]], answer: asyncio.Future[Answer]
@@ -94,7 +94,7 @@ class LinkedTable:
     """A Table: the one storage as one node sees it. Its close is the node's; storage stays."""
 
     def __init__(
-        self, table: AdversaryTable, way: StorageWay, told: Callable[[Ended], None]
+        self, table: AdversaryTable, way: StorageWay, told: Callable[[CallOutcome], None]
     ) -> None:
         """Reach ``table`` by ``way``; ``told`` hears of every call that ended."""
         self._table = table
@@ -195,7 +195,7 @@ class LinkedTable:
 
     async def _call(self, name: str, work: Callable[[], Coroutine[Any, Any, Answer]]) -> Answer:
         if self._is_closed:
-            raise NotSent("the table is closed")
+            raise NotWritten("the table is closed")
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         kind: str | None = "silent"
@@ -212,12 +212,12 @@ class LinkedTable:
         else:
             return answer
         finally:
-            self._told(Ended(name, loop.time() - began_s, kind, message))
+            self._told(CallOutcome(name, loop.time() - began_s, kind, message))
 
 
 def _kind_of(error: TableError | BrokerError) -> str | None:
     """Return how a call ended, in the words of health.py."""
-    if isinstance(error, NotSent):
+    if isinstance(error, NotWritten):
         return "refused"
     if isinstance(error, BodyTooLarge):
         return None  # The call was answered as it should be.

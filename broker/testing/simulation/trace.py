@@ -25,7 +25,7 @@ JUDGED: Final = frozenset({UNEXPECTED, CLAIMED})
 """What runs are judged by, which is kept however long they are."""
 
 
-class Line(NamedTuple):
+class TraceLine(NamedTuple):
     """One fact: when, by which process, what, and its fields."""
 
     time_s: float
@@ -63,8 +63,8 @@ class Trace:
 
     def __init__(self) -> None:
         """Begin empty."""
-        self.lines: deque[Line] = deque(maxlen=LINES_MAX)
-        self.judged: list[Line] = []
+        self.lines: deque[TraceLine] = deque(maxlen=LINES_MAX)
+        self.judged: list[TraceLine] = []
 
     def add(self, event: str, **fields: Any) -> None:
         """Note a fact."""
@@ -77,7 +77,7 @@ class Trace:
         for key, field in fields.items():
             if isinstance(field, BaseException):
                 fields[key] = _told(field)
-        line = Line(time_s, "" if process is None else process.name, event, fields)
+        line = TraceLine(time_s, "" if process is None else process.name, event, fields)
         self.lines.append(line)
         if event in JUDGED:
             self.judged.append(line)

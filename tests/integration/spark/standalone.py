@@ -11,14 +11,14 @@ from typing import ClassVar
 
 import pyspark
 
-from broker.local.servers.process import Server, free_ports
+from broker.local.servers.process import ServerProcess, free_ports
 
 HOST = "127.0.0.1"
 HOME = Path(pyspark.__file__).parent
 MEMORY = "1g"
 
 
-class Master(Server):
+class Master(ServerProcess):
     """Knows the workers, and gives them to applications."""
 
     name: ClassVar[str] = "spark-master"
@@ -41,7 +41,7 @@ class Master(Server):
         return told["status"] == "ALIVE" and told["aliveworkers"] >= self.workers_wanted
 
 
-class Worker(Server):
+class Worker(ServerProcess):
     """Runs executors, of one core; it answers once its master knows it."""
 
     name: ClassVar[str] = "spark-worker"

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from broker.streams import Json, Stream, StreamBuilder, session, tumbling
-from broker.streams.inspecting import Entry
-from broker.streams.stored import NoState, Stored
+from broker.streams.inspecting import StateEntry
+from broker.streams.stored import JobEndState, NoState
 from tests.integration.spark.bed import Bed
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -24,14 +24,14 @@ ORDERS = [
 End = Callable[[Stream[Any]], Any]
 
 
-def stored(bed: Bed, write: End) -> Stored:
+def stored(bed: Bed, write: End) -> JobEndState:
     """Run a job over the orders; return what it keeps."""
     builder = StreamBuilder("stored", lateness="0s")
     orders = builder.source(bed.topic("orders"), Json("customer STRING, amount DOUBLE, t BIGINT"))
     write(orders.select_timestamp("t")).sink(bed.topic("out"), Json(), name="end")
     bed.publish("orders", *ORDERS)
     bed.run(builder.build())
-    return Stored(bed.spark, bed.checkpoint, "end")
+    return JobEndState(bed.spark, bed.checkpoint, "end")
 
 
 @pytest.mark.nightly
@@ -40,13 +40,13 @@ def test_the_sums_that_spark_keeps_are_read_back(bed: Bed) -> None:
         bed, lambda orders: orders.key_by("customer").window(tumbling("1h")).sum("amount")
     )
     [entry] = found.entries(None, "a", 10)
-    assert entry == Entry("sum-1", "a", WINDOW, {"sum": 3.5})
+    assert entry == StateEntry("sum-1", "a", WINDOW, {"sum": 3.5})
     assert len(found.entries("sum-1", None, 10)) == 2
     assert len(found.entries("sum-1", None, 1)) == 1
     with pytest.raises(NoState, match=r"These do: sum-1\."):
         found.entries("sum-2", None, 1)
     with pytest.raises(NoState, match="no checkpoint of an end called nothing"):
-        Stored(bed.spark, bed.checkpoint, "nothing")
+        JobEndState(bed.spark, bed.checkpoint, "nothing")
 
 
 @pytest.mark.nightly
@@ -54,7 +54,7 @@ def test_the_sessions_that_spark_keeps_are_read_back(bed: Bed) -> None:
     found = stored(bed, lambda orders: orders.key_by("customer").window(session("1h")).count())
     [entry] = found.entries(None, "a", 10)
     window = {**WINDOW, "end": "1970-01-01T02:00:00.001Z"}
-    assert entry == Entry("count-1", "a", window, {"count": 2})
+    assert entry == StateEntry("count-1", "a", window, {"count": 2})
 
 
 @pytest.mark.nightly

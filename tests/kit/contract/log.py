@@ -17,7 +17,7 @@ from broker.clock import SystemClock
 from broker.errors import BodyTooLarge, BrokerError, Fenced
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_after, row_before, row_id
 from broker.storage.entry import PLAIN, Shared
-from broker.storage.hold import Hold, PageBounds
+from broker.storage.hold import LogHold, PageBounds
 from broker.storage.log import Logs
 from broker.storage.root import RootState
 from broker.storage.table import Table
@@ -47,7 +47,7 @@ class ClaimContract(LogSuite):
         assert await bench.one.root(bench.log) is None
         assert await bench.rows() == []
 
-    async def test_the_first_claim_is_epoch_1(self, bench: Bench, hold: Hold) -> None:
+    async def test_the_first_claim_is_epoch_1(self, bench: Bench, hold: LogHold) -> None:
         assert (hold.epoch, hold.done, hold.log, hold.pointer) == (1, False, bench.log, ROW_ID_MIN)
         ends = await bench.other.ends(bench.log)
         assert ends is not None
@@ -57,7 +57,7 @@ class ClaimContract(LogSuite):
     async def test_each_claim_raises_the_epoch(self, bench: Bench) -> None:
         assert [(await bench.claim()).epoch for _ in range(4)] == [1, 2, 3, 4]
 
-    async def test_a_claim_fences_the_former_holder(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_claim_fences_the_former_holder(self, bench: Bench, hold: LogHold) -> None:
         kept = await bench.publish(hold, 3)
         assert await hold.proof()
         second = await bench.claim(bench.other, "other")
@@ -72,7 +72,7 @@ class ClaimContract(LogSuite):
         assert await bench.read() == kept
 
     async def test_a_fenced_holder_proves_nothing_and_is_done(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         await bench.claim(bench.other, "other")
         if not bench.table.is_alone:
@@ -80,13 +80,13 @@ class ClaimContract(LogSuite):
             assert hold.done
 
     async def test_every_change_of_a_fenced_holder_is_refused(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 1, Shared(pointer=7))
         await bench.publish(hold, 1)
         second = await bench.claim(bench.other, "other")
         before = await bench.one.ends(bench.log)
-        changes: tuple[Callable[[Hold], Awaitable[object]], ...] = (
+        changes: tuple[Callable[[LogHold], Awaitable[object]], ...] = (
             lambda held: held.rollback(7, rows[0], rows[0]),
             lambda held: held.roll_expired(ROW_ID_MAX),
             lambda held: held.end_lives(held.page, 1 << 60),
@@ -106,7 +106,7 @@ class ClaimContract(LogSuite):
         claims = await asyncio.gather(
             bench.claim(), bench.claim(bench.other, "other"), return_exceptions=True
         )
-        holds = [claim for claim in claims if isinstance(claim, Hold)]
+        holds = [claim for claim in claims if isinstance(claim, LogHold)]
         assert holds
         assert all(isinstance(claim, BrokerError) for claim in claims if claim not in holds)
         newest = max(holds, key=lambda hold: hold.epoch)
@@ -117,7 +117,9 @@ class ClaimContract(LogSuite):
                     await bench.publish(hold)
         assert await bench.read() == kept
 
-    async def test_a_handoff_leaves_the_log_without_owner(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_handoff_leaves_the_log_without_owner(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         rows = await bench.publish(hold, 2, key=KEY)
         assert await hold.hand_off()
         assert hold.done
@@ -141,11 +143,11 @@ class ClaimContract(LogSuite):
         reader = bench.other.reader(bench.log, ROW_ID_MIN)
         assert await backwards(reader, 3) == kept[::-1]
 
-    async def test_a_proof_shared_by_many_is_one_for_each(self, hold: Hold) -> None:
+    async def test_a_proof_shared_by_many_is_one_for_each(self, hold: LogHold) -> None:
         assert await asyncio.gather(*(hold.proof() for _ in range(20))) == [True] * 20
 
     async def test_a_proof_while_appends_and_rolls_go_on_holds(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         async def publishes() -> None:
             for _ in range(12):
@@ -158,7 +160,7 @@ class ClaimContract(LogSuite):
         await publishing
 
 
-async def _zombie(bench: Bench, second: Hold) -> Hold:
+async def _zombie(bench: Bench, second: LogHold) -> LogHold:
     """Return a hold that another fenced, and that does not know it."""
     logs = Logs(bench.table, SystemClock(), bounds=SMALL)
     zombie = await logs.claim(bench.log, "zombie")
@@ -171,7 +173,7 @@ async def _zombie(bench: Bench, second: Hold) -> Hold:
 class AppendContract(LogSuite):
     """What an append writes."""
 
-    async def test_messages_come_back_with_all_they_had(self, bench: Bench, hold: Hold) -> None:
+    async def test_messages_come_back_with_all_they_had(self, bench: Bench, hold: LogHold) -> None:
         plain = await bench.publish(hold, 2)
         tied = await bench.publish(hold, 1, Shared(pointer=5, lifetime_ms=60_000))
         reference = await bench.publish(hold, 1, Shared(number=-3, pointer=-3), payloads=[b""])
@@ -186,7 +188,7 @@ class AppendContract(LogSuite):
         assert first[2].is_reference
 
     async def test_the_head_counts_messages_bytes_and_entries(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 3, payloads=[b"a", b"", b"cde"])
         assert (hold.head.total, hold.head.bytes, hold.head.cells) == (3, 4, 1)
@@ -195,7 +197,7 @@ class AppendContract(LogSuite):
         assert ends is not None
         assert ends.tail == hold.head
 
-    async def test_each_change_has_a_token_of_its_own(self, bench: Bench, hold: Hold) -> None:
+    async def test_each_change_has_a_token_of_its_own(self, bench: Bench, hold: LogHold) -> None:
         tokens = {hold.head.token}
         for _ in range(6):
             await bench.publish(hold)
@@ -203,7 +205,7 @@ class AppendContract(LogSuite):
         assert len(tokens) == 7
 
     async def test_appends_made_at_once_take_effect_in_order(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         seen: list[int] = []
 
@@ -217,7 +219,7 @@ class AppendContract(LogSuite):
         assert seen == sorted(seen)
         assert await bench.read() == [row for batch in batches for row in batch]
 
-    async def test_a_reader_sees_whole_appends_only(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_reader_sees_whole_appends_only(self, bench: Bench, hold: LogHold) -> None:
         ids = bench.ids(40)
         batches = [ids[first : first + 4] for first in range(0, 40, 4)]
         ends = {batch[-1] for batch in batches} | {None}
@@ -240,7 +242,9 @@ class AppendContract(LogSuite):
         await publishing
         assert await bench.read() == ids
 
-    async def test_topics_whose_names_are_alike_are_apart(self, bench: Bench, hold: Hold) -> None:
+    async def test_topics_whose_names_are_alike_are_apart(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         names = [bench.topic.topic + "2", bench.topic.topic[:-1]]
         kept = {bench.log: await bench.publish(hold, 2)}
         for name in names:
@@ -249,7 +253,9 @@ class AppendContract(LogSuite):
         for log, rows in kept.items():
             assert await bench.read(log) == rows
 
-    async def test_ids_at_the_edges_of_what_an_id_can_hold(self, bench: Bench, hold: Hold) -> None:
+    async def test_ids_at_the_edges_of_what_an_id_can_hold(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         ids = [row_id(0, 1), row_id(0, 0xFFFF), row_id(1, 0), row_before(ROW_ID_MAX), ROW_ID_MAX]
         for row in ids[:3]:
             await hold.append(bench.entries(hold, [row], PLAIN), messages=1, payload_bytes=0)
@@ -257,13 +263,13 @@ class AppendContract(LogSuite):
         assert await bench.read() == ids
 
     async def test_many_messages_are_several_entries_of_one_append(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 3000)
         assert hold.head.total == 3000
         assert await bench.read() == rows
 
-    async def test_a_big_message_is_an_entry_of_its_own(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_big_message_is_an_entry_of_its_own(self, bench: Bench, hold: LogHold) -> None:
         big = secrets.token_bytes(min(300_000, bench.one.entry_bytes_max))
         rows = await bench.publish(hold, payloads=[b"before", big, b"behind"])
         found = await bench.rows()
@@ -272,7 +278,7 @@ class AppendContract(LogSuite):
         )
 
     async def test_what_no_cell_can_hold_is_refused_and_the_hold_goes_on(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         if bench.table.cell_bytes_max > 1 << 25:
             return  # Larger than a test should be: a table with less room shows it.
@@ -281,7 +287,7 @@ class AppendContract(LogSuite):
         kept = await bench.publish(hold)
         assert await bench.read() == kept
 
-    async def test_ids_that_do_not_rise_are_refused(self, bench: Bench, hold: Hold) -> None:
+    async def test_ids_that_do_not_rise_are_refused(self, bench: Bench, hold: LogHold) -> None:
         rows = await bench.publish(hold, 2)
         with pytest.raises(AssertionError):
             await hold.append(bench.entries(hold, rows[1:], PLAIN), messages=1, payload_bytes=0)
@@ -315,7 +321,7 @@ class RollContract(LogSuite):
     """Pages that are full."""
 
     async def test_a_full_page_is_sealed_and_the_next_one_made(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = [row for _ in range(9) for row in await bench.publish(hold, 2)]
         await hold.settled()
@@ -337,7 +343,7 @@ class RollContract(LogSuite):
         assert hold.page == row_after(rows[1])
         assert await bench.read() == rows
 
-    async def test_a_claim_goes_on_where_the_log_ends(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_claim_goes_on_where_the_log_ends(self, bench: Bench, hold: LogHold) -> None:
         kept = [row for _ in range(10) for row in await bench.publish(hold)]
         second = await bench.claim(bench.other, "other")
         assert (second.pointer, second.head.total) == (kept[-1], 10)
@@ -345,7 +351,7 @@ class RollContract(LogSuite):
         assert await bench.read() == kept
 
     async def test_a_page_that_was_sealed_and_not_followed_is_followed_by_the_next_claim(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = [row for _ in range(3) for row in await bench.publish(hold)]
         hold._roll = dies  # type: ignore[method-assign]
@@ -363,7 +369,7 @@ class ReadContract(LogSuite):
     """Readers: bounds, limits, both directions."""
 
     @pytest.fixture
-    async def rows(self, bench: Bench, hold: Hold) -> list[RowId]:
+    async def rows(self, bench: Bench, hold: LogHold) -> list[RowId]:
         """Give 22 messages in 10 entries and three pages."""
         sizes = (1, 3, 2, 1, 4, 1, 2, 3, 1, 4)
         kept = []
@@ -389,7 +395,7 @@ class ReadContract(LogSuite):
 
     @pytest.mark.parametrize("limits", [(1, ALL), (2, ALL), (100, 1), (100, 150), (100, ALL)])
     async def test_backwards(
-        self, bench: Bench, rows: list[RowId], hold: Hold, limits: tuple[int, int]
+        self, bench: Bench, rows: list[RowId], hold: LogHold, limits: tuple[int, int]
     ) -> None:
         await hold.rollback(1, rows[0], rows[-1])
         await hold.rollback(4, rows[0], rows[-1])
@@ -407,7 +413,7 @@ class ReadContract(LogSuite):
             assert set(wanted) <= set(found)
 
     async def test_a_reader_goes_on_when_the_log_grew(
-        self, bench: Bench, rows: list[RowId], hold: Hold
+        self, bench: Bench, rows: list[RowId], hold: LogHold
     ) -> None:
         reader = bench.other.reader(bench.log, rows[-1])
         assert await reader.next(ALL) == []
@@ -417,7 +423,7 @@ class ReadContract(LogSuite):
         assert [row[0] for row in rows_of(await all_of(reader))] == more
 
     async def test_what_was_rolled_back_comes_with_every_limit(
-        self, bench: Bench, rows: list[RowId], hold: Hold
+        self, bench: Bench, rows: list[RowId], hold: LogHold
     ) -> None:
         await hold.rollback(1, rows[1], rows[2])
         for bytes_max in (1, 150, 300, ALL):

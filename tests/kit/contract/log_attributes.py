@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from broker.model import ROW_ID_MIN, RowId
 from broker.storage.entry import Shared
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.payloads import PayloadLogs
 from tests.kit.contract.log_bench import ALL, Bench, LogSuite, all_of, attributes_of, rows_of
 
@@ -19,7 +19,9 @@ def given(rows: list[RowId]) -> dict[RowId, bytes]:
 class AttributesContract(LogSuite):
     """Attributes are stored with their messages."""
 
-    async def test_attributes_come_back_with_their_messages(self, bench: Bench, hold: Hold) -> None:
+    async def test_attributes_come_back_with_their_messages(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         wanted: dict[RowId, bytes] = {}
         for number in range(12):  # Small plain entries, which a reader gathers, in several pages.
             shared = Shared(pointer=number) if number % 5 == 4 else Shared()
@@ -36,7 +38,7 @@ class AttributesContract(LogSuite):
         assert len(rows_of(found)) == 12 * 4 + 3
 
     async def test_a_message_with_large_attributes_has_an_entry_of_its_own(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         attributes = [bytes([number]) * 10_000 for number in range(1, 5)]
         rows = await bench.publish(hold, 4, attributes=attributes)
@@ -44,20 +46,20 @@ class AttributesContract(LogSuite):
         assert [entry.count for entry in found] == [1] * 4
         assert attributes_of(found) == dict(zip(rows, attributes, strict=True))
 
-    async def test_a_rollback_keeps_attributes(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_rollback_keeps_attributes(self, bench: Bench, hold: LogHold) -> None:
         rows = await bench.publish(hold, 3, Shared(pointer=7), attributes=SOME)
         await hold.rollback(7, rows[0], rows[0])
         assert await bench.hidden() == rows[:1]
         assert attributes_of(await all_of(bench.other.reader(bench.log, ROW_ID_MIN))) == given(rows)
 
-    async def test_payload_logs_keep_attributes(self, bench: Bench, hold: Hold) -> None:
+    async def test_payload_logs_keep_attributes(self, bench: Bench, hold: LogHold) -> None:
         payloads = await PayloadLogs(bench.one, "one").open(hold, 7)
         rows = await bench.publish(payloads, 3, Shared(is_stored=True), attributes=SOME)
         reader = bench.other.reader(bench.log._replace(number=7), ROW_ID_MIN)
         assert attributes_of(await reader.next(ALL)) == given(rows)
 
     async def test_attributes_go_with_the_life_of_their_messages(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         await bench.publish(hold, 3, Shared(lifetime_ms=1), attributes=SOME)
         await hold.end_lives(hold.page, bench.ms + 100)

@@ -14,7 +14,7 @@ from broker.errors import Fenced
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
-from broker.storage.hold import Hold, PageBounds
+from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.reading import LogReader
@@ -56,13 +56,13 @@ class Bench:
         self.ms += count
         return [row_id(self.ms - count + i, 7) for i in range(count)]
 
-    async def claim(self, logs: Logs | None = None, name: str = "one") -> Hold:
+    async def claim(self, logs: Logs | None = None, name: str = "one") -> LogHold:
         """Claim the topic's log."""
         return await (logs or self.one).claim(self.log, name)
 
     async def publish(
         self,
-        hold: Hold,
+        hold: LogHold,
         count: int = 1,
         shared: Shared = PLAIN,
         *,
@@ -81,7 +81,7 @@ class Bench:
 
     @staticmethod
     def entries(
-        hold: Hold,
+        hold: LogHold,
         ids: Sequence[RowId],
         shared: Shared,
         payloads: Sequence[bytes] | None = None,
@@ -114,7 +114,7 @@ class Bench:
         """Return the ids of messages that were rolled back."""
         return [row[0] for row in await self.rows() if row[3]]
 
-    async def clear(self, hold: Hold, pages_max: int = 2) -> int:
+    async def clear(self, hold: LogHold, pages_max: int = 2) -> int:
         """Remove what lies below the floor, in slices; return how many messages went."""
         went, more = 0, True
         while more:
@@ -175,7 +175,7 @@ class LogSuite:
         return Bench(table, topic, one, other)
 
     @pytest.fixture
-    async def hold(self, bench: Bench) -> Hold:
+    async def hold(self, bench: Bench) -> LogHold:
         """Give a hold of the first node."""
         return await bench.claim()
 

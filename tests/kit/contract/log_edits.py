@@ -11,7 +11,7 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_after, row_id
 from broker.storage import sweeping
 from broker.storage.entry import Mark, Shared
 from broker.storage.head import NO_END, PageState
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.marks import MarksBefore, sweep_marks
 from broker.storage.payloads import PayloadLogs
 from tests.kit.contract.log_bench import (
@@ -27,7 +27,7 @@ class RollbackContract(LogSuite):
     """Transactions that are rolled back."""
 
     async def test_a_transactions_messages_in_a_range_are_hidden(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         mine = await bench.publish(hold, 4, Shared(pointer=7))
         await bench.publish(hold, 2, Shared(pointer=8))
@@ -39,7 +39,7 @@ class RollbackContract(LogSuite):
         await hold.rollback(7, mine[0], mine[3])
         assert await bench.hidden() == mine
 
-    async def test_over_pages(self, bench: Bench, hold: Hold) -> None:
+    async def test_over_pages(self, bench: Bench, hold: LogHold) -> None:
         mine: list[RowId] = []
         for _ in range(8):
             mine += await bench.publish(hold, 2, Shared(pointer=7))
@@ -51,7 +51,7 @@ class RollbackContract(LogSuite):
         assert len(await bench.hidden()) == 24
 
     async def test_one_that_finds_nothing_changes_the_own_head(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 2, Shared(pointer=7))
         before = hold.head
@@ -62,7 +62,7 @@ class RollbackContract(LogSuite):
         assert hold.head.edits == before.edits + 2
 
     async def test_one_that_finds_nothing_tells_a_fenced_holder_so(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         await bench.publish(hold)
         second = await bench.claim(bench.other, "other")
@@ -71,14 +71,14 @@ class RollbackContract(LogSuite):
             await hold.rollback(7, rows[0], rows[0])
         assert hold.done
 
-    async def test_again_is_as_once(self, bench: Bench, hold: Hold) -> None:
+    async def test_again_is_as_once(self, bench: Bench, hold: LogHold) -> None:
         rows = await bench.publish(hold, 3, Shared(pointer=7))
         for _ in range(3):
             await hold.rollback(7, rows[0], rows[1])
         assert await bench.hidden() == rows[:2]
 
     async def test_two_at_once_on_one_sealed_page_both_count(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         mine = await bench.publish(hold, 6, Shared(pointer=7))
         for _ in range(4):
@@ -88,7 +88,7 @@ class RollbackContract(LogSuite):
         )
         assert await bench.hidden() == [mine[0], mine[2], mine[3], mine[5]]
 
-    async def test_while_publishing_goes_on(self, bench: Bench, hold: Hold) -> None:
+    async def test_while_publishing_goes_on(self, bench: Bench, hold: LogHold) -> None:
         mine: list[RowId] = []
         for _ in range(6):
             mine += await bench.publish(hold, 1, Shared(pointer=7))
@@ -101,7 +101,7 @@ class RollbackContract(LogSuite):
         assert await bench.hidden() == mine
 
     async def test_below_the_floor_nothing_is_left_to_roll_back(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 2, Shared(pointer=7))
         await sweeping.raise_floor(hold, row_after(rows[-1]))
@@ -114,7 +114,7 @@ class MarkContract(LogSuite):
     """What entries carry for later requests."""
 
     async def test_a_mark_is_found_before_and_after_its_row_is_put(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 2, key=KEY)
         mark = Mark(1, KEY, rows[0], rows[-1], BODY)
@@ -127,7 +127,7 @@ class MarkContract(LogSuite):
         later = await bench.publish(hold)
         assert hold.head.marked == later[-1]
 
-    async def test_a_claim_puts_what_was_not_put(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_claim_puts_what_was_not_put(self, bench: Bench, hold: LogHold) -> None:
         rows = [row for n in range(7) for row in await bench.publish(hold, key=b"%016d" % n)]
         second = await bench.claim(bench.other, "other")
         assert second.head.marked < rows[0]
@@ -141,7 +141,7 @@ class MarkContract(LogSuite):
             assert [m.first for m in await third.marks.find(1, b"%016d" % number)] == [row]
 
     async def test_all_marks_of_a_key_are_found_the_oldest_first(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, key=KEY)
         await hold.marks.flush()
@@ -149,7 +149,9 @@ class MarkContract(LogSuite):
         rows += await bench.publish(hold, key=KEY)
         assert [mark.first for mark in await hold.marks.find(1, KEY)] == rows
 
-    async def test_the_floor_waits_for_the_marks_below_it(self, bench: Bench, hold: Hold) -> None:
+    async def test_the_floor_waits_for_the_marks_below_it(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         rows = [row for n in range(5) for row in await bench.publish(hold, key=b"%016d" % n)]
         await sweeping.raise_floor(hold, row_after(rows[-1]))
         await bench.clear(hold)
@@ -158,7 +160,7 @@ class MarkContract(LogSuite):
             assert [m.first for m in await second.marks.find(1, b"%016d" % number)] == [row]
 
     async def test_marks_go_with_their_window_and_not_above_marked(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = [row for n in range(6) for row in await bench.publish(hold, key=b"%016d" % n)]
         await hold.marks.flush()
@@ -173,7 +175,7 @@ class MarkContract(LogSuite):
         left = [bool(await hold.marks.find(1, b"%016d" % number)) for number in range(6)]
         assert left == [False] * 4 + [True] * 2
 
-    async def test_marks_of_a_payload_log_are_its_own(self, bench: Bench, hold: Hold) -> None:
+    async def test_marks_of_a_payload_log_are_its_own(self, bench: Bench, hold: LogHold) -> None:
         payloads = PayloadLogs(bench.one, "one")
         part = await payloads.open(hold, 12)
         rows = await bench.publish(part, 1, Shared(is_stored=True), key=KEY)
@@ -187,14 +189,14 @@ class FloorContract(LogSuite):
     """The floor, what is removed below it, and lifetimes."""
 
     @pytest.fixture
-    async def ten(self, bench: Bench, hold: Hold) -> list[RowId]:
+    async def ten(self, bench: Bench, hold: LogHold) -> list[RowId]:
         """Give ten messages in three pages."""
         rows = [row for _ in range(10) for row in await bench.publish(hold)]
         await hold.settled()
         return rows
 
     async def test_the_floor_is_the_page_of_the_bound(
-        self, bench: Bench, hold: Hold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
         await sweeping.raise_floor(hold, rows[2])
@@ -209,7 +211,7 @@ class FloorContract(LogSuite):
         assert hold.root.floor == row_after(rows[3])
 
     async def test_clearing_removes_pages_in_slices(
-        self, bench: Bench, hold: Hold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
         assert await bench.clear(hold) == 0
@@ -223,7 +225,7 @@ class FloorContract(LogSuite):
         assert await bench.read() == rows[8:]
 
     async def test_a_tail_that_expired_is_sealed_first(
-        self, bench: Bench, hold: Hold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
         await sweeping.raise_floor(hold, row_after(rows[-1]))
@@ -239,7 +241,7 @@ class FloorContract(LogSuite):
         assert await bench.read() == more
 
     async def test_what_is_published_meanwhile_stays_above_the_floor(
-        self, bench: Bench, hold: Hold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
         bound = row_after(rows[-1])
@@ -256,7 +258,7 @@ class FloorContract(LogSuite):
         assert found[-8:] == more
 
     async def test_two_floors_at_once_never_go_down(
-        self, bench: Bench, hold: Hold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
         await bench.publish(hold, key=KEY)
@@ -266,7 +268,7 @@ class FloorContract(LogSuite):
         assert hold.root.floor == row_after(rows[7])
 
     async def test_what_was_gone_is_not_made_again(
-        self, bench: Bench, hold: Hold, ten: list[RowId]
+        self, bench: Bench, hold: LogHold, ten: list[RowId]
     ) -> None:
         rows = ten
         await sweeping.raise_floor(hold, rows[-1])
@@ -276,14 +278,14 @@ class FloorContract(LogSuite):
         assert head is not None
         assert (head.state, turned) == (PageState.GONE, False)
 
-    async def test_entries_whose_life_ended_become_stubs(self, bench: Bench, hold: Hold) -> None:
+    async def test_entries_whose_life_ended_become_stubs(self, bench: Bench, hold: LogHold) -> None:
         kept = await bench.publish(hold, 2)
         gone: list[RowId] = []
         for _ in range(6):
             gone += await bench.publish(hold, 1, Shared(lifetime_ms=50), key=KEY)
         late = await bench.publish(hold, 1, Shared(lifetime_ms=1 << 40))
         assert await bench.read() == kept + gone + late
-        known = sweeping.Ends(1)
+        known = sweeping.LifetimeEnds(1)
         await sweeping.look_for_ends(bench.one.resolver, hold, known)
         assert await sweeping.end_lives(hold, known, bench.ms) == 0
         assert await sweeping.end_lives(hold, known, bench.ms + 100) == 2
@@ -294,7 +296,9 @@ class FloorContract(LogSuite):
         assert [m.first for m in await second.marks.find(1, KEY)] == gone
         assert second.head.total == 9
 
-    async def test_ending_lives_keeps_what_was_rolled_back(self, bench: Bench, hold: Hold) -> None:
+    async def test_ending_lives_keeps_what_was_rolled_back(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         mine = await bench.publish(hold, 2, Shared(pointer=7))
         await bench.publish(hold, 1, Shared(pointer=7, lifetime_ms=1))
         await hold.rollback(7, mine[0], mine[0])

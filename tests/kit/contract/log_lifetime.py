@@ -11,7 +11,7 @@ from broker.model import ROW_ID_MIN, RowId, row_after
 from broker.storage import sweeping
 from broker.storage.entry import Shared
 from broker.storage.head import PageState
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, StaleGeneration
 from broker.storage.payloads import LogClosed, PayloadLogs
@@ -29,7 +29,7 @@ from tests.kit.contract.log_bench import (
 class GenerationContract(LogSuite):
     """Deleting and creating again."""
 
-    async def test_deleting_closes_the_log(self, bench: Bench, hold: Hold) -> None:
+    async def test_deleting_closes_the_log(self, bench: Bench, hold: LogHold) -> None:
         await bench.publish(hold, 2)
         await bench.other.delete(bench.log, "other")
         ends = await bench.one.ends(bench.log)
@@ -47,7 +47,9 @@ class GenerationContract(LogSuite):
         with pytest.raises(Deleted):
             await bench.claim()
 
-    async def test_a_begun_deletion_is_finished_by_a_claim(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_begun_deletion_is_finished_by_a_claim(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         await bench.publish(hold)
         root = await bench.other.root(bench.log)
         closed = await bench.other.close_tail(bench.log, root, "other")
@@ -59,7 +61,9 @@ class GenerationContract(LogSuite):
         assert root is not None
         assert (root.state, root.epoch) == (RootState.DELETED, 2)
 
-    async def test_a_tail_that_is_to_be_made_is_made_closed(self, bench: Bench, hold: Hold) -> None:
+    async def test_a_tail_that_is_to_be_made_is_made_closed(
+        self, bench: Bench, hold: LogHold
+    ) -> None:
         hold._roll = dies  # type: ignore[method-assign]
         for _ in range(4):
             await bench.publish(hold)
@@ -70,7 +74,7 @@ class GenerationContract(LogSuite):
         assert len(await bench.read()) == 4
 
     async def test_the_next_generation_begins_above_and_empty(
-        self, bench: Bench, hold: Hold
+        self, bench: Bench, hold: LogHold
     ) -> None:
         rows = await bench.publish(hold, 3, Shared(pointer=3), key=KEY)
         await bench.one.delete(bench.log, "one")
@@ -131,7 +135,7 @@ class PayloadContract(LogSuite):
         return PayloadLogs(bench.one, "one")
 
     async def test_what_was_stored_is_read_after_it_was_sealed(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         before = await bench.publish(hold)
         part = await payloads.open(hold, -7)
@@ -157,7 +161,7 @@ class PayloadContract(LogSuite):
         assert closed.value.root.state is RootState.SEALED
 
     async def test_sealing_again_tells_what_is(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         await payloads.open(hold, 7)
         at = (await payloads.seal(hold, 7)).root.at
@@ -172,7 +176,7 @@ class PayloadContract(LogSuite):
         )
 
     async def test_a_log_without_stores_can_be_sealed(
-        self, hold: Hold, payloads: PayloadLogs
+        self, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         sealed = await payloads.seal(hold, 7)
         assert sealed.tail is not None
@@ -185,7 +189,7 @@ class PayloadContract(LogSuite):
             await payloads.open(hold, 7)
 
     async def test_a_log_that_was_closed_and_not_sealed_takes_nothing(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         part = await payloads.open(hold, 7)
         await bench.one.close_tail(part.log, part.root, "one", hold.epoch)
@@ -194,7 +198,7 @@ class PayloadContract(LogSuite):
         assert (await payloads.seal(hold, 7)).was_open
 
     async def test_a_leader_of_before_can_neither_open_store_nor_seal(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         old = await payloads.open(hold, 7)
         second = await bench.claim(bench.other, "other")
@@ -210,7 +214,7 @@ class PayloadContract(LogSuite):
         assert await bench.read(theirs.log) == kept
 
     async def test_opening_again_goes_on_behind_what_was_stored(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         first = await payloads.open(hold, 7)
         rows = await bench.publish(first, 3, Shared(is_stored=True))
@@ -229,7 +233,7 @@ class PayloadContract(LogSuite):
         assert await bench.read(again.log) == rows
 
     async def test_logs_are_listed_with_their_roots(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         for number in (3, 5, 9):
             await payloads.open(hold, number)
@@ -238,7 +242,7 @@ class PayloadContract(LogSuite):
         assert [log.number for log, _ in await payloads.roots(bench.topic, 1, 9, after=3)] == [5, 9]
 
     async def test_dropped_then_emptied_then_forgotten(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         part = await payloads.open(hold, 7)
         kept = await payloads.open(hold, 8)
@@ -261,7 +265,7 @@ class PayloadContract(LogSuite):
         assert await bench.read(kept.log) == rows
 
     async def test_logs_of_dead_generations_are_listed(
-        self, bench: Bench, hold: Hold, payloads: PayloadLogs
+        self, bench: Bench, hold: LogHold, payloads: PayloadLogs
     ) -> None:
         await payloads.open(hold, 7)
         await payloads.open(hold, -7)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from broker.model import RowId, timestamp_of
 from broker.storage import sweeping
 from broker.storage.entry import Entry
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.memory.adversary import AdversaryTable
 from broker.testing.clock import VirtualClock
 from broker.topics.ids import RowIds, first_timestamp_ms
@@ -80,7 +80,7 @@ class Cached(NamedTuple):
 class Lead:
     """What a node has in memory while it leads."""
 
-    def __init__(self, hold: Hold, clock: VirtualClock, instance: int) -> None:
+    def __init__(self, hold: LogHold, clock: VirtualClock, instance: int) -> None:
         """Begin after the claim."""
         self.hold = hold
         self.cache: list[Cached] = []
@@ -88,7 +88,7 @@ class Lead:
         self.parts: dict[int, Part] = {}
         self.publishing: dict[int, asyncio.Lock] = {}
         self.ids = _ids(hold, clock, instance)
-        self.ends = sweeping.Ends(hold.log.generation)
+        self.ends = sweeping.LifetimeEnds(hold.log.generation)
 
     def take(self, added: Sequence[Entry]) -> None:
         """Take entries into memory."""
@@ -104,14 +104,14 @@ class Lead:
 class Part:
     """A payload log that a leader has open."""
 
-    def __init__(self, hold: Hold, clock: VirtualClock, instance: int) -> None:
+    def __init__(self, hold: LogHold, clock: VirtualClock, instance: int) -> None:
         """Begin after the claim."""
         self.hold = hold
         self.turn = asyncio.Lock()
         self.ids = _ids(hold, clock, instance)
 
 
-def _ids(hold: Hold, clock: VirtualClock, instance: int) -> RowIds:
+def _ids(hold: LogHold, clock: VirtualClock, instance: int) -> RowIds:
     first_ms = first_timestamp_ms(clock.now_ms(), timestamp_of(hold.pointer))
     return RowIds(
         first_ms=first_ms,

@@ -15,7 +15,7 @@ from broker.errors import BrokerError, Fenced, OutcomeUnknown, Unavailable, Unav
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, row_before
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Entry, Mark, Shared, entries_of
-from broker.storage.hold import Hold, PageBounds
+from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, Logs, StaleGeneration
 from broker.storage.memory.adversary import AdversaryTable
@@ -161,7 +161,7 @@ class Node:
             ghost.acked.append(Acked(label, row, hold.log.generation, epoch))
 
     def _entries(
-        self, ids: RowIds, hold: Hold, labels: Sequence[str], shared: Shared = PLAIN
+        self, ids: RowIds, hold: LogHold, labels: Sequence[str], shared: Shared = PLAIN
     ) -> list[Entry]:
         """Return messages as entries, several of them at times."""
         try:

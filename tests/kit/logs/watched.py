@@ -22,7 +22,7 @@ from broker.storage.entry import Entry
 from broker.storage.gathering import entries_in
 from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, page_key, root_key, space_of, topic_prefix
-from broker.storage.memory.rows import Rows, Undo
+from broker.storage.memory.rows import RowSpace, Undo
 from broker.storage.memory.table import MemoryTable
 from broker.storage.root import Root, RootState
 from broker.storage.table import HEAD, Space
@@ -47,7 +47,7 @@ class Page(NamedTuple):
     is_gone: bool
 
 
-class WatchedRows(Rows):
+class WatchedRows(RowSpace):
     """The rows of one space, watched."""
 
     __slots__ = ("_log", "_space")

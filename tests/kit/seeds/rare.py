@@ -13,9 +13,9 @@ from typing import Any, Final, cast
 
 from broker.client import BrokerError, Client
 from chaos.checkers import Violation
-from chaos.workloads import Stage, Workload, publishers
+from chaos.workloads import Workload, WorkloadStage, publishers
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import Process, Target, tell
+from chaos.workloads.process import ClientProcess, TopicTarget, tell
 from tests.kit.seeds.faults import Detail, Nothing, fault, some_leader
 from tests.kit.seeds.rare_times import WORKLOADS as OF_TIMES
 from tests.kit.seeds.rare_writes import WORKLOADS as OF_WRITES
@@ -51,7 +51,7 @@ async def impostor(
 class _Through:
     """A stage on which every client stays with one node."""
 
-    def __init__(self, stage: Stage, node: str) -> None:
+    def __init__(self, stage: WorkloadStage, node: str) -> None:
         self._stage = stage
         self._node = node
 
@@ -62,19 +62,23 @@ class _Through:
         return self._stage.client(process, node=node or self._node, **settings)
 
 
-async def relayed(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def relayed(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish in the background through one node, which mostly has to pass it on."""
     node = stage.chance.choice(list(stage.nodes))
-    await publishers.pipelined(cast(Stage, _Through(stage, node)), name, target, stop)
+    await publishers.pipelined(cast(WorkloadStage, _Through(stage, node)), name, target, stop)
 
 
 STORES: Final = (1, 1, 8)
 """How often a transaction stores. Eight times make more than one page where pages are small."""
 
 
-async def storing(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def storing(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Store, publish what was stored, and store more when it was read, which must be refused."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             pointer = stage.clock.now_ms() * 1_000_000 + stage.chance.randrange(1_000_000)
             try:
@@ -90,7 +94,7 @@ async def storing(stage: Stage, name: str, target: Target, stop: asyncio.Event) 
             await process.pause()
 
 
-async def _store(process: Process, target: Target, pointer: int) -> None:
+async def _store(process: ClientProcess, target: TopicTarget, pointer: int) -> None:
     labels = process.labels()
     asked = {"payloads": labels, "number": pointer, "generation": target.generation}
     with process.asking("store", target.id, asked) as ending:

@@ -13,9 +13,9 @@ from typing import Final
 
 from broker.client import BrokerError
 from broker.testing.simulation.node import Machine
-from chaos.workloads import Stage, Workload
+from chaos.workloads import Workload, WorkloadStage
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import Process, Target
+from chaos.workloads.process import ClientProcess, TopicTarget
 from tests.kit.seeds.kinds import Detail, fault
 from tests.kit.seeds.stage import StagedCluster
 
@@ -74,18 +74,20 @@ def _slew(cluster: StagedCluster, by_ms: float) -> None:
 # Workloads.
 
 
-async def shortly(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def shortly(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish messages that live shortly."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         while not stop.is_set():
             with suppress(BrokerError):
                 await process.publish(target, process.labels(), ttl_s=stage.scale.ttl_s)
             await process.pause()
 
 
-async def oldest(stage: Stage, name: str, target: Target) -> None:
+async def oldest(stage: WorkloadStage, name: str, target: TopicTarget) -> None:
     """Read what is about to expire, again and again."""
-    async with Process(stage, name) as process:
+    async with ClientProcess(stage, name) as process:
         while True:
             moment_ms = stage.clock.now_ms() - stage.scale.ttl_s * 1000
             with suppress(BrokerError):

@@ -17,10 +17,10 @@ from broker.client import BrokerError, Published
 from broker.storage.table import Space
 from broker.testing.simulation.node import Machine
 from broker.wire import avro
-from chaos.workloads import Stage, Workload
+from chaos.workloads import Workload, WorkloadStage
 from chaos.workloads.finals import overview
 from chaos.workloads.log import LogWorkload
-from chaos.workloads.process import Process, Target
+from chaos.workloads.process import ClientProcess, TopicTarget
 from tests.kit.seeds.kinds import Detail, Nothing, fault, some
 from tests.kit.seeds.stage import StagedCluster
 
@@ -81,10 +81,10 @@ def _leader(cluster: StagedCluster, chance: random.Random) -> Machine:
 # Workloads.
 
 
-async def timely(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def timely(stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event) -> None:
     """Publish through one node, with little time for each request, and say until when it may be done."""
     node = stage.chance.choice(list(stage.nodes))
-    async with Process(stage, name, node=node, deadline_s=TIMELY_S) as process:
+    async with ClientProcess(stage, name, node=node, deadline_s=TIMELY_S) as process:
         while not stop.is_set():
             # The last attempt may begin when time is nearly up, and gives the node as much again.
             until_ms = stage.clock.now_ms() + round(2 * TIMELY_S * 1000)
@@ -93,11 +93,13 @@ async def timely(stage: Stage, name: str, target: Target, stop: asyncio.Event) -
             await process.pause()
 
 
-async def undoing(stage: Stage, name: str, target: Target, stop: asyncio.Event) -> None:
+async def undoing(
+    stage: WorkloadStage, name: str, target: TopicTarget, stop: asyncio.Event
+) -> None:
     """Publish under a write pointer through one node, and roll that back through another."""
     async with AsyncExitStack() as stack:
         ways = [
-            await stack.enter_async_context(Process(stage, f"{name}-{number}", node=node))
+            await stack.enter_async_context(ClientProcess(stage, f"{name}-{number}", node=node))
             for number, node in enumerate(stage.nodes)
         ]
         while not stop.is_set():
@@ -109,7 +111,7 @@ async def undoing(stage: Stage, name: str, target: Target, stop: asyncio.Event) 
             await there.pause()
 
 
-async def _roll_back(process: Process, target: Target, published: Published) -> None:
+async def _roll_back(process: ClientProcess, target: TopicTarget, published: Published) -> None:
     assert published.rollback is not None, "published with a pointer"
     rows = avro.decode_publish_response(published.rollback)
     asked = {
@@ -136,7 +138,7 @@ class UndoingWorkload(LogWorkload):
         super().__init__(publishing=(undoing,), reading=())
 
     @override
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         """Read everything through every node, and look at what is rolled back."""
         await super().finish(stage)
         for target in self.targets:

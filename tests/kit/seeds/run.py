@@ -26,10 +26,10 @@ from broker.storage.hold import PageBounds
 from broker.testing import mutants
 from broker.testing.simulation.cluster import PAGES
 from broker.testing.simulation.loop import SimLoop
-from broker.testing.simulation.trace import CLAIMED, UNEXPECTED, Line, Trace
+from broker.testing.simulation.trace import CLAIMED, UNEXPECTED, Trace, TraceLine
 from broker.testing.simulation.world import in_world
 from chaos.checkers import UNAVAILABLE, Promises, Verdict, Violation, check
-from chaos.history import Call, Event
+from chaos.history import Event, Operation
 from chaos.workloads import REGISTRY
 from chaos.workloads.process import PAUSE_MEANS_MAX
 from chaos.workloads.stage import SIMULATED, Scale
@@ -78,7 +78,7 @@ class Outcome:
     plan: Plan
     verdict: Verdict
     events: list[Event]
-    lines: list[Line]
+    lines: list[TraceLine]
     acknowledged: int
     unknown: int
     epochs: int
@@ -269,7 +269,7 @@ class _Run:
         )
 
 
-def _unexpected(lines: Iterable[Line]) -> list[Violation]:
+def _unexpected(lines: Iterable[TraceLine]) -> list[Violation]:
     """Return the errors that nobody foresaw: whatever they did, they are defects."""
     return [
         Violation(
@@ -281,7 +281,7 @@ def _unexpected(lines: Iterable[Line]) -> list[Violation]:
     ]
 
 
-def leader_changes(lines: Iterable[Line]) -> int:
+def leader_changes(lines: Iterable[TraceLine]) -> int:
     """Count the claims of topics by another process than the one that had claimed them before."""
     led: dict[str, str] = {}
     changes = 0
@@ -292,7 +292,7 @@ def leader_changes(lines: Iterable[Line]) -> int:
     return changes
 
 
-def _acknowledged(calls: Iterable[Call]) -> int:
+def _acknowledged(calls: Iterable[Operation]) -> int:
     """Count the messages that were acknowledged."""
     done = (call for call in calls if call.is_ok and call.op in {"publish", "store"})
     return sum(len(call.asked["payloads"]) for call in done)

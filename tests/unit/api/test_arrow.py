@@ -17,7 +17,7 @@ from broker.model import row_id
 from broker.storage import entry as entries
 from broker.storage.entry import Entry, Shared, entries_of
 from broker.storage.gathering import joined
-from broker.topics.pages import Page, Run
+from broker.topics.pages import PollPage, Run
 from broker.wire import attributes
 from broker.wire.attributes import Attributes
 from broker.wire.blocks import END, PollDecoder
@@ -26,15 +26,15 @@ MAKER = ArrowMaker()
 SIZES = [0, 1, 62, 63, 64, 65, 8190, 8191, 8192, 8193, 100_000]
 
 
-def page_of(runs: Sequence[Run]) -> Page:
-    return Page(list(runs), sum(stop - first for _, first, stop, _ in runs), 0)
+def page_of(runs: Sequence[Run]) -> PollPage:
+    return PollPage(list(runs), sum(stop - first for _, first, stop, _ in runs), 0)
 
 
-def polled(page: Page) -> list[tuple[bytes, bytes]]:
+def polled(page: PollPage) -> list[tuple[bytes, bytes]]:
     return [message[:2] for message in PollDecoder().feed(b"".join(page.block()) + END)]
 
 
-def made(stream: ArrowStream, *pages: Page) -> pa.Table:
+def made(stream: ArrowStream, *pages: PollPage) -> pa.Table:
     pieces = [piece for page in pages for piece in stream.batch(page)]
     table = pa.ipc.open_stream(b"".join([*pieces, stream.end()])).read_all()
     table.validate(full=True)

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 from multidict import CIMultiDict
 
-from broker.http.reply import Stream
+from broker.http.reply import ChunkedReply
 from broker.model import Message, Poll, PublishRequest
 from broker.wire import attributes, avro, messages
 from broker.wire.blocks import PollDecoder
@@ -141,7 +141,7 @@ async def test_browse_and_events_show_them(broker: Broker) -> None:
     shown = page.json["messages"]
     assert [{name: row[name] for name in ("key", "headers")} for row in shown] == beside
     answer = await broker.dispatch.call("GET", topic_path("t", "events"), CIMultiDict())
-    assert isinstance(answer, Stream)
+    assert isinstance(answer, ChunkedReply)
     told: list[dict[str, object]] = []
     async with aclosing(answer.chunks) as chunks:
         while len(told) < 2:

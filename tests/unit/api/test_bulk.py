@@ -16,7 +16,7 @@ from broker.client import Client
 from broker.errors import Unavailable
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.topics import service, streams
-from broker.topics.pages import Page
+from broker.topics.pages import PollPage
 from broker.topics.state import TopicState
 from broker.wire import attributes
 from broker.wire.transaction import encode_transaction
@@ -163,7 +163,7 @@ async def test_a_reply_that_fails_halfway_is_cut_off(
     _, latest = await ids(broker)
     real, calls = TopicState.next_page, iter(range(100))
 
-    async def failing(self: TopicState, *arguments: object) -> Page:
+    async def failing(self: TopicState, *arguments: object) -> PollPage:
         if next(calls) == 3:
             raise Unavailable("storage is gone")
         return await real(self, *arguments)  # type: ignore[arg-type]
@@ -195,7 +195,7 @@ async def test_a_client_reads_on_where_a_reply_was_cut_off(
     assert [message.payload for message in wanted] == payloads
     real, calls = TopicState.next_page, 0
 
-    async def failing(self: TopicState, *arguments: object) -> Page:
+    async def failing(self: TopicState, *arguments: object) -> PollPage:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:
@@ -219,7 +219,7 @@ async def test_a_slow_reader_holds_one_batch(
     made = 0
     real = TopicState.next_page
 
-    async def noted(self: TopicState, *arguments: object) -> Page:
+    async def noted(self: TopicState, *arguments: object) -> PollPage:
         nonlocal made
         made += 1
         return await real(self, *arguments)  # type: ignore[arg-type]
@@ -235,7 +235,7 @@ async def test_a_slow_reader_holds_one_batch(
             await settle(1000)
         gc.collect()
         assert 0 < made < 16
-        assert not any(isinstance(page, Page) and page.count for page in gc.get_objects())
+        assert not any(isinstance(page, PollPage) and page.count for page in gc.get_objects())
         assert len(values(await reply.read())) == 3200
 
 

@@ -7,7 +7,7 @@ from broker.api.cluster_view import Get, cluster_view
 from broker.clock import SystemClock
 from broker.coordination.ports import Contact, Members, NodeInfo
 from broker.errors import Unavailable
-from broker.http.answer import NoAnswer, NotSent, Reply
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.model import TopicId
 from broker.storage.health import CallHealth
 from broker.testing.memory import MemoryRecords
@@ -23,7 +23,7 @@ class Parts:
     def __init__(self, broker: Broker) -> None:
         self.membership: Any = None
         self.asked: list[tuple[str, Any, float]] = []
-        self.answer: Reply | Exception = Reply(200, {}, b"{}")
+        self.answer: HttpAnswer | Exception = HttpAnswer(200, {}, b"{}")
         self.coordinator: Any = SimpleNamespace(contact=Contact.LOST, hint=self._hint)
         self.hints: list[str] = []
         clock = SystemClock()
@@ -39,7 +39,7 @@ class Parts:
             clock=clock,
         )
 
-    async def _exchange(self, url: str, ask: Any, seconds: float) -> Reply:
+    async def _exchange(self, url: str, ask: Any, seconds: float) -> HttpAnswer:
         self.asked.append((url, ask, seconds))
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -78,7 +78,7 @@ async def test_what_is_asked_of_whom(broker: Broker, parts: Parts) -> None:
 
 
 async def test_another_node_is_asked(parts: Parts) -> None:
-    parts.answer = Reply(200, {}, b'{"node": 1}')
+    parts.answer = HttpAnswer(200, {}, b'{"node": 1}')
     assert await parts.view.ask("http://a:1", "/v1/cluster/node", 2.0) == b'{"node": 1}'
     assert parts.asked == [("http://a:1", Get("/v1/cluster/node"), 2.0)]
 
@@ -88,11 +88,11 @@ async def test_another_node_is_asked(parts: Parts) -> None:
     [
         (NotSent("refused"), "refused"),
         (NoAnswer("cut"), "cut"),
-        (Reply(503, {}, b"later"), "status 503"),
+        (HttpAnswer(503, {}, b"later"), "status 503"),
     ],
 )
 async def test_no_answer_of_another_node_is_told(
-    parts: Parts, answer: Reply | Exception, told: str
+    parts: Parts, answer: HttpAnswer | Exception, told: str
 ) -> None:
     parts.answer = answer
     with pytest.raises(Unavailable, match=told):

@@ -5,7 +5,7 @@ import pytest
 from broker.api import decoding
 from broker.api.decoding import AT_ONCE_BYTES_MAX
 from broker.errors import BadRequest, BodyTooLarge
-from broker.http.budget import Bounds, Budgets, Hold, Kind
+from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.http.request import Request
 from broker.wire import avro
 from broker.wire.steps import Steps
@@ -76,7 +76,7 @@ async def test_a_body_that_is_refused_or_given_up_keeps_no_slice() -> None:
 
 
 async def test_items_of_a_large_body_are_held_for_its_request() -> None:
-    budgets = Budgets({Kind.ITEMS: Bounds(5_000, 8_000, 8_000)})
+    budgets = Budgets({BudgetKind.ITEMS: Bounds(5_000, 8_000, 8_000)})
     hold = Hold(budgets.account("::1", lambda _: None))
 
     async def read(count: int) -> None:
@@ -88,8 +88,8 @@ async def test_items_of_a_large_body_are_held_for_its_request() -> None:
         )
 
     await read(5_000)
-    assert budgets.held[Kind.ITEMS] == 5_000
+    assert budgets.held[BudgetKind.ITEMS] == 5_000
     hold.close()
-    assert budgets.held[Kind.ITEMS] == 0
+    assert budgets.held[BudgetKind.ITEMS] == 0
     with pytest.raises(BodyTooLarge, match="5,000 items"):
         await read(5_001)

@@ -12,14 +12,14 @@ from broker.api.routes import SHAPES, Shape
 from broker.errors import Forbidden, OutcomeUnknown, StorageCorrupt
 from broker.http.budget import Cut
 from broker.http.reply import Reply
-from broker.http.request import Names
+from broker.http.request import PathNames
 from tests.kit.serving import Broker, Http, topic_path
 
 
 async def test_every_handler_stands_behind_authorize() -> None:
-    asked: list[tuple[str | None, Action, Names]] = []
+    asked: list[tuple[str | None, Action, PathNames]] = []
 
-    def refuse(principal: str | None, action: Action, names: Names) -> None:
+    def refuse(principal: str | None, action: Action, names: PathNames) -> None:
         asked.append((principal, action, names))
         raise Forbidden("not you")
 

@@ -10,9 +10,9 @@ from broker.api.events import Events
 from broker.client import Client, Settings
 from broker.client.transport import HttpTransport
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import HERE, Everything, Place
-from broker.http.reply import Stream
-from broker.http.request import Names, Request
+from broker.coordination.tenure import HERE, Everything, TopicPlacement
+from broker.http.reply import ChunkedReply
+from broker.http.request import PathNames, Request
 from broker.model import TopicId
 from tests.kit.ring import TOPIC, ring_of
 from tests.kit.serving import Broker, RawHttp, eventually, topic_path
@@ -31,7 +31,7 @@ async def events(
 ) -> AsyncIterator[dict[str, object]]:
     """Yield the events of a stream; whoever breaks off ends it."""
     answer = await broker.dispatch.call("GET", EVENTS + query, CIMultiDict(headers or {}))
-    assert isinstance(answer, Stream), answer
+    assert isinstance(answer, ChunkedReply), answer
     assert answer.content_type == "text/event-stream"
     try:
         async for chunk in answer.chunks:
@@ -82,7 +82,7 @@ async def test_from_now_shows_only_what_is_new(broker: Broker) -> None:
 async def opening(broker: Broker, query: str = "", headers: dict[str, str] | None = None) -> str:
     """Return what a stream begins with, and end it."""
     answer = await broker.dispatch.call("GET", EVENTS + query, CIMultiDict(headers or {}))
-    assert isinstance(answer, Stream), answer
+    assert isinstance(answer, ChunkedReply), answer
     try:
         return (await anext(answer.chunks)).decode()
     finally:
@@ -121,30 +121,30 @@ ELSEWHERE = NodeInfo(3, "life", "http://b:8083", "test", 1)
 class Decreed(Everything):
     """Anybody may claim anything, whoever is said to lead."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TopicPlacement) -> None:
         self._place = place
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         return self._place
 
 
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        (Place(here=True, node=ELSEWHERE), "http://b:8083;node=3;epoch=1"),
+        (TopicPlacement(here=True, node=ELSEWHERE), "http://b:8083;node=3;epoch=1"),
         # The log is still here: its epoch is not that of the node that it is handed over to.
-        (Place(here=False, node=ELSEWHERE), "http://b:8083;node=3"),
-        (Place(here=False, node=None), None),
+        (TopicPlacement(here=False, node=ELSEWHERE), "http://b:8083;node=3"),
+        (TopicPlacement(here=False, node=None), None),
         (HERE, None),
     ],
 )
 async def test_the_head_tells_who_should_lead(
-    broker: Broker, place: Place, told: str | None
+    broker: Broker, place: TopicPlacement, told: str | None
 ) -> None:
     await publish(broker, "1")
     broker.topics.around.tenure = Decreed(place)
     answer = await broker.dispatch.call("GET", EVENTS, CIMultiDict())
-    assert isinstance(answer, Stream)
+    assert isinstance(answer, ChunkedReply)
     assert dict(answer.headers).get("Broker-Leader") == told
     await answer.chunks.aclose()
 
@@ -242,10 +242,10 @@ async def test_a_stream_ends_when_its_topic_is_deleted(broker: Broker) -> None:
 
 
 async def test_a_silent_stream_says_that_it_lives(broker: Broker) -> None:
-    names = Names("default", TopicId("default", "t"))
+    names = PathNames("default", TopicId("default", "t"))
     request = Request("GET", EVENTS, "", CIMultiDict(), b"", names=names)
     answer = await Events(broker.topics, keep_alive_s=0.01).stream(request)
-    assert isinstance(answer, Stream)
+    assert isinstance(answer, ChunkedReply)
     async with asyncio.timeout(30):
         assert [await anext(answer.chunks) for _ in range(3)] == [
             b": default:t\n\n",

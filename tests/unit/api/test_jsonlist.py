@@ -11,7 +11,7 @@ from broker.api import plainjson
 from broker.api.events import _event, _event_chunks
 from broker.api.jsonlist import MESSAGES_AT_ONCE, ItemForm, JsonList
 from broker.api.payloads import PART_BYTES
-from broker.http.reply import Stream
+from broker.http.reply import ChunkedReply
 from broker.model import Message, PublishRequest
 from broker.topics.pages import PIECE_BYTES_MAX
 from broker.wire import avro, avrojson
@@ -92,7 +92,7 @@ def test_a_large_event_is_the_same_in_pieces(payload: str) -> None:
 async def _answer(broker: Broker, target: str) -> tuple[Any, int]:
     """Return what a request is answered with, and in how many pieces."""
     answer = await broker.dispatch.call("GET", target, CIMultiDict())
-    assert isinstance(answer, Stream)
+    assert isinstance(answer, ChunkedReply)
     pieces = [bytes(piece) async for piece in answer.chunks]
     assert max(map(len, pieces)) <= PIECE_BYTES_MAX
     return json.loads(b"".join(pieces)), len(pieces)

@@ -8,8 +8,8 @@ from multidict import CIMultiDict
 from broker.api import decoding
 from broker.api.routes import SNAPSHOT_BYTES_MAX
 from broker.config.sections import Config, LimitsConfig
-from broker.http.budget import Budgets, Hold, Kind
-from broker.http.reply import Reply, Stream
+from broker.http.budget import BudgetKind, Budgets, Hold
+from broker.http.reply import ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest, Snapshot
 from broker.wire import avro
@@ -61,13 +61,13 @@ async def test_a_poll_that_waits_holds_no_body(broker: Broker) -> None:
     budgets = Budgets()
     hold = Hold(budgets.account("a", lambda _: None))
     body = avro.encode_poll(Poll())
-    hold.take(Kind.BODY_BYTES, len(body))
+    hold.take(BudgetKind.BODY_BYTES, len(body))
     found = broker.dispatch.router.find("POST", POLL)
     waits = Request("POST", POLL, "wait=20", CIMultiDict(AVRO), body, names=found.names, hold=hold)
     waiting = asyncio.create_task(broker.dispatch.answer(found, waits))
     await broker.someone_waits()
     assert waits.body == b""
-    assert budgets.held[Kind.BODY_BYTES] == 0
+    assert budgets.held[BudgetKind.BODY_BYTES] == 0
     await broker.call("POST", PUBLISH, TWO, AVRO)
     answer = await waiting
     assert isinstance(answer, Reply)
@@ -112,7 +112,7 @@ async def test_pointers_of_a_snapshot_are_counted_while_a_poll_waits(broker: Bro
     body = avro.encode_poll(Poll(snapshot=snapshot))
     waits = Request("POST", POLL, "", CIMultiDict(AVRO), body, hold=hold)
     await decoding.read(waits, avro.poll_steps(body, take=decoding.counting(waits)))
-    assert budgets.held[Kind.ITEMS] == 10_000 // 8
+    assert budgets.held[BudgetKind.ITEMS] == 10_000 // 8
 
 
 async def test_polls_in_the_json_of_people(broker: Broker) -> None:
@@ -207,7 +207,7 @@ async def test_a_large_page_is_sent_as_it_was_read_and_a_small_one_at_once(
     if count == 1:
         assert isinstance(answer, Reply)
         return
-    assert isinstance(answer, Stream)
+    assert isinstance(answer, ChunkedReply)
     page, end = [chunk async for chunk in answer.chunks]
     assert end == END
     decoder = PollDecoder()

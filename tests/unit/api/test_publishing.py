@@ -7,7 +7,7 @@ from broker.api.publishing import publish_reply
 from broker.config.sections import Config, LimitsConfig
 from broker.http.reply import Reply
 from broker.model import PublishRequest, RollbackRange, row_id
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 from broker.wire.avro import (
     decode_publish_response,
     encode_publish_request,
@@ -62,7 +62,7 @@ async def test_the_answer_of_a_plain_publish_has_one_head(http: Http) -> None:
     reply = await http("POST", PUBLISH, TWO, AVRO)
     assert int(reply.headers["Content-Length"]) == 0
     assert (reply.headers["Broker-Count"], len(reply.headers["Broker-Last-Id"])) == ("2", 40)
-    plain = publish_reply(Published(row_id(7, 8), row_id(7, 9), messages=2), BodyType.AVRO)
+    plain = publish_reply(PublishedIds(row_id(7, 8), row_id(7, 9), messages=2), BodyType.AVRO)
     assert plain.head == Reply(headers=plain.headers).head
     more = ("Broker-Leader", "http://a:1")
     told = Reply(headers=(*plain.headers, more))

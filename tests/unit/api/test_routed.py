@@ -9,7 +9,7 @@ from broker.api.routes import SHAPES, TOPIC, TRANSACTIONS
 from broker.errors import NoLeader, Overloaded
 from broker.http.reply import EMPTY, EMPTY_REPLAYED
 from broker.model import PublishRequest, RollbackRange
-from broker.routing.deciding import Kind
+from broker.routing.deciding import RepeatEffect
 from broker.wire import avro
 from tests.kit.ring import Ring, request_lost, ring_of
 from tests.kit.serving import topic_path
@@ -57,7 +57,7 @@ def test_only_what_is_harmless_is_sent_twice() -> None:
     }
     keyed = {"publish", "store", "store_staged"}
     assert {name for name, kind in KINDS.items() if not kind.is_reading} == writes
-    assert {name for name, kind in KINDS.items() if kind is Kind.KEYED} == keyed
+    assert {name for name, kind in KINDS.items() if kind is RepeatEffect.KEYED} == keyed
 
 
 async def test_a_leader_tells_its_epoch_in_every_answer(ring: Ring) -> None:

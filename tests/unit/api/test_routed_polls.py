@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from broker.client import Client
-from broker.http.budget import Kind
+from broker.http.budget import BudgetKind
 from broker.model import Poll, PublishRequest
 from broker.wire import attributes, avro, messages
 from tests.kit.ring import TOPIC, Ring, ring_of
@@ -125,7 +125,7 @@ async def test_a_poll_with_a_large_snapshot_holds_no_body_while_it_waits(
     body = json.dumps({"snapshot": snapshot}).encode()
     waiting = asyncio.create_task(poll(ring, node, 20, body))
     await waits(ring, 0)
-    assert ring.nodes[0].server.budgets.held[Kind.BODY_BYTES] == 0
+    assert ring.nodes[0].server.budgets.held[BudgetKind.BODY_BYTES] == 0
     await ring.move(2)
     if node == 1:
         await waits(ring, 2)

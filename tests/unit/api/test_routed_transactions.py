@@ -15,7 +15,7 @@ from broker.errors import (
     TransactionNotInProgress,
     Unavailable,
 )
-from broker.http.answer import Reply
+from broker.http.answer import HttpAnswer
 from broker.topics.reserved import TRANSACTIONS
 from tests.kit.ring import Ring, RingNode, answer_lost, ring_of
 
@@ -105,6 +105,6 @@ def test_errors_of_other_nodes(
 ) -> None:
     headers = {"broker-error": code, "broker-outcome": outcome}
     for body in (b'{"message": "why"}', b"why", b'["why"]'):
-        error = error_of(Reply(status, headers, body))
+        error = error_of(HttpAnswer(status, headers, body))
         assert type(error) is expected
         assert "why" in error.message

@@ -12,10 +12,10 @@ from broker.api.polling import Polling
 from broker.api.routed import Routed
 from broker.api.routed_polls import RoutedPolls
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import Place
+from broker.coordination.tenure import TopicPlacement
 from broker.http.answer import NoAnswer
 from broker.http.reply import AVRO, Reply
-from broker.http.request import Names, Request
+from broker.http.request import PathNames, Request
 from broker.metrics import Metrics
 from broker.model import Poll, PublishRequest, TopicId
 from broker.routing.forwarder import READING_S, Forwarder
@@ -56,7 +56,7 @@ class Far:
         self.clock = VirtualClock(loop)
         self.table, self.records = MemoryTable(is_alone=False), MemoryRecords()
         self.others = SilentNodes()
-        elsewhere = SimpleNamespace(place=lambda _: Place(here=False, node=LEADER))
+        elsewhere = SimpleNamespace(place=lambda _: TopicPlacement(here=False, node=LEADER))
         forwarder = Forwarder(self.others, self.clock, Sender(0, ME.incarnation), "secret")
         routing = Routing(
             elsewhere, forwarder, self.clock, Metrics("0"), me=ME, leads=lambda _: False
@@ -92,7 +92,7 @@ class Far:
             query,
             {"Content-Type": AVRO},
             avro.encode_poll(Poll()),
-            names=Names("default", TOPIC),
+            names=PathNames("default", TOPIC),
             deadline=self.clock.monotonic() + within_s,
         )
         answer = await self.polls.poll(request)

@@ -7,7 +7,7 @@ from broker.api import topics_admin
 from broker.api.times import rfc3339
 from broker.api.topics_admin import TopicsAdmin
 from broker.config.sections import Config, TopicsConfig
-from broker.http.reply import EMPTY, Answer, Stream
+from broker.http.reply import EMPTY, Answer, ChunkedReply
 from broker.http.request import Request
 from broker.model import timestamp_of
 from broker.storage import records
@@ -107,11 +107,11 @@ async def test_a_long_listing_is_sent_while_it_is_read(
 
     monkeypatch.setattr(registry, "_decode", decode)
     answer = await broker.dispatch.call("GET", f"{NAMESPACE}/topics", CIMultiDict())
-    if isinstance(answer, Stream):
+    if isinstance(answer, ChunkedReply):
         body = b"".join([bytes(piece) async for piece in answer.chunks])
     else:
         body = answer.body
-    assert isinstance(answer, Stream) == (at_once < len(names) + 1)
+    assert isinstance(answer, ChunkedReply) == (at_once < len(names) + 1)
     assert body == json.dumps([*names, "t"], separators=(",", ":")).encode()
     assert (await broker.call("GET", "/v1/namespaces")).json == ["default"]
 

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from broker.clock import SystemClock
-from chaos.clocks import Clocks
+from chaos.clocks import ClockOffsets
 
 SAY = "import sys, time\nfor line in sys.stdin: print(time.time(), flush=True)"
 TOLERANCE_S = 600
@@ -12,7 +12,7 @@ TOLERANCE_S = 600
 
 
 def test_a_clock_is_set_while_its_process_runs(tmp_path: Path) -> None:
-    clocks = Clocks(tmp_path / "clocks")
+    clocks = ClockOffsets(tmp_path / "clocks")
     environment = {**os.environ, **clocks.environment("broker-1")}
     with subprocess.Popen(
         [sys.executable, "-c", SAY],

@@ -1,6 +1,6 @@
 import json
 
-from chaos.figures import Figures, figures_of, longest_gap_s
+from chaos.figures import RunFigures, figures_of, longest_gap_s
 from chaos.history import History
 from chaos.store import Judged
 
@@ -64,11 +64,11 @@ def test_figures_add_up_and_are_read_again() -> None:
     one = figures_of(told.history.calls())
     one.seconds = 60
     one.silent_well_s = 0.5
-    whole = Figures()
+    whole = RunFigures()
     whole.add(one)
     whole.add(one)
     assert (whole.acknowledged, whole.seconds, whole.unavailable_s) == (4, 120, 4)
     assert whole.times == {"kill": 4}
     written = json.loads(json.dumps(Judged(whole).as_json()))
     assert written["longest_silent_when_well_s"] == 0.5
-    assert Figures.from_json(written) == whole
+    assert RunFigures.from_json(written) == whole

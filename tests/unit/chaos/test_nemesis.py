@@ -5,11 +5,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.local import Kind
+from broker.local import ProcessKind
 from broker.local.servers import ServerFailed
 from chaos.links import Link, Links, links_of
 from chaos.nemeses.beneath import RegionMove
-from chaos.nemeses.clock import Step, Strobe
+from chaos.nemeses.clock import ClockStep, Strobe
 from chaos.nemeses.disk import Flipped
 from chaos.nemeses.kill import Kill
 from chaos.nemeses.partition import Partition
@@ -78,8 +78,8 @@ class Killable(Target):
 
     alive: ClassVar[list[str]] = ["broker-2"]
 
-    def processes(self, kind: Kind) -> tuple[str, ...]:
-        return ("rowlog-1",) if kind is Kind.PROCESSOR else super().processes(kind)
+    def processes(self, kind: ProcessKind) -> tuple[str, ...]:
+        return ("rowlog-1",) if kind is ProcessKind.PROCESSOR else super().processes(kind)
 
     def is_running(self, name: str) -> bool:
         return name in self.alive
@@ -119,8 +119,8 @@ class Moving(Target):
         super().__init__(NODES, (), session_s=1)
         self.running = running
 
-    def processes(self, kind: Kind) -> tuple[str, ...]:
-        return ("region-1", "region-2") if kind is Kind.REGION_SERVER else ()
+    def processes(self, kind: ProcessKind) -> tuple[str, ...]:
+        return ("region-1", "region-2") if kind is ProcessKind.REGION_SERVER else ()
 
     def is_running(self, name: str) -> bool:
         return name in self.running
@@ -147,8 +147,8 @@ class Proxied(Target):
         every = links_of(NODES, ["zookeeper-1"], ["thrift-1"], ["rowlog-1"])
         self._links = Links(proxy, dict.fromkeys(every, "127.0.0.1:1"))
 
-    def processes(self, kind: Kind) -> tuple[str, ...]:
-        return ("rowlog-1",) if kind is Kind.PROCESSOR else super().processes(kind)
+    def processes(self, kind: ProcessKind) -> tuple[str, ...]:
+        return ("rowlog-1",) if kind is ProcessKind.PROCESSOR else super().processes(kind)
 
     def add(self, proxy: str, toxic: Any) -> None:
         self.toxics_of.setdefault(proxy, set()).add(toxic.name)
@@ -210,7 +210,7 @@ class Timed(Target):
 
 
 async def test_clocks_are_wrong_and_then_right() -> None:
-    target, step = Timed(), Step("clock-back", -10.0)
+    target, step = Timed(), ClockStep("clock-back", -10.0)
     detail = await step.begin(target, CHANCE)
     assert target.offsets_s[detail["node"]] == -10
     assert (await step.heal(target))["happened"]

@@ -15,7 +15,7 @@ async def test_a_line_tells_what_was_answered_and_what_is_broken(
     now_ns = 0
     history = History(lambda: now_ns)
     said: asyncio.Queue[str] = asyncio.Queue()
-    watched = progress.Progress(history, said.put_nowait)
+    watched = progress.HistoryProgress(history, said.put_nowait)
     ending = history.invoke("p", "publish", "a", {"payloads": ["1"]})
     now_ns = 7_000_000
     ending.ok({"last": ""}, "")
@@ -39,7 +39,7 @@ async def test_a_topic_is_silent_until_it_acknowledges_what_is_asked_or_under_wa
 ) -> None:
     monkeypatch.setattr(progress, "LOOK_S", 0.0)
     history = History(lambda: 0)
-    watched = progress.Progress(history, lambda _: None)
+    watched = progress.HistoryProgress(history, lambda _: None)
     for topic in ("a", "b", "c"):
         history.invoke(f"p{topic}", "publish", topic, {"payloads": ["1"]}).ok({"last": ""}, "")
     under_way = history.invoke("p", "publish", "a", {"payloads": ["2"]})
@@ -57,7 +57,7 @@ async def test_a_topic_is_silent_until_it_acknowledges_what_is_asked_or_under_wa
 async def test_registers_are_asked_and_acknowledge_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LOOK_S", 0.0)
     history = History(lambda: 0)
-    watched = progress.Progress(history, lambda _: None)
+    watched = progress.HistoryProgress(history, lambda _: None)
     watched.mark()
     history.invoke("p", "cas", "", {"key": "k", "value": "a"}).fail("another was first")
     history.invoke("q", "get", "", {"key": "l"}).ok({"value": None})

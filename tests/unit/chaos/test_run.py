@@ -13,10 +13,10 @@ import pytest
 
 from chaos import progress, run
 from chaos.history import Event, calls_of, load
-from chaos.run import Plan, Run
+from chaos.run import Run, RunPlan
 from chaos.store import EXIT_CODES, NOT_BACK, Judged, RunFolder, read_verdict
 from chaos.target import Ability, Target
-from chaos.workloads import REGISTRY, Stage
+from chaos.workloads import REGISTRY, WorkloadStage
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ TOPIC = "default:t"
 SILENT_S = 0.2
 LONG_S = 60.0
 """Longer than a busy machine keeps anybody waiting."""
-PLAN = Plan(
+PLAN = RunPlan(
     ("answered",),
     ("fault",),
     0.3,
@@ -48,10 +48,10 @@ class Answered:
     def __init__(self) -> None:
         self.log: list[str] = []
 
-    async def prepare(self, stage: Stage) -> None:
+    async def prepare(self, stage: WorkloadStage) -> None:
         pass
 
-    async def run(self, stage: Stage, stop: asyncio.Event) -> None:
+    async def run(self, stage: WorkloadStage, stop: asyncio.Event) -> None:
         while not stop.is_set():
             if not self.silent.is_set():
                 self.publish(stage)
@@ -62,13 +62,13 @@ class Answered:
                 ending.unknown("nobody answers")
             await stage.clock.sleep(0.001)
 
-    def publish(self, stage: Stage) -> None:
+    def publish(self, stage: WorkloadStage) -> None:
         asked = {"payloads": [f"m{len(self.log)}"], "generation": 1}
         ending = stage.history.invoke("p", "publish", TOPIC, asked)
         self.log += asked["payloads"]
         ending.ok({"last": f"{len(self.log):020x}"}, f"{len(self.log):020x}")
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         rows = [[f"{number:020x}", label, None] for number, label in enumerate(self.log, 1)]
         ending = stage.history.invoke("final", "read", TOPIC, {"after": "", "generation": 1})
         ending.ok({"rows": rows})
@@ -79,14 +79,14 @@ class Registered(Answered):
 
     name = "registered"
 
-    def publish(self, stage: Stage) -> None:
+    def publish(self, stage: WorkloadStage) -> None:
         value = f"v{len(self.log)}"
         asked = {"key": "k", "expected": self.log[-1] if self.log else None, "value": value}
         ending = stage.history.invoke("p", "cas", "", asked)
         self.log.append(value)
         ending.ok({"version": len(self.log)})
 
-    async def finish(self, stage: Stage) -> None:
+    async def finish(self, stage: WorkloadStage) -> None:
         ending = stage.history.invoke("final@broker-1", "get", "", {"key": "k"})
         ending.ok({"value": self.log[-1], "version": len(self.log)})
 
@@ -134,7 +134,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Answered, "silent", asyncio.Event(), raising=False)
 
 
-async def played(target: Target, plan: Plan = PLAN) -> tuple[Judged, list[Event]]:
+async def played(target: Target, plan: RunPlan = PLAN) -> tuple[Judged, list[Event]]:
     running = Run(target, plan)
     judged = await running.run()
     assert running.history is not None

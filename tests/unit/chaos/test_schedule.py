@@ -1,11 +1,11 @@
 import random
 
-from chaos.schedule import Window, windows
+from chaos.schedule import FaultWindow, windows
 
 FAULTS = ["kill", "pause", "partition", "latency", "clock-back", "session", "leaders", "drop"]
 
 
-def drawn(seconds: float = 3600, seed: int = 1, **options: object) -> list[Window]:
+def drawn(seconds: float = 3600, seed: int = 1, **options: object) -> list[FaultWindow]:
     return windows(FAULTS, seconds, random.Random(seed), **options)  # type: ignore[arg-type]
 
 

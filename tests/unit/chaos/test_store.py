@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from chaos.checkers import Promises, Verdict, Violation
-from chaos.figures import Figures
+from chaos.figures import RunFigures
 from chaos.history import History
 from chaos.store import (
     ACKNOWLEDGED_MIN,
@@ -22,8 +22,8 @@ VALID = Verdict((), is_known=True)
 INVALID = Verdict((Violation("lost_tail", "three are gone"),), is_known=True)
 
 
-def figures(acknowledged: int = ACKNOWLEDGED_MIN, **happened: int) -> Figures:
-    made = Figures(acknowledged=acknowledged)
+def figures(acknowledged: int = ACKNOWLEDGED_MIN, **happened: int) -> RunFigures:
+    made = RunFigures(acknowledged=acknowledged)
     made.faults.update(happened)
     made.happened.update(happened)
     return made
@@ -48,7 +48,7 @@ def test_what_is_wrong_is_invalid_however_little_there_is() -> None:
         (figures(), VALID, "did not happen: kill"),
     ],
 )
-def test_too_little_is_unknown(made: Figures, verdict: Verdict, why: str) -> None:
+def test_too_little_is_unknown(made: RunFigures, verdict: Verdict, why: str) -> None:
     judged = judge(made, verdict, ["kill"])
     assert (judged.outcome, EXIT_CODES[judged.outcome]) == ("unknown", 2)
     assert why in " ".join(judged.unsure)

@@ -5,7 +5,7 @@ import pytest
 from broker.errors import OutcomeUnknown
 from broker.model import POINTERS_PER_MS
 from broker.testing.clock import VirtualClock, simulate
-from chaos.transactions_model import NotInProgress, TransactionModel, TransactionService
+from chaos.transactions_model import ModelService, NotInProgress, TransactionModel
 
 NOW = 1_600_000_000_000
 LATER = NOW + 1000
@@ -87,7 +87,7 @@ def test_an_answer_may_be_lost_after_the_call_was_carried_out_or_before():
         clock = VirtualClock(loop)
         carried_out = set()
         for seed in range(20):
-            service = TransactionService(clock, random.Random(seed), timeout_s=20, lost=1.0)
+            service = ModelService(clock, random.Random(seed), timeout_s=20, lost=1.0)
             with pytest.raises(OutcomeUnknown):
                 await service.begin()
             carried_out.add(len(service.model.in_progress))
@@ -99,7 +99,7 @@ def test_an_answer_may_be_lost_after_the_call_was_carried_out_or_before():
 def test_all_end_when_they_are_told_to():
     async def main(loop):
         clock = VirtualClock(loop)
-        service = TransactionService(clock, random.Random(1), timeout_s=20, lost=0.0)
+        service = ModelService(clock, random.Random(1), timeout_s=20, lost=0.0)
         pointers = [(await service.begin()).pointer for _ in range(3)]
         service.end_all()
         snapshot = await service.look()

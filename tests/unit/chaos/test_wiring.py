@@ -1,14 +1,14 @@
-from broker.local.plan import Place
+from broker.local.plan import ListenAddress
 from chaos.links import Link
 from chaos.wiring import Wiring
 
 PLACES = [
-    Place(name, "127.0.0.1", port)
+    ListenAddress(name, "127.0.0.1", port)
     for port, name in enumerate(["zookeeper-1", "hbase-master", "thrift-1", "broker-1", "broker-2"])
 ]
 
 
-def wired(gateway: Place | None = None) -> tuple[Wiring, dict[Link, str]]:
+def wired(gateway: ListenAddress | None = None) -> tuple[Wiring, dict[Link, str]]:
     wiring = Wiring.of(PLACES, gateway)
     return wiring, {link: f"proxy:{number}" for number, link in enumerate(wiring.links())}
 
@@ -41,7 +41,7 @@ def test_a_process_of_a_workload_has_proxies_of_its_own_and_no_node_one_to_it() 
 
 
 def test_an_hbase_that_is_one_process_is_the_only_gateway() -> None:
-    wiring, where = wired(Place("hbase", "127.0.0.1", 99))
+    wiring, where = wired(ListenAddress("hbase", "127.0.0.1", 99))
     assert wiring.settings("broker-1", where)["hbase.hbase_gateways"] == [
         where[Link("broker-1", "hbase")]
     ]

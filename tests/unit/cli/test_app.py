@@ -8,8 +8,8 @@ import pytest
 
 from broker import __version__, errors
 from broker.cli import app
-from broker.cli.contexts import Target
-from broker.cli.given import Given
+from broker.cli.contexts import BrokerTarget
+from broker.cli.given import GivenOptions
 from broker.cli.problems import ADVICE, problem_of
 from broker.config.sections import iter_keys
 from broker.config.sources import as_text
@@ -34,7 +34,7 @@ def run(capsys, *words):
     ],
 )
 def test_each_kind_of_error_has_its_exit_code_and_says_what_to_do(error, code):
-    given = Given(target=Target("http://127.0.0.1:8080", "the default"))
+    given = GivenOptions(target=BrokerTarget("http://127.0.0.1:8080", "the default"))
     problem = problem_of(error, given)
     assert problem.exit_code == code
     assert problem.text().startswith(f"broker: {error.message}\n")
@@ -221,7 +221,7 @@ def words_of(advice):
 @pytest.mark.parametrize("command", ["publish", "topics show", "cluster status", "stats", "tail"])
 def test_advice_is_a_command_that_there_is_and_not_the_one_that_failed(code, command):
     kinds = [kind for kind in errors.registry() if kind.code == code]
-    given = Given(command=command, topics=[TopicId("audit", "logins")])
+    given = GivenOptions(command=command, topics=[TopicId("audit", "logins")])
     for kind in kinds:
         if kind is errors.Unavailable:
             continue  # Which is told of an address, see below.
@@ -234,12 +234,12 @@ def test_advice_is_a_command_that_there_is_and_not_the_one_that_failed(code, com
 @pytest.mark.parametrize(
     ("known", "said"),
     [
-        (Given(command="tail"), "broker topics create audit/logins"),
+        (GivenOptions(command="tail"), "broker topics create audit/logins"),
         (
-            Given(command="tail", typed_url="http://a:1"),
+            GivenOptions(command="tail", typed_url="http://a:1"),
             "broker topics create audit/logins --url http://a:1",
         ),
-        (Given(command="stats", typed_context="p"), "broker topics list audit --context p"),
+        (GivenOptions(command="stats", typed_context="p"), "broker topics list audit --context p"),
     ],
 )
 def test_advice_is_for_the_broker_that_was_asked(known, said):
@@ -264,12 +264,12 @@ def is_there(group, words):
     ],
 )
 def test_a_broker_that_cannot_be_reached_is_one_to_start_at_that_address(url, context, said):
-    target = Target(url, "the default", context=context)
-    advice = problem_of(errors.Unavailable("down"), Given(target=target)).advice
+    target = BrokerTarget(url, "the default", context=context)
+    advice = problem_of(errors.Unavailable("down"), GivenOptions(target=target)).advice
     assert said in advice
     assert url in advice
-    elsewhere = Target("https://broker1:8080", "BROKER_URL")
-    advice = problem_of(errors.Unavailable("down"), Given(target=elsewhere)).advice
+    elsewhere = BrokerTarget("https://broker1:8080", "BROKER_URL")
+    advice = problem_of(errors.Unavailable("down"), GivenOptions(target=elsewhere)).advice
     assert "broker serve" not in advice
     assert "BROKER_URL" in advice
 

@@ -1,6 +1,6 @@
 import pytest
 
-from broker.cli.cluster_text import Progress, storage_text
+from broker.cli.cluster_text import ProgressLine, storage_text
 
 
 def storage(calls: int, errors: int, success: str | None, failure: str | None) -> dict[str, object]:
@@ -37,7 +37,7 @@ def test_progress_on_a_terminal_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    progress = Progress(silent=False)
+    progress = ProgressLine(silent=False)
     for text in ("ten left", "ten left", "one"):
         progress(text)
     progress.end()
@@ -45,7 +45,7 @@ def test_progress_on_a_terminal_is_one_line(
 
 
 def test_silent_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = Progress(silent=True)
+    progress = ProgressLine(silent=True)
     progress("half")
     progress.end()
     assert capsys.readouterr().err == ""

@@ -1,8 +1,8 @@
 import pytest
 
 from broker.cli import app, completion
-from broker.cli.contexts import Target
-from broker.cli.given import Given
+from broker.cli.contexts import BrokerTarget
+from broker.cli.given import GivenOptions
 
 
 def run(capsys, *words):
@@ -43,5 +43,5 @@ def test_commands_options_and_contexts_are_completed(capsys, monkeypatch):
 def test_a_broker_that_is_not_there_completes_nothing_and_says_nothing(capsys, monkeypatch):
     words = ("tail", "--url", "http://127.0.0.1:1", "audit/")
     assert completed(capsys, monkeypatch, *words) == []
-    assert completion.topics(Given(), "audit/") == []
-    assert completion.topics(Given(target=Target("no address", "")), "audit/") == []
+    assert completion.topics(GivenOptions(), "audit/") == []
+    assert completion.topics(GivenOptions(target=BrokerTarget("no address", "")), "audit/") == []

@@ -6,8 +6,8 @@ import click
 import pytest
 
 from broker.cli import app, contexts
-from broker.cli.contexts import Asked, Context, Contexts, target
-from broker.cli.given import Given
+from broker.cli.contexts import BrokerOptions, Context, Contexts, target
+from broker.cli.given import GivenOptions
 from broker.cli.options import client_settings
 from broker.config.sections import ConfigError
 
@@ -26,11 +26,11 @@ def run(capsys, *words):
 @pytest.mark.parametrize(
     ("asked", "url", "source"),
     [
-        (Asked(), "http://a:1", "context 'here'"),
-        (Asked(context_of_environment="there"), "http://b:1", "context 'there'"),
-        (Asked(url_of_environment="u", context_of_environment="there"), "u", "BROKER_URL"),
-        (Asked(context="there", url_of_environment="u"), "http://b:1", "context 'there'"),
-        (Asked(url="typed", url_of_environment="u"), "typed", "--url"),
+        (BrokerOptions(), "http://a:1", "context 'here'"),
+        (BrokerOptions(context_of_environment="there"), "http://b:1", "context 'there'"),
+        (BrokerOptions(url_of_environment="u", context_of_environment="there"), "u", "BROKER_URL"),
+        (BrokerOptions(context="there", url_of_environment="u"), "http://b:1", "context 'there'"),
+        (BrokerOptions(url="typed", url_of_environment="u"), "typed", "--url"),
     ],
 )
 def test_what_was_typed_comes_before_the_environment_and_that_before_the_file(asked, url, source):
@@ -39,20 +39,27 @@ def test_what_was_typed_comes_before_the_environment_and_that_before_the_file(as
 
 
 def test_without_any_context_the_address_is_the_default():
-    assert target(Asked(), Contexts()) == contexts.Target(contexts.URL_DEFAULT, "the default")
+    assert target(BrokerOptions(), Contexts()) == contexts.BrokerTarget(
+        contexts.URL_DEFAULT, "the default"
+    )
 
 
 def test_what_belongs_to_a_context_comes_along_and_a_typed_address_has_nothing_of_it():
-    found = target(Asked(context="there"), KNOWN)
+    found = target(BrokerOptions(context="there"), KNOWN)
     assert (found.ca_file, found.namespace, found.context) == ("ca", "ns", "there")
-    assert target(Asked(url="http://b:1"), KNOWN) == contexts.Target("http://b:1", "--url")
+    assert target(BrokerOptions(url="http://b:1"), KNOWN) == contexts.BrokerTarget(
+        "http://b:1", "--url"
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked(context="ther"), "--context: there is no context 'ther'; the nearest is 'there'"),
-        (Asked(context_of_environment="x"), "BROKER_CONTEXT: there is no context 'x'"),
+        (
+            BrokerOptions(context="ther"),
+            "--context: there is no context 'ther'; the nearest is 'there'",
+        ),
+        (BrokerOptions(context_of_environment="x"), "BROKER_CONTEXT: there is no context 'x'"),
     ],
 )
 def test_a_context_that_there_is_not_is_told_with_where_its_name_came_from(asked, said):
@@ -162,8 +169,8 @@ def test_a_context_names_the_broker_the_namespace_and_itself_in_errors(capsys):
 
 
 def test_the_certificates_of_a_context_are_those_of_its_client():
-    found = target(Asked(context="there"), KNOWN)
-    with click.Context(app.cli, obj=Given(target=found)):
+    found = target(BrokerOptions(context="there"), KNOWN)
+    with click.Context(app.cli, obj=GivenOptions(target=found)):
         assert client_settings(found.url, 5.0).ca_file == "ca"
         assert client_settings("http://other:1", 5.0).ca_file == ""
     assert client_settings(found.url, 5.0).ca_file == ""

@@ -4,9 +4,9 @@ import click
 import pytest
 
 from broker.cli import cursorfile as cursor
-from broker.cli.cursorfile import Cursor, Log
+from broker.cli.cursorfile import CursorLog, FileCursor
 
-HERE = Log("jobs/states", 2, ("http://127.0.0.1:8080", "http://b:8080"))
+HERE = CursorLog("jobs/states", 2, ("http://127.0.0.1:8080", "http://b:8080"))
 ID = bytes(range(20))
 
 
@@ -20,15 +20,15 @@ def test_a_cursor_names_its_topic_and_its_broker(tmp_path):
         "brokers": ["http://127.0.0.1:8080", "http://b:8080"],
         "after": ID.hex(),
     }
-    assert cursor.load(file) == Cursor(HERE, ID)
+    assert cursor.load(file) == FileCursor(HERE, ID)
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_file_of_an_earlier_version_has_only_the_id(tmp_path):
     file = tmp_path / "states.cursor"
     file.write_text(ID.hex() + "\n")
-    assert cursor.load(file) == Cursor(None, ID)
-    cursor.check(file, Cursor(None, ID), HERE)
+    assert cursor.load(file) == FileCursor(None, ID)
+    cursor.check(file, FileCursor(None, ID), HERE)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_file_of_an_earlier_version_has_only_the_id(tmp_path):
     ],
 )
 def test_one_address_in_common_is_the_same_broker(tmp_path, log):
-    cursor.check(tmp_path, Cursor(HERE, ID), log)
+    cursor.check(tmp_path, FileCursor(HERE, ID), log)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_one_address_in_common_is_the_same_broker(tmp_path, log):
 def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, said):
     file = tmp_path / "states.cursor"
     with pytest.raises(click.ClickException) as refused:
-        cursor.check(file, Cursor(HERE, ID), log)
+        cursor.check(file, FileCursor(HERE, ID), log)
     assert said in refused.value.message
     assert str(file) in refused.value.message
 

@@ -2,7 +2,7 @@ import click
 import pytest
 
 from broker.cli import span
-from broker.cli.span import Span, Start
+from broker.cli.span import Span, SpanStart
 from broker.client import Browsed, BrowsePage
 from broker.model import Message, TopicId
 
@@ -40,7 +40,7 @@ def test_the_newest_are_counted_without_references_over_pages():
 
 
 def test_where_reading_starts():
-    assert span.start(Browses(), TOPIC, Span(since=5)) == Start(5, inclusive=True)
+    assert span.start(Browses(), TOPIC, Span(since=5)) == SpanStart(5, inclusive=True)
     assert span.start(Browses(), TOPIC, Span(after=identifier(5))) == (identifier(5), False)
     client = Browses([row(9), row(8)])
     assert span.start(client, TOPIC, Span(last=2, until=10)) == (identifier(8), True)

@@ -11,7 +11,7 @@ import pytest
 from broker.api.cluster import TOPICS_NAMED_MAX
 from broker.cli import app, steering
 from broker.client import outcomes
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.clock import SystemClock
 from broker.coordination.placement import drain, pin, read_placement
 from broker.coordination.ports import Contact
@@ -51,7 +51,7 @@ class Short:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def ask(self, request: Request) -> Any:
+    def ask(self, request: ClientRequest) -> Any:
         self.asked += 1
         self.before_each()
         if request.path.endswith("/leader"):

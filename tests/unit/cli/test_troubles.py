@@ -1,6 +1,6 @@
 import pytest
 
-from broker.cli.contexts import Target
+from broker.cli.contexts import BrokerTarget
 from broker.cli.troubles import AGAIN_S, Teller, said
 from broker.client import Overloaded, Trouble
 from broker.client.outcomes import never_sent
@@ -40,7 +40,7 @@ def test_each_trouble_is_said_in_words(trouble, text):
 
 def test_the_same_is_told_again_only_after_a_while(capsys):
     clock = Clock()
-    teller = Teller(URL, Target(URL, "context 'prod'", context="prod"), now=clock)
+    teller = Teller(URL, BrokerTarget(URL, "context 'prod'", context="prod"), now=clock)
     for _ in range(3):
         teller(Trouble(REFUSED, None))
     told = capsys.readouterr().err

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker.client import Client
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply
 from broker.model import TopicId
 from broker.testing.clock import VirtualLoop
@@ -33,8 +33,8 @@ class ScriptedTransport:
     """
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
-        self.answer: Callable[[Request], Any] = lambda request: OK
+        self.requests: list[ClientRequest] = []
+        self.answer: Callable[[ClientRequest], Any] = lambda request: OK
         self.gate: asyncio.Event | None = None
         self.connections = 0
         self.ours = True
@@ -47,7 +47,7 @@ class ScriptedTransport:
                 self._arrived.clear()
                 await self._arrived.wait()
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         self.requests.append(request)
         self._arrived.set()
         if self.gate is not None:
@@ -58,7 +58,9 @@ class ScriptedTransport:
         return answer
 
     @asynccontextmanager
-    async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
+    async def stream(
+        self, request: ClientRequest, timeout_s: float
+    ) -> AsyncGenerator[StreamedReply]:
         self.requests.append(request)
         answer = self.answer(request)
         if isinstance(answer, Exception):
@@ -97,7 +99,7 @@ class ScriptedConnection:
     def good_for(self, topic: TopicId | None) -> bool:
         return self.usable
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         return await self._transport.send(request, timeout_s)
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from typing import Any
 
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.errors import BrokerError, RequestError, TransactionConflict, TransactionNotInProgress
 from broker.model import POINTER_MAX, Snapshot
 from broker.wire import avro, messages
@@ -155,7 +155,7 @@ class OverHttp:
         self._others = others
         self._in_json = in_json
 
-    def __call__(self, request: Request) -> Any:
+    def __call__(self, request: ClientRequest) -> Any:
         if not request.path.startswith("/v1/transactions"):
             return self._others(request) if self._others else Reply(200, {}, b"")
         name, arguments = self._read(request)
@@ -173,7 +173,7 @@ class OverHttp:
             return Reply(500, {"broker-error": "outcome_unknown"}, b"the answer was lost")
         return self._told(name, result)
 
-    def _read(self, request: Request) -> tuple[str, list[Any]]:
+    def _read(self, request: ClientRequest) -> tuple[str, list[Any]]:
         body = json.loads(request.body) if request.body else {}
         parts = request.path.split("/")[3:]
         if not parts:

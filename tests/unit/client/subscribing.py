@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from broker.client import Client
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.testing.clock import VirtualClock, pass_time
 from tests.kit.serving import Broker, topic_path
 
 TOPIC = "default/t"
-Fault = Callable[[Request], str | None]
+Fault = Callable[[ClientRequest], str | None]
 """Says of a request what goes wrong: "before" (it never comes), "after" (its answer is lost), or nothing."""
 
 
@@ -24,11 +24,11 @@ class DirectTransport:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self.requests: list[Request] = []
+        self.requests: list[ClientRequest] = []
         self.fault: Fault = lambda _: None
         self.dead = False
 
-    async def _answered(self, request: Request) -> Reply:
+    async def _answered(self, request: ClientRequest) -> Reply:
         self.requests.append(request)
         await pass_time(0.001)
         if self.dead:
@@ -44,11 +44,13 @@ class DirectTransport:
         headers = {name.lower(): value for name, value in told.headers.items()}
         return Reply(told.status, headers, told.body)
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         return await self._answered(request)
 
     @asynccontextmanager
-    async def stream(self, request: Request, timeout_s: float) -> AsyncGenerator[StreamedReply]:
+    async def stream(
+        self, request: ClientRequest, timeout_s: float
+    ) -> AsyncGenerator[StreamedReply]:
         reply = await self._answered(request)
         yield StreamedReply(reply.status, reply.headers, _one(reply.body))
 

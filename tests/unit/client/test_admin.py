@@ -2,7 +2,7 @@ import pytest
 
 from broker.api.routes import SHAPES
 from broker.client import admin
-from broker.client.protocol import Request
+from broker.client.protocol import ClientRequest
 from broker.model import TopicId
 from tests.kit.openapi import Checker
 
@@ -23,7 +23,7 @@ T = TopicId("ns", "t-1")
         (admin.unpin(T), "unpin"),
     ],
 )
-def test_each_request_is_one_that_the_broker_knows(request_: Request, name: str) -> None:
+def test_each_request_is_one_that_the_broker_knows(request_: ClientRequest, name: str) -> None:
     found = Checker()._operation(request_.method, request_.path.partition("?")[0])
     assert found is not None
     assert found["operationId"] == name

@@ -8,7 +8,7 @@ from broker.client.leaders import (
     NODES_MAX,
     REST_MAX_S,
     Leader,
-    Nodes,
+    NodeDirectory,
     leader_of,
 )
 from broker.model import TopicId
@@ -28,7 +28,7 @@ class First(random.Random):
 
 
 def nodes(*given, **options):
-    return Nodes(given or (A, B, C), rng=First(), **options)
+    return NodeDirectory(given or (A, B, C), rng=First(), **options)
 
 
 def header(url, epoch, node=1):
@@ -64,7 +64,7 @@ def test_what_nobody_leads_goes_to_the_same_node_until_it_is_lost():
 
 
 def test_clients_begin_at_different_nodes():
-    assert {Nodes((A, B, C)).place(None, 0.0) for _ in range(100)} == {A, B, C}
+    assert {NodeDirectory((A, B, C)).place(None, 0.0) for _ in range(100)} == {A, B, C}
 
 
 def test_a_topic_goes_to_its_leader_whoever_named_it():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from broker.client import CursorMoved, NewMessage, Subscriber, SubscriberOptions, TopicNotFound
-from broker.client.subscription import Progress
+from broker.client.subscription import SubscriberProgress
 from broker.errors import BodyTooLarge
 from broker.model import Message, Snapshot, row_id
 from broker.testing.clock import pass_time
@@ -120,7 +120,7 @@ async def test_the_place_is_written_when_its_time_has_come(world: World) -> None
 
 def test_when_a_place_is_due() -> None:
     options = SubscriberOptions(place_interval_s=1, place_messages_max=3)
-    progress = Progress(None, 10.0)
+    progress = SubscriberProgress(None, 10.0)
     assert progress.is_written
     assert not progress.is_due(options, 99)
     message = Message(row_id(1, 0) + bytes(10), b"")

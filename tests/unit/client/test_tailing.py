@@ -211,7 +211,7 @@ class Detours:
 
     def events(self, start):
         settings = Settings(retry_delay_min_s=0.0, retry_delay_max_s=0.0)
-        source = tailing.Source(TopicId("ns1", "t1"), self._stream, Retrier(settings))
+        source = tailing.TailSource(TopicId("ns1", "t1"), self._stream, Retrier(settings))
         return tailing.events(source, start)
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ from broker.client import (
     Unavailable,
     Undoable,
 )
-from broker.client.transaction_fate import Fate, fate
+from broker.client.transaction_fate import TransactionFate, fate
 from tests.unit.client.stand_in import Foreign
 
 PLAIN, FAILS, SAYS_NO = "plain", "fails", "says no"
@@ -390,17 +390,17 @@ def test_the_fate_of_a_transaction_by_a_snapshot():
     seen = Snapshot(transaction_id=0, read_pointer=10, in_progress=[5, 12], invalids=[7, 13])
     fates = {pointer: fate(seen, {pointer}) for pointer in (4, 5, 7, 10, 11, 12, 13)}
     assert fates == {
-        4: Fate.COMMITTED,
-        5: Fate.IN_PROGRESS,
-        7: Fate.INVALID,
-        10: Fate.COMMITTED,
-        11: Fate.UNKNOWN,
-        12: Fate.IN_PROGRESS,
-        13: Fate.INVALID,
+        4: TransactionFate.COMMITTED,
+        5: TransactionFate.IN_PROGRESS,
+        7: TransactionFate.INVALID,
+        10: TransactionFate.COMMITTED,
+        11: TransactionFate.UNKNOWN,
+        12: TransactionFate.IN_PROGRESS,
+        13: TransactionFate.INVALID,
     }
-    assert fate(seen, {4, 5}) is Fate.IN_PROGRESS
-    assert fate(seen, {4, 7}) is Fate.INVALID
-    assert fate(seen, {4, 11}) is Fate.UNKNOWN
+    assert fate(seen, {4, 5}) is TransactionFate.IN_PROGRESS
+    assert fate(seen, {4, 7}) is TransactionFate.INVALID
+    assert fate(seen, {4, 11}) is TransactionFate.UNKNOWN
 
 
 async def test_what_is_not_undone_for_certain_is_invalidated_never_aborted():

@@ -19,7 +19,7 @@ from broker.client import (
     TransactionConflict,
     Undoable,
 )
-from broker.client.protocol import Reply, Request
+from broker.client.protocol import ClientRequest, Reply
 from broker.model import TopicId
 from tests.unit.client.stand_in import Foreign, OverHttp, Rules, Topics
 
@@ -32,7 +32,9 @@ class Handler(BaseHTTPRequestHandler):
         parts = self.path.split("?")[0].split("/")
         topic = TopicId(parts[3], parts[5]) if "topics" in parts else None
         with self.server.lock:
-            reply = self.server.answer(Request(self.command, self.path, self.headers, body, topic))
+            reply = self.server.answer(
+                ClientRequest(self.command, self.path, self.headers, body, topic)
+            )
         if isinstance(reply, list):
             reply = Reply(200, {}, b"".join(reply))
         self.send_response(reply.status)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from broker.client import Client, Settings, protocol
-from broker.client.connection import Connection
-from broker.client.leaders import Nodes
+from broker.client.connection import ClientConnection
+from broker.client.leaders import NodeDirectory
 from broker.client.transport import HttpTransport
 from broker.errors import OutcomeUnknown, Unavailable
 from broker.http import asking
@@ -313,7 +313,7 @@ async def test_what_a_write_has_waited_is_taken_from_the_time_for_its_answer(
     raw_broker, monkeypatch
 ):
     given, go_on = [], asyncio.Event()
-    send = Connection.send
+    send = ClientConnection.send
 
     async def noted(connection, request, timeout_s):
         given.append(timeout_s)
@@ -323,7 +323,7 @@ async def test_what_a_write_has_waited_is_taken_from_the_time_for_its_answer(
         await go_on.wait()
         return b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
-    monkeypatch.setattr(Connection, "send", noted)
+    monkeypatch.setattr(ClientConnection, "send", noted)
     raw_broker.answers.append(held)
     transport = HttpTransport(Settings(url=raw_broker.url, connections_max=1))
     first = asyncio.create_task(transport.send(PUBLISH, 60))
@@ -350,7 +350,7 @@ async def test_a_read_that_gets_no_connection_in_time_is_unavailable(raw_broker,
 
 async def test_all_nodes_that_are_asked_for_an_answer_share_the_time(raw_broker, silence):
     settings = Settings(url=",".join(f"{raw_broker.url}/{name}" for name in "abc"))
-    nodes = Nodes(settings.urls)
+    nodes = NodeDirectory(settings.urls)
     transport = HttpTransport(settings, nodes=nodes)
     raw_broker.answers.extend([silence] * 3)
     asked = nodes.place(None, asyncio.get_running_loop().time())

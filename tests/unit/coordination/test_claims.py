@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from broker.coordination.claims import BACK_OFF_MAX_S, Claimed, Sent, claim, written
-from broker.coordination.tenure import HERE, Place
+from broker.coordination.claims import BACK_OFF_MAX_S, Claimed, SendTime, claim, written
+from broker.coordination.tenure import HERE, TopicPlacement
 from broker.errors import (
     BrokerError,
     Fenced,
@@ -21,11 +21,11 @@ from broker.errors import (
 from broker.model import TopicId
 from broker.storage.keys import LogId
 from broker.storage.log import Deleted, StaleGeneration
-from broker.storage.tail import Seen
+from broker.storage.tail import TailReading
 from broker.testing.clock import VirtualClock, VirtualLoop, simulate
 
 LOG = LogId(TopicId("ns", "t"), 1)
-SEEN = Seen(None, None, None)
+SEEN = TailReading(None, None, None)
 
 
 class Held(NamedTuple):
@@ -45,11 +45,11 @@ class Permits:
         self.happened: list[str] = []
         self.refuse_from = refuse_from
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         del topic
         return HERE
 
-    async def permit(self, topic: TopicId, deadline: float) -> Seen:
+    async def permit(self, topic: TopicId, deadline: float) -> TailReading:
         assert (topic, deadline) == (LOG.topic, 10)
         self.happened.append("permit")
         if self.happened.count("permit") >= self.refuse_from:
@@ -69,7 +69,7 @@ class Store:
         self._plan = plan
         self.at: list[float] = []
 
-    async def claim(self, log: LogId, owner: str, seen: Seen) -> Any:
+    async def claim(self, log: LogId, owner: str, seen: TailReading) -> Any:
         assert (log, owner, seen) == (LOG, "me", SEEN)
         self.at.append(self._clock.monotonic())
         answer = self._plan.pop(0) if len(self._plan) > 1 else self._plan[0]
@@ -162,5 +162,5 @@ def test_a_permit_that_is_refused_ends_the_attempts() -> None:
     ],
 )
 def test_how_far_a_clock_is_off_is_never_overstated(held: Any, skew: int | None) -> None:
-    found = written(held, Sent(100, 0.0), 110)
+    found = written(held, SendTime(100, 0.0), 110)
     assert (None if found is None else found.ahead_ms) == skew

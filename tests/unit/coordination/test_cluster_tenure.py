@@ -16,7 +16,7 @@ from broker.coordination.ports import NodeInfo
 from broker.errors import NoLeader, NotLeader, StorageCorrupt, Unavailable
 from broker.model import TopicId
 from broker.storage.head import Head
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
@@ -30,7 +30,7 @@ class Holder:
     """Leads what it is told to, and hands over when it is let."""
 
     def __init__(self) -> None:
-        self.led: dict[TopicId, Hold] = {}
+        self.led: dict[TopicId, LogHold] = {}
         self.asked: list[set[TopicId]] = []
         self.may = asyncio.Event()
         self.may.set()
@@ -70,7 +70,7 @@ class Node:
     def deadline(self, seconds: float = 30.0) -> float:
         return self.world.clock.monotonic() + seconds
 
-    async def claim(self, topic: TopicId, seconds: float = 30.0) -> Hold:
+    async def claim(self, topic: TopicId, seconds: float = 30.0) -> LogHold:
         await self.tenure.permit(topic, self.deadline(seconds))
         hold = await self.world.logs.claim(LogId(topic, 1), self.me.incarnation)
         self.holder.led[topic] = hold

@@ -6,7 +6,7 @@ from contextvars import Context
 
 import pytest
 
-from broker.coordination.memory_nodes import Nodes, Watched
+from broker.coordination.memory_nodes import TreeNodes, Watched
 from broker.coordination.tree import NodeExists, NoNode
 
 
@@ -15,7 +15,7 @@ class One:
 
 
 def test_an_ephemeral_node_ends_with_its_session_and_has_no_children() -> None:
-    nodes = Nodes(Watched.fire)
+    nodes = TreeNodes(Watched.fire)
     session = nodes.begin_session()
     nodes.create("/a", b"", session, sequential=False)
     with pytest.raises(NoNode):
@@ -26,7 +26,7 @@ def test_an_ephemeral_node_ends_with_its_session_and_has_no_children() -> None:
 
 
 def test_sequential_nodes_are_numbered_on_though_some_are_gone() -> None:
-    nodes = Nodes(Watched.fire)
+    nodes = TreeNodes(Watched.fire)
     first = nodes.create("/n-", b"", 0, sequential=True)
     nodes.delete(first)
     assert [first, nodes.create("/n-", b"", 0, sequential=True)] == [
@@ -39,7 +39,7 @@ def test_sequential_nodes_are_numbered_on_though_some_are_gone() -> None:
 
 def test_a_watch_is_called_once_and_none_that_was_forgotten() -> None:
     told: list[str] = []
-    nodes, one, other = Nodes(Watched.fire), One(), One()
+    nodes, one, other = TreeNodes(Watched.fire), One(), One()
     nodes.create("/a", b"", 0, sequential=False)
     nodes.watch("data", "/a", Watched(one, lambda: told.append("one")))
     nodes.watch("data", "/a", Watched(other, lambda: told.append("other")))

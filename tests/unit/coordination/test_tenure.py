@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import EVERYTHING, HERE, Place, not_leader
+from broker.coordination.tenure import EVERYTHING, HERE, TopicPlacement, not_leader
 from broker.model import TopicId
 
 TOPIC = TopicId("ns", "t")
@@ -15,7 +15,7 @@ async def test_a_standalone_node_may_claim_everything() -> None:
 
 def test_who_should_lead_is_named_to_whoever_asked_elsewhere() -> None:
     node = NodeInfo(7, "life", "http://seven", "1.0", 1)
-    error = not_leader(TOPIC, Place(here=False, node=node), 5)
+    error = not_leader(TOPIC, TopicPlacement(here=False, node=node), 5)
     assert (error.node, error.url, error.epoch, error.outcome) == (7, "http://seven", 5, "refused")
-    nobody = not_leader(TOPIC, Place(here=False, node=None))
+    nobody = not_leader(TOPIC, TopicPlacement(here=False, node=None))
     assert (nobody.node, nobody.url, nobody.epoch) == (None, None, None)

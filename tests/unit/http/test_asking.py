@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from broker.http.answer import STREAM_BUFFER_BYTES, NoAnswer, NotSent, Streamed
-from broker.http.asking import Connection, header_lines, open_connection
+from broker.http.asking import OutboundConnection, header_lines, open_connection
 from tests.kit.serving import eventually
 
 
@@ -28,7 +28,7 @@ async def one_request(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def connected(script: Script, **options: int) -> AsyncIterator[Connection]:
+async def connected(script: Script, **options: int) -> AsyncIterator[OutboundConnection]:
     """A connection to a server that does what ``script`` says with each connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,7 +42,7 @@ async def connected(script: Script, **options: int) -> AsyncIterator[Connection]
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     url = f"http://127.0.0.1:{port}/pre"
-    connection = await open_connection(Connection(url, {"A": "b"}, **options), 5)
+    connection = await open_connection(OutboundConnection(url, {"A": "b"}, **options), 5)
     try:
         yield connection
     finally:
@@ -186,8 +186,8 @@ async def test_silence_in_a_stream_has_a_bound() -> None:
 async def test_a_reader_who_stands_still_stops_the_sender(monkeypatch) -> None:
     paused = asyncio.Event()
     size = 64 * 1024 * 1024
-    pause = Connection.pause
-    monkeypatch.setattr(Connection, "pause", lambda self: (pause(self), paused.set()))
+    pause = OutboundConnection.pause
+    monkeypatch.setattr(OutboundConnection, "pause", lambda self: (pause(self), paused.set()))
 
     async def script(reader, writer):
         await one_request(reader)
@@ -261,7 +261,7 @@ async def test_nothing_is_sent_where_nobody_listens() -> None:
         server.close()
         await server.wait_closed()
         with pytest.raises(NotSent):
-            await open_connection(Connection(f"http://127.0.0.1:{port}", {}), 5)
+            await open_connection(OutboundConnection(f"http://127.0.0.1:{port}", {}), 5)
 
 
 # --- Servers that do what they should not ---------------------------------------------------------

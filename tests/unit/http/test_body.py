@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from broker.config.sections import Config, LimitsConfig, ServerConfig
-from broker.http.budget import Bounds, Budgets, Kind
+from broker.http.budget import Bounds, BudgetKind, Budgets
 from tests.kit.serving import Broker, RawHttp, eventually, listening, topic_path
 
 TEXT = {"Content-Type": "text/plain"}
@@ -29,7 +29,7 @@ async def broker() -> AsyncIterator[Broker]:
 
 
 def held(broker: Broker) -> int:
-    return broker.server.budgets.held[Kind.BODY_BYTES]
+    return broker.server.budgets.held[BudgetKind.BODY_BYTES]
 
 
 async def chunks(*parts: bytes) -> AsyncIterator[bytes]:
@@ -176,7 +176,7 @@ async def test_where_no_messages_are_sent_a_body_is_small() -> None:
 
 
 async def test_of_too_many_bodies_the_largest_holder_is_cut(broker: Broker) -> None:
-    broker.server.budgets = Budgets({Kind.BODY_BYTES: Bounds(200_000, 200_000, 200_000)})
+    broker.server.budgets = Budgets({BudgetKind.BODY_BYTES: Bounds(200_000, 200_000, 200_000)})
     async with (
         listening(broker) as http,
         RawHttp(http.port) as one,
@@ -196,7 +196,7 @@ async def test_of_too_many_bodies_the_largest_holder_is_cut(broker: Broker) -> N
 
 async def test_bodies_that_lack_their_last_byte_keep_no_publish_out(broker: Broker) -> None:
     """Two connections hold as much as their caller may; a publish by the same caller goes on all the same."""
-    broker.server.budgets = Budgets({Kind.BODY_BYTES: Bounds(250_000, 410_000, 500_000)})
+    broker.server.budgets = Budgets({BudgetKind.BODY_BYTES: Bounds(250_000, 410_000, 500_000)})
     packed = gzip.compress(bytes(200_000))
     head = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
     async with listening(broker) as http, RawHttp(http.port) as one, RawHttp(http.port) as two:

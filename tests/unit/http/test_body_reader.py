@@ -13,14 +13,14 @@ import pytest
 from broker.config.sections import Config, LimitsConfig, ServerConfig
 from broker.errors import BadRequest, BodyTooLarge, BrokerError
 from broker.http import body as body_module
-from broker.http.body import BodyReader, Patience
-from broker.http.budget import Bounds, Budgets, Hold, Kind
+from broker.http.body import BodyReader, BodyTimeouts
+from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.http.content import Content
 from broker.http.inflater import MEMBERS_MAX, STEP_BYTES_MAX, Inflater
 from broker.http.pieces import Pieces
 
 MIB = 1 << 20
-BODY = Kind.BODY_BYTES
+BODY = BudgetKind.BODY_BYTES
 GZIP = {"Content-Encoding": "gzip"}
 
 
@@ -43,7 +43,7 @@ class Watched(Hold):
         super().__init__(sent.budgets.account("a", lambda _: None))
         self._sent = sent
 
-    def take(self, kind: Kind, amount: int = 1) -> None:
+    def take(self, kind: BudgetKind, amount: int = 1) -> None:
         super().take(kind, amount)
         self._sent.heights.append(self._sent.held)
 
@@ -209,7 +209,7 @@ class Clock:
 
 def test_patience_ends_with_a_body_that_stands_still() -> None:
     clock = Clock()
-    patience = Patience(30.0, 1000, 600.0, clock)
+    patience = BodyTimeouts(30.0, 1000, 600.0, clock)
     assert patience.left_s(clock()) == 30.0
     patience.came(64 * MIB, 1.0)
     assert patience.left_s(clock()) == 30.0
@@ -217,7 +217,7 @@ def test_patience_ends_with_a_body_that_stands_still() -> None:
 
 def test_patience_ends_with_a_body_that_trickles() -> None:
     clock = Clock()
-    patience = Patience(30.0, 1000, 600.0, clock)
+    patience = BodyTimeouts(30.0, 1000, 600.0, clock)
     patience.came(64 * MIB, 0.0)
     for _ in range(10):
         patience.came(1, 3.0)
@@ -228,7 +228,7 @@ def test_patience_ends_with_a_body_that_trickles() -> None:
 
 def test_a_body_at_the_lowest_rate_has_until_its_deadline() -> None:
     clock = Clock()
-    patience = Patience(30.0, 1000, 600.0, clock)
+    patience = BodyTimeouts(30.0, 1000, 600.0, clock)
     for _ in range(59):
         clock.now_s += 10.0
         patience.came(10_000, 10.0)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from broker.errors import BodyTooLarge, Overloaded
-from broker.http.budget import Account, Bounds, Budgets, Cut, Hold, Kind
+from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Cut, Hold
 
-BODY = Kind.BODY_BYTES
+BODY = BudgetKind.BODY_BYTES
 
 
 class Client:
     """A connection that remembers by what it was cut."""
 
     def __init__(self, budgets: Budgets, address: str) -> None:
-        self.cut_by: list[Kind] = []
+        self.cut_by: list[BudgetKind] = []
         self.account: Account = budgets.account(address, self.cut_by.append)
 
 
@@ -78,16 +78,16 @@ def test_a_request_gives_back_what_it_holds(budgets: Budgets) -> None:
     client = Client(budgets, "a")
     hold = Hold(client.account)
     hold.take(BODY, 50)
-    hold.take(Kind.ITEMS, 7)
+    hold.take(BudgetKind.ITEMS, 7)
     hold.give(BODY)
     assert budgets.held[BODY] == 0
     hold.close()
-    assert budgets.held[Kind.ITEMS] == 0
+    assert budgets.held[BudgetKind.ITEMS] == 0
 
 
 def test_lines_of_the_log_are_counted_by_the_second(budgets: Budgets) -> None:
     client, other = Client(budgets, "a"), Client(budgets, "b")
-    bound = budgets.bounds[Kind.LOG_LINES].connection
+    bound = budgets.bounds[BudgetKind.LOG_LINES].connection
     assert [client.account.may_log() for _ in range(bound + 1)] == [True] * bound + [False]
     assert other.account.may_log()
     assert client.cut_by == []

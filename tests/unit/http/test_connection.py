@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from broker.config.sections import Config, ServerConfig
-from broker.http.budget import Bounds, Budgets, Kind
+from broker.http.budget import Bounds, BudgetKind, Budgets
 from broker.model import Poll
 from broker.wire import avro
 from tests.kit.serving import (
@@ -31,11 +31,11 @@ WAITING = request(
 
 
 def held(broker: Broker) -> int:
-    return broker.server.budgets.held[Kind.HEAD_BYTES]
+    return broker.server.budgets.held[BudgetKind.HEAD_BYTES]
 
 
 async def test_of_too_many_begun_heads_the_largest_is_cut(broker: Broker, http: Http) -> None:
-    broker.server.budgets = Budgets({Kind.HEAD_BYTES: Bounds(9000, 10_000, 10_000)})
+    broker.server.budgets = Budgets({BudgetKind.HEAD_BYTES: Bounds(9000, 10_000, 10_000)})
     async with RawHttp(http.port) as large, RawHttp(http.port) as small, RawHttp(http.port) as last:
         await large.send(HALF + b"x" * 3000)
         await eventually(lambda: held(broker) > 7000, lambda: held(broker))

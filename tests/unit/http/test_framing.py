@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import BadRequest
-from broker.http.framing import HEAD_BYTES_MAX, Chunks, Head, head_of
+from broker.http.framing import HEAD_BYTES_MAX, Chunks, HttpHead, head_of
 
 PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -13,18 +13,21 @@ PING = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (PING, Head(0, len(PING), 1)),
-        (b"\r\n\r\n" + PING, Head(4, 4 + len(PING), 1)),
-        (b"GET /a HTTP/1.0\r\n\r\n", Head(0, 19, 0)),
-        (b"PUT /a HTTP/1.1\r\nContent-Length: 12\r\n\r\nabc", Head(0, 39, 1, 12, 15, 35)),
-        (b"PUT /a HTTP/1.1\r\ncontent-length:12\r\nA: b\r\n\r\n", Head(0, 44, 1, 12, 15, 34)),
-        (b"PUT /a HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n", Head(0, 47, 1, None, 15, 43)),
-        (b"PUT /a HTTP/1.1\r\nX-Content-Length: 12\r\n\r\n", Head(0, 41, 1)),
+        (PING, HttpHead(0, len(PING), 1)),
+        (b"\r\n\r\n" + PING, HttpHead(4, 4 + len(PING), 1)),
+        (b"GET /a HTTP/1.0\r\n\r\n", HttpHead(0, 19, 0)),
+        (b"PUT /a HTTP/1.1\r\nContent-Length: 12\r\n\r\nabc", HttpHead(0, 39, 1, 12, 15, 35)),
+        (b"PUT /a HTTP/1.1\r\ncontent-length:12\r\nA: b\r\n\r\n", HttpHead(0, 44, 1, 12, 15, 34)),
+        (
+            b"PUT /a HTTP/1.1\r\nTransfer-Encoding: Chunked\r\n\r\n",
+            HttpHead(0, 47, 1, None, 15, 43),
+        ),
+        (b"PUT /a HTTP/1.1\r\nX-Content-Length: 12\r\n\r\n", HttpHead(0, 41, 1)),
     ],
 )
-def test_a_head_and_what_it_tells_of_its_body(data: bytes, expected: Head) -> None:
+def test_a_head_and_what_it_tells_of_its_body(data: bytes, expected: HttpHead) -> None:
     assert head_of(data) == expected
-    assert head_of(b"before" + data, 6) == Head(
+    assert head_of(b"before" + data, 6) == HttpHead(
         expected.begin + 6,
         expected.end + 6,
         expected.minor,
@@ -39,7 +42,7 @@ def test_the_parser_behind_sees_no_body() -> None:
     assert head is not None
     assert head.without_body(data) == b"PUT /a HTTP/1.1\r\nHost: b\r\nA: b\r\n\r\n"
     assert data[head.end :] == b"abcGET"
-    assert Head(0, len(PING), 1).without_body(PING) is PING
+    assert HttpHead(0, len(PING), 1).without_body(PING) is PING
 
 
 @given(st.integers(0, len(PING) - 1), st.sampled_from([b"", b"\r\n", b"\r\n\r\n"]))

@@ -10,8 +10,8 @@ from broker.errors import Unavailable
 from broker.http import outgoing
 from broker.http.budget import Hold
 from broker.http.connection import Connection
-from broker.http.outgoing import Outgoing, ReaderStalled, Slow, accepts_gzip
-from broker.http.reply import Reply, Stream
+from broker.http.outgoing import Outgoing, ReaderStalled, SlowReaderLimits, accepts_gzip
+from broker.http.reply import ChunkedReply, Reply
 from broker.http.request import Request
 from broker.model import Message, Poll, PublishRequest
 from broker.wire import avro
@@ -162,7 +162,7 @@ class Dripping:
 @pytest.mark.parametrize(("takes", "cut"), [(0, True), (999, True), (1000, False)])
 async def test_a_reader_that_takes_next_to_nothing_is_cut(takes: int, cut: bool) -> None:
     dripping = Dripping(50_000, takes)
-    slow = Slow(stall_s=10, bytes_a_second_min=100)
+    slow = SlowReaderLimits(stall_s=10, bytes_a_second_min=100)
     out = Outgoing(cast("Connection", dripping), "HEAD", {}, b"", Hold(None), slow)
     if cut:
         with pytest.raises(ReaderStalled):
@@ -172,20 +172,20 @@ async def test_a_reader_that_takes_next_to_nothing_is_cut(takes: int, cut: bool)
     assert dripping.cut is cut
 
 
-def failing(answers: list[bytes | Exception]) -> Stream:
+def failing(answers: list[bytes | Exception]) -> ChunkedReply:
     async def chunks() -> AsyncGenerator[bytes, None]:
         for answer in answers:
             if isinstance(answer, Exception):
                 raise answer
             yield answer
 
-    return Stream(chunks(), "avro/binary")
+    return ChunkedReply(chunks(), "avro/binary")
 
 
 async def serve_stream(broker: Broker, answers: list[bytes | Exception]) -> None:
     """Let polls answer this stream."""
 
-    async def handler(_: Request) -> Stream:
+    async def handler(_: Request) -> ChunkedReply:
         return failing(answers)
 
     router = broker.dispatch.router
@@ -225,8 +225,8 @@ async def test_a_reader_that_goes_ends_the_maker_of_the_chunks(broker: Broker) -
         finally:
             ended.set()
 
-    async def handler(_: Request) -> Stream:
-        return Stream(endless(), "avro/binary")
+    async def handler(_: Request) -> ChunkedReply:
+        return ChunkedReply(endless(), "avro/binary")
 
     await serve_stream(broker, [])
     for _, methods in broker.dispatch.router._shapes:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from chaos.drivers import Gone, Refused
+from chaos.drivers import Refused, UnknownResult
 from tests.kit.kill_store import StoreDriver
 
 
@@ -51,5 +51,5 @@ async def test_a_deleted_topic_refuses_and_the_next_generation_is_empty(
 
 async def test_who_asks_the_dead_is_told_so(driver: StoreDriver) -> None:
     await driver.kill()
-    with pytest.raises(Gone):
+    with pytest.raises(UnknownResult):
         await driver.create("t")

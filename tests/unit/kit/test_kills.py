@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 import pytest
 
 from chaos.checkers import Verdict, check
-from chaos.drivers import Done, Gone, Refused, Seen
+from chaos.drivers import Done, Refused, TopicContents, UnknownResult
 from chaos.history import History
 from tests.kit.kills import Extent, run_kills
 
@@ -39,7 +39,7 @@ class MemoryDriver:
     async def _answer(self) -> None:
         await OneTurn()
         if not self.alive:
-            raise Gone("killed")
+            raise UnknownResult("killed")
 
     async def _live(self, topic: str, generation: int) -> None:
         await self._answer()
@@ -109,9 +109,9 @@ class MemoryDriver:
         await self._answer()
         return Done(row, row)
 
-    async def read(self, topic: str, generation: int) -> Seen:
+    async def read(self, topic: str, generation: int) -> TopicContents:
         rows = self.logs[topic, generation]
-        return Seen(list(rows), "0" * 20, rows[-1][0] if rows else "0" * 20)
+        return TopicContents(list(rows), "0" * 20, rows[-1][0] if rows else "0" * 20)
 
     async def payloads(
         self, topic: str, generation: int, number: int

@@ -2,10 +2,10 @@ import tomllib
 from dataclasses import replace
 
 from broker.local.plan import (
+    ClusterLayout,
     Folders,
-    Kind,
-    Layout,
-    Place,
+    ListenAddress,
+    ProcessKind,
     hbase_site,
     java_options,
     node_settings,
@@ -14,12 +14,18 @@ from broker.local.plan import (
     zoo_cfg,
 )
 
-LAYOUT = Layout(
-    zookeepers=[Place("zookeeper-1", "127.0.0.1", 2181, (2888, 3888))],
-    master=Place("hbase-master", "127.0.0.1", 16000),
-    region_servers=[Place("hbase-regionserver-1", "127.0.0.1", 16020)],
-    gateways=[Place("thrift-1", "127.0.0.1", 9090), Place("thrift-2", "127.0.0.1", 9091)],
-    brokers=[Place("broker-1", "127.0.0.1", 8081), Place("broker-2", "127.0.0.1", 8082)],
+LAYOUT = ClusterLayout(
+    zookeepers=[ListenAddress("zookeeper-1", "127.0.0.1", 2181, (2888, 3888))],
+    master=ListenAddress("hbase-master", "127.0.0.1", 16000),
+    region_servers=[ListenAddress("hbase-regionserver-1", "127.0.0.1", 16020)],
+    gateways=[
+        ListenAddress("thrift-1", "127.0.0.1", 9090),
+        ListenAddress("thrift-2", "127.0.0.1", 9091),
+    ],
+    brokers=[
+        ListenAddress("broker-1", "127.0.0.1", 8081),
+        ListenAddress("broker-2", "127.0.0.1", 8082),
+    ],
     java="java",
     bind="127.0.0.1",
     zookeeper_folders={
@@ -36,13 +42,13 @@ LAYOUT = Layout(
 
 def test_every_process_is_there_in_the_order_in_which_they_depend_on_each_other() -> None:
     assert [(program.name, program.kind) for program in programs(LAYOUT)] == [
-        ("zookeeper-1", Kind.ZOOKEEPER),
-        ("hbase-master", Kind.MASTER),
-        ("hbase-regionserver-1", Kind.REGION_SERVER),
-        ("thrift-1", Kind.GATEWAY),
-        ("thrift-2", Kind.GATEWAY),
-        ("broker-1", Kind.BROKER),
-        ("broker-2", Kind.BROKER),
+        ("zookeeper-1", ProcessKind.ZOOKEEPER),
+        ("hbase-master", ProcessKind.MASTER),
+        ("hbase-regionserver-1", ProcessKind.REGION_SERVER),
+        ("thrift-1", ProcessKind.GATEWAY),
+        ("thrift-2", ProcessKind.GATEWAY),
+        ("broker-1", ProcessKind.BROKER),
+        ("broker-2", ProcessKind.BROKER),
     ]
     assert [program.url for program in programs(LAYOUT)][-2:] == [
         "http://127.0.0.1:8081",
@@ -51,7 +57,7 @@ def test_every_process_is_there_in_the_order_in_which_they_depend_on_each_other(
 
 
 def test_java_finds_its_options_and_the_configuration_after_all_jars() -> None:
-    master = next(program for program in programs(LAYOUT) if program.kind is Kind.MASTER)
+    master = next(program for program in programs(LAYOUT) if program.kind is ProcessKind.MASTER)
     assert master.argv[:3] == ("java", "@/c/hbase/java.options", "@/c/hbase/class-path")
     assert master.files["/c/hbase/class-path"] == '-cp "/lib/a.jar:/lib/b.jar:/c/hbase"\n'
     assert "hbase.master.port=16000" in master.argv
@@ -61,7 +67,7 @@ def test_java_finds_its_options_and_the_configuration_after_all_jars() -> None:
 def test_one_zookeeper_has_no_ensemble_and_several_name_each_other() -> None:
     first = LAYOUT.zookeepers[0]
     assert not [key for key in zoo_cfg(LAYOUT, first) if key.startswith("server.")]
-    second = Place("zookeeper-2", "127.0.0.1", 2182, (2889, 3889))
+    second = ListenAddress("zookeeper-2", "127.0.0.1", 2182, (2889, 3889))
     both = replace(LAYOUT, zookeepers=[first, second])
     assert zoo_cfg(both, second)["server.1"] == "127.0.0.1:2888:3888"
     files = [program.files for program in programs(both)[:2]]

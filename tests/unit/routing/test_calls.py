@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.http.answer import Reply
+from broker.http.answer import HttpAnswer
 from broker.routing.calls import LeaderSeen, Relayed
 from broker.routing.forwarder import Elsewhere
 
@@ -22,7 +22,7 @@ def test_any_text_is_read(text: str) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_421_is_read(body: bytes) -> None:
-    assert Elsewhere.of(Reply(421, {}, body)) == Elsewhere()
+    assert Elsewhere.of(HttpAnswer(421, {}, body)) == Elsewhere()
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ def test_any_421_is_read(body: bytes) -> None:
     ],
 )
 def test_a_421_tells_who_leads(body: bytes, told: Elsewhere) -> None:
-    assert Elsewhere.of(Reply(421, {}, body)) == told
+    assert Elsewhere.of(HttpAnswer(421, {}, body)) == told
 
 
 def test_an_answer_tells_whether_a_poll_must_move() -> None:
-    assert Relayed(Reply(200, {"broker-moved": "true"}, b"")).has_moved
-    assert not Relayed(Reply(200, {}, b"")).has_moved
+    assert Relayed(HttpAnswer(200, {"broker-moved": "true"}, b"")).has_moved
+    assert not Relayed(HttpAnswer(200, {}, b"")).has_moved

@@ -7,7 +7,7 @@ import pytest
 from broker.model import TopicId
 from broker.routing import forwarder
 from broker.routing.forwarder import Epochs, Lanes
-from broker.routing.lanes import ReceivedLanes, Turn
+from broker.routing.lanes import LaneDecision, ReceivedLanes
 from broker.routing.nodeheaders import Sender
 
 
@@ -66,7 +66,7 @@ def test_a_client_of_very_many_topics_is_no_crowd_to_a_leader(monkeypatch) -> No
     for number in range(100):
         lane = lanes.of(source, topic(number % 50))
         ticket = lane.ticket(lane.begin())
-        assert leader.judge(sender, ticket, 1, deadline=30.0, now=0.0) is Turn.TAKE
+        assert leader.judge(sender, ticket, 1, deadline=30.0, now=0.0) is LaneDecision.TAKE
         leader.answered(sender, ticket)
         lane.resolved(ticket.number)
 

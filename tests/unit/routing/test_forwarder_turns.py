@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar
 
-from broker.http.answer import NoAnswer, NotSent, Reply
+from broker.http.answer import HttpAnswer, NoAnswer, NotSent
 from broker.http.asking import Ask
 from broker.model import TopicId
 from broker.routing.calls import Call
-from broker.routing.deciding import Kind
+from broker.routing.deciding import RepeatEffect
 from broker.routing.forwarder import TURNS_MAX, Forwarder
 from broker.routing.nodeheaders import Repeat, Sender
-from broker.routing.peers import CONNECTIONS_MAX, Relay
+from broker.routing.peers import CONNECTIONS_MAX, RelayedAnswer
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
 from broker.turns import LATE_S
 
@@ -40,18 +40,18 @@ class OneNode:
     def __init__(self) -> None:
         self.under_way = 0
 
-    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> Reply:
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         assert (url, timeout_s > 0) == (URL, True)
         self.under_way += 1
         try:
             if f"/{WELL.topic}/" not in ask.path:
                 await pass_time(timeout_s)
                 raise NoAnswer("silence")
-            return Reply(200, {}, b"")
+            return HttpAnswer(200, {}, b"")
         finally:
             self.under_way -= 1
 
-    async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
+    async def stream(self, url: str, ask: Ask, timeout_s: float) -> RelayedAnswer:
         if "/cut/" in ask.path:
             raise NoAnswer("cut")
         return Waiting()
@@ -62,7 +62,14 @@ class OneNode:
 
 def call(topic: TopicId, deadline: float) -> Call:
     return Call(
-        Kind.KEYED, "publish", topic, "POST", f"/v1/{topic.topic}/publish", {}, b"", deadline
+        RepeatEffect.KEYED,
+        "publish",
+        topic,
+        "POST",
+        f"/v1/{topic.topic}/publish",
+        {},
+        b"",
+        deadline,
     )
 
 

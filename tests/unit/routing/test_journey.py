@@ -10,17 +10,17 @@ from typing import Any, NoReturn
 import pytest
 
 from broker.coordination.ports import NodeInfo
-from broker.coordination.tenure import HERE, Place
+from broker.coordination.tenure import HERE, TopicPlacement
 from broker.errors import NoLeader, NotLeader, Unavailable
-from broker.http.answer import NoAnswer, Reply
+from broker.http.answer import HttpAnswer, NoAnswer
 from broker.http.asking import Ask
 from broker.metrics import Metrics
 from broker.model import TopicId
 from broker.routing.calls import Call
-from broker.routing.deciding import Kind
+from broker.routing.deciding import RepeatEffect
 from broker.routing.forwarder import READING_S, Forwarder
 from broker.routing.nodeheaders import Sender
-from broker.routing.peers import Relay
+from broker.routing.peers import RelayedAnswer
 from broker.routing.service import Routing
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
 
@@ -55,9 +55,9 @@ class Peers:
     def __init__(self) -> None:
         self.asked: list[tuple[str, float]] = []
         self.paths: list[str] = []
-        self.answers: list[Callable[[], Relay]] = []
+        self.answers: list[Callable[[], RelayedAnswer]] = []
 
-    async def stream(self, url: str, ask: Ask, timeout_s: float) -> Relay:
+    async def stream(self, url: str, ask: Ask, timeout_s: float) -> RelayedAnswer:
         self.asked.append((url, timeout_s))
         self.paths.append(ask.path)
         if self.answers:
@@ -65,7 +65,7 @@ class Peers:
         await pass_time(timeout_s)
         raise NoAnswer("silence")
 
-    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> Reply:
+    async def exchange(self, url: str, ask: Ask, timeout_s: float) -> HttpAnswer:
         raise NotImplementedError
 
     async def close(self) -> None:
@@ -78,7 +78,7 @@ class Node:
     def __init__(self, loop: VirtualLoop) -> None:
         self.clock = VirtualClock(loop)
         self.peers = Peers()
-        self.at = Place(here=False, node=NODES[1])
+        self.at = TopicPlacement(here=False, node=NODES[1])
         self.locally: list[float] = []
         """When its own handler was asked."""
         forwarder = Forwarder(self.peers, self.clock, Sender(0, "life-0"), "secret")
@@ -86,7 +86,7 @@ class Node:
             self, forwarder, self.clock, Metrics("0"), me=NODES[0], leads=lambda _: False
         )
 
-    def place(self, topic: TopicId) -> Place:
+    def place(self, topic: TopicId) -> TopicPlacement:
         del topic
         return self.at
 
@@ -100,7 +100,7 @@ class Node:
         self,
         local: Callable[[], Awaitable[str]],
         *,
-        kind: Kind = Kind.POLL,
+        kind: RepeatEffect = RepeatEffect.POLL,
         within_s: float,
         wait_s: float = 0.0,
     ) -> Any:
@@ -139,7 +139,7 @@ def test_whoever_is_asked_next_is_told_what_is_left_of_the_wait() -> None:
         node = Node(loop)
         waiting = asyncio.ensure_future(node.answer(read, within_s=63.0, wait_s=60.0))
         await pass_time(20.0)
-        node.at = Place(here=False, node=NODES[2])
+        node.at = TopicPlacement(here=False, node=NODES[2])
         node.peers.answers.append(lambda: Whole(200, {}, {}))
         await waiting
         (first, _), (second, silence_s) = node.peers.asked
@@ -151,8 +151,8 @@ def test_whoever_is_asked_next_is_told_what_is_left_of_the_wait() -> None:
     simulate(main)
 
 
-@pytest.mark.parametrize("kind", [Kind.POLL, Kind.READING])
-def test_no_silence_is_longer_than_the_request_has_time(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [RepeatEffect.POLL, RepeatEffect.READING])
+def test_no_silence_is_longer_than_the_request_has_time(kind: RepeatEffect) -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
         assert await node.answer(read, kind=kind, within_s=1.0) == "read from storage"
@@ -165,7 +165,7 @@ def test_no_silence_is_longer_than_the_request_has_time(kind: Kind) -> None:
 def test_storage_that_is_silent_is_not_asked_once_more_at_the_end() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
-        node.at = Place(here=False, node=None)
+        node.at = TopicPlacement(here=False, node=None)
         with pytest.raises(NoLeader):
             await node.answer(no_storage, within_s=30.0)
         assert len(node.locally) == 2
@@ -176,9 +176,9 @@ def test_storage_that_is_silent_is_not_asked_once_more_at_the_end() -> None:
 def test_only_what_has_no_effect_is_done_here_at_the_end() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
-        node.at = Place(here=False, node=None)
+        node.at = TopicPlacement(here=False, node=None)
         with pytest.raises(NoLeader):
-            await node.answer(read, kind=Kind.ONCE, within_s=1.0)
+            await node.answer(read, kind=RepeatEffect.ONCE, within_s=1.0)
         assert node.locally == []
 
     simulate(main)
@@ -190,17 +190,17 @@ def test_a_topic_that_came_here_and_went_again_is_no_421_for_a_client() -> None:
     async def main(loop: VirtualLoop) -> None:
         node = Node(loop)
 
-        def sends_to(number: int) -> Relay:
+        def sends_to(number: int) -> RelayedAnswer:
             return Whole(421, {"node": number, "url": NODES[number].url, "epoch": None})
 
         async def waits_here() -> str:
             if not node.at.here:
                 return await read()
             await pass_time(5.0)
-            node.at = Place(here=False, node=NODES[2])
+            node.at = TopicPlacement(here=False, node=NODES[2])
             raise NotLeader("it moved", node=2, url=NODES[2].url)
 
-        def comes_here() -> Relay:
+        def comes_here() -> RelayedAnswer:
             node.at = HERE
             return sends_to(3)
 

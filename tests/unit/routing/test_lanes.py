@@ -8,76 +8,78 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from broker.routing.lanes import LANE_SPAN_MAX, ReceivedLanes, SentLane, Turn
-from broker.routing.nodeheaders import Sender, Ticket
+from broker.routing.lanes import LANE_SPAN_MAX, LaneDecision, ReceivedLanes, SentLane
+from broker.routing.nodeheaders import LaneTicket, Sender
 from broker.testing.mutants import in_force
 
 A = Sender(1, "a")
 FAR = 1e9
 
 
-def judge(lanes: ReceivedLanes, number: int, lowest: int, attempt: int = 1, **more) -> Turn:
+def judge(lanes: ReceivedLanes, number: int, lowest: int, attempt: int = 1, **more) -> LaneDecision:
     times = {"deadline": FAR, "now": 0.0, **more}
-    return lanes.judge(A, Ticket(1, number, lowest), attempt, **times)
+    return lanes.judge(A, LaneTicket(1, number, lowest), attempt, **times)
 
 
 def test_numbers_are_taken_in_their_order() -> None:
     lanes = ReceivedLanes()
-    assert judge(lanes, 1, 0) is Turn.WAIT
-    assert judge(lanes, 0, 0) is Turn.TAKE
-    assert judge(lanes, 1, 0) is Turn.WAIT
-    lanes.answered(A, Ticket(1, 0, 0))
-    assert judge(lanes, 1, 0) is Turn.TAKE
+    assert judge(lanes, 1, 0) is LaneDecision.WAIT
+    assert judge(lanes, 0, 0) is LaneDecision.TAKE
+    assert judge(lanes, 1, 0) is LaneDecision.WAIT
+    lanes.answered(A, LaneTicket(1, 0, 0))
+    assert judge(lanes, 1, 0) is LaneDecision.TAKE
 
 
 def test_outcomes_elsewhere_are_told_by_a_higher_lowest_number() -> None:
     lanes = ReceivedLanes()
-    assert judge(lanes, 5, 3) is Turn.WAIT
-    assert judge(lanes, 6, 5) is Turn.WAIT
-    assert judge(lanes, 5, 5) is Turn.TAKE
+    assert judge(lanes, 5, 3) is LaneDecision.WAIT
+    assert judge(lanes, 6, 5) is LaneDecision.WAIT
+    assert judge(lanes, 5, 5) is LaneDecision.TAKE
 
 
 def test_what_has_its_outcome_is_late() -> None:
     lanes = ReceivedLanes()
-    assert judge(lanes, 3, 3) is Turn.TAKE
-    assert judge(lanes, 2, 0) is Turn.LATE
-    assert judge(lanes, 3, 2) is Turn.TAKE
+    assert judge(lanes, 3, 3) is LaneDecision.TAKE
+    assert judge(lanes, 2, 0) is LaneDecision.LATE
+    assert judge(lanes, 3, 2) is LaneDecision.TAKE
 
 
 def test_an_earlier_attempt_that_comes_behind_a_later_one_is_late() -> None:
     lanes = ReceivedLanes()
-    assert judge(lanes, 0, 0, attempt=2) is Turn.TAKE
-    assert judge(lanes, 0, 0, attempt=1) is Turn.LATE
-    assert judge(lanes, 0, 0, attempt=3) is Turn.TAKE
+    assert judge(lanes, 0, 0, attempt=2) is LaneDecision.TAKE
+    assert judge(lanes, 0, 0, attempt=1) is LaneDecision.LATE
+    assert judge(lanes, 0, 0, attempt=3) is LaneDecision.TAKE
 
 
 def test_lanes_of_others_are_others() -> None:
     lanes = ReceivedLanes()
-    assert judge(lanes, 5, 5) is Turn.TAKE
+    assert judge(lanes, 5, 5) is LaneDecision.TAKE
     for sender, lane in ((A, 2), (Sender(1, "b"), 1), (Sender(2, "a"), 1)):
-        assert lanes.judge(sender, Ticket(lane, 0, 0), 1, deadline=FAR, now=0) is Turn.TAKE
+        assert (
+            lanes.judge(sender, LaneTicket(lane, 0, 0), 1, deadline=FAR, now=0) is LaneDecision.TAKE
+        )
 
 
 def test_there_is_room_for_so_many_lanes_until_their_deadlines_have_passed() -> None:
     lanes = ReceivedLanes(lanes_max=2)
     for lane in (1, 2):
-        assert lanes.judge(A, Ticket(lane, 0, 0), 1, deadline=10, now=0) is Turn.TAKE
-    assert lanes.judge(A, Ticket(3, 0, 0), 1, deadline=10, now=9) is Turn.FULL
-    assert lanes.judge(A, Ticket(3, 0, 0), 1, deadline=20, now=11) is Turn.TAKE
+        assert lanes.judge(A, LaneTicket(lane, 0, 0), 1, deadline=10, now=0) is LaneDecision.TAKE
+    assert lanes.judge(A, LaneTicket(3, 0, 0), 1, deadline=10, now=9) is LaneDecision.FULL
+    assert lanes.judge(A, LaneTicket(3, 0, 0), 1, deadline=20, now=11) is LaneDecision.TAKE
     assert len(lanes) == 1
 
 
 def test_a_lane_reaches_only_so_far() -> None:
-    assert judge(ReceivedLanes(), LANE_SPAN_MAX + 1, 0) is Turn.FULL
+    assert judge(ReceivedLanes(), LANE_SPAN_MAX + 1, 0) is LaneDecision.FULL
 
 
 def test_without_the_guard_everything_is_taken() -> None:
     lanes = ReceivedLanes()
-    assert judge(lanes, 5, 5) is Turn.TAKE
+    assert judge(lanes, 5, 5) is LaneDecision.TAKE
     with in_force("lane-order"):
-        assert judge(lanes, 4, 4) is Turn.TAKE
-        assert judge(lanes, 9, 5) is Turn.TAKE
-    assert judge(lanes, 4, 4) is Turn.LATE
+        assert judge(lanes, 4, 4) is LaneDecision.TAKE
+        assert judge(lanes, 9, 5) is LaneDecision.TAKE
+    assert judge(lanes, 4, 4) is LaneDecision.LATE
 
 
 @given(st.lists(st.integers(0, 9), max_size=40))
@@ -88,7 +90,7 @@ def test_the_lowest_number_is_the_first_that_has_no_outcome(resolved: list[int])
     for number in resolved:
         lane.resolved(number)
     lowest = min(set(numbers) - set(resolved))
-    assert lane.ticket(10) == Ticket(3, 10, lowest)
+    assert lane.ticket(10) == LaneTicket(3, 10, lowest)
 
 
 class Network(RuleBasedStateMachine):
@@ -100,7 +102,7 @@ class Network(RuleBasedStateMachine):
         self.leaders = [ReceivedLanes(), ReceivedLanes()]
         self.open: dict[int, int] = {}
         """Numbers without outcome, and how often each was sent."""
-        self.on_the_way: list[tuple[Ticket, int, int]] = []
+        self.on_the_way: list[tuple[LaneTicket, int, int]] = []
         self.done: list[list[int]] = [[], []]
 
     @rule()
@@ -121,7 +123,7 @@ class Network(RuleBasedStateMachine):
             return
         ticket, attempt, leader = data.draw(st.sampled_from(self.on_the_way))
         lanes = self.leaders[leader]
-        if lanes.judge(A, ticket, attempt, deadline=FAR, now=0) is not Turn.TAKE:
+        if lanes.judge(A, ticket, attempt, deadline=FAR, now=0) is not LaneDecision.TAKE:
             return
         if ticket.number not in self.done[leader]:  # As under its key.
             self.done[leader].append(ticket.number)

@@ -7,11 +7,11 @@ from multidict import CIMultiDict
 
 from broker.errors import BadRequest, Forbidden, NoLeader
 from broker.routing import nodeheaders
-from broker.routing.nodeheaders import PROTOCOL, NodeHeaders, Repeat, Sender, Ticket
+from broker.routing.nodeheaders import PROTOCOL, LaneTicket, NodeHeaders, Repeat, Sender
 
 SECRET = "5" * 64
 NUMBER = st.integers(0, 10**18 - 1)
-TICKET = st.tuples(NUMBER, NUMBER, NUMBER).map(lambda t: Ticket(t[0], max(t[1:]), min(t[1:])))
+TICKET = st.tuples(NUMBER, NUMBER, NUMBER).map(lambda t: LaneTicket(t[0], max(t[1:]), min(t[1:])))
 REPEAT = st.builds(
     Repeat,
     st.none() | st.text("0123456789abcdef", min_size=1, max_size=64),
@@ -52,7 +52,7 @@ def test_nobody_is_believed_who_does_not_know_the_secret(told: NodeHeaders, gues
     st.text(st.characters(max_codepoint=255), max_size=30),
 )
 def test_whatever_stands_in_a_header_is_read_or_refused(name: str, text: str) -> None:
-    whole = NodeHeaders(Sender(1, "a"), 5, Repeat("ab", 2, 3), Ticket(1, 2, 2)).format(SECRET)
+    whole = NodeHeaders(Sender(1, "a"), 5, Repeat("ab", 2, 3), LaneTicket(1, 2, 2)).format(SECRET)
     with contextlib.suppress(BadRequest, NoLeader):  # Both are definite refusals.
         nodeheaders.parse({**whole, name: text}, SECRET)
 

@@ -7,7 +7,7 @@ from multidict import CIMultiDict
 
 from broker.clock import SystemClock
 from broker.http.answer import NotSent
-from broker.routing.nodeheaders import NodeHeaders, Repeat, Sender, Ticket
+from broker.routing.nodeheaders import LaneTicket, NodeHeaders, Repeat, Sender
 from broker.routing.receiving import Receiving
 from broker.testing.mutants import in_force
 from tests.kit.ring import Ring, passed, request_lost, ring_of
@@ -69,20 +69,20 @@ async def test_what_is_past_its_deadline_is_not_done(ring: Ring, far: FarNode) -
 
 
 async def test_a_late_copy_is_not_done(ring: Ring, far: FarNode) -> None:
-    assert (await far.send(b"b", ticket=Ticket(1, 1, 1)))[0] == 200
-    assert (await far.send(b"a", ticket=Ticket(1, 0, 0)))[:2] == (503, "overloaded")
+    assert (await far.send(b"b", ticket=LaneTicket(1, 1, 1)))[0] == 200
+    assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[:2] == (503, "overloaded")
     assert await payloads(ring) == ["b"]
     with in_force("lane-order"):
         # The client was told that nobody knows what became of it, and has gone on.
-        assert (await far.send(b"a", ticket=Ticket(1, 0, 0)))[0] == 200
+        assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[0] == 200
     assert await payloads(ring) == ["b", "a"]
 
 
 async def test_a_request_waits_for_those_before_it_in_its_lane(ring: Ring, far: FarNode) -> None:
-    overtaking = asyncio.create_task(far.send(b"b", ticket=Ticket(1, 1, 0)))
+    overtaking = asyncio.create_task(far.send(b"b", ticket=LaneTicket(1, 1, 0)))
     waiting = ring.nodes[0].receiving._waiting
     await eventually(lambda: waiting, lambda: "nothing waits for its turn")
-    assert (await far.send(b"a", ticket=Ticket(1, 0, 0)))[0] == 200
+    assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[0] == 200
     assert (await overtaking)[0] == 200
     assert await payloads(ring) == ["a", "b"]
     assert not waiting
@@ -90,22 +90,22 @@ async def test_a_request_waits_for_those_before_it_in_its_lane(ring: Ring, far: 
 
 async def test_without_lanes_it_overtakes_them(ring: Ring, far: FarNode) -> None:
     with in_force("lane-order"):
-        assert (await far.send(b"b", ticket=Ticket(1, 1, 0)))[0] == 200
-        assert (await far.send(b"a", ticket=Ticket(1, 0, 0)))[0] == 200
+        assert (await far.send(b"b", ticket=LaneTicket(1, 1, 0)))[0] == 200
+        assert (await far.send(b"a", ticket=LaneTicket(1, 0, 0)))[0] == 200
     assert await payloads(ring) == ["b", "a"]
 
 
 @pytest.mark.slow
 async def test_who_waits_in_vain_for_its_turn_may_ask_again(ring: Ring, far: FarNode) -> None:
-    status, code, _ = await far.send(b"b", ticket=Ticket(1, 1, 0))
+    status, code, _ = await far.send(b"b", ticket=LaneTicket(1, 1, 0))
     assert (status, code) == (503, "no_leader")
-    assert (await far.send(b"b", attempt=2, ticket=Ticket(1, 1, 1)))[0] == 200
+    assert (await far.send(b"b", attempt=2, ticket=LaneTicket(1, 1, 1)))[0] == 200
     assert await payloads(ring) == ["b"]
 
 
 async def test_nothing_is_kept_of_who_stops_waiting_for_its_turn() -> None:
     receiving = Receiving("secret", SystemClock())
-    told = NodeHeaders(ELSEWHERE, 0, ticket=Ticket(1, 1, 0))
+    told = NodeHeaders(ELSEWHERE, 0, ticket=LaneTicket(1, 1, 0))
 
     async def wait() -> None:
         async with receiving.turn(told, receiving._clock.monotonic() + 30):
@@ -125,7 +125,7 @@ async def test_a_late_copy_of_an_earlier_epoch_is_not_done(ring: Ring, far: FarN
     await ring.nodes[0].http("POST", PUBLISH, b"b", TEXT)
     await ring.move(0)
     await ring.nodes[0].http("POST", PUBLISH, b"c", TEXT)
-    status, code, body = await far.send(b"a", ticket=Ticket(1, 0, 0))
+    status, code, body = await far.send(b"a", ticket=LaneTicket(1, 0, 0))
     assert (status, code) == (421, "not_leader")
     assert b'"node":0' in body
     assert await payloads(ring) == ["b", "c"]

@@ -9,7 +9,7 @@ import pytest
 from broker.clock import SystemClock
 from broker.coordination.memory import MemoryCoordination
 from broker.errors import BadRequest, Forbidden, NotFound
-from broker.http.asking import Connection, open_connection
+from broker.http.asking import OutboundConnection, open_connection
 from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.memory import MemoryRows
 from broker.rowlog.remote import PREFIX, ListenerNode, _Ask, decode_message, encode_message
@@ -103,7 +103,7 @@ async def test_it_serves_its_own_rowlog_and_no_pages(nodes: Nodes) -> None:
     log = await nodes.log()
     log.listen("a b", Heard(ValueError("why")))
     url = await log.serve_listeners()
-    connection = await open_connection(Connection(url, {}), 5)
+    connection = await open_connection(OutboundConnection(url, {}), 5)
     for ask, status, told in (
         (_Ask("GET", PREFIX + "mq", {}, b""), 200, {"rowlog": "mq", "listeners": ["a b"]}),
         (

@@ -10,7 +10,7 @@ from broker.coordination.coordinator import TreeCoordinator
 from broker.coordination.memory import MemoryCoordination
 from broker.rowlog import Message, RowLog, Subscription
 from broker.rowlog.memory import MemoryRows
-from broker.rowlog.table import Cells, NotSent
+from broker.rowlog.table import Cells, NotWritten
 from broker.testing.clock import VirtualClock, VirtualLoop, pass_time, simulate
 
 TABLE = b"records"
@@ -18,7 +18,7 @@ INDEX = b"rowlog-mq"
 ROW = b"row"
 
 
-class Crashed(NotSent):
+class Crashed(NotWritten):
     """The process is gone: none of its calls reaches the table."""
 
 

@@ -19,7 +19,7 @@ from broker.model import ROW_ID_MIN, row_id
 from broker.spark.batch import PushingBatchReader, TmsBatchReader, bounds_of
 from broker.spark.batches import SCHEMA, arrow_schema
 from broker.spark.options import SourceOptions
-from broker.spark.places import Place
+from broker.spark.places import SourceOffset
 
 FILTERS = {
     GreaterThan: lambda a, b: a > b,
@@ -83,7 +83,9 @@ def test_filters_narrow_the_range_and_are_all_applied_again() -> None:
             asked.update(given)
             raise LookupError("asked")
 
-    options = SourceOptions(settings=Settings(), topic="t", start=Place(ident(3)), end="latest")
+    options = SourceOptions(
+        settings=Settings(), topic="t", start=SourceOffset(ident(3)), end="latest"
+    )
     reader = PushingBatchReader(options, arrow_schema(SCHEMA), lambda _: Topic())
     filters = [
         GreaterThan(("id",), ident(1)),
@@ -95,7 +97,7 @@ def test_filters_narrow_the_range_and_are_all_applied_again() -> None:
     assert list(reader.pushFilters(filters)) == filters
     with pytest.raises(LookupError):
         reader.partitions()
-    assert asked == {"after": Place.of(ident(7)).after, "through": ident(10)}
+    assert asked == {"after": SourceOffset.of(ident(7)).after, "through": ident(10)}
 
 
 @pytest.mark.parametrize("is_time", [False, True])
@@ -115,7 +117,7 @@ def test_only_a_start_at_a_message_misses_what_has_expired(is_time: bool) -> Non
         def range(self, topic, **given):
             return found
 
-    start = Place(ident(1), is_time)
+    start = SourceOffset(ident(1), is_time)
     options = SourceOptions(settings=Settings(), topic="t", start=start)
     reader = TmsBatchReader(options, arrow_schema(SCHEMA), lambda _: Topic())
     if is_time:

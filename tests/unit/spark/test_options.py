@@ -6,13 +6,13 @@ from broker.model import ROW_ID_MIN, Snapshot, row_before
 from broker.spark.options import (
     SINK,
     SOURCE,
-    Producer,
     SinkOptions,
+    SinkProducer,
     SourceOptions,
     sink_options,
     source_options,
 )
-from broker.spark.places import Place
+from broker.spark.places import SourceOffset
 from broker.wire.transaction import encode_transaction
 
 NEEDED = {"url": "http://a:1", "topic": "shop/orders"}
@@ -49,14 +49,14 @@ def test_names_have_no_case() -> None:
 
 def test_an_id_is_a_place_before_its_message() -> None:
     row = bytes.fromhex(ID)[:10]
-    assert stream(startingOffsets=ID).start == Place(row_before(row) + ROW_ID_MIN)
-    assert batch(endingOffsets=ID).end == Place(row_before(row) + ROW_ID_MIN)
+    assert stream(startingOffsets=ID).start == SourceOffset(row_before(row) + ROW_ID_MIN)
+    assert batch(endingOffsets=ID).end == SourceOffset(row_before(row) + ROW_ID_MIN)
 
 
 def test_a_time_is_the_place_before_the_first_message_that_is_not_older() -> None:
     row = bytes.fromhex("0000019b0000000000" + "00")
     milliseconds = str(int.from_bytes(row[:8], "big"))
-    place = Place(row_before(row) + ROW_ID_MIN, is_time=True)
+    place = SourceOffset(row_before(row) + ROW_ID_MIN, is_time=True)
     assert batch(startingTimestamp=milliseconds).start == place
     assert batch(endingTimestamp=milliseconds).end == place
 
@@ -95,7 +95,7 @@ def test_a_transaction_reads_by_its_snapshot() -> None:
 def test_a_sink_needs_no_topic_and_takes_what_spark_adds() -> None:
     options = sink(checkpointlocation="/x", queryname="q")
     assert (options.topic, options.producer) == (None, None)
-    assert sink(dedupKey="load/7/12").producer == Producer("load/7", 12)
+    assert sink(dedupKey="load/7/12").producer == SinkProducer("load/7", 12)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.model import ROW_ID_MIN, first_row_at, row_id
-from broker.spark.places import Place, beat_ms_of, first_offset, id_of, next_offset, range_of
+from broker.spark.places import SourceOffset, beat_ms_of, first_offset, id_of, next_offset, range_of
 
 IDS = st.builds(
     lambda ms, seq: row_id(ms, seq) + ROW_ID_MIN, st.integers(0, 1 << 50), st.integers(0, 0xFFFF)
@@ -18,7 +18,7 @@ def ident(number: int) -> bytes:
 
 @given(IDS)
 def test_a_message_lies_behind_the_place_before_it_and_no_other_row_does(identifier: bytes) -> None:
-    place = Place.of(identifier)
+    place = SourceOffset.of(identifier)
     assert place.after < identifier or identifier == bytes(20)
     assert int.from_bytes(identifier[:10], "big") - int.from_bytes(place.after[:10], "big") <= 1
 
@@ -26,7 +26,10 @@ def test_a_message_lies_behind_the_place_before_it_and_no_other_row_does(identif
 @given(st.integers(0, 1 << 60))
 def test_a_time_begins_with_the_first_millisecond_that_is_not_earlier(time_us: int) -> None:
     milliseconds = -(-time_us // 1000)
-    assert Place.at_time(time_us).after == Place.of(first_row_at(milliseconds) + ROW_ID_MIN).after
+    assert (
+        SourceOffset.at_time(time_us).after
+        == SourceOffset.of(first_row_at(milliseconds) + ROW_ID_MIN).after
+    )
 
 
 def test_the_end_of_a_first_batch_says_where_it_began() -> None:

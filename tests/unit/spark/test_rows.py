@@ -17,7 +17,7 @@ from pyspark.sql.types import (
 
 from broker.client import NewMessage
 from broker.spark import rows
-from broker.spark.rows import Run, check_columns, chunks_of, runs_of
+from broker.spark.rows import MessageRun, check_columns, chunks_of, runs_of
 
 VALUE = StructField("value", BinaryType())
 TOPIC = StructField("topic", StringType())
@@ -166,7 +166,7 @@ def test_chunks_are_bounded_whole_and_in_order(sizes: list[int], skipped: int) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "CHUNK_BYTES", 50)
         patch.setattr(rows, "CHUNK_MESSAGES", 7)
-        chunks = list(chunks_of(Run("t", None, values)))
+        chunks = list(chunks_of(MessageRun("t", None, values)))
     assert [payload for chunk in chunks for payload in chunk] == values.to_pylist()
     for chunk in chunks:
         assert 1 <= len(chunk) <= 7

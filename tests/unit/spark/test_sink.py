@@ -9,7 +9,7 @@ from pyspark.sql.types import BinaryType, IntegerType, MapType, StringType, Stru
 
 from broker.client.values import NewMessage, Settings
 from broker.spark import sink
-from broker.spark.options import Producer, SinkOptions
+from broker.spark.options import SinkOptions, SinkProducer
 from broker.spark.sink import TmsBatchWriter, TmsStreamWriter
 
 VALUE = StructField("value", BinaryType())
@@ -69,7 +69,7 @@ def broker(request, monkeypatch) -> FakeBroker:
     return FakeBroker()
 
 
-def options(topic: str | None = "t", producer: Producer | None = None) -> SinkOptions:
+def options(topic: str | None = "t", producer: SinkProducer | None = None) -> SinkOptions:
     return SinkOptions(settings=Settings(), topic=topic, producer=producer)
 
 
@@ -85,7 +85,7 @@ def stream(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch):
         return TmsStreamWriter(options(), StructType([VALUE]), lambda _: broker)
 
     def write(number: int, *tasks: list[pa.RecordBatch]) -> None:
-        monkeypatch.setattr(sink, "producer_of_task", lambda: Producer("query", number))
+        monkeypatch.setattr(sink, "producer_of_task", lambda: SinkProducer("query", number))
         staged = [pickle.loads(pickle.dumps(make().write(iter(task)))) for task in tasks]
         make().commit(staged, number)
 
@@ -125,7 +125,7 @@ def test_what_an_attempt_stored_in_vain_is_never_published(broker, stream) -> No
 
 
 def test_a_commit_of_another_batch_is_refused(broker, monkeypatch) -> None:
-    monkeypatch.setattr(sink, "producer_of_task", lambda: Producer("query", 3))
+    monkeypatch.setattr(sink, "producer_of_task", lambda: SinkProducer("query", 3))
     writer = TmsStreamWriter(options(), StructType([VALUE]), lambda _: broker)
     staged = writer.write(iter([batch(b"1")]))
     with pytest.raises(AssertionError, match="tasks of batch 3, not of 4"):
@@ -173,13 +173,13 @@ def test_a_batch_that_reached_only_one_of_its_topics_is_completed(broker) -> Non
     columns = StructType([VALUE, StructField("topic", StringType())])
 
     def run() -> None:
-        given = options(topic=None, producer=Producer("query", 7))
+        given = options(topic=None, producer=SinkProducer("query", 7))
         writer = TmsBatchWriter(given, columns, lambda _: broker)
         writer.commit([writer.write(iter([rows]))])
 
     honest = broker._is_new
 
-    def fails_at_y(topic: str, producer: Producer) -> bool:
+    def fails_at_y(topic: str, producer: SinkProducer) -> bool:
         if topic == "y":
             raise OSError
         return honest(topic, producer)
@@ -193,12 +193,12 @@ def test_a_batch_that_reached_only_one_of_its_topics_is_completed(broker) -> Non
 
 
 def test_a_batch_query_with_a_key_is_published_once(broker) -> None:
-    def run(producer: Producer | None) -> None:
+    def run(producer: SinkProducer | None) -> None:
         writer = TmsBatchWriter(options(producer=producer), StructType([VALUE]), lambda _: broker)
         writer.commit([writer.write(iter([batch(b"1")]))])
 
-    run(Producer("load", 0))
-    run(Producer("load", 0))
+    run(SinkProducer("load", 0))
+    run(SinkProducer("load", 0))
     assert broker.payloads("t") == [b"1"]
     run(None)
     run(None)

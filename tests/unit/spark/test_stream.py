@@ -15,7 +15,7 @@ from broker.spark import planning
 from broker.spark.batches import SCHEMA, arrow_schema
 from broker.spark.beats import Beat
 from broker.spark.options import SourceOptions
-from broker.spark.places import Offset, Place
+from broker.spark.places import Offset, SourceOffset
 from broker.spark.planning import PART_MESSAGES
 from broker.spark.stream import TmsStreamReader
 
@@ -146,10 +146,10 @@ def test_a_start_at_a_time_begins_with_what_there_is_and_one_at_a_message_with_i
     made, topic
 ) -> None:
     topic.count, topic.expired = 10, 4
-    by_time = made(start=Place(ident(1), is_time=True))
+    by_time = made(start=SourceOffset(ident(1), is_time=True))
     start = by_time.initialOffset()
     assert ranges(by_time, start, by_time.latestOffset(start, ALL)) == [(4, 10)]
-    by_id = made(start=Place(ident(1)))
+    by_id = made(start=SourceOffset(ident(1)))
     start = by_id.initialOffset()
     end = by_id.latestOffset(start, ALL)
     with pytest.raises(ValueError, match="At least 3 messages"):
@@ -170,15 +170,15 @@ def test_what_expired_before_it_was_read_fails_the_query(made, topic) -> None:
 
 def test_limits_bound_a_batch_unless_spark_wants_all(made, topic) -> None:
     topic.count = 100
-    reader = made(start=Place(ident(0)), messages_max=30)
+    reader = made(start=SourceOffset(ident(0)), messages_max=30)
     assert reader.getDefaultReadLimit() == ReadMaxRows(30)
     start = reader.initialOffset()
     assert ranges(reader, start, reader.latestOffset(start, ReadMaxRows(30))) == [(0, 30)]
     assert ranges(reader, start, reader.latestOffset(start, ALL)) == [(0, 100)]
-    by_size = made(start=Place(ident(0)), bytes_max=250)
+    by_size = made(start=SourceOffset(ident(0)), bytes_max=250)
     assert by_size.getDefaultReadLimit() == ReadMaxBytes(250)
     assert ranges(by_size, start, by_size.latestOffset(start, ReadMaxBytes(250))) == [(0, 25)]
-    both = made(start=Place(ident(0)), bytes_max=250, messages_max=30)
+    both = made(start=SourceOffset(ident(0)), bytes_max=250, messages_max=30)
     assert ranges(both, start, both.latestOffset(start, ReadMaxRows(30))) == [(0, 25)]
 
 
@@ -260,7 +260,7 @@ def test_more_parts_than_the_broker_divides_into_at_once(made, topic) -> None:
 
 
 def test_a_reader_can_be_pickled_after_it_was_used(topic) -> None:
-    options = SourceOptions(settings=Settings(), topic="t", start=Place(ident(3)))
+    options = SourceOptions(settings=Settings(), topic="t", start=SourceOffset(ident(3)))
     reader = TmsStreamReader(options, COLUMNS)
     start = reader.initialOffset()
     assert pickle.loads(pickle.dumps(reader)).initialOffset() == start

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from broker.client import BrokerError, Client, TopicId
 from broker.client.messages import parts_of
 from broker.client.transaction_aware import Topical
-from broker.client.transaction_commit import Committing
+from broker.client.transaction_commit import Commit
 from broker.sql import Outbox, SqlRecord
 from broker.sql.record import SqlRecord as Record
 from broker.sql.recovery import Recovery
@@ -62,7 +62,7 @@ async def decided(client, engine, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch, Session(engine) as session:
-        patch.setattr(Committing, "run", die)
+        patch.setattr(Commit, "run", die)
         with suppress(Killed):
             async with client.transaction(aware=[RECORD.participant(session)]) as tx:
                 session.execute(insert(ORDERS), [{"number": 1}])

@@ -23,9 +23,9 @@ from broker.storage.head import Head, PageState
 from broker.storage.keys import LogId, mark_prefix, page_key, page_of, root_key, topic_prefix
 from broker.storage.log import Logs
 from broker.storage.marks import encode_mark, mark_key
-from broker.storage.memory.rows import Row
+from broker.storage.memory.rows import MemoryRow
 from broker.storage.memory.table import MemoryTable
-from broker.storage.report import PROBLEMS_MAX, Progress
+from broker.storage.report import PROBLEMS_MAX, CheckProgress
 from broker.storage.root import RootState
 from broker.storage.sweeping import clear_below_floor, raise_floor
 from broker.storage.table import HEAD, Cell, Cells, Space
@@ -66,13 +66,13 @@ def logs(table: MemoryTable) -> Logs:
 
 
 async def test_nothing_is_wrong_with_a_healthy_store(logs: Logs) -> None:
-    told: list[Progress] = []
+    told: list[CheckProgress] = []
     report = await verify(logs, told.append)
     assert report.problems == []
     assert report.is_sound
     assert (report.topics, report.records, report.payload_logs) == (8, 8, 6)
     assert min(report.pages, report.entries, report.messages, report.marks, report.ignorable) > 0
-    assert told[-1] == Progress(8, 8, report.bytes)
+    assert told[-1] == CheckProgress(8, 8, report.bytes)
     assert [each.bytes for each in told] == sorted(each.bytes for each in told)
 
 
@@ -90,11 +90,11 @@ async def test_the_healthy_store_has_everything_in_it(table: MemoryTable, logs: 
 # What lies in a table in memory.
 
 
-def cells(row: Row) -> list[tuple[bytes, bytes]]:
+def cells(row: MemoryRow) -> list[tuple[bytes, bytes]]:
     return row.cells(b"", b"\xff" * 40, cells_max=9999, bytes_max=1 << 30, reverse=False).cells
 
 
-def rows(table: MemoryTable, space: Space) -> list[tuple[bytes, Row]]:
+def rows(table: MemoryTable, space: Space) -> list[tuple[bytes, MemoryRow]]:
     stored = table.spaces[space]
     found = stored.scan(b"", b"\xff" * 64, limit=9999, reverse=False)
     return [(key, stored.get(key)) for key, _ in found]
@@ -121,12 +121,12 @@ class Store:
     def __init__(self, table: MemoryTable) -> None:
         self.table = table
 
-    def row(self, space: Space, key: bytes) -> Row:
+    def row(self, space: Space, key: bytes) -> MemoryRow:
         row = self.table.spaces[space].get(key)
         assert row.head is not None
         return row
 
-    def page(self, place: int, number: int | None = None) -> tuple[RowId, Row]:
+    def page(self, place: int, number: int | None = None) -> tuple[RowId, MemoryRow]:
         """Return a page that is not gone."""
         space = Space.MESSAGES if number is None else Space.PAYLOADS
         found = pages(self.table, space, LOG._replace(number=number))
@@ -152,7 +152,7 @@ class Store:
         value = json.dumps({**json.loads(body[8:]), **fields}).encode()
         set_head(row, entries.checked(body[:8] + value))
 
-    def entry(self, place: int, wanted: Callable[[Entry], bool]) -> tuple[Row, Entry]:
+    def entry(self, place: int, wanted: Callable[[Entry], bool]) -> tuple[MemoryRow, Entry]:
         """Return an entry of a page at or behind a place, and the page."""
         for at in range(place, 20):
             _, row = self.page(at)
@@ -161,7 +161,7 @@ class Store:
                     return row, entry
         raise AssertionError("there is none")
 
-    def replace(self, row: Row, old: Entry, **fields: Any) -> None:
+    def replace(self, row: MemoryRow, old: Entry, **fields: Any) -> None:
         """Replace an entry by one with other fields."""
         new = entries.decode(entries.encode(old))
         for name, value in fields.items():
@@ -175,20 +175,20 @@ class Store:
         return found[first:]
 
 
-def head_of(row: Row) -> Head:
+def head_of(row: MemoryRow) -> Head:
     assert row.head is not None
     return heads.decode(row.head.value)
 
 
-def state_of(row: Row) -> PageState:
+def state_of(row: MemoryRow) -> PageState:
     return head_of(row).state
 
 
-def set_head(row: Row, value: bytes) -> None:
+def set_head(row: MemoryRow, value: bytes) -> None:
     row.set(HEAD, Cell(value))
 
 
-def flip(row: Row, column: bytes) -> None:
+def flip(row: MemoryRow, column: bytes) -> None:
     value = row.get((column,))[column].value
     row.set(column, Cell(value[:-9] + bytes([value[-9] ^ 4]) + value[-8:]))
 
@@ -251,7 +251,7 @@ def entry_below_its_page(store: Store) -> None:
     begin_at(store, row, next(entries_in(cells(row))), row_id(1, 1))
 
 
-def begin_at(store: Store, row: Row, entry: Entry, first: RowId) -> None:
+def begin_at(store: Store, row: MemoryRow, entry: Entry, first: RowId) -> None:
     """Give an entry's first message another id."""
     store.replace(row, entry, items=entry.items.replace(entry.first, first, 1))
 

@@ -12,14 +12,14 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, TopicId, row_after
 from broker.storage import entry as entries
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Shared
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import page_key, root_key
 from broker.storage.log import Deleted, Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.packing import pack
 from broker.storage.payloads import PayloadLogs
 from broker.storage.root import RootState
-from broker.storage.table import HEAD, NoAnswer, NotSent
+from broker.storage.table import HEAD, NotWritten, WriteUnknown
 from broker.testing import mutants
 from tests.kit.bench import settle
 from tests.kit.contract.log_bench import SMALL, Bench
@@ -67,11 +67,11 @@ def has_entries(_: bytes, puts: dict) -> bool:
 
 
 async def no_answer() -> None:
-    raise NoAnswer("lost")
+    raise WriteUnknown("lost")
 
 
 async def not_sent() -> None:
-    raise NotSent("refused")
+    raise NotWritten("refused")
 
 
 # A page that is gone says nothing of what was in it.
@@ -85,7 +85,7 @@ async def outcome_of_an_append_to_a_page_that_goes(bench: Bench) -> BrokerError:
         second = await bench.claim(bench.other, "other")
         await sweeping.raise_floor(second, row_after(second.pointer))
         await bench.clear(second)
-        raise NoAnswer("lost")
+        raise WriteUnknown("lost")
 
     bench.table.on("after", has_entries, meanwhile)
     with pytest.raises(BrokerError) as raised:
@@ -115,7 +115,7 @@ async def outcome_of_an_append_to_a_page_that_is_packed(bench: Bench) -> BrokerE
             await bench.publish(second)
         resolver = bench.other.resolver
         assert await pack(resolver, resolver.tokens(), bench.log, ROW_ID_MIN)
-        raise NoAnswer("lost")
+        raise WriteUnknown("lost")
 
     bench.table.on("after", has_entries, meanwhile)
     with pytest.raises(BrokerError) as raised:
@@ -247,7 +247,7 @@ async def test_a_stub_of_my_entry_is_mine(bench):
     async def meanwhile() -> None:
         second = await bench.claim(bench.other, "other")
         assert await second.end_lives(second.page, 1 << 50)
-        raise NoAnswer("lost")
+        raise WriteUnknown("lost")
 
     bench.table.on("after", has_entries, meanwhile)
     await bench.publish(hold, 1, Shared(lifetime_ms=1))
@@ -302,7 +302,7 @@ async def test_a_handoff_of_a_hold_that_is_done_says_so(bench):
 
 
 async def test_marks_of_a_hold_that_is_done_are_not_waited_for(bench):
-    hold: Hold = await bench.claim()
+    hold: LogHold = await bench.claim()
     await bench.publish(hold, key=b"k" * 16)
     hold.end()
     with pytest.raises(Fenced):

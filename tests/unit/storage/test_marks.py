@@ -11,7 +11,7 @@ from broker.storage.keys import LogId
 from broker.storage.marks import Marks, MarksBefore, decode_mark, encode_mark, mark_key, sweep_marks
 from broker.storage.memory.table import MemoryTable
 from broker.storage.resolve import Resolver
-from broker.storage.table import NoAnswer
+from broker.storage.table import WriteUnknown
 
 LOG = LogId(TopicId("ns", "t"), 1)
 
@@ -27,7 +27,7 @@ class Table(MemoryTable):
     async def put(self, space, heads):
         self.puts += 1
         if self.failing:
-            raise NoAnswer("lost")
+            raise WriteUnknown("lost")
         await super().put(space, heads)
 
 

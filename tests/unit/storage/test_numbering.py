@@ -8,11 +8,11 @@ from broker.errors import Unavailable
 from broker.model import ROW_ID_MAX, ROW_ID_MIN, RowId, TopicId, row_id
 from broker.storage import sweeping
 from broker.storage.entry import PLAIN, Shared, encode_count, entries_of
-from broker.storage.hold import Hold, PageBounds
+from broker.storage.hold import LogHold, PageBounds
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
-from broker.storage.numbering import Count, Numbering
+from broker.storage.numbering import LogCount, Numbering
 from tests.kit.bench import HookedTable
 
 LOG = LogId(TopicId("ns", "t"), 1)
@@ -33,7 +33,7 @@ class Filled:
         self.ms = 0
 
     async def begin(self) -> "Filled":
-        self.hold: Hold = await self.logs.claim(LOG, "node")
+        self.hold: LogHold = await self.logs.claim(LOG, "node")
         return self
 
     async def grow(self, appends: int) -> None:
@@ -75,9 +75,9 @@ async def log(drawn_seed: int) -> Filled:
 async def test_an_empty_log_has_nothing(log: Filled) -> None:
     for numbering in (Numbering(log.logs, LOG), Numbering(log.logs, LOG._replace(generation=2))):
         await numbering.refresh()
-        assert (numbering.tail, numbering.all, numbering.size) == (ROW_ID_MIN, Count(), 0)
-        assert await numbering.count(ROW_ID_MAX) == Count()
-        assert await numbering.seek(Count(5, 5)) == ROW_ID_MIN
+        assert (numbering.tail, numbering.all, numbering.size) == (ROW_ID_MIN, LogCount(), 0)
+        assert await numbering.count(ROW_ID_MAX) == LogCount()
+        assert await numbering.seek(LogCount(5, 5)) == ROW_ID_MIN
 
 
 async def test_every_id_has_the_number_that_counting_gives(log: Filled) -> None:
@@ -105,7 +105,7 @@ async def test_the_last_id_up_to_a_number_is_found(log: Filled) -> None:
     await numbering.refresh()
     all_messages = sum(log.weights)
     for most in [0, all_messages, *(log.chance.randrange(all_messages) for _ in range(60))]:
-        row = await numbering.seek(Count(most, MANY))
+        row = await numbering.seek(LogCount(most, MANY))
         held = [log.count(each) for each in log.ids[log.gone :]]
         fitting = bisect_right(held, most)
         assert row == (log.ids[log.gone + fitting - 1] if fitting else numbering.floor), most
@@ -117,7 +117,7 @@ async def test_bytes_bound_too(log: Filled) -> None:
     await numbering.refresh()
     assert numbering.all.bytes == len(PAYLOAD) * sum(weight == 1 for weight in log.weights)
     for most in (0, 10_000, 100_000, numbering.all.bytes // 2):
-        row = await numbering.seek(Count(MANY, most))
+        row = await numbering.seek(LogCount(MANY, most))
         there = log.ids[: bisect_right(log.ids, row)]
         size = len(PAYLOAD) * sum(log.weights[place] == 1 for place in range(len(there)))
         assert most * 0.9 - len(PAYLOAD) <= size <= most * 1.1

@@ -8,7 +8,7 @@ from broker.storage import records as module
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Record, Records
 from broker.storage.resolve import Resolver
-from broker.storage.table import HEAD, NoAnswer, NotSent, Space
+from broker.storage.table import HEAD, NotWritten, Space, WriteUnknown
 
 
 class Table(MemoryTable):
@@ -41,23 +41,23 @@ def records(table):
 
 
 async def test_a_put_whose_answer_is_lost_is_found_out(records, table):
-    table.errors = [("after", NoAnswer("lost"))]
+    table.errors = [("after", WriteUnknown("lost"))]
     version = await records.put_if(b"k", None, b"v")
     assert (await records.get(b"k")) == Record(b"v", version)
-    table.errors = [("before", NoAnswer("lost"))]
+    table.errors = [("before", WriteUnknown("lost"))]
     assert await records.put_if(b"k", version, b"w") is not None
     assert (await records.get(b"k")).value == b"w"
 
 
 async def test_a_put_that_was_not_sent_was_not_made(records, table):
-    table.errors = [("before", NotSent("refused"))]
+    table.errors = [("before", NotWritten("refused"))]
     with pytest.raises(Unavailable):
         await records.put_if(b"k", None, b"v")
     assert await records.get(b"k") is None
 
 
 async def test_a_put_that_is_never_answered_is_unknown(records, table):
-    table.errors = [("before", NoAnswer("lost"))] * 1000
+    table.errors = [("before", WriteUnknown("lost"))] * 1000
     with pytest.raises(OutcomeUnknown):
         await records.put_if(b"k", None, b"v")
 

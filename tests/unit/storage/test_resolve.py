@@ -7,9 +7,9 @@ from broker.model import row_id
 from broker.storage import entry as entries
 from broker.storage import head as heads
 from broker.storage.entry import Shared, entries_of, stub_of
-from broker.storage.head import Head, PageState, Verdict
+from broker.storage.head import ChangeVerdict, Head, PageState
 from broker.storage.resolve import Resolver, Tokens, epoch_of
-from broker.storage.table import HEAD, Cell, NoAnswer, NotSent, Space
+from broker.storage.table import HEAD, Cell, NotWritten, Space, WriteUnknown
 from broker.testing.clock import VirtualClock, simulate
 
 OLD = Head(5, "me", b"old" * 4, row_id(1, 0))
@@ -67,24 +67,27 @@ def append(changes, gets=()):
         return error, table.calls
 
 
-NO_ANSWER, NOT_SENT = NoAnswer("lost"), NotSent("refused")
+NO_ANSWER, NOT_SENT = WriteUnknown("lost"), NotWritten("refused")
 
 
 @pytest.mark.parametrize("doubt", [False, NO_ANSWER])
 @pytest.mark.parametrize(
     ("gets", "verdict"),
     [
-        ([shown(NEW, MINE)], Verdict.APPLIED),
-        ([shown(LATER, MINE)], Verdict.LOST),
-        ([shown(LATER, stub_of(MINE))], Verdict.LOST),
-        ([shown(LATER)], Verdict.NEVER),
-        ([shown(LATER, THEIRS)], Verdict.NEVER),
-        ([shown(LATER._replace(state=PageState.GONE))], Verdict.UNKNOWN),
-        ([shown(NEW._replace(token=b"oth" * 4), SAME_EPOCH)], Verdict.UNKNOWN),
-        ([shown(None), shown(OLD._replace(token=b"x" * 12)), shown(NEW, MINE)], Verdict.APPLIED),
-        ([NO_ANSWER, NOT_SENT, Unavailable("busy"), shown(NEW, MINE)], Verdict.APPLIED),
-        ([shown(None)], Verdict.UNKNOWN),
-        ([NO_ANSWER], Verdict.UNKNOWN),
+        ([shown(NEW, MINE)], ChangeVerdict.APPLIED),
+        ([shown(LATER, MINE)], ChangeVerdict.LOST),
+        ([shown(LATER, stub_of(MINE))], ChangeVerdict.LOST),
+        ([shown(LATER)], ChangeVerdict.NEVER),
+        ([shown(LATER, THEIRS)], ChangeVerdict.NEVER),
+        ([shown(LATER._replace(state=PageState.GONE))], ChangeVerdict.UNKNOWN),
+        ([shown(NEW._replace(token=b"oth" * 4), SAME_EPOCH)], ChangeVerdict.UNKNOWN),
+        (
+            [shown(None), shown(OLD._replace(token=b"x" * 12)), shown(NEW, MINE)],
+            ChangeVerdict.APPLIED,
+        ),
+        ([NO_ANSWER, NOT_SENT, Unavailable("busy"), shown(NEW, MINE)], ChangeVerdict.APPLIED),
+        ([shown(None)], ChangeVerdict.UNKNOWN),
+        ([NO_ANSWER], ChangeVerdict.UNKNOWN),
     ],
 )
 def test_what_a_reading_tells(doubt, gets, verdict):
@@ -93,18 +96,18 @@ def test_what_a_reading_tells(doubt, gets, verdict):
 
 def test_true_is_certain():
     verdict, calls = append([True])
-    assert (verdict, len(calls)) == (Verdict.APPLIED, 1)
+    assert (verdict, len(calls)) == (ChangeVerdict.APPLIED, 1)
 
 
 def test_a_change_that_is_not_applied_yet_is_repeated_byte_for_byte():
     verdict, calls = append([NO_ANSWER, False, NOT_SENT, True], [shown(OLD)])
     changes = [call for call in calls if call[0] == "change"]
-    assert (verdict, len(changes)) == (Verdict.APPLIED, 4)
+    assert (verdict, len(changes)) == (ChangeVerdict.APPLIED, 4)
     assert all(call == changes[0] for call in changes)
 
 
 def test_a_change_that_is_never_applied_yet_is_unknown_at_the_deadline():
-    assert append([NO_ANSWER], [shown(OLD)])[0] is Verdict.UNKNOWN
+    assert append([NO_ANSWER], [shown(OLD)])[0] is ChangeVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize("refusal", [NOT_SENT, Unavailable("busy")])
@@ -116,8 +119,8 @@ def test_the_first_refusal_is_certain(refusal):
 
 @pytest.mark.parametrize("refusal", [NOT_SENT, Unavailable("busy")])
 def test_a_refusal_after_doubt_is_not(refusal):
-    assert append([NO_ANSWER, refusal], [shown(OLD), shown(NEW, MINE)])[0] is Verdict.APPLIED
-    assert append([NO_ANSWER, refusal], [shown(OLD)])[0] is Verdict.UNKNOWN
+    assert append([NO_ANSWER, refusal], [shown(OLD), shown(NEW, MINE)])[0] is ChangeVerdict.APPLIED
+    assert append([NO_ANSWER, refusal], [shown(OLD)])[0] is ChangeVerdict.UNKNOWN
 
 
 @pytest.mark.parametrize("error", [StorageFull("full"), StorageCorrupt("bad")])

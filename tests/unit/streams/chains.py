@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from broker.streams.keyed import Cells, Chain, Operator, Windowed, packed, unpacked
+from broker.streams.keyed import Cells, Chain, KeyedOperator, Windowed, packed, unpacked
 from broker.streams.letters import Failures
-from broker.streams.records import Letter, Record
+from broker.streams.records import Letter, StreamRecord
 from broker.streams.steps import Step
 from broker.streams.windows import Windows
 
@@ -14,32 +14,32 @@ class Run:
     """A chain over the records of any keys. Between two calls its state is bytes, as in Spark's store."""
 
     def __init__(
-        self, *parts: Operator | Step, topic: str | None = "dead", is_timed: bool = True
+        self, *parts: KeyedOperator | Step, topic: str | None = "dead", is_timed: bool = True
     ) -> None:
         self.chain = Chain(parts, Failures("job", topic))
         self.states: dict[Any, bytes] = {}
         self.watermark_ms = 0
         self._number = 0
 
-    def batch(self, *given: tuple[Any, Any, int], side: int = 0) -> list[Record | Letter]:
+    def batch(self, *given: tuple[Any, Any, int], side: int = 0) -> list[StreamRecord | Letter]:
         """Take records (key, value, time in ms) in one micro-batch."""
-        of: dict[Any, list[Record]] = {}
+        of: dict[Any, list[StreamRecord]] = {}
         for key, value, time_ms in given:
             self._number += 1
-            record = Record(value, b"%020d" % self._number, time_ms, key)
+            record = StreamRecord(value, b"%020d" % self._number, time_ms, key)
             record.side = side
             of.setdefault(key, []).append(record)
-        found: list[Record | Letter] = []
+        found: list[StreamRecord | Letter] = []
         for key, records in of.items():
             cells = self._cells(key)
             found += self.chain.take(records, cells, self.watermark_ms)
             self.states[key] = packed(cells)
         return found
 
-    def reach(self, watermark_ms: int) -> list[Record | Letter]:
+    def reach(self, watermark_ms: int) -> list[StreamRecord | Letter]:
         """Let the watermark come as far; keys that are due are called."""
         self.watermark_ms = watermark_ms
-        found: list[Record | Letter] = []
+        found: list[StreamRecord | Letter] = []
         for key in self.states:
             cells = self._cells(key)
             due_ms = self.chain.due_ms(cells)
@@ -52,16 +52,16 @@ class Run:
         return unpacked(self.states[key]) if key in self.states else {}
 
 
-def values(found: Sequence[Record | Letter]) -> list[Any]:
-    assert all(isinstance(each, Record) for each in found), found
-    return [each.value for each in found if isinstance(each, Record)]
+def values(found: Sequence[StreamRecord | Letter]) -> list[Any]:
+    assert all(isinstance(each, StreamRecord) for each in found), found
+    return [each.value for each in found if isinstance(each, StreamRecord)]
 
 
-def results(found: Sequence[Record | Letter]) -> list[Any]:
+def results(found: Sequence[StreamRecord | Letter]) -> list[Any]:
     """Return keys, windows in seconds, and values."""
     rows = []
     for each in found:
-        assert isinstance(each, Record), each
+        assert isinstance(each, StreamRecord), each
         assert each.window is not None
         rows.append(
             (each.key, each.window.start_ms // 1000, each.window.end_ms // 1000, each.value)
@@ -69,7 +69,7 @@ def results(found: Sequence[Record | Letter]) -> list[Any]:
     return rows
 
 
-def letters(found: Sequence[Record | Letter]) -> list[Letter]:
+def letters(found: Sequence[StreamRecord | Letter]) -> list[Letter]:
     return [each for each in found if isinstance(each, Letter)]
 
 

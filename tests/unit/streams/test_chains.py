@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from broker.streams import steps
 from broker.streams.accumulators import Avg, Count, Max, Sum
 from broker.streams.forms import Measured
-from broker.streams.keyed import Processing, Processor, Running, State
+from broker.streams.keyed import Processor, ProcessorOperator, RunningAggregate, State
 from broker.streams.letters import Failed
 from broker.streams.records import Letter
 from broker.streams.steps import Step
@@ -38,29 +38,33 @@ class Strict(Count):
 
 class TestRunning:
     def test_each_record_gives_a_result(self) -> None:
-        run = Run(Running("count", Count))
+        run = Run(RunningAggregate("count", Count))
         found = run.batch(("a", "x", 1), ("b", "x", 1), ("a", "y", 1))
         assert [(each.key, each.value) for each in found] == [("a", 1), ("a", 2), ("b", 1)]
         assert values(run.batch(("a", "z", 1))) == [3]
 
     def test_aggregates_in_a_chain_have_cells_of_their_own(self) -> None:
-        run = Run(Running("one", Count), Running("two", Count), Running("three", Sum))
+        run = Run(
+            RunningAggregate("one", Count),
+            RunningAggregate("two", Count),
+            RunningAggregate("three", Sum),
+        )
         found = values(run.batch(*[("a", "x", 1)] * 3)) + values(run.batch(("a", "x", 1)))
         assert found == [1, 3, 6, 10]
 
     def test_records_go_by_their_place_and_not_as_spark_brings_them(self) -> None:
-        run = Run(Running("sum", Sum))
+        run = Run(RunningAggregate("sum", Sum))
         cells: dict[str, Any] = {}
         made = list(Run().batch(("a", 1, 0), ("a", 10, 0), ("a", 100, 0)))
         random.Random(1).shuffle(made)
         assert values(list(run.chain.take(made, cells, 0))) == [1, 11, 111]
 
     def test_none_is_left_out_and_gives_nothing(self) -> None:
-        run = Run(Running("avg", Avg, lambda value: value.get("n")))
+        run = Run(RunningAggregate("avg", Avg, lambda value: value.get("n")))
         assert values(run.batch(("a", {}, 1), ("a", {"n": 4}, 1), ("a", {}, 1))) == [4]
 
     def test_the_whole_value_with_the_greatest_measure_is_kept(self) -> None:
-        run = Run(Running("max", Max, Measured(lambda value: value["n"])))
+        run = Run(RunningAggregate("max", Max, Measured(lambda value: value["n"])))
         events = [{"n": n, "place": place} for place, n in enumerate([1, 3, 3, 2])]
         found = values(run.batch(*[("a", event, 1) for event in events]))
         assert [value["place"] for value in found] == [0, 1, 1, 1]
@@ -68,7 +72,7 @@ class TestRunning:
     def test_functions_between_aggregates_drop_and_multiply(self) -> None:
         twice = Step("flat_map-1", steps.FlatMapping(lambda n: [n, None, n * 10]))
         odd = Step("filter-1", steps.Filtering(lambda n: n % 2))
-        run = Run(Running("count", Count), twice, odd, Running("sum", Sum))
+        run = Run(RunningAggregate("count", Count), twice, odd, RunningAggregate("sum", Sum))
         assert values(run.batch(*[("a", "x", 1)] * 3)) == [1, 4]
 
 
@@ -200,7 +204,7 @@ class TestFailing:
         return 1 / value
 
     def test_a_failing_function_fails_that_record_alone(self) -> None:
-        run = Run(Running("sum", Sum, self.fail), Step("map-1", steps.Mapping(self.fail)))
+        run = Run(RunningAggregate("sum", Sum, self.fail), Step("map-1", steps.Mapping(self.fail)))
         found = run.batch(("a", 1, 1), ("a", 0, 1), ("a", -1, 1), ("a", 1, 1))
         assert [each.value for each in found if not isinstance(each, Letter)] == [1, 1]
         assert [letter.headers["operator"] for letter in letters(found)] == [b"sum", b"map-1"]
@@ -208,7 +212,7 @@ class TestFailing:
         assert ids == [b"%020d" % 2, b"%020d" % 3]
 
     def test_without_a_topic_the_first_stops_the_job(self) -> None:
-        run = Run(Running("sum", Sum, self.fail), topic=None)
+        run = Run(RunningAggregate("sum", Sum, self.fail), topic=None)
         with pytest.raises(
             Failed, match=r"sum failed at the message 30.*ZeroDivisionError"
         ) as error:
@@ -216,7 +220,11 @@ class TestFailing:
         assert isinstance(error.value.__cause__, ZeroDivisionError)
 
     def test_a_failure_behind_other_operators_is_told_once(self) -> None:
-        run = Run(Running("one", Count), Running("two", Count), Running("bad", Sum, self.fail_all))
+        run = Run(
+            RunningAggregate("one", Count),
+            RunningAggregate("two", Count),
+            RunningAggregate("bad", Sum, self.fail_all),
+        )
         assert [letter.headers["operator"] for letter in letters(run.batch(("a", 0, 1)))] == [
             b"bad"
         ]
@@ -245,7 +253,7 @@ class Reminder(Processor[str, str]):
 
 class TestProcessors:
     def test_a_processor_has_state_of_each_key_and_is_called_in_time(self) -> None:
-        run = Run(Processing("process", Reminder()))
+        run = Run(ProcessorOperator("process", Reminder()))
         assert values(run.batch(("a", "x", 5_000), ("a", "y", 6_000), ("b", "z", 6_500))) == [
             "None -> x",
             "x -> y",
@@ -256,7 +264,7 @@ class TestProcessors:
         assert values(run.reach(60_000)) == ["a: y! at 8000", "b: z at 7500", "b: z! at 8500"]
 
     def test_a_key_that_a_processor_is_done_with_keeps_nothing(self) -> None:
-        run = Run(Processing("process", Reminder()))
+        run = Run(ProcessorOperator("process", Reminder()))
         run.batch(("a", "x", 5_000))
         run.reach(60_000)
         assert run._cells("a") == {}
@@ -267,12 +275,12 @@ class TestProcessors:
                 state.call_at(time_ms)
                 return ["now"]
 
-        run = Run(Processing("process", Eager()))
+        run = Run(ProcessorOperator("process", Eager()))
         run.batch(("a", "x", 0))
         assert values(run.reach(10_000)) == ["now"]
 
     def test_results_go_on_through_the_chain(self) -> None:
-        run = Run(Processing("process", Reminder()), Running("count", Count))
+        run = Run(ProcessorOperator("process", Reminder()), RunningAggregate("count", Count))
         assert values(run.batch(("a", "x", 0))) == [1]
         assert values(run.reach(60_000)) == [2, 3]
 

@@ -17,8 +17,8 @@ from broker.streams import Accumulator, tumbling
 from broker.streams.accumulators import Avg, Count, Max
 from broker.streams.changes import BY_SPARK, UNTIMED
 from broker.streams.inspecting import (
-    Entry,
-    Place,
+    StateEntry,
+    StateLocation,
     is_wanted,
     key_shown,
     name_of,
@@ -76,20 +76,20 @@ def added(accumulator: Any, *values: Any) -> Any:
     return accumulator
 
 
-def entries(cells: dict[str, Any], key: Any = "k") -> list[Entry]:
+def entries(cells: dict[str, Any], key: Any = "k") -> list[StateEntry]:
     return list(of_cells(encode_key(key), packed(cells)))
 
 
 def test_a_running_aggregate_shows_the_fields_of_its_accumulator() -> None:
     assert entries({"count-1": {"sum": added(Count(), 1, 1)}}) == [
-        Entry("count-1", "k", None, {"count": 2})
+        StateEntry("count-1", "k", None, {"count": 2})
     ]
 
 
 def test_a_window_shows_its_times_and_each_is_an_entry_the_earliest_first() -> None:
     later = Window(HOUR.end_ms, HOUR.end_ms + 1)
     found = entries({"avg-1": {later: added(Avg(), 9), HOUR: added(Avg(), 1, 2)}})
-    assert found[0] == Entry("avg-1", "k", HOUR_SHOWN, {"sum": 3, "count": 2})
+    assert found[0] == StateEntry("avg-1", "k", HOUR_SHOWN, {"sum": 3, "count": 2})
     assert found[1].window is not None
     assert found[1].window["start"] == HOUR_SHOWN["end"]
 
@@ -110,13 +110,13 @@ def test_all_operators_of_a_chain_are_shown() -> None:
     ],
 )
 def test_a_join_shows_its_sides(cell: Any, window: Any, kept: Any) -> None:
-    assert entries({"join-1": cell}) == [Entry("join-1", "k", window, kept)]
+    assert entries({"join-1": cell}) == [StateEntry("join-1", "k", window, kept)]
 
 
 def test_a_processor_shows_its_value_and_when_it_is_called() -> None:
     cell = {"value": Customer("ann", "Rome"), "due": HOUR.start_ms}
     assert entries({"process-1": cell}) == [
-        Entry(
+        StateEntry(
             "process-1",
             "k",
             None,
@@ -214,7 +214,7 @@ def test_a_key_is_shown_without_its_class(key: Any, as_json: Any) -> None:
 def test_entries_are_found_by_operator_and_by_their_keys_text(
     operator: str | None, key: str | None, is_it: bool
 ) -> None:
-    entry = Entry("count-1", ["a", 1], None, {})
+    entry = StateEntry("count-1", ["a", 1], None, {})
     assert is_wanted(entry, operator, key) is is_it
     assert text_of("a") == "a"
 
@@ -225,10 +225,10 @@ def test_an_aggregate_of_sparks_shows_its_columns() -> None:
         "end": datetime(2026, 1, 1, 1),  # noqa: DTZ001 - As Spark gives it, in a session of UTC.
     }
     found = of_columns("sum-1", None, {"window": bounds, "_key": "a"}, {"sum": 2.0})
-    assert found == Entry("sum-1", "a", HOUR_SHOWN, {"sum": 2.0})
+    assert found == StateEntry("sum-1", "a", HOUR_SHOWN, {"sum": 2.0})
     key = {"_key": "a", "sessionStartTime": bounds["start"]}
     value = {"session_window": bounds, "_key": "a", "count": 2}
-    assert of_columns("count-1", None, key, value) == Entry(
+    assert of_columns("count-1", None, key, value) == StateEntry(
         "count-1", "a", HOUR_SHOWN, {"count": 2}
     )
 
@@ -237,14 +237,14 @@ def test_a_join_of_sparks_shows_one_side_of_a_row() -> None:
     bounds = {"start": datetime(2026, 1, 1, tzinfo=UTC), "end": datetime(2026, 1, 1, 1, tzinfo=UTC)}
     value = {"_left_bounds": bounds, "_left_key": "a", "_left_at": b"\x00", "left": {"id": 1}}
     found = of_columns("join-1", "left", {"field0": "a"}, value)
-    assert found == Entry("join-1", "a", HOUR_SHOWN, {"left": {"id": 1}})
+    assert found == StateEntry("join-1", "a", HOUR_SHOWN, {"left": {"id": 1}})
     pruned = {"_left_bounds": bounds, "_left_key": "a", "_extract_id": 1}
     found = of_columns("join-1", "left", {"field0": "a"}, pruned)
     assert found.kept == {"left": {"_extract_id": 1}}
 
 
 def test_the_columns_of_spark_have_the_operators_name_if_it_can_be_only_one() -> None:
-    place = Place(0, "stateStoreSave")
+    place = StateLocation(0, "stateStoreSave")
     hourly = f"sum by {tumbling('1h')}"
     native = {"operators": {"sum-1": hourly}, "run": BY_SPARK}
     chain = {"operators": {"sum-2": hourly, "count-1": "count"}, "run": UNTIMED}
@@ -252,5 +252,5 @@ def test_the_columns_of_spark_have_the_operators_name_if_it_can_be_only_one() ->
     assert (
         name_of(place, [native, {**native, "operators": {"sum-3": hourly}}]) == "stateStoreSave-0"
     )
-    assert Place(0, "symmetricHashJoin").sides == ("left", "right")
-    assert Place(0, "transformWithStateInPySparkExec").is_chain
+    assert StateLocation(0, "symmetricHashJoin").sides == ("left", "right")
+    assert StateLocation(0, "transformWithStateInPySparkExec").is_chain

@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from broker.streams.matching import LEFT, RIGHT, AllOfWindow, Latest, LatestOfWindow
-from broker.streams.records import Letter, Record
-from broker.streams.steps import Pairing, Step
+from broker.streams.records import Letter, StreamRecord
+from broker.streams.steps import PairFunction, Step
 from broker.streams.windows import sliding, tumbling
 from tests.unit.streams.chains import Run, letters, results, values
 
 
 def made(function: Any) -> Step:
-    return Step("join", Pairing(function))
+    return Step("join", PairFunction(function))
 
 
 def pair(left: Any, right: Any) -> Any:
@@ -53,10 +53,10 @@ class TestWithoutWindow:
         assert run.batch(("a", 1, 0), side=LEFT) + run.batch(("b", 2, 0), side=RIGHT) == []
 
     def test_sides_of_one_batch_go_by_their_places(self) -> None:
-        left, right = Record(1, b"2", 0, "k"), Record(10, b"1", 0, "k")
+        left, right = StreamRecord(1, b"2", 0, "k"), StreamRecord(10, b"1", 0, "k")
         right.side = RIGHT
         [found] = latest(is_left=True).chain.take([left, right], {}, 0)
-        assert isinstance(found, Record)
+        assert isinstance(found, StreamRecord)
         assert found.value == (1, 10)
 
     def test_a_pair_of_which_the_function_makes_none_gives_nothing(self) -> None:
@@ -107,7 +107,7 @@ class TestLastOfWindow:
             run.batch(("k", left, place * 1_000), side=LEFT)
             run.batch(("k", right, place * 1_000), side=RIGHT)
         found = run.reach(60_000)
-        assert [each.value for each in found if isinstance(each, Record)] == [2, 3]
+        assert [each.value for each in found if isinstance(each, StreamRecord)] == [2, 3]
         assert [letter.payload for letter in letters(found)] == [b"[1,0]"]
 
 
@@ -138,6 +138,6 @@ class TestAllOfWindow:
         run = of_window(is_left=True, kind=AllOfWindow, function=lambda a, b: a // (b or 0))
         run.batch(*[("k", n, 1_000) for n in (1, 2)], ("j", 1, 1_000), ("j", 2, 1_000), side=LEFT)
         found = run.batch(("k", 0, 1_000), ("k", 1, 1_000), side=RIGHT)
-        assert [each.value for each in found if isinstance(each, Record)] == [1, 2]
+        assert [each.value for each in found if isinstance(each, StreamRecord)] == [1, 2]
         assert [letter.payload for letter in letters(found)] == [b"[1,0]", b"[2,0]"]
         assert [letter.payload for letter in run.reach(60_000)] == [b"[1,null]", b"[2,null]"]

@@ -14,7 +14,7 @@ from broker.streams.records import (
     MESSAGES,
     RECORD,
     Letter,
-    Record,
+    StreamRecord,
     beat_row,
     kinds_of,
     lists_of,
@@ -30,7 +30,7 @@ ID = bytes(range(20))
 
 def through(*takes: steps.Take, value: Any = 1, topic: str | None = "dead") -> list[Any]:
     made = [Step(f"step-{place}", take) for place, take in enumerate(takes, 1)]
-    record = Record(value, ID, 5_000, payload=b"message")
+    record = StreamRecord(value, ID, 5_000, payload=b"message")
     return list(steps.run(made, Failures("job", topic), record))
 
 
@@ -74,7 +74,7 @@ def test_keys_and_times_come_from_the_value() -> None:
 
 
 def test_to_stream_has_key_value_and_window() -> None:
-    record = Record(1, ID, 0, "k", Window(0, 10))
+    record = StreamRecord(1, ID, 0, "k", Window(0, 10))
     turn = steps.Turning(lambda *parts: parts)
     assert [each.value for each in turn(record)] == [("k", 1, (0, 10))]
     assert list(steps.Turning(lambda *_: None)(record)) == []
@@ -116,7 +116,7 @@ def test_a_flat_map_that_fails_half_way_gives_what_it_had() -> None:
         raise RuntimeError
 
     found = through(steps.FlatMapping(some))
-    assert [type(each) for each in found] == [Record, Letter]
+    assert [type(each) for each in found] == [StreamRecord, Letter]
 
 
 def test_without_a_topic_the_job_stops_and_says_where() -> None:
@@ -127,13 +127,13 @@ def test_without_a_topic_the_job_stops_and_says_where() -> None:
 class TestLetters:
     def test_without_its_message_a_letter_has_the_value(self) -> None:
         values = [{"a": 1}, b"\xff", {1, 2}, 2**70, {(1, 2): object}]
-        assert payload_of(Record(values[0], ID, 0)) == b'{"a":1}'
-        assert all(payload_of(Record(value, ID, 0)) for value in values)
-        assert payload_of(Record(1, ID, 0, payload=b"\x00raw")) == b"\x00raw"
+        assert payload_of(StreamRecord(values[0], ID, 0)) == b'{"a":1}'
+        assert all(payload_of(StreamRecord(value, ID, 0)) for value in values)
+        assert payload_of(StreamRecord(1, ID, 0, payload=b"\x00raw")) == b"\x00raw"
 
     def test_a_long_error_is_cut_and_its_end_is_kept(self) -> None:
         error = ValueError("\ud800" + "x" * 100_000)
-        record = Record(1, b"", 0, "k" * 100_000)
+        record = StreamRecord(1, b"", 0, "k" * 100_000)
         letter = Failures("job", "dead").letter("error", "op", record, error)
         assert encode(None, letter.headers)
         assert letter.headers["error"].startswith(b"ValueError: \\ud800xxx")
@@ -142,14 +142,14 @@ class TestLetters:
         assert encode(None, late_letter("job", "op", "late", record).headers)
 
     def test_a_letter_of_no_message_has_its_key(self) -> None:
-        record = Record(None, b"", 9_999, ("a", 1))
+        record = StreamRecord(None, b"", 9_999, ("a", 1))
         letter = Failures("job", "dead").letter("error", "op", record, ValueError())
         assert (letter.headers["key"], letter.headers["time"]) == (b'["a",1]', b"9999")
         with pytest.raises(Failed, match=r"op failed at the key \('a', 1\)"):
             Failures("job", None).letter("error", "op", record, ValueError())
 
     def test_a_late_letter_tells_the_window(self) -> None:
-        record = Record({"n": 1}, ID, 5, {1, 2}, Window(0, 10))
+        record = StreamRecord({"n": 1}, ID, 5, {1, 2}, Window(0, 10))
         letter = late_letter("job", "count-1", None, record)
         assert letter.topic is None
         assert letter.headers["reason"] == b"late"
@@ -168,8 +168,10 @@ class TestRows:
         )
 
     def test_records_of_a_key_travel_in_one_row_and_are_read_back(self) -> None:
-        records = [Record({"n": {n}}, ID + bytes([n]), 5 - n, "k", Window(0, n)) for n in range(3)]
-        other = Record(None, ID, 9, "l")
+        records = [
+            StreamRecord({"n": {n}}, ID + bytes([n]), 5 - n, "k", Window(0, n)) for n in range(3)
+        ]
+        other = StreamRecord(None, ID, 9, "l")
         rows = [each.row(each.key.encode()) for each in (*records, other)]
         packed = list(packed_rows([*rows, beat_row(7)]))
         assert [(row[0], row[2], row[3]) for row in packed] == [

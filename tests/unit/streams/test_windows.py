@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.streams.windows import Session, Window, duration_ms, session, sliding, tumbling
+from broker.streams.windows import SessionWindow, Window, duration_ms, session, sliding, tumbling
 
 TIMES = st.integers(-100, 100)
 
@@ -33,7 +33,7 @@ def test_windows_are_half_open() -> None:
 
 
 def test_a_session_alone_ends_a_gap_behind_its_record() -> None:
-    assert session("5s") == Session(5_000)
+    assert session("5s") == SessionWindow(5_000)
     assert session("5s").window_of(7_000) == (7_000, 12_000)
 
 

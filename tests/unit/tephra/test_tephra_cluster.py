@@ -21,7 +21,7 @@ from broker.metrics import Metrics
 from broker.node.cluster import InCluster, Stores
 from broker.node.node import Node
 from broker.routing.nodeheaders import PROTOCOL
-from broker.storage.health import Ended
+from broker.storage.health import CallOutcome
 from broker.storage.log import Logs
 from broker.storage.memory.table import MemoryTable
 from broker.storage.records import Records
@@ -45,7 +45,7 @@ class MemoryServers:
         self.table = MemoryTable(is_alone=False)
         self.coordination = MemoryCoordination(SystemClock())
 
-    async def stores(self, told: Callable[[Ended], None]) -> Stores:
+    async def stores(self, told: Callable[[CallOutcome], None]) -> Stores:
         del told
         logs = Logs(self.table, SystemClock())
 

@@ -21,7 +21,7 @@ def head(method: str, kind: int = 1) -> bytes:
     return struct.pack(">IIB", 0x80010000 | kind, len(name), 0)[:8] + name + bytes(4)
 
 
-def read(message: bytes, taken: list[int] | None = None) -> frames.Call:
+def read(message: bytes, taken: list[int] | None = None) -> frames.TephraCall:
     take = (lambda _: None) if taken is None else taken.append
     found = frames.read_head(message)
     return finish(frames.call_steps(IDL, message, found, take=take))
@@ -40,7 +40,7 @@ TX = b"\x0a\x00\x01" + struct.pack(">q", 7)
 def test_arguments_are_read() -> None:
     taken: list[int] = []
     call = read(CAN_COMMIT + TX + keys(2, b"a", b"\xff") + b"\0", taken)
-    assert call == frames.Call("canCommitOrThrow", 0, {1: 7, 2: [b"a", b"\xff"]})
+    assert call == frames.TephraCall("canCommitOrThrow", 0, {1: 7, 2: [b"a", b"\xff"]})
     assert taken == [2]
 
 
@@ -91,7 +91,7 @@ def test_many_keys_are_refused_before_they_are_read() -> None:
     taken: list[int] = []
     most = frames.Most(ids=3, keys=3, key_bytes=5)
 
-    def bounded(method: str, arguments: bytes) -> frames.Call:
+    def bounded(method: str, arguments: bytes) -> frames.TephraCall:
         message = head(method) + arguments + b"\0"
         found = frames.read_head(message)
         return finish(frames.call_steps(IDL, message, found, most=most, take=taken.append))

@@ -19,7 +19,7 @@ from broker.errors import (
 from broker.model import Snapshot
 from broker.testing.clock import VirtualClock, virtual_loop
 from broker.transactions import tephra_frames as frames
-from broker.transactions.tephra_service import Answer, Bounds, TephraService
+from broker.transactions.tephra_service import TephraAnswer, TephraBounds, TephraService
 from broker.wire.steps import finish
 from broker.wire.transaction import decode_transaction
 from tests.unit.tephra.fakes import Scripted
@@ -30,10 +30,10 @@ NOT_IN_PROGRESS = TransactionNotInProgress("It is over.")
 UNKNOWN = OutcomeUnknown("no answer")
 
 
-def ask(request: bytes, transactions: Scripted) -> Answer:
+def ask(request: bytes, transactions: Scripted) -> TephraAnswer:
     """Return the service's answer to one message."""
     with virtual_loop() as loop:
-        service = TephraService(transactions, VirtualClock(loop), Bounds(5))
+        service = TephraService(transactions, VirtualClock(loop), TephraBounds(5))
         head = frames.read_head(request)
         call = finish(service.reading(head, request, lambda _: None))
         return loop.run_until_complete(service.answer(call))

@@ -11,7 +11,7 @@ from broker.storage.entry import ENTRY_BYTES_MAX, Entry, messages_of
 from broker.storage.marks import PRODUCER
 from broker.testing.clock import VirtualLoop, simulate
 from broker.topics.batches import Batch, answer, batch_of, producer_number
-from broker.topics.settings import Published
+from broker.topics.settings import PublishedIds
 from broker.topics.write import Write
 from tests.kit.contract.log_bench import attributes_of
 
@@ -168,6 +168,6 @@ def test_who_has_an_answer_already_keeps_it() -> None:
         ids = ids_for(writes)
         assert writes[0].future.cancelled()
         assert isinstance(writes[1].future.exception(), asyncio.QueueFull)
-        assert await writes[2].future == Published(ids[2], ids[2], messages=1)
+        assert await writes[2].future == PublishedIds(ids[2], ids[2], messages=1)
 
     simulate(main)

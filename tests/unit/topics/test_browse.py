@@ -8,7 +8,7 @@ from broker.model import ROW_ID_MAX, ROW_ID_MIN, RollbackRange, Snapshot
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, page_key
 from broker.storage.table import Space
-from broker.topics.browse import BrowseEntry, BrowseQuery, Kind, TransactionState
+from broker.topics.browse import BrowseEntry, BrowseQuery, PayloadKind, TransactionState
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench
 
@@ -49,15 +49,15 @@ async def test_everything_that_lives_is_shown_as_what_it_is(filled: Bench) -> No
     entries = (await filled.topics.browse(TOPIC, BrowseQuery())).entries
     none, published = TransactionState.NONE, TransactionState.PUBLISHED
     assert [(e.payload, e.kind, e.tx_state, e.pointer) for e in entries] == [
-        (b"a", Kind.INLINE, none, None),
-        (b"b", Kind.INLINE, none, None),
-        (b"tx", Kind.INLINE, published, 40),
-        (b"gone", Kind.INLINE, TransactionState.ROLLED_BACK, 41),
-        (None, Kind.REFERENCE, published, 42),
-        *[(p, Kind.STORED, published, 42) for p in (b"s1", b"s2", b"s3", b"s4")],
-        (None, Kind.REFERENCE, published, 43),
-        (b"open", Kind.INLINE, published, 50),
-        (b"z", Kind.INLINE, none, None),
+        (b"a", PayloadKind.INLINE, none, None),
+        (b"b", PayloadKind.INLINE, none, None),
+        (b"tx", PayloadKind.INLINE, published, 40),
+        (b"gone", PayloadKind.INLINE, TransactionState.ROLLED_BACK, 41),
+        (None, PayloadKind.REFERENCE, published, 42),
+        *[(p, PayloadKind.STORED, published, 42) for p in (b"s1", b"s2", b"s3", b"s4")],
+        (None, PayloadKind.REFERENCE, published, 43),
+        (b"open", PayloadKind.INLINE, published, 50),
+        (b"z", PayloadKind.INLINE, none, None),
     ]
     assert [e.id for e in entries] == sorted({e.id for e in entries})
     assert all(e.consumable is None for e in entries)

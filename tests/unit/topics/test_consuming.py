@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.errors import BadRequest, BodyTooLarge
 from broker.model import ROW_ID_MIN, Message, Poll, PublishRequest, RollbackRange, Snapshot, row_id
 from broker.testing.clock import VirtualLoop, simulate
-from broker.topics.pages import Page
+from broker.topics.pages import PollPage
 from broker.topics.settings import PublishOptions
 from broker.wire import attributes
 from tests.kit.bench import TOPIC, Bench, Gate
@@ -320,7 +320,7 @@ async def test_large_attributes_are_no_large_page(bench: Bench) -> None:
         await bench.topics.publish(TOPIC, wanted)
     for _ in range(2):
         stream = await bench.topics.poll(TOPIC, Poll())
-        assert max([len(block) async for block in stream.blocks(Page.whole)]) < 600_000
+        assert max([len(block) async for block in stream.blocks(PollPage.whole)]) < 600_000
         assert [len(each.headers["h"]) for each in await bench.poll()] == [10_000] * 300
         bench.forget_cache()
 

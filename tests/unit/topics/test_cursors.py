@@ -11,7 +11,7 @@ from broker.errors import CursorMoved, NotFound, OutcomeUnknown, StorageCorrupt,
 from broker.model import MessageId
 from broker.storage.records import Records
 from broker.storage.resolve import Resolver
-from broker.storage.table import NoAnswer
+from broker.storage.table import WriteUnknown
 from broker.testing.mutants import in_force
 from broker.topics.cursors import RECORD_PREFIX, Cursors
 from tests.kit.bench import TOPIC, Bench, Gate, done_but
@@ -63,7 +63,7 @@ async def test_a_put_without_an_answer_is_repeated(bench: Bench) -> None:
     with pytest.raises(OutcomeUnknown):
         await cursors.put(topic, "c", PLACE, made.version, "mine")
     moved = await cursors.put(topic, "c", PLACE, made.version, "mine")
-    bench.table.on("record", done_but(NoAnswer("x")))  # The store reads, and finds out.
+    bench.table.on("record", done_but(WriteUnknown("x")))  # The store reads, and finds out.
     assert (await cursors.put(topic, "c", LATER, moved.version, "mine")).after == LATER
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker.errors import Fenced, IdempotencyKeyReused, NotLeader, PayloadsSealed
 from broker.model import row_id
 from broker.testing.mutants import in_force
-from broker.topics.dedupe import Answer, AnsweredKeys, key_hash
+from broker.topics.dedupe import AnsweredKeys, KeyedOutcome, key_hash
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench, Gate, settle
 
@@ -17,8 +17,8 @@ WINDOW_MS = 600_000
 K = PublishOptions(key="k")
 
 
-def answer(number: int) -> Answer:
-    return Answer(row_id(number, 0), row_id(number, 1), bytes(32))
+def answer(number: int) -> KeyedOutcome:
+    return KeyedOutcome(row_id(number, 0), row_id(number, 1), bytes(32))
 
 
 @given(
@@ -31,7 +31,7 @@ def test_a_key_within_its_window_is_known_or_is_looked_up(
     # The bound is on memory, never on the window.
     memory = AnsweredKeys(claimed_ms=0, window_ms=WINDOW_MS, keys_max=keys_max)
     now_ms = 0.0
-    truth: dict[bytes, tuple[float, Answer]] = {}
+    truth: dict[bytes, tuple[float, KeyedOutcome]] = {}
     for key_number, passed_ms in puts:
         now_ms += passed_ms
         key = key_hash(str(key_number))

@@ -19,8 +19,8 @@ from broker.model import (
     timestamp_of,
 )
 from broker.topics.fetch import (
-    Start,
-    Verdict,
+    FetchAction,
+    FetchStart,
     expires_at_ms,
     judge,
     lives,
@@ -48,13 +48,13 @@ OLDEST = first_row_at(0)
 @given(rows, rows)
 def test_an_exclusive_start_is_that_id(row: bytes, payload: bytes) -> None:
     start = start_of(Poll(row + payload, inclusive=False), OLDEST)
-    assert start == Start(row_before(row), row, payload, inline=False)
+    assert start == FetchStart(row_before(row), row, payload, inline=False)
 
 
 @given(rows)
 def test_an_inclusive_start_at_an_inline_message_takes_it(row: bytes) -> None:
     start = start_of(Poll(row + ROW_ID_MIN), OLDEST)
-    assert start == Start(row_before(row), row, ROW_ID_MIN, inline=True)
+    assert start == FetchStart(row_before(row), row, ROW_ID_MIN, inline=True)
 
 
 @given(rows, rows.filter(lambda row: row != ROW_ID_MIN))
@@ -67,7 +67,7 @@ def test_an_inclusive_start_at_a_payload_takes_it(row: bytes, payload: bytes) ->
 def test_an_id_that_has_expired_starts_at_the_oldest_that_lives() -> None:
     bound = first_row_at(5000)
     identifier = row_id(4999, 7) + row_id(123, 4)
-    assert start_of(Poll(identifier, inclusive=False), bound) == Start(row_before(bound))
+    assert start_of(Poll(identifier, inclusive=False), bound) == FetchStart(row_before(bound))
 
 
 def test_an_id_at_the_bound_is_followed() -> None:
@@ -80,7 +80,7 @@ def test_a_time_starts_at_its_millisecond_or_at_the_oldest_that_lives(
     time_ms: int, bound_ms: int
 ) -> None:
     start = start_of(Poll(time_ms), first_row_at(bound_ms))
-    assert start == Start(row_before(max(first_row_at(bound_ms), first_row_at(time_ms))))
+    assert start == FetchStart(row_before(max(first_row_at(bound_ms), first_row_at(time_ms))))
 
 
 def test_an_id_is_cut_to_its_20_bytes() -> None:
@@ -143,22 +143,22 @@ SNAPSHOT = Snapshot(
 @pytest.mark.parametrize(
     ("pointer", "verdict"),
     [
-        (None, Verdict.TAKE),
-        (40, Verdict.TAKE),
-        (-40, Verdict.SKIP),
-        (50, Verdict.HOLD),
-        (-50, Verdict.SKIP),
-        (60, Verdict.SKIP),
-        (100, Verdict.TAKE),
-        (101, Verdict.HOLD),
-        (150, Verdict.SKIP),
-        (200, Verdict.TAKE),
-        (201, Verdict.TAKE),
+        (None, FetchAction.TAKE),
+        (40, FetchAction.TAKE),
+        (-40, FetchAction.SKIP),
+        (50, FetchAction.HOLD),
+        (-50, FetchAction.SKIP),
+        (60, FetchAction.SKIP),
+        (100, FetchAction.TAKE),
+        (101, FetchAction.HOLD),
+        (150, FetchAction.SKIP),
+        (200, FetchAction.TAKE),
+        (201, FetchAction.TAKE),
     ],
 )
-def test_a_snapshot_judges_by_the_pointer(pointer: int | None, verdict: Verdict) -> None:
+def test_a_snapshot_judges_by_the_pointer(pointer: int | None, verdict: FetchAction) -> None:
     assert judge(pointer, SNAPSHOT) is verdict
-    assert judge(pointer, None) is Verdict.TAKE
+    assert judge(pointer, None) is FetchAction.TAKE
 
 
 @given(
@@ -178,5 +178,5 @@ def test_no_older_pointer_holds(
         invalids=invalids,
         visibility=visibility,
     )
-    held = [p for p in range(1, 40) if judge(p, snapshot) is Verdict.HOLD]
+    held = [p for p in range(1, 40) if judge(p, snapshot) is FetchAction.HOLD]
     assert all(pointer >= oldest_held(snapshot) for pointer in held)

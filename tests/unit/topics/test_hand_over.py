@@ -11,7 +11,7 @@ from broker.coordination import placement
 from broker.errors import Fenced, NotLeader, OutcomeUnknown
 from broker.model import Message, Poll, PublishRequest, Snapshot, TopicId
 from broker.testing.clock import pass_time, within
-from broker.topics.settings import Published, PublishOptions
+from broker.topics.settings import PublishedIds, PublishOptions
 from tests.kit.bench import Gate, settle
 from tests.kit.many import Cluster, Load, Member, head, led_by
 
@@ -353,7 +353,7 @@ async def test_a_caller_that_goes_while_a_leader_is_settled_takes_no_other_reque
     gate = Gate()
     home.table.on("append", gate.after, gate.after)
 
-    def publish(payload: bytes) -> asyncio.Future[Published]:
+    def publish(payload: bytes) -> asyncio.Future[PublishedIds]:
         return asyncio.ensure_future(home.topics.publish(TOPIC, PublishRequest(None, [payload])))
 
     waiting = []

@@ -23,7 +23,7 @@ from broker.model import POINTERS_PER_MS, Poll, PublishRequest, Snapshot, TopicI
 from broker.storage.hold import PageBounds
 from broker.storage.log import Logs
 from broker.storage.records import Records
-from broker.storage.table import NoAnswer, NotSent
+from broker.storage.table import NotWritten, WriteUnknown
 from broker.testing.mutants import in_force
 from broker.topics import settling
 from broker.topics.inverting import Inverting
@@ -215,7 +215,7 @@ async def test_a_service_that_is_down_means_no_clean_up_and_nothing_else(world: 
 
 async def test_a_pass_that_breaks_off_is_no_pass(world: World) -> None:
     pointer = await invalid_one(world)
-    world.bench.table.on("rolled", *[failing(NotSent("gone"))] * 10_000)
+    world.bench.table.on("rolled", *[failing(NotWritten("gone"))] * 10_000)
     report = await world.sweeper.sweep()
     assert report.skipped == 1
     plan = await world.pruning.plan()
@@ -478,7 +478,7 @@ async def created_anew_after_the_pass(world: World) -> list[str]:
     assert record is None
     told = settling.fingerprint([pointer])
     await settling.put_pass(
-        world.bench.records, TOPIC, version, settling.Pass(1, 0, pointer + 1, told)
+        world.bench.records, TOPIC, version, settling.SettlingRecord(1, 0, pointer + 1, told)
     )
     world.bench.clock.step(SETTLED_MS)
     await world.pruning.prune()
@@ -505,7 +505,7 @@ async def stored_a_day_after_it_was_sent(world: World) -> list[str]:
 
     async def unanswered(real: Any, *arguments: Any, **named: Any) -> bool:
         sent[:] = [real, arguments, named]
-        raise NoAnswer("the answer was lost")
+        raise WriteUnknown("the answer was lost")
 
     pointer = world.begin()
     bench.table.on("append", *[unanswered] * 10_000)
@@ -558,7 +558,7 @@ def test_the_bound_lies_below_all_that_may_still_happen(
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
-    record = settling.Pass(3, 9, 8, "1-ff", b"\1" * 10, 7, b"\2" * 10, 123)
+    record = settling.SettlingRecord(3, 9, 8, "1-ff", b"\1" * 10, 7, b"\2" * 10, 123)
     assert settling.decode(settling.encode(record)) == record
     for value in (b"", b"{}", b"[]", b'{"generation": 1, "start": "x", "through": ""}'):
         with pytest.raises(StorageCorrupt):

@@ -18,7 +18,7 @@ from broker.errors import (
     TopicNotFound,
     Unavailable,
 )
-from broker.http.budget import Account, Bounds, Budgets, Hold, Kind
+from broker.http.budget import Account, Bounds, BudgetKind, Budgets, Hold
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
 from broker.storage.keys import LogId
 from broker.testing.clock import within
@@ -428,7 +428,7 @@ async def test_a_drain_answers_whoever_waits_and_lets_nobody_wait(bench: Bench) 
 
 
 async def test_waiting_polls_are_counted_while_they_wait(bench: Bench) -> None:
-    budgets = Budgets({Kind.WAITING: Bounds(1, 2, 2)})
+    budgets = Budgets({BudgetKind.WAITING: Bounds(1, 2, 2)})
     accounts = [budgets.account("client", lambda _: None) for _ in range(3)]
 
     def wait_as(account: Account, wait_s: float) -> asyncio.Future[PollStream]:
@@ -438,13 +438,13 @@ async def test_waiting_polls_are_counted_while_they_wait(bench: Bench) -> None:
     await bench.create()
     polls = [wait_as(account, 5) for account in accounts[:2]]
     await bench.pass_ms(1)
-    assert budgets.held[Kind.WAITING] == bench.topics.waiting_polls == 2
+    assert budgets.held[BudgetKind.WAITING] == bench.topics.waiting_polls == 2
     with pytest.raises(Overloaded):
         await wait_as(accounts[2], 5)
     assert await bench.payloads() == [], "that does not wait"
     for poll in polls:
         await poll
-    assert not budgets.held[Kind.WAITING]
+    assert not budgets.held[BudgetKind.WAITING]
     assert (await wait_as(accounts[2], 1)).empty
     await bench.publish(b"a")
     assert await bench.payloads() == [b"a"]

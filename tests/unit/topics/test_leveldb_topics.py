@@ -30,7 +30,7 @@ from broker.storage.records import Records
 from broker.topics.browse import BrowseQuery
 from broker.topics.retention import Sweeper
 from broker.topics.service import Topics
-from broker.topics.settings import Published, PublishOptions, TopicSettings
+from broker.topics.settings import PublishedIds, PublishOptions, TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.wire import attributes
 from tests.kit.serving import eventually
@@ -84,7 +84,7 @@ class Node:
 
     async def publish(
         self, *payloads: bytes, pointer: int | None = None, key: str = ""
-    ) -> Published:
+    ) -> PublishedIds:
         options = PublishOptions(key=key) if key else PublishOptions()
         return await self.topics.publish(TOPIC, PublishRequest(pointer, payloads), options)
 

@@ -8,10 +8,10 @@ import pytest
 
 from broker import slices
 from broker.errors import Overloaded
-from broker.http.budget import Bounds, Budgets, Hold, Kind
+from broker.http.budget import Bounds, BudgetKind, Budgets, Hold
 from broker.model import Message, Poll, Snapshot
-from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, Page
-from broker.topics.reading import ROWS_AT_ONCE, Reading
+from broker.topics.pages import PIECE_BYTES_MAX, WHOLE_BYTES_MAX, PollPage
+from broker.topics.reading import ROWS_AT_ONCE, TopicReading
 from broker.wire.blocks import END, PollDecoder
 from broker.wire.messages import PagesDecoder
 from tests.kit.bench import TOPIC, Bench, settle
@@ -30,13 +30,13 @@ def every_step_is_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def looked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Count the entries that readings look at."""
-    seen, take = [0], Reading._take
+    seen, take = [0], TopicReading._take
 
-    def counting(self: Reading, *arguments: Any) -> bool:
+    def counting(self: TopicReading, *arguments: Any) -> bool:
         seen[0] += 1
         return take(self, *arguments)
 
-    monkeypatch.setattr(Reading, "_take", counting)
+    monkeypatch.setattr(TopicReading, "_take", counting)
     return iter([seen])
 
 
@@ -74,16 +74,16 @@ async def test_rows_looked_at_in_vain_are_counted_and_bounded(
     await _skipped_then_one(bench)
     if not is_cached:
         bench.forget_cache()
-    budgets = Budgets({Kind.ROWS: Bounds(2 * ROWS_AT_ONCE, SKIPPED * 2, SKIPPED * 2)})
+    budgets = Budgets({BudgetKind.ROWS: Bounds(2 * ROWS_AT_ONCE, SKIPPED * 2, SKIPPED * 2)})
     hold = Hold(budgets.account("client", lambda _: None))
     with pytest.raises(Overloaded):
         await bench.topics.poll(TOPIC, Poll(snapshot=SNAPSHOT), hold=hold)
-    assert hold.held[Kind.ROWS] == 2 * ROWS_AT_ONCE
+    assert hold.held[BudgetKind.ROWS] == 2 * ROWS_AT_ONCE
     hold.close()
     limit = 2 * ROWS_AT_ONCE + 1
     stream = await bench.topics.poll(TOPIC, Poll(limit=limit), hold=hold)
     assert sum([len(some) async for some in stream.messages()]) == limit
-    assert Kind.ROWS not in hold.held, "what is given out counts no more"
+    assert BudgetKind.ROWS not in hold.held, "what is given out counts no more"
 
 
 @pytest.mark.usefixtures("every_step_is_a_slice")
@@ -125,7 +125,7 @@ async def test_pieces_are_never_large_however_large_a_message(
         await bench.publish(pointer=50)
     else:
         await bench.publish(*payloads)
-    for form, decoder in ((Page.block, PollDecoder()), (Page.whole, PagesDecoder())):
+    for form, decoder in ((PollPage.block, PollDecoder()), (PollPage.whole, PagesDecoder())):
         stream = await bench.topics.poll(TOPIC, Poll())
         found = await _all(stream, decoder, form)
         assert [message.payload for message in found] == payloads
@@ -140,6 +140,6 @@ async def test_a_large_page_is_counted_until_it_is_taken(bench: Bench) -> None:
     stream = await bench.topics.poll(TOPIC, Poll(), hold=hold)
     most = 0
     async for _ in stream.blocks():
-        most = max(most, hold.held[Kind.REPLY_BYTES])
+        most = max(most, hold.held[BudgetKind.REPLY_BYTES])
     assert 3_000_000 < most < 3_100_000
     assert not hold.held

@@ -11,7 +11,7 @@ import pytest
 
 from broker.clock import JUMP_MS_MIN
 from broker.coordination import placement
-from broker.coordination.tenure import Place
+from broker.coordination.tenure import TopicPlacement
 from broker.errors import (
     ClockSkew,
     NoLeader,
@@ -22,7 +22,7 @@ from broker.errors import (
     Unavailable,
 )
 from broker.model import Poll, PublishRequest, RollbackRange, Snapshot, TopicId
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId, is_root, topic_prefix
 from broker.storage.table import Space
 from broker.testing.clock import pass_time
@@ -148,7 +148,7 @@ async def test_a_node_that_is_cut_off_alone_sends_its_requests_on(cluster: Clust
     with pytest.raises(NotLeader) as caught:
         await publish_at(home, b"third")
     assert (caught.value.node, caught.value.url) == (other.me.instance, other.me.url)
-    assert home.tenure.place(TOPIC) == Place(here=False, node=other.membership.me)
+    assert home.tenure.place(TOPIC) == TopicPlacement(here=False, node=other.membership.me)
     await cluster.publish(home, TOPIC, b"third")
     assert await cluster.payloads(home, TOPIC) == [b"first", b"second", b"third"]
     cluster.coordination.resume(home.coordinator)
@@ -917,14 +917,14 @@ async def test_a_clock_that_went_wrong_since_the_claims_sweeps_nothing(
         await cluster.publish(node, topic, b"new")
     await pass_time(10)
 
-    asked, real = 0, Hold.server_ms
+    asked, real = 0, LogHold.server_ms
 
-    async def server_ms(hold: Hold) -> int | None:
+    async def server_ms(hold: LogHold) -> int | None:
         nonlocal asked
         asked += 1
         return await real(hold)
 
-    monkeypatch.setattr(Hold, "server_ms", server_ms)
+    monkeypatch.setattr(LogHold, "server_ms", server_ms)
     cluster.memory.server_ms = lambda: node.clock.now_ms() - ahead_ms
     report = await node.sweeper.sweep()
     assert asked == 1

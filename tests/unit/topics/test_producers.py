@@ -15,7 +15,7 @@ from broker.storage.check import verify
 from broker.storage.log import Logs
 from broker.testing.clock import VirtualLoop, simulate
 from broker.topics import producers
-from broker.topics.settings import Producer, Published, PublishOptions
+from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from tests.kit.bench import Bench, Gate, done_but, settle
 
 DAY_MS = 24 * 3600 * 1000
@@ -23,7 +23,7 @@ DAY_MS = 24 * 3600 * 1000
 
 async def publish(
     bench: Bench, number: int, *payloads: bytes, who: str = "p", **more: Any
-) -> Published:
+) -> PublishedIds:
     options = PublishOptions(producer=Producer(who, number))
     return await bench.publish(*(payloads or (b"%d" % number,)), options=options, **more)
 

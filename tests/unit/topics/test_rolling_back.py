@@ -11,7 +11,7 @@ from broker.errors import Fenced, NoLeader, OutcomeUnknown
 from broker.model import Poll, RollbackRange, RowId, Snapshot
 from broker.storage import hold
 from broker.storage.hold import PageBounds
-from broker.storage.table import HEAD, NoAnswer
+from broker.storage.table import HEAD, WriteUnknown
 from broker.topics import cache
 from tests.kit.bench import TOPIC, Bench, failing, settle
 
@@ -113,7 +113,7 @@ async def test_a_rollback_that_breaks_off_is_unknown_and_may_be_repeated(
     async def as_it_is(real: Any, *arguments: Any, **named: Any) -> Any:
         return await real(*arguments, **named)
 
-    bench.table.on("rolled", *[as_it_is] * fails_at, *[failing(NoAnswer("lost"))] * 1000)
+    bench.table.on("rolled", *[as_it_is] * fails_at, *[failing(WriteUnknown("lost"))] * 1000)
     with pytest.raises(OutcomeUnknown):
         await rolling_back(bench, rows[0], rows[-1])
     bench.table.forget_hooks()

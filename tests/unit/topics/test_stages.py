@@ -13,7 +13,7 @@ from broker.storage.keys import LogId, payload_root_range, topic_prefix
 from broker.storage.root import RootState
 from broker.storage.table import Space
 from broker.topics import stages as module
-from broker.topics.settings import Producer, Published, PublishOptions
+from broker.topics.settings import Producer, PublishedIds, PublishOptions
 from tests.kit.bench import TOPIC, Bench, Gate, done_but, failing, settle
 
 LIFE_S = 3600
@@ -24,14 +24,14 @@ async def begin(bench: Bench) -> int:
     return await bench.topics.begin_stage(TOPIC)
 
 
-async def store(bench: Bench, stage: int, *payloads: bytes, **options: Any) -> Published:
+async def store(bench: Bench, stage: int, *payloads: bytes, **options: Any) -> PublishedIds:
     request = PublishRequest(None, payloads, (stage,))
     return await bench.topics.store(TOPIC, request, PublishOptions(**options))
 
 
 async def publish(
     bench: Bench, *stages: int, pointer: int | None = None, **options: Any
-) -> Published:
+) -> PublishedIds:
     request = PublishRequest(pointer, (), stages)
     return await bench.topics.publish(TOPIC, request, PublishOptions(**options))
 

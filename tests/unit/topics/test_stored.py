@@ -20,7 +20,7 @@ from broker.storage.head import PageState
 from broker.storage.hold import PageBounds
 from broker.storage.keys import LogId, is_root
 from broker.storage.root import RootState
-from broker.storage.table import NotSent, Space
+from broker.storage.table import NotWritten, Space
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench, Gate, Hook, done_but, failing, settle
 
@@ -366,7 +366,7 @@ async def test_a_rollback_after_a_takeover_finds_the_rows(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [Fenced("over"), Unavailable("down"), OutcomeUnknown("lost"), NotSent("gone")]
+    "error", [Fenced("over"), Unavailable("down"), OutcomeUnknown("lost"), NotWritten("gone")]
 )
 @pytest.mark.parametrize("done", [False, True])
 async def test_a_rollback_that_fails_midway_is_unknown_and_may_be_repeated(
@@ -379,8 +379,10 @@ async def test_a_rollback_that_fails_midway_is_unknown_and_may_be_repeated(
     rows = [await bench.publish(b"%d" % number, pointer=7) for number in range(3)]
     rollback = RollbackRange(7, rows[0].first, rows[-1].last)
     bench.table.on("rolled", _real, done_but(error) if done else failing(error))
-    if isinstance(error, NotSent):  # The first time it may have been made: it is never taken back.
-        bench.table.on("get", _real, *[failing(NotSent("gone"))] * 10_000)
+    if isinstance(
+        error, NotWritten
+    ):  # The first time it may have been made: it is never taken back.
+        bench.table.on("get", _real, *[failing(NotWritten("gone"))] * 10_000)
     with pytest.raises(OutcomeUnknown) as caught:
         await bench.topics.rollback(TOPIC, rollback)
     assert (caught.value.outcome, caught.value.retriable) == ("unknown", False)

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.errors import BrokerError, ClockSkew, OutcomeUnknown, TopicNotFound
-from broker.storage.hold import Hold
+from broker.storage.hold import LogHold
 from broker.storage.keys import LogId
 from broker.storage.log import Logs
 from broker.storage.payloads import PayloadLogs
-from broker.storage.table import NotSent
+from broker.storage.table import NotWritten
 from broker.testing.mutants import in_force
 from broker.topics.settings import PublishOptions
 from tests.kit.bench import TOPIC, Bench, failing
@@ -32,7 +32,7 @@ async def test_a_store_that_a_deletion_came_before_is_refused_for_good(bench: Be
         await store_at_a_leader_that_was_fenced(bench)
 
 
-async def another_leads(bench: Bench) -> tuple[Logs, Hold]:
+async def another_leads(bench: Bench) -> tuple[Logs, LogHold]:
     logs = Logs(bench.memory, bench.clock)
     return logs, await logs.claim(LogId(TOPIC, 1), "another")
 
@@ -119,7 +119,7 @@ def _only_the_first_passes():
     async def passes(real, *arguments, **named):
         return await real(*arguments, **named)
 
-    return [passes, *[failing(NotSent("the node died"))] * 3]
+    return [passes, *[failing(NotWritten("the node died"))] * 3]
 
 
 async def test_a_reference_is_looked_for_before_it_is_published_again(bench: Bench) -> None:

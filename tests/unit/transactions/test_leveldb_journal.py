@@ -21,7 +21,7 @@ from broker.topics.settings import TopicSettings
 from broker.topics.surroundings import Surroundings
 from broker.transactions.service import Transactions
 from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import State
+from broker.transactions.state import ServiceState
 
 SETTINGS = TransactionSettings(snapshot_edits=15)
 STEPS = 60
@@ -61,7 +61,7 @@ class Store:
         return found
 
 
-def parts_of(state: State | None) -> dict[str, Any]:
+def parts_of(state: ServiceState | None) -> dict[str, Any]:
     """Return a copy of all parts of a state."""
     assert state is not None
     parts = {**vars(state), "in_progress": {}}

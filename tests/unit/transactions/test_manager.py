@@ -19,7 +19,7 @@ from broker.transactions import manager, state
 from broker.transactions.edits import Committed, Truncated, decode_edit, encode_edit
 from broker.transactions.manager import Decision, OlderInProgress
 from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import State
+from broker.transactions.state import ServiceState
 
 NOW_MS = 1000
 SETTINGS = TransactionSettings(
@@ -32,7 +32,7 @@ class Manager:
     """A state on which decisions are made."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state = ServiceState()
         self.now_ms = NOW_MS
         self.do(manager.begin(self.state, self.now_ms))
 

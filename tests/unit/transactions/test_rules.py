@@ -28,7 +28,7 @@ from broker.transactions.edits import Edit, encode_edit
 from broker.transactions.manager import Decision
 from broker.transactions.replay import Replay
 from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import State
+from broker.transactions.state import ServiceState
 
 SETTINGS = TransactionSettings()
 KEYS = st.sets(st.sampled_from([b"a", b"b"]), min_size=1)
@@ -56,7 +56,7 @@ class Rules(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = State()
+        self.state = ServiceState()
         self.messages: list[bytes] = []
         self.now_ms = 1000
         self.steps = itertools.count(1)
@@ -249,7 +249,7 @@ class Rules(RuleBasedStateMachine):
         assert comparable(replay.state) == comparable(self.state)
 
 
-def comparable(state: State) -> dict[str, Any]:
+def comparable(state: ServiceState) -> dict[str, Any]:
     """Return all parts of a state as values."""
     parts = dict(vars(state))
     parts["in_progress"] = {

@@ -8,11 +8,11 @@ from typing import TypeVar
 import pytest
 
 from broker.model import Snapshot
-from broker.topics.fetch import Verdict, judge
+from broker.topics.fetch import FetchAction, judge
 from broker.transactions import manager
 from broker.transactions.manager import Decision
 from broker.transactions.settings import TransactionSettings
-from broker.transactions.state import State
+from broker.transactions.state import ServiceState
 from broker.wire.snapshotjson import decode_snapshot, encode_snapshot
 from broker.wire.transaction import decode_transaction, encode_transaction
 
@@ -20,22 +20,22 @@ Result = TypeVar("Result")
 SETTINGS = TransactionSettings()
 FATES = ("open", "committing", "commit", "abort", "invalidate", "time out", "time out, abort")
 SEEN = {
-    "open": Verdict.HOLD,
-    "committing": Verdict.HOLD,
-    "commit": Verdict.TAKE,
-    "abort": Verdict.TAKE,
-    "invalidate": Verdict.SKIP,
-    "time out": Verdict.SKIP,
-    "time out, abort": Verdict.TAKE,
+    "open": FetchAction.HOLD,
+    "committing": FetchAction.HOLD,
+    "commit": FetchAction.TAKE,
+    "abort": FetchAction.TAKE,
+    "invalidate": FetchAction.SKIP,
+    "time out": FetchAction.SKIP,
+    "time out, abort": FetchAction.TAKE,
 }
-SEEN_OF_LONG = {**SEEN, "abort": Verdict.SKIP, "time out, abort": Verdict.SKIP}
+SEEN_OF_LONG = {**SEEN, "abort": FetchAction.SKIP, "time out, abort": FetchAction.SKIP}
 
 
 class World:
     """A state, and what is done to it."""
 
     def __init__(self) -> None:
-        self.state = State()
+        self.state = ServiceState()
         self.do(manager.begin(self.state, 1000))
 
     def do(self, decision: Decision[Result]) -> Result:
@@ -90,7 +90,7 @@ def test_what_a_consumer_does_at_each_pointer(order: tuple[int, ...], checkpoint
         for mine, (fate, long) in zip(pointers, three, strict=True):
             wanted = (SEEN_OF_LONG if long else SEEN)[fate]
             for pointer in mine:
-                assert judge(pointer, before) is Verdict.HOLD
+                assert judge(pointer, before) is FetchAction.HOLD
                 assert judge(pointer, after) is wanted, (three, pointer, after)
         for copy in (
             decode_transaction(encode_transaction(after)),

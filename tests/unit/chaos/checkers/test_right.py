@@ -4,7 +4,7 @@ import pytest
 
 from broker.model import Snapshot
 from chaos.checkers import Promises
-from chaos.history import Call, calls_of, snapshot_value
+from chaos.history import Operation, calls_of, snapshot_value
 from tests.kit.story import Story, rid, snapshot
 
 PROMISES = Promises(early_ms=100, late_ms=100, stored_late_ms=100, unavailable_ms=1000)
@@ -271,7 +271,7 @@ def test_a_publish_under_way_at_the_end_is_unknown():
     story = Story().publish(1, "a")
     story.publishing("b")
     [_, call] = story.history.calls()
-    assert isinstance(call, Call)
+    assert isinstance(call, Operation)
     assert (call.outcome, call.ended, call.is_ok) == ("unknown", None, False)
     assert story.final((1, "a"), (2, "b")).verdict().is_valid
 

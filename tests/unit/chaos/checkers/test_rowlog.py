@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 
-from chaos.checkers.rowlog import Seen, violations
+from chaos.checkers.rowlog import HistoryLine, violations
 
 
-def found(history: Iterable[Seen], subscriptions: Sequence[str]) -> list[tuple[str, str]]:
+def found(history: Iterable[HistoryLine], subscriptions: Sequence[str]) -> list[tuple[str, str]]:
     return [(each.name, each.detail) for each in violations(history, subscriptions)]
 
 
 def seen(
     kind: str, time_ns: int, seq: int = 0, process: str = "one", *, done: bool = False
-) -> Seen:
-    return Seen(kind, process, time_ns, "row", seq, "" if kind == "put" else "a", done)  # type: ignore[arg-type]
+) -> HistoryLine:
+    return HistoryLine(kind, process, time_ns, "row", seq, "" if kind == "put" else "a", done)  # type: ignore[arg-type]
 
 
 GOOD = [
@@ -45,7 +45,7 @@ def test_two_of_a_row_at_once_are_found_and_one_twice_is_none() -> None:
 
 
 def test_what_a_halted_process_had_in_flight_does_not_count() -> None:
-    halted = [seen("begin", 9, 3), Seen("halted", "one", 10), seen("begin", 11, 4, "two")]
+    halted = [seen("begin", 9, 3), HistoryLine("halted", "one", 10), seen("begin", 11, 4, "two")]
     assert violations([*GOOD, *halted], ["a"]) == []
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from chaos.checkers.facts import Shown
+from chaos.checkers.facts import ShownRow
 from chaos.checkers.tables import DiskTables, MemoryTables
 
 KINDS = {"memory": MemoryTables, "disk": DiskTables}
@@ -18,10 +18,10 @@ def tables(request):
 
 
 def test_a_value_comes_back_as_it_was(tables):
-    table = tables.table(Shown._make)
-    table.put("a", Shown("payload", None, 7))
-    assert table.get("a") == Shown("payload", None, 7)
-    assert isinstance(table.get("a"), Shown)
+    table = tables.table(ShownRow._make)
+    table.put("a", ShownRow("payload", None, 7))
+    assert table.get("a") == ShownRow("payload", None, 7)
+    assert isinstance(table.get("a"), ShownRow)
     assert table.get("b") is None
 
 

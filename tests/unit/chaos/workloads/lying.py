@@ -12,8 +12,8 @@ from typing import Any
 from typing_extensions import override
 
 from broker.client import Client
-from broker.client.connection import Connection
-from broker.client.protocol import Reply, Request
+from broker.client.connection import ClientConnection
+from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply, Transport
 from broker.clock import Clock
 from broker.model import NO_HEADERS, Message, TopicId
@@ -21,10 +21,10 @@ from broker.wire import attributes, avro, messages
 from broker.wire.blocks import END, encode_items
 from tests.kit.seeds.stage import StagedCluster
 
-Send = Callable[[Request], Awaitable[Reply]]
+Send = Callable[[ClientRequest], Awaitable[Reply]]
 
 
-def action(request: Request) -> str:
+def action(request: ClientRequest) -> str:
     """Return what is asked for: ``publish``, ``poll``, or the method where the path says no more."""
     last = request.path.partition("?")[0].rpartition("/")[2]
     known = {"publish", "store", "rollback", "poll", "messages", "events", "properties"}
@@ -37,9 +37,9 @@ class Lies:
 
     of: str = ""
     every: int = 3
-    write: Callable[[Send, Request], Awaitable[Reply]] | None = None
+    write: Callable[[Send, ClientRequest], Awaitable[Reply]] | None = None
     """Carries out a write in its own way."""
-    ask: Callable[[Request], Request] | None = None
+    ask: Callable[[ClientRequest], ClientRequest] | None = None
     """Changes what a read asks for."""
     page: Callable[[list[Message]], list[Message]] | None = None
     """Changes what a poll gives."""
@@ -53,7 +53,7 @@ class Lies:
         """Whether it is writes that are lied about."""
         return self.write is not None or self.delay_s > 0
 
-    def apply(self, request: Request) -> bool:
+    def apply(self, request: ClientRequest) -> bool:
         """Whether to lie about this request."""
         if action(request) != self.of:
             return False
@@ -69,10 +69,10 @@ class LyingTransport:
         self._clock = clock
         self._lies = lies
 
-    async def send(self, request: Request, timeout_s: float) -> Reply:
+    async def send(self, request: ClientRequest, timeout_s: float) -> Reply:
         """Send a write, or lie about it."""
 
-        async def send(changed: Request) -> Reply:
+        async def send(changed: ClientRequest) -> Reply:
             return await self._inner.send(changed, timeout_s)
 
         if not self._lies.of_writes or not self._lies.apply(request):
@@ -82,12 +82,14 @@ class LyingTransport:
         self._lies.late.append(asyncio.create_task(self._later(send, request)))
         return Reply(200, {}, b"")
 
-    async def _later(self, send: Send, request: Request) -> Reply:
+    async def _later(self, send: Send, request: ClientRequest) -> Reply:
         await self._clock.sleep(self._lies.delay_s)
         return await send(request)
 
     @asynccontextmanager
-    async def stream(self, request: Request, timeout_s: float) -> AsyncIterator[StreamedReply]:
+    async def stream(
+        self, request: ClientRequest, timeout_s: float
+    ) -> AsyncIterator[StreamedReply]:
         """Send a read, and perhaps change what is asked or told."""
         is_lie = not self._lies.of_writes and self._lies.apply(request)
         if is_lie and self._lies.ask is not None:
@@ -100,7 +102,7 @@ class LyingTransport:
             else:
                 yield reply
 
-    async def connect(self, topic: TopicId | None) -> Connection:
+    async def connect(self, topic: TopicId | None) -> ClientConnection:
         """Open a connection, on which there are no lies."""
         return await self._inner.connect(topic)
 
@@ -141,34 +143,34 @@ class LyingCluster(StagedCluster):
 # Lies about writes.
 
 
-async def not_done(send: Send, request: Request) -> Reply:
+async def not_done(send: Send, request: ClientRequest) -> Reply:
     """Say that it was done, and do nothing."""
     del send, request
     return Reply(200, {}, b"")
 
 
-async def done_twice(send: Send, request: Request) -> Reply:
+async def done_twice(send: Send, request: ClientRequest) -> Reply:
     """Do it twice."""
     await send(request)
     return await send(request)
 
 
-async def refused_and_done(send: Send, request: Request) -> Reply:
+async def refused_and_done(send: Send, request: ClientRequest) -> Reply:
     """Do it, and say that it was refused for good."""
     await send(request)
     return Reply(400, {"broker-error": "bad_request", "broker-outcome": "refused"}, b"")
 
 
-async def done_anyway(send: Send, request: Request) -> Reply:
+async def done_anyway(send: Send, request: ClientRequest) -> Reply:
     """Say that it was done, whatever the broker says."""
     reply = await send(request)
     return Reply(200, reply.headers, b"") if reply.status == 409 else reply
 
 
-def half_of_it(messages_max: int) -> Callable[[Send, Request], Awaitable[Reply]]:
+def half_of_it(messages_max: int) -> Callable[[Send, ClientRequest], Awaitable[Reply]]:
     """Return a lie: a part of a request's messages is left out."""
 
-    async def write(send: Send, request: Request) -> Reply:
+    async def write(send: Send, request: ClientRequest) -> Reply:
         is_whole = request.headers["Content-Type"] == messages.CONTENT_TYPE
         form = messages if is_whole else avro
         asked = form.decode_publish_request(request.body, messages_max=messages_max)
@@ -202,7 +204,7 @@ def with_attributes_of_the_first(page: list[Message]) -> list[Message]:
     return [message._replace(key=page[0].key, headers=page[0].headers) for message in page]
 
 
-def without_snapshot(request: Request) -> Request:
+def without_snapshot(request: ClientRequest) -> ClientRequest:
     """Forget what a consumer may see."""
     poll = avro.decode_poll(request.body)
     bare = type(poll)(poll.start, poll.inclusive, poll.limit, None)

@@ -8,7 +8,7 @@ from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.trace import Trace
 from broker.testing.simulation.world import in_world
 from chaos.checkers import Verdict, check
-from chaos.history import Call
+from chaos.history import Operation
 from chaos.workloads import SIMULATED, Scale, Workload
 from tests.unit.chaos.workloads.lying import Lies, LyingCluster
 
@@ -20,7 +20,7 @@ class Played(NamedTuple):
     """What came of it."""
 
     verdict: Verdict
-    calls: list[Call]
+    calls: list[Operation]
 
     @property
     def done(self) -> set[str]:

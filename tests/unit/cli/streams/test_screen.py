@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from broker.cli.streams import screen
-from broker.streams.inspecting import Entry
+from broker.streams.inspecting import StateEntry
 
 QUERY = {
     "name": "sink-1",
@@ -61,7 +61,10 @@ def test_each_end_has_a_row() -> None:
 def test_state_is_a_row_for_each_entry() -> None:
     window = {"start": "2026-01-01T00:00:00.000Z", "end": "2026-01-01T01:00:00.000Z"}
     rows = screen.state_rows(
-        [Entry("count-1", "a", None, {"count": 2}), Entry("join-1", ["a", 1], window, [1])]
+        [
+            StateEntry("count-1", "a", None, {"count": 2}),
+            StateEntry("join-1", ["a", 1], window, [1]),
+        ]
     )
     assert rows == [
         ("count-1", "a", "", "count=2"),

@@ -51,7 +51,9 @@ def told(answer: Any) -> Any:
 ALONE = NotFound("no cluster")
 
 
-async def taken(broker: Any, rows_max: int = 50, namespace: str | None = None) -> snapshot.Snapshot:
+async def taken(
+    broker: Any, rows_max: int = 50, namespace: str | None = None
+) -> snapshot.ClusterSnapshot:
     return await snapshot.take(broker, namespace, rows_max)
 
 

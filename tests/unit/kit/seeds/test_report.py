@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.testing.simulation.trace import Line, Trace
+from broker.testing.simulation.trace import Trace, TraceLine
 from chaos.checkers import Verdict, Violation
 from chaos.history import Event
 from tests.kit.seeds.__main__ import command_of
@@ -33,7 +33,7 @@ def outcome(
         PLAN,
         Verdict(violations, True, {"longest_unavailable_ms": 7500}, unjudged),
         [event(1, "invoke", payloads=["long ago"]), event(20, "invoke"), event(21, "ok")],
-        [Line(20.5, "node-1.2", "topic claimed", {"epoch": 3})],
+        [TraceLine(20.5, "node-1.2", "topic claimed", {"epoch": 3})],
         acknowledged,
         unknown=2,
         epochs=8,
@@ -81,8 +81,10 @@ def test_totals_count_what_is_bad_and_what_is_empty() -> None:
 def test_a_leader_changes_when_another_process_claims_its_topic() -> None:
     claims = [("a", "node-0.1"), ("b", "node-1.1"), ("a", "node-0.1"), ("a", "node-0.2")]
     claims += [("a", "node-1.1"), ("b", "node-1.1")]
-    lines = [Line(1.0, process, "topic claimed", {"topic": topic}) for topic, process in claims]
-    assert leader_changes([*lines, Line(2.0, "node-2.1", "topic let go", {"topic": "a"})]) == 2
+    lines = [
+        TraceLine(1.0, process, "topic claimed", {"topic": topic}) for topic, process in claims
+    ]
+    assert leader_changes([*lines, TraceLine(2.0, "node-2.1", "topic let go", {"topic": "a"})]) == 2
 
 
 def test_what_a_run_is_judged_by_is_kept_however_much_is_said(

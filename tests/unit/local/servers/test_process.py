@@ -12,13 +12,13 @@ from typing import ClassVar
 import pytest
 from typing_extensions import override
 
-from broker.local.servers import Server, ServerFailed, free_ports, process
+from broker.local.servers import ServerFailed, ServerProcess, free_ports, process
 from broker.local.servers.process import program, start_child, tied_to_us
 
 SERVES = "touch ready; exec sleep 1000"
 
 
-class Shell(Server):
+class Shell(ServerProcess):
     """A shell script as a server, ready when its file ``ready`` exists."""
 
     name: ClassVar[str] = "shell"

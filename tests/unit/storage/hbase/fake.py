@@ -18,8 +18,8 @@ from thriftpy2.protocol import TBinaryProtocol
 from thriftpy2.thrift import TMessageType, TProcessor
 from thriftpy2.transport import TBufferedTransport, TMemoryBuffer, TSocket
 
-from broker.storage.hbase.gateways import Address
-from broker.storage.memory.rows import Row, Rows
+from broker.storage.hbase.gateways import GatewayAddress
+from broker.storage.memory.rows import MemoryRow, RowSpace
 from broker.storage.table import HEAD, Cell
 
 DEADLINE_S = 20
@@ -70,7 +70,7 @@ class FakeHBase:
     def __init__(self) -> None:
         self.namespaces = [b"default"]
         self.descriptors: dict[tuple[bytes, bytes], tuple[Any, int]] = {}
-        self.rows: dict[bytes, Rows] = defaultdict(Rows)
+        self.rows: dict[bytes, RowSpace] = defaultdict(RowSpace)
         self.calls: list[str] = []
         self.sent = 0
         self.endings: list[Any] = []
@@ -211,7 +211,7 @@ class FakeHBase:
             self.rows[table].delete(delete.row)
         return []
 
-    def row(self, table: bytes, key: bytes) -> Row:
+    def row(self, table: bytes, key: bytes) -> MemoryRow:
         """Return what is stored."""
         return self.rows[table].get(key)
 
@@ -247,8 +247,8 @@ class Served(socketserver.ThreadingTCPServer):
         super().__init__((HOST, port), Conversation)
 
     @property
-    def address(self) -> Address:
-        return Address(HOST, self.server_address[1])
+    def address(self) -> GatewayAddress:
+        return GatewayAddress(HOST, self.server_address[1])
 
     def close_connections(self) -> None:
         for connection in self.open:

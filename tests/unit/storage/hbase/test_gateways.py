@@ -10,9 +10,9 @@ import pytest
 
 from broker.storage.hbase import gateways as module
 from broker.storage.hbase import requests
-from broker.storage.hbase.gateways import Address, Gateways
-from broker.storage.health import Ended
-from broker.storage.table import NoAnswer, NotSent
+from broker.storage.hbase.gateways import GatewayAddress, Gateways
+from broker.storage.health import CallOutcome
+from broker.storage.table import NotWritten, WriteUnknown
 from tests.kit.bench import settle
 from tests.unit.storage.hbase.fake import DEADLINE_S, HOST, IDL, Served, reply, serving
 
@@ -28,7 +28,7 @@ def served() -> Iterator[Served]:
 
 
 @asynccontextmanager
-async def opened(*addresses: Address, **options: Any) -> AsyncIterator[Gateways]:
+async def opened(*addresses: GatewayAddress, **options: Any) -> AsyncIterator[Gateways]:
     gateways = Gateways(addresses, **options)
     try:
         yield gateways
@@ -49,9 +49,9 @@ async def ask(gateways: Gateways, name: bytes = b"t") -> bool:
     return bool(told)
 
 
-def nobody() -> Address:
+def nobody() -> GatewayAddress:
     with socket.create_server((HOST, 0)) as probe:
-        return Address(HOST, probe.getsockname()[1])
+        return GatewayAddress(HOST, probe.getsockname()[1])
 
 
 SILENCE = b""
@@ -100,7 +100,7 @@ class Scripted:
 
 
 @asynccontextmanager
-async def scripted(count: int = 1) -> AsyncIterator[tuple[list[Scripted], list[Address]]]:
+async def scripted(count: int = 1) -> AsyncIterator[tuple[list[Scripted], list[GatewayAddress]]]:
     """Serve some gateways that do as they are told."""
     async with AsyncExitStack() as stack:
         made, addresses = [], []
@@ -110,7 +110,7 @@ async def scripted(count: int = 1) -> AsyncIterator[tuple[list[Scripted], list[A
             stack.push_async_callback(server.wait_closed)
             stack.callback(server.close)
             stack.push_async_callback(one.end)
-            addresses.append(Address(*server.sockets[0].getsockname()))
+            addresses.append(GatewayAddress(*server.sockets[0].getsockname()))
         yield made, addresses
 
 
@@ -159,12 +159,12 @@ async def test_a_connection_on_which_came_what_nobody_asked_for_is_not_used(
 async def test_what_does_not_answer_as_a_gateway_takes_no_call(identity: bytes | None) -> None:
     async with scripted() as ([one], [address]), opened(address, connect_s=0.05) as gateways:
         one.identity = identity
-        with pytest.raises(NotSent, match="no gateway of HBase answers"):
+        with pytest.raises(NotWritten, match="no gateway of HBase answers"):
             await ask(gateways)
         assert one.asked.empty()
         one.identity, one.answers = TWO, [TRUE]
         while isinstance(
-            told := (await asyncio.gather(ask(gateways), return_exceptions=True))[0], NotSent
+            told := (await asyncio.gather(ask(gateways), return_exceptions=True))[0], NotWritten
         ):
             pass
         assert told is True
@@ -176,7 +176,7 @@ async def test_what_does_not_answer_as_a_gateway_takes_no_call(identity: bytes |
 async def test_what_hbase_tells_is_unknown_and_keeps_the_connection(
     served: Served, gateways: Gateways
 ) -> None:
-    with pytest.raises(NoAnswer, match=r"^java.io.IOException: no$"):
+    with pytest.raises(WriteUnknown, match=r"^java.io.IOException: no$"):
         await ask(gateways, b"error")
     assert await ask(gateways)
     assert len(served.open) == 1
@@ -186,7 +186,7 @@ async def test_a_connection_cut_during_a_call_is_unknown_and_closed(
     served: Served, gateways: Gateways
 ) -> None:
     assert await ask(gateways)
-    with pytest.raises(NoAnswer, match="ended the connection"):
+    with pytest.raises(WriteUnknown, match="ended the connection"):
         await ask(gateways, b"cut")
     assert await ask(gateways)
     assert len(served.open) == 2, "the one on which it was asked whether it is well"
@@ -195,7 +195,7 @@ async def test_a_connection_cut_during_a_call_is_unknown_and_closed(
 async def test_what_is_no_thrift_is_unknown_and_ends_the_connection() -> None:
     async with scripted() as ([one], [address]), opened(address) as gateways:
         one.answers = [b"HTTP/1.1 503 Service Unavailable\r\n\r\n", TRUE]
-        with pytest.raises(NoAnswer, match="not an answer"):
+        with pytest.raises(WriteUnknown, match="not an answer"):
             await ask(gateways)
         assert await ask(gateways)
         assert one.questions == 2
@@ -205,7 +205,7 @@ async def test_what_the_gateway_itself_tells_closes_the_connection() -> None:
     async with scripted() as ([one], [address]), opened(address) as gateways:
         internal = b"\x80\x01\x00\x03" + reply("get")[4:]
         one.answers = [internal, TRUE]
-        with pytest.raises(NoAnswer, match="no message"):
+        with pytest.raises(WriteUnknown, match="no message"):
             await ask(gateways)
         assert await ask(gateways)
         assert one.questions == 2
@@ -213,25 +213,25 @@ async def test_what_the_gateway_itself_tells_closes_the_connection() -> None:
 
 async def test_an_answer_that_never_comes_is_unknown() -> None:
     async with scripted() as (_, [address]), opened(address, call_s=0.05) as gateways:
-        with pytest.raises(NoAnswer, match="no answer in time"):
+        with pytest.raises(WriteUnknown, match="no answer in time"):
             await ask(gateways)
 
 
 async def test_nobody_there_is_not_sent() -> None:
     async with opened(nobody(), nobody(), connect_s=0.1) as gateways:
-        with pytest.raises(NotSent, match=r"no gateway of HBase answers: 127\.0\.0\.1:\d+: "):
+        with pytest.raises(NotWritten, match=r"no gateway of HBase answers: 127\.0\.0\.1:\d+: "):
             await ask(gateways)
 
 
 async def test_each_call_is_told_of_as_it_ends(served: Served) -> None:
-    told: list[Ended] = []
+    told: list[CallOutcome] = []
     async with opened(served.address, observe=told.append) as gateways:
         await ask(gateways)
         for name in (b"error", b"cut"):
-            with pytest.raises(NoAnswer):
+            with pytest.raises(WriteUnknown):
                 await ask(gateways, name)
     async with opened(nobody(), connect_s=0.1, observe=told.append) as gateways:
-        with pytest.raises(NotSent):
+        with pytest.raises(NotWritten):
             await ask(gateways)
     assert [each.kind for each in told] == [None, "told", "cut", "refused"]
     assert {each.call for each in told} == {"exists"}
@@ -240,19 +240,19 @@ async def test_each_call_is_told_of_as_it_ends(served: Served) -> None:
 
 
 async def test_silence_is_told_of() -> None:
-    told: list[Ended] = []
+    told: list[CallOutcome] = []
     async with (
         scripted() as ([one], [address]),
         opened(address, call_s=0.05, observe=told.append) as gateways,
     ):
         assert one.asked.empty()
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await ask(gateways)
     assert [each.kind for each in told] == ["silent"]
 
 
 async def test_a_call_is_answered_whatever_goes_wrong_with_its_end(served: Served) -> None:
-    def fail(_: Ended) -> None:
+    def fail(_: CallOutcome) -> None:
         raise RuntimeError("a bug")
 
     seen: list[dict[str, Any]] = []
@@ -299,7 +299,7 @@ async def test_one_that_failed_is_asked_no_more_until_it_answers() -> None:
             failed = asyncio.create_task(ask(gateways))
             await asyncio.wait([failed])
             one.identity = None
-        assert isinstance(failed.exception(), NoAnswer)
+        assert isinstance(failed.exception(), WriteUnknown)
         for _ in range(10):
             assert await ask(gateways)
         assert one.asked.qsize() == 1
@@ -329,7 +329,7 @@ async def test_one_that_tells_of_errors_is_not_preferred_for_a_moment() -> None:
     async with scripted(2) as (made, addresses), opened(*addresses) as gateways:
         for one in made:
             one.answers = [reply("tableExists", io=IDL.TIOError(message="no"))]
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await ask(gateways)
         told, other = sorted(made, key=lambda one: len(one.answers))
         other.answers = [TRUE] * 20
@@ -382,7 +382,7 @@ async def test_a_call_that_waits_too_long_for_its_turn_was_not_sent(
     async with one_busy() as (gateways, one, call, answer):
         # The first call was sent with a long time to wait; the next one gets a short one.
         monkeypatch.setattr(gateways, "_call_s", 0.01)
-        with pytest.raises(NotSent, match="busy"):
+        with pytest.raises(NotWritten, match="busy"):
             await ask(gateways)
         assert one.asked.empty()
         answer.set_result(TRUE)
@@ -438,9 +438,9 @@ async def test_closing_ends_a_call_that_is_never_answered(
             await still(lambda: not asking.done())
         async with asyncio.timeout(DEADLINE_S):
             await gateways.close()
-            with pytest.raises(NoAnswer if before == "the answer" else NotSent):
+            with pytest.raises(WriteUnknown if before == "the answer" else NotWritten):
                 await asking
-        with pytest.raises(NotSent, match="closed"):
+        with pytest.raises(NotWritten, match="closed"):
             await ask(gateways)
 
 

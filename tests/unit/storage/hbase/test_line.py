@@ -137,7 +137,7 @@ async def test_what_is_no_answer_ends_it(bench: Bench, answer: bytes) -> None:
 async def test_what_the_gateway_tells_does_not_end_it(bench: Bench) -> None:
     ended = bench.ask()
     await bench.send(reply("get", io=IDL.TIOError(message="no")))
-    assert isinstance(await told(ended), thrift.Told)
+    assert isinstance(await told(ended), thrift.GatewayError)
     assert bench.line.is_silent()
 
 

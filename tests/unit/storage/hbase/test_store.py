@@ -10,7 +10,7 @@ from broker.config.sections import Durability, HBaseConfig
 from broker.errors import Unavailable
 from broker.storage.hbase.schema import Schema
 from broker.storage.hbase.store import init_hbase, open_hbase, schema_of
-from broker.storage.health import Ended
+from broker.storage.health import CallOutcome
 from broker.storage.table import HEAD, Space
 from tests.unit.storage.hbase.fake import IDL, Served, serving
 
@@ -33,7 +33,7 @@ async def test_without_tables_it_says_what_to_run(server: Served) -> None:
 
 async def test_with_its_tables_it_opens_and_each_call_is_told_of(server: Served) -> None:
     assert [made.regions for made in await init_hbase(config(server))] == [None, 3, 3, 1]
-    calls: list[Ended] = []
+    calls: list[CallOutcome] = []
     table = await open_hbase(config(server), SystemClock(), calls.append)
     assert await table.change(Space.RECORDS, b"k", None, {HEAD: b"v"})
     await table.close()

@@ -10,7 +10,7 @@ from broker.storage.hbase import table as module
 from broker.storage.hbase.gateways import Gateways
 from broker.storage.hbase.schema import Schema, salt_of
 from broker.storage.hbase.table import HBaseTable
-from broker.storage.table import HEAD, NoAnswer, NotSent, Space
+from broker.storage.table import HEAD, NotWritten, Space, WriteUnknown
 from tests.kit.contract.table import TableContract, column
 from tests.unit.storage.hbase.fake import FakeHBase, Served, serving
 
@@ -80,7 +80,7 @@ async def test_what_was_done_without_an_answer_is_unknown(
         raise ConnectionAbortedError
 
     hbase.endings.append(lose)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(WriteUnknown):
         await table.change(M, ROW, None, {HEAD: b"1"})
     assert (await table.get(M, ROW, [HEAD]))[HEAD].value == b"1"
 
@@ -218,21 +218,21 @@ async def test_only_the_whole_of_a_write_is_certainly_not_sent(
     async def refuse(name, request, place):
         asked.append(request)
         if len(asked) in refused:
-            raise NotSent("no gateway")
+            raise NotWritten("no gateway")
         return []
 
     monkeypatch.setattr(table._gateways, "ask", refuse)
     refused = {1}
-    with pytest.raises(NotSent):
+    with pytest.raises(NotWritten):
         await table.delete(M, [b"n:t:1", b"n:t:2"])
     refused = {3}
-    with pytest.raises(NoAnswer, match="the rest"):
+    with pytest.raises(WriteUnknown, match="the rest"):
         await table.delete(M, [b"n:t:1", b"n:t:2"])
 
 
 async def test_rows_that_were_not_deleted_are_told(table: HBaseTable, hbase: FakeHBase) -> None:
     hbase.deleteMultiple = lambda name, deletes: deletes[:1]
-    with pytest.raises(NoAnswer, match="1 rows"):
+    with pytest.raises(WriteUnknown, match="1 rows"):
         await table.delete(M, [b"n:t:1", b"n:t:2"])
 
 

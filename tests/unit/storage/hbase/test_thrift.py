@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from thriftpy2.thrift import TApplicationException, TMessageType
 
 from broker.storage.hbase import thrift
-from broker.storage.hbase.thrift import NotThrift, Short, Told
+from broker.storage.hbase.thrift import GatewayError, NotThrift, ShortAnswer
 from tests.unit.storage.hbase.fake import IDL, message, reply
 
 CELL = IDL.TColumnValue(family=b"e", qualifier=b"c", value=b"some value", timestamp=-7, type=4)
@@ -53,7 +53,7 @@ def test_an_answer_says_what_was_answered(api: str) -> None:
 def test_an_answer_is_whole_at_its_last_byte_and_not_before(api: str) -> None:
     whole, _ = ANSWERS[api]
     for size in range(len(whole)):
-        with pytest.raises(Short) as short:
+        with pytest.raises(ShortAnswer) as short:
             thrift.answer(whole[:size])
         assert size < short.value.needed <= len(whole)
 
@@ -67,16 +67,16 @@ def test_cells_of_any_bytes(column: bytes, value: bytes, ms: int) -> None:
 
 def test_what_hbase_tells_is_the_first_line_of_it() -> None:
     told = IDL.TIOError(message="java.io.IOException: no\n\tat Some.java:1", canRetry=True)
-    with pytest.raises(Told, match=r"^java.io.IOException: no$") as caught:
+    with pytest.raises(GatewayError, match=r"^java.io.IOException: no$") as caught:
         thrift.answer(reply("putMultiple", io=told))
     assert caught.value.by_hbase
-    with pytest.raises(Told, match="no message"):
+    with pytest.raises(GatewayError, match="no message"):
         thrift.answer(reply("putMultiple", io=IDL.TIOError()))
 
 
 def test_what_the_gateway_itself_tells() -> None:
     error = TApplicationException(TApplicationException.INTERNAL_ERROR, "Internal error")
-    with pytest.raises(Told, match="Internal error") as caught:
+    with pytest.raises(GatewayError, match="Internal error") as caught:
         thrift.answer(message("get", TMessageType.EXCEPTION, error))
     assert not caught.value.by_hbase
 

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from broker.storage.leveldb.pending import Answer, Pending
+from broker.storage.leveldb.pending import Pending, WriteResult
 
 
 async def test_answers_come_in_the_order_of_their_telling() -> None:
@@ -13,7 +13,8 @@ async def test_answers_come_in_the_order_of_their_telling() -> None:
 
     def tell() -> None:
         pending.tell(
-            [Answer(one, 1), Answer(other, None, OSError("other"))], lambda: order.append("a")
+            [WriteResult(one, 1), WriteResult(other, None, OSError("other"))],
+            lambda: order.append("a"),
         )
         pending.tell([], lambda: order.append("b"))
 
@@ -31,7 +32,7 @@ async def test_a_cancelled_call_is_answered_to_no_caller() -> None:
     pending = Pending(3600.0, TimeoutError)
     call = pending.add()
     call.cancel()
-    pending.answer([Answer(call, 1)])
+    pending.answer([WriteResult(call, 1)])
     assert call.cancelled()
     pending.close()
 
@@ -41,9 +42,9 @@ async def test_all_that_wait_are_given_up_when_nothing_is_answered() -> None:
     calls = [pending.add(), pending.add()]
     for answer in await asyncio.gather(*calls, return_exceptions=True):
         assert isinstance(answer, TimeoutError)
-    pending.answer([Answer(calls[0], 1)])  # Too late.
+    pending.answer([WriteResult(calls[0], 1)])  # Too late.
     later = pending.add()
-    pending.answer([Answer(later, 2)])
+    pending.answer([WriteResult(later, 2)])
     assert await later == 2
     pending.close()
 

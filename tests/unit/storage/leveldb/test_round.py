@@ -5,15 +5,19 @@ import pytest
 
 from broker.storage.leveldb.database import Database, Options
 from broker.storage.leveldb.layout import cells_prefix, head_key
-from broker.storage.leveldb.round import Postponed, RecentHeads, Round, Wish
+from broker.storage.leveldb.round import ChangeRequest, Postponed, RecentHeads, Round
 from broker.storage.table import HEAD, Space
 
 ROW = b"ns:topic:\x00\x00\x00\x01"
 SPACE = Space.MESSAGES
 
 
-def wish(expected: bytes | None, head: bytes, *columns: bytes, clear: bool = False) -> Wish:
-    return Wish(SPACE, ROW, expected, {HEAD: head, **dict.fromkeys(columns, b"v")}, (), clear)
+def wish(
+    expected: bytes | None, head: bytes, *columns: bytes, clear: bool = False
+) -> ChangeRequest:
+    return ChangeRequest(
+        SPACE, ROW, expected, {HEAD: head, **dict.fromkeys(columns, b"v")}, (), clear
+    )
 
 
 @pytest.fixture

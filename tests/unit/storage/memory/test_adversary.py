@@ -10,7 +10,7 @@ import pytest
 from broker.storage.memory.adversary import CALM, AdversaryTable, Bias
 from broker.storage.memory.past import ROWS_MAX, STATES_MAX
 from broker.storage.memory.table import MemoryTable
-from broker.storage.table import HEAD, NoAnswer, NotSent, Space, TableError
+from broker.storage.table import HEAD, NotWritten, Space, TableError, WriteUnknown
 from broker.testing.clock import pass_time, simulate
 
 MESSAGES, PAYLOADS, RECORDS = Space.MESSAGES, Space.PAYLOADS, Space.RECORDS
@@ -64,9 +64,9 @@ def test_calm_it_does_what_it_says():
 
 def test_refused_is_not_done():
     async def story(table):
-        with pytest.raises(NotSent):
+        with pytest.raises(NotWritten):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
-        with pytest.raises(NotSent):
+        with pytest.raises(NotWritten):
             await table.get(MESSAGES, PAGE, [HEAD])
         await pass_time(1000)
         assert await head_of(table) is None
@@ -91,9 +91,9 @@ def test_slow_is_done_late_and_answered_then():
 
 def test_a_late_write_is_an_error_and_comes():
     async def story(table):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await table.put(RECORDS, {b"a": b"1"})
         assert (await head_of(table), table.still_to_come) == (None, 2)
         await pass_time(1000)
@@ -107,7 +107,7 @@ def test_a_late_write_is_an_error_and_comes():
 def test_a_repeat_meets_its_own_late_write_and_only_one_is_made():
     async def story(table):
         await grow(table, [1])
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, b"1", {HEAD: b"2"})
         table.heal()
         assert await table.change(MESSAGES, PAGE, b"1", {HEAD: b"2"})
@@ -121,7 +121,7 @@ def test_a_repeat_meets_its_own_late_write_and_only_one_is_made():
 
 def test_a_late_make_comes_after_its_page_is_gone():
     async def story(table):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"late", b"e1": b"late"})
         table.heal()
         assert await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
@@ -136,7 +136,7 @@ def test_a_late_make_comes_after_its_page_is_gone():
 
 def test_never_is_an_error_and_nothing_else():
     async def story(table):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
         await pass_time(1000)
         assert (await head_of(table), table.happened) == (None, {"never": 1})
@@ -146,7 +146,7 @@ def test_never_is_an_error_and_nothing_else():
 
 def test_a_lost_answer_is_an_error_and_done():
     async def story(table):
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
         assert (await head_of(table), table.happened) == (b"1", {"lost_answers": 1})
 
@@ -193,7 +193,7 @@ def test_a_part_of_the_rows_is_an_error(is_put):
             table.bias = CALM
             await table.put(RECORDS, rows)
             table.bias = bias_of("partial")
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await (table.put(RECORDS, rows) if is_put else table.delete(RECORDS, list(rows)))
         assert 0 < len(await table.scan(RECORDS, b"", b"z", limit=9)) < 3
         assert table.happened == {"partial": 1}
@@ -208,7 +208,7 @@ def test_a_reading_may_get_no_answer():
             table.scan(MESSAGES, PAGE, PAGE, limit=1),
             table.columns(MESSAGES, PAGE, b"", b"z"),
         ):
-            with pytest.raises(NoAnswer):
+            with pytest.raises(WriteUnknown):
                 await reading
         assert table.happened == {"no_answers": 3}
 

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from broker.storage.memory.past import ROWS_MAX, STATES_MAX, Past, is_edit
-from broker.storage.memory.rows import Rows
+from broker.storage.memory.rows import RowSpace
 from broker.storage.table import HEAD, Space
 
 MESSAGES = Space.MESSAGES
@@ -14,7 +14,7 @@ class Kept:
     """Rows whose past is kept."""
 
     def __init__(self) -> None:
-        self.rows, self.past, self.chance = Rows(), Past(), random.Random(1)
+        self.rows, self.past, self.chance = RowSpace(), Past(), random.Random(1)
 
     def change(self, number: int, *columns: bytes, row: bytes = ROW) -> None:
         head = self.rows.get(row).head

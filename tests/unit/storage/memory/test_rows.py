@@ -2,7 +2,7 @@
 
 import random
 
-from broker.storage.memory.rows import Row, Rows
+from broker.storage.memory.rows import MemoryRow, RowSpace
 from broker.storage.table import HEAD, Cell
 
 ROW = b"row"
@@ -10,7 +10,7 @@ ROW = b"row"
 
 def test_undos_lead_back_through_every_state():
     chance = random.Random(3)
-    rows = Rows()
+    rows = RowSpace()
     columns = [b"e%d" % n for n in range(6)]
     states: list[dict[bytes, Cell]] = []
     undos = []
@@ -33,21 +33,21 @@ def test_undos_lead_back_through_every_state():
 
 
 def test_an_older_state_is_a_row_of_its_own():
-    row = Row()
+    row = MemoryRow()
     row.set(b"e1", Cell(b"1"))
     older = row.before([{b"e1": None}])
     assert (older.columns(b"", b"\xff"), row.columns(b"", b"\xff")) == ([], [b"e1"])
 
 
 def test_an_absent_row_is_empty_and_asking_for_it_makes_none():
-    rows = Rows()
+    rows = RowSpace()
     assert rows.get(ROW).get([HEAD, b"e1"]) == {}
     assert rows.change(ROW, b"1", {HEAD: b"2"}, [], None, clear=True) is None
     assert rows.keys(b"", b"z") == []
 
 
 def test_tens_of_thousands_of_rows_keep_their_order():
-    rows, order = Rows(), list(range(20_000))
+    rows, order = RowSpace(), list(range(20_000))
     random.Random(1).shuffle(order)
     for number in order:
         rows.put(b"%05d" % number, b"%d" % number, None)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from broker.testing.clock import pass_time
-from broker.testing.simulation.hosts import Process
+from broker.testing.simulation.hosts import SimulatedProcess
 from broker.testing.simulation.loop import SimLoop
 from broker.testing.simulation.network import Network
 from broker.testing.simulation.world import in_world
@@ -56,7 +56,7 @@ class Pair:
     def __init__(self, loop: SimLoop) -> None:
         self.network: Network = loop.network
         self.network.name(ADDRESS[0], "server")
-        self.process = Process("server.1", "server")
+        self.process = SimulatedProcess("server.1", "server")
         self.server: Kept
 
     async def connect(self, *, echoes: bool = True) -> Kept:

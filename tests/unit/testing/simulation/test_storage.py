@@ -9,7 +9,7 @@ from broker.errors import BodyTooLarge
 from broker.storage.health import CANCELLED
 from broker.storage.memory.adversary import CALM, AdversaryTable
 from broker.storage.memory.table import MemoryTable
-from broker.storage.table import HEAD, NoAnswer, NotSent, Space
+from broker.storage.table import HEAD, NotWritten, Space, WriteUnknown
 from broker.testing.clock import pass_time, simulate
 from broker.testing.simulation.storage import CALL_S, LinkedTable, StorageWay
 
@@ -67,7 +67,7 @@ def test_all_calls_arrive_and_are_counted():
 def test_a_call_that_is_lost_is_never_done():
     async def story(world):
         world.way.cut(there=True, back=False)
-        with pytest.raises(NoAnswer, match="time-out"):
+        with pytest.raises(WriteUnknown, match="time-out"):
             await world.table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
         await pass_time(100)
         assert (world.head, world.kinds) == (None, [("change", "silent")])
@@ -82,7 +82,7 @@ def test_a_call_that_is_lost_is_never_done():
 def test_a_call_of_which_the_answer_is_lost_is_done():
     async def story(world):
         take_back = world.way.cut(there=False, back=True)
-        with pytest.raises(NoAnswer):
+        with pytest.raises(WriteUnknown):
             await world.table.change(MESSAGES, PAGE, None, {HEAD: b"1"})
         assert (world.head, world.kinds) == (b"1", [("change", "silent")])
         assert world.way.happened == {"storage_answers_lost": 1}
@@ -123,7 +123,7 @@ def test_errors_of_storage_come_to_the_caller():
         with pytest.raises(ValueError, match="head"):
             await world.table.put(MESSAGES, {PAGE: b""})
         await world.adversary.close()
-        with pytest.raises(NotSent):
+        with pytest.raises(NotWritten):
             await world.table.get(MESSAGES, PAGE, [HEAD])
         assert world.kinds[0] == ("put", None)
         assert world.kinds[2] == ("get", "refused")
@@ -135,7 +135,7 @@ def test_a_close_is_the_nodes_alone():
     async def story(world):
         other = LinkedTable(world.adversary, StorageWay(), world.ended.append)
         await world.table.close()
-        with pytest.raises(NotSent):
+        with pytest.raises(NotWritten):
             await world.table.get(MESSAGES, PAGE, [HEAD])
         assert await other.get(MESSAGES, PAGE, [HEAD]) == {}
 
