@@ -10,6 +10,7 @@ pytest_plugins = [
     "tests.kit.fixtures",
     "tests.plugins.expected_skips",
     "tests.plugins.lanes",
+    "tests.plugins.scenarios",
     "tests.plugins.seeds",
     "pytester",
 ]

@@ -1,0 +1,1 @@
+"""Scenarios of the cluster as text: a file reads as a story (docs/internals/simulation.md)."""

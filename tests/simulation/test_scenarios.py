@@ -1,0 +1,25 @@
+"""The stories in ``scenarios/``, each a file: commands and what they print (docs/internals/simulation.md)."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.scenarios import client_commands, fault_commands
+from tests.kit.scenarios.interpreter import run
+from tests.kit.scenarios.script import compared, parse, written
+
+FOLDER = Path(__file__).parent / "scenarios"
+STORIES = sorted(FOLDER.glob("*.txt"))
+assert client_commands, fault_commands  # They register what scenarios say.
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.stem)
+def test_the_cluster_does_as_the_story_says(story: Path, rewrites_scenarios: bool) -> None:
+    text = story.read_text()
+    told = written(run(parse(text)))
+    if rewrites_scenarios:
+        story.write_text(told)
+        return
+    if told != text:
+        pytest.fail(f"{story.name}\n{compared(text.splitlines(), told.splitlines())}")
