@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from broker.local import LocalCluster
-from broker.local.processor import ProcessorMember
 from chaos.links import Link
+from chaos.processor import ProcessorMember
 from chaos.wiring import Wiring
 
 

@@ -59,10 +59,14 @@ class Worker:
                 "call": f"{os.getpid()}/{self._calls}",
             }
             self.tell("begin", **about)
-            await self._clock.sleep(self._chance.random() * 2 * self._given.get("takes_s", 0.01))
-            is_done = self._chance.random() >= self._given.get("fails", 0.0)
-            self.tell("end", **about, done=is_done)
-            return bool(is_done)
+            is_done = False
+            try:
+                takes_s = self._chance.random() * 2 * self._given.get("takes_s", 0.01)
+                await self._clock.sleep(takes_s)
+                is_done = bool(self._chance.random() >= self._given.get("fails", 0.0))
+            finally:  # A processor that lost its lease cancels its listeners: these calls are over, too.
+                self.tell("end", **about, done=is_done)
+            return is_done
 
         return listen
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.rowlog.failover [--kills 10] [--json FILE]
 
-Two processes are candidates (broker/testing/rowlog_worker.py). The one that processes is killed with SIGKILL, a message
+Two processes are candidates (chaos/rowlog_worker.py). The one that processes is killed with SIGKILL, a message
 is put, and the time is taken from the kill until the listener of the other process is called with that message. Then
 the killed one is started again. So ZooKeeper has to notice the death, by nothing but silence; the other has to take the
 lease and raise the epoch, and to scan the index. The kill comes at a random moment between two signs of life of the
