@@ -25,6 +25,8 @@ from tests.kit.scenarios.interpreter import (
 
 SERVED_S: Final = 30.0
 STOPPED_S: Final = 30.0
+HEARD_S: Final = 0.01
+"""By then the resets of a dead process have reached the other machines."""
 STORAGE, ZOOKEEPER, NODES = "storage", "zookeeper", "nodes"
 PAGE_ENTRIES: Final = "64"
 
@@ -79,6 +81,7 @@ async def stop(story: Story, node: str) -> Lines:
 async def kill(story: Story, node: str) -> Lines:
     """End a node's process where it is."""
     story.machine(node).kill()
+    await asyncio.sleep(HEARD_S)
     return ()
 
 

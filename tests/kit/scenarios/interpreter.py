@@ -140,8 +140,8 @@ def seconds(text: str) -> float:
 
 
 def topic_id(name: str) -> TopicId:
-    """Return a topic's id from its name."""
-    return TopicId("default", name)
+    """Return a topic's id from its name; ``*name`` is one of the broker's own."""
+    return TopicId("*", name[1:]) if name.startswith("*") else TopicId("default", name)
 
 
 async def _carry_out(story: Story, line: str) -> Lines:
