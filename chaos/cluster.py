@@ -1,7 +1,7 @@
 """A cluster on this machine whose every connection goes through Toxiproxy: all of it can be broken.
 
-The processes are those of ``broker.local``. What a node knows of the world is proxies, see
-``wiring``. The launcher itself, readiness and evidence use the true addresses. HBase is either processes of its own
+The processes are those of ``broker.local``. Each node reaches the others, ZooKeeper and
+HBase through proxies only, see ``wiring``. The launcher itself, readiness and evidence use the true addresses. HBase is either processes of its own
 (``distributed``: they can be killed; the nodes share its ZooKeeper) or one JVM (``one-jvm``: with a
 ZooKeeper of its own, so that the nodes' ZooKeeper can lose its data).
 

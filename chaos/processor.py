@@ -1,7 +1,7 @@
 """A process of a local cluster that processes a rowlog (chaos/rowlog_worker.py): killed and frozen as nodes are.
 
-It tells in its log what its listeners see. What they had in flight when it was killed or frozen does not count, so
-each such moment is told to its owner.
+It writes the calls of its listeners to its log. A call that was in flight when the process was killed or frozen does
+not count, so the process's owner is told of each such moment.
 """
 
 from __future__ import annotations

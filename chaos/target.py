@@ -67,7 +67,7 @@ class Target:
         session_s: ZooKeeper's time-out of the nodes' sessions.
         abilities: What can be done to it.
         missing: Why some things can't be done here, by ability.
-        beneath: What the nodes stand on, for workloads that use it; None where it can't be reached.
+        beneath: The HBase and ZooKeeper below the nodes, for workloads that use them; None where they can't be reached.
     """
 
     def __init__(self, nodes: Sequence[str], urls: Sequence[str], *, session_s: float) -> None:

@@ -85,7 +85,7 @@ def member(view: ClusterView | None) -> ClusterView:
     return view
 
 
-class NodeInformation:
+class ClusterViewHandlers:
     """The handlers that tell; ``view`` None is a standalone node."""
 
     def __init__(self, view: ClusterView | None) -> None:

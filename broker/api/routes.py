@@ -8,7 +8,7 @@ from broker.api.access import Action
 from broker.api.blockers import BlockersApi
 from broker.api.browsing import Browsing
 from broker.api.bulk import BulkReading
-from broker.api.cluster import ClusterView, NodeInformation
+from broker.api.cluster import ClusterView, ClusterViewHandlers
 from broker.api.cursors import CursorHandlers
 from broker.api.events import Events, PollNext
 from broker.api.health import Health
@@ -326,7 +326,7 @@ def _pruning_handlers(topics: Topics, service: AnyService) -> dict[str, Handler]
 
 
 def _cluster_handlers(topics: Topics, view: ClusterView | None) -> dict[str, Handler]:
-    cluster, placing = NodeInformation(view), Placing(view, topics.registry)
+    cluster, placing = ClusterViewHandlers(view), Placing(view, topics.registry)
     return {
         "cluster": cluster.status,
         "cluster_node": cluster.node,

@@ -76,7 +76,7 @@ def up(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     """Start a cluster on this machine, for trying it out and for tests; stop it with Ctrl-C.
 
     ZooKeeper, HBase (a master, region servers, Thrift-2 gateways) and the nodes are processes of their
-    own. What they need is fetched once: python -m broker.local.servers fetch hbase
+    own. Fetch the servers once: python -m broker.local.servers fetch hbase
 
     With --json one line tells, when all is ready, of each process its name, kind, pid, url, and the
     command that starts it again.

@@ -66,7 +66,7 @@ class Idle(Protocol):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the client takes an answer to nothing for what it is."""
+        """Whether the client understands an unsolicited 408."""
 
     def dismiss(self, words: bytes) -> None:
         """Send the last words and the end, and read nothing more."""

@@ -92,9 +92,9 @@ class TopicLeader:
         return self.hold.pointer > self._claimed_at
 
     def claims_in_vain(self, before: int) -> int:
-        """Return how many claims in a row were in vain by the end of this one, ``before`` of them before.
+        """Count claims in a row that were lost before any commit; ``before`` of them came before this one.
 
-        In vain is what a duel takes at once. Who lets go in good order has had no rival.
+        A duel loses a claim at once. A clean handover does not count: it has no rival.
         """
         if self.has_committed:
             return 0

@@ -1,4 +1,4 @@
-"""What a rowlog promised, judged by what its writers and listeners saw. Pure.
+"""The checker of a rowlog: it compares the promises with the history of writers and listeners. Pure.
 
 =================  =================================================================================
 row_lost           an acknowledged message was never done for a subscription
@@ -6,8 +6,8 @@ row_in_flight      two messages of a row were with listeners of one subscription
 row_order          a message was offered before an earlier one of its row was done
 =================  =================================================================================
 
-What a process had in flight when it was stopped or killed does not count from then on: nothing can call a listener
-back that has been called. What it *begins* after it goes on counts. A message whose put was not acknowledged may be
+A call that was in flight when its process was stopped or killed does not count from then on: the process can't call
+the listener back. A call that the process *begins* after it goes on counts. A message whose put was not acknowledged may be
 there or not.
 
 The lines of several processes reach a history later than they were written, so they are judged by their times.

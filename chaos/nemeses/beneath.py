@@ -1,4 +1,4 @@
-"""What the nodes stand on loses its processes: ZooKeeper's leader, region servers, gateways; or its regions move."""
+"""Faults of the servers below the nodes: ZooKeeper's leader, region servers and gateways are killed; regions move."""
 
 from __future__ import annotations
 

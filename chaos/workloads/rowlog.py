@@ -38,7 +38,7 @@ FAMILY: Final = "rowlog"
 
 
 class Lines:
-    """What one process tells of a rowlog in its log, read on and on."""
+    """A reader that follows the log of one process of a rowlog."""
 
     def __init__(self, path: Path, rowlog: str) -> None:
         """Have read nothing yet."""
@@ -72,7 +72,7 @@ class RowLogWorkload:
         self._begun: dict[str, Value] = {}
         """Calls of listeners that have not ended, by the name of their process in the history."""
         self._open: set[tuple[str, str, int]] = set()
-        """What was put and was not done yet: subscription, row and number."""
+        """The messages that were put and are not done yet: subscription, row and number."""
         self._done: set[tuple[str, str, int]] = set()
 
     async def prepare(self, stage: WorkloadStage) -> None:
@@ -167,7 +167,7 @@ class RowLogWorkload:
         ending.ok({"seq": message.seq})
         self._open |= {(name, row, message.seq) for name in SUBSCRIPTIONS}
 
-    # What the processes tell.
+    # The logs of the processes.
 
     async def _follow(self, stage: WorkloadStage) -> None:
         while True:

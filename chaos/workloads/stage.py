@@ -135,7 +135,7 @@ class WorkloadStage(Protocol):
 
     @property
     def beneath(self) -> Beneath | None:
-        """What the nodes stand on; None where it can't be used."""
+        """The HBase and ZooKeeper below the nodes; None where they can't be used."""
 
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
         """Return a new client, which the caller closes.

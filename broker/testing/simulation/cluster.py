@@ -125,7 +125,7 @@ class SimCluster:
 
     @property
     def beneath(self) -> None:
-        """Nothing: there is no real HBase below the nodes."""
+        """Always None: no real HBase is below the simulated nodes."""
 
     def client(self, process: str, *, node: str | None = None, **settings: Any) -> Client:
         """Return a new client of a process; ``node``: it stays with the one at this address."""

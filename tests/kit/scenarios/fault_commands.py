@@ -194,7 +194,7 @@ async def heal(story: Story) -> Lines:
     return ()
 
 
-# What the nodes stand on.
+# Faults of storage, ZooKeeper, network and clocks.
 
 
 @command("zookeeper")
