@@ -1,8 +1,10 @@
 """The control interface of Toxiproxy: proxies, and what is wrong with them.
 
-A client of our own, for toxiproxy-python (0.1.1, the only release) keeps the server's address in a class,
-so that one process can drive one server only; waits for ever; takes every status but 404 and 409 for
-success; and does not know PATCH. What is used of the interface is five requests.
+Requests go through the consumer of toxiproxy-python (0.1.1, the only release), which this module subclasses.
+The package keeps the address of the server in a class, so each Toxiproxy makes a subclass with its own address.
+The package sets no time-out, raises errors for 400, 404 and 409 only, and follows the proxy settings of the
+environment; the subclass sets a time-out, refuses every status from 300 up, and connects directly.
+The package's own Proxy and Toxiproxy are not used: they call the consumer by its name, so never a subclass.
 
 **Toxics** act on one direction of a proxy's connections: *upstream* is what the client sends to the server,
 *downstream* what it gets back. Those that hold data back give it out when they are removed.
@@ -10,10 +12,12 @@ success; and does not know PATCH. What is used of the interface is five requests
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from http.client import HTTPConnection, HTTPException
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal, NamedTuple
+
+from toxiproxy.api import APIConsumer
+from toxiproxy.exceptions import InvalidToxic, NotFound, ProxyExists
 
 TIMEOUT_S: Final = 5.0
 
@@ -27,6 +31,10 @@ class ToxiproxyFailed(Exception):
 
 class ToxiproxySilent(ToxiproxyFailed):
     """Toxiproxy gave no answer at all."""
+
+
+class ToxiproxyMissing(ToxiproxyFailed):
+    """Toxiproxy has no such proxy or toxic."""
 
 
 class Proxy(NamedTuple):
@@ -57,18 +65,49 @@ class Toxic(NamedTuple):
         return f"{self.label or self.kind}_{self.stream}"
 
 
+class _Consumer(APIConsumer):  # type: ignore[misc]  # The package ships no types.
+    """The requests of one server. Each one blocks, and raises ToxiproxyFailed."""
+
+    @classmethod
+    def get(cls, url: str, params: Any = None, **options: Any) -> Any:
+        return cls._answer(super().get, url, params=params, **options)
+
+    @classmethod
+    def post(cls, url: str, data: Any = None, json: Any = None, **options: Any) -> Any:
+        return cls._answer(super().post, url, data=data, json=json, **options)
+
+    @classmethod
+    def delete(cls, url: str, **options: Any) -> Any:
+        return cls._answer(super().delete, url, **options)
+
+    @classmethod
+    def _answer(cls, request: Callable[..., Any], url: str, **options: Any) -> Any:
+        try:
+            reply = request(url, timeout=TIMEOUT_S, proxies={"no_proxy": cls.host}, **options)
+        except NotFound as error:
+            raise ToxiproxyMissing(f"{url}: 404 {error}") from error
+        except (InvalidToxic, ProxyExists) as error:
+            raise ToxiproxyFailed(f"{url}: {type(error).__name__} {error}") from error
+        except OSError as error:  # All errors of requests are.
+            raise ToxiproxySilent(f"{url}: {error!r}") from error
+        if reply.status_code >= 300:
+            raise ToxiproxyFailed(f"{url}: {reply.status_code} {reply.text}")
+        return reply
+
+
 class Toxiproxy:
     """A running Toxiproxy. Every call blocks, and raises ToxiproxyFailed."""
 
     def __init__(self, host: str, port: int) -> None:
         """Keep where its control interface listens."""
-        self._host = host
-        self._port = port
+        self._consumer: type[_Consumer] = type(
+            "Consumer", (_Consumer,), {"host": host, "port": port}
+        )
 
     def populate(self, proxies: Iterable[Proxy]) -> dict[str, Proxy]:
         """Make proxies; return them by name, a listening port of 0 replaced by the one it got."""
         asked = [{**proxy._asdict(), "enabled": True} for proxy in proxies]
-        told = self._ask("POST", "/populate", asked)
+        told = self._consumer.post("/populate", json=asked).json()
         return {
             one["name"]: Proxy(one["name"], one["listen"], one["upstream"])
             for one in told["proxies"]
@@ -76,7 +115,7 @@ class Toxiproxy:
 
     def enable(self, proxy: str, *, enabled: bool) -> None:
         """Let a proxy serve; or end its connections and refuse new ones."""
-        self._ask("PATCH", f"/proxies/{proxy}", {"enabled": enabled})
+        self._consumer.post(f"/proxies/{proxy}", json={"enabled": enabled})
 
     def add(self, proxy: str, toxic: Toxic) -> None:
         """Let something go wrong, in place of what has the same name."""
@@ -88,19 +127,20 @@ class Toxiproxy:
             "toxicity": toxic.toxicity,
             "attributes": dict(toxic.attributes),
         }
-        self._ask("POST", f"/proxies/{proxy}/toxics", asked)
+        self._consumer.post(f"/proxies/{proxy}/toxics", json=asked)
 
     def remove(self, proxy: str, toxic: str) -> None:
         """Take a toxic away; one that is not there needs no taking away."""
-        self._ask("DELETE", f"/proxies/{proxy}/toxics/{toxic}", missing_ok=True)
+        with suppress(ToxiproxyMissing):
+            self._consumer.delete(f"/proxies/{proxy}/toxics/{toxic}")
 
     def reset(self) -> None:
         """Enable every proxy, and take every toxic away."""
-        self._ask("POST", "/reset")
+        self._consumer.post("/reset")
 
     def toxics(self) -> dict[str, list[str]]:
         """Return the names of all toxics by proxy, and ``disabled`` for a proxy that is off."""
-        told = self._ask("GET", "/proxies")
+        told = self._consumer.get("/proxies").json()
         return {
             name: [
                 *(toxic["name"] for toxic in one["toxics"]),
@@ -108,22 +148,3 @@ class Toxiproxy:
             ]
             for name, one in told.items()
         }
-
-    def _ask(self, method: str, path: str, body: Any = None, *, missing_ok: bool = False) -> Any:
-        connection = HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-        try:
-            sent = None if body is None else json.dumps(body)
-            connection.request(method, path, sent, {"Content-Type": "application/json"})
-            reply = connection.getresponse()
-            text = reply.read()
-        except (OSError, HTTPException) as error:
-            raise ToxiproxySilent(f"{method} {path}: {error!r}") from error
-        finally:
-            connection.close()
-        if reply.status == 404 and missing_ok:
-            return None
-        if reply.status >= 300:
-            raise ToxiproxyFailed(
-                f"{method} {path}: {reply.status} {text.decode(errors='replace')}"
-            )
-        return json.loads(text) if text else None

@@ -12,7 +12,7 @@ import click
 from broker.errors import install_command
 
 VERIFIER: Final = "chaos"
-NEEDED: Final = ("matplotlib", "kazoo", "libfaketime")
+NEEDED: Final = ("matplotlib", "kazoo", "libfaketime", "toxiproxy")
 """What the extra brings beside this package; the first that is missing is named."""
 
 

@@ -197,3 +197,23 @@ def test_what_toxiproxy_refuses_is_told(server: ToxiproxyServer) -> None:
         proxy.add("nobody", Toxic("none-such", "upstream", {}))
     with pytest.raises(ToxiproxyFailed):
         Toxiproxy(HOST, 1).populate([Proxy("a", f"{HOST}:0", f"{HOST}:1")])
+
+
+def test_a_status_that_the_package_takes_for_success_is_a_failure(server: ToxiproxyServer) -> None:
+    with socket.create_server((HOST, 0)) as taken:
+        address = f"{HOST}:{taken.getsockname()[1]}"
+        with pytest.raises(ToxiproxyFailed, match="500"):
+            Toxiproxy(HOST, server.port).populate([Proxy("taken", address, f"{HOST}:1")])
+
+
+def test_one_process_drives_two_toxiproxies_past_a_proxy_of_the_environment(
+    server: ToxiproxyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://{HOST}:1")
+    monkeypatch.setenv("no_proxy", "")
+    with ToxiproxyServer() as other:
+        first, second = (Toxiproxy(HOST, one.port) for one in (server, other))
+        second.populate([Proxy("second", f"{HOST}:0", f"{HOST}:1")])
+        assert second.toxics() == {"second": []}
+        assert "second" not in first.toxics()

@@ -51,12 +51,15 @@ DOORS = {
     "sqlalchemy": ["broker/sql/*"],
     "structlog": ["broker/logs.py"],
     "tenacity": ["broker/client/*", "broker/routing/*"],
+    "toxiproxy": ["chaos/toxiproxy.py"],
     "thriftpy2": ["broker/transactions/tephra_frames.py"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
     "uvloop": ["broker/node/node.py", "broker/cli.py", "broker/cli/*", TEST_KIT],
     "yarl": [TEST_KIT],  # Of aiohttp.
 }
 
+# Packages that are imported by another name than they are installed by.
+IMPORTED_AS = {"toxiproxy_python": "toxiproxy"}
 # Packages of which a file is used, and no module imported.
 FILES_OF = {"libfaketime": "chaos/clocks.py"}
 # Packages that another one needs for what is used of it, and does not bring.
@@ -125,7 +128,7 @@ def test_every_extra_brings_what_the_package_imports_and_no_more() -> None:
 def packages(requirements: list[str]) -> set[str]:
     """Return the packages that requirements name, as they are imported, without this one."""
     names = {re.split(r"[\[><=]", line)[0].replace("-", "_") for line in requirements}
-    return names - {"tms_broker"}
+    return {IMPORTED_AS.get(name, name) for name in names} - {"tms_broker"}
 
 
 @pytest.mark.parametrize(
