@@ -6,7 +6,9 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from broker.client import outcomes
 from broker.client.protocol import ClientRequest
@@ -74,26 +76,40 @@ class Retrier:
             BrokerError: what the last attempt raised; OutcomeUnknown if an earlier attempt of a
                 write got no answer and no later one told what became of it.
         """
-        now = asyncio.get_running_loop().time
-        deadline = now() + self._settings.deadline_s
-        attempts, unknown = 0, False
-        while True:
-            attempts += 1
-            try:
-                with self._watched(None if attempts_max else deadline, waits_s):
-                    return await attempt(
-                        self._attempt_s(request, None if attempts_max else deadline - now())
-                    )
-            except BrokerError as error:
-                unknown = unknown or (error.outcome == "unknown" and not request.reading)
-                pause_s = self.pause_s(error, attempts)
-                last = attempts >= attempts_max if attempts_max else now() + pause_s >= deadline
-                if last or self.closed or not outcomes.worth_retrying(request, error):
-                    if unknown and error.outcome == "refused":
-                        raise outcomes.never_confirmed(error) from error
-                    raise
-                self.tell(error, None if attempts_max else deadline - now())
-                await self.pause(pause_s)
+        attempts = _Attempts(self, request, attempt, attempts_max, waits_s)
+        # Most calls succeed at once: tenacity takes over after a failure, because it costs 25 us a call.
+        try:
+            return await attempts.next()
+        except BrokerError as error:
+            attempts.failed = error
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(lambda error: self._is_worth_it(request, error)),
+            wait=lambda state: self.pause_s(_error_of(state), state.attempt_number),
+            stop=attempts.are_over,
+            before_sleep=lambda state: self.tell(_error_of(state), attempts.left_s()),
+            sleep=self.pause,
+            reraise=True,
+        )
+        try:
+            answer: T = await retrying(attempts.next)
+        except BrokerError as error:
+            if attempts.unknown and error.outcome == "refused":
+                raise outcomes.never_confirmed(error) from error
+            raise
+        return answer
+
+    @property
+    def deadline_s(self) -> float:
+        """How long one call may take, seconds."""
+        return self._settings.deadline_s
+
+    def _is_worth_it(self, request: ClientRequest, error: BaseException) -> bool:
+        """Whether another attempt is right, time permitting."""
+        return (
+            isinstance(error, BrokerError)
+            and not self.closed
+            and outcomes.worth_retrying(request, error)
+        )
 
     def tell(self, error: BrokerError | None, left_s: float | None) -> None:
         """Tell of trouble that is to be outlasted, if somebody wants to know; see ``Trouble``.
@@ -104,7 +120,7 @@ class Retrier:
             self._on_trouble(Trouble(error, left_s))
 
     @contextmanager
-    def _watched(self, deadline: float | None, waits_s: float) -> Generator[None]:
+    def watched(self, deadline: float | None, waits_s: float) -> Generator[None]:
         """Tell of an attempt that is slow, beyond what its answer may wait by itself."""
         if self._on_trouble is None:
             yield
@@ -117,7 +133,7 @@ class Retrier:
         finally:
             timer.cancel()
 
-    def _attempt_s(self, request: ClientRequest, left_s: float | None) -> float:
+    def attempt_s(self, request: ClientRequest, left_s: float | None) -> float:
         """Return how long one attempt may take: one that may be repeated leaves time for that."""
         longest_s = self._settings.deadline_s
         if request.repeatable:
@@ -141,3 +157,59 @@ class Retrier:
                 await self._closed.wait()
         except TimeoutError:
             return
+
+
+class _Attempts(Generic[T]):
+    """The attempts at one request, and what they left open."""
+
+    def __init__(
+        self,
+        retrier: Retrier,
+        request: ClientRequest,
+        attempt: Callable[[float], Awaitable[T]],
+        attempts_max: int | None,
+        waits_s: float,
+    ) -> None:
+        self.failed: BrokerError | None = None
+        """How the first attempt ended, until tenacity knows it."""
+        self.unknown = False
+        self._retrier = retrier
+        self._request = request
+        self._attempt = attempt
+        self._attempts_max = attempts_max
+        self._waits_s = waits_s
+        self._now_s = asyncio.get_running_loop().time
+        self._deadline = self._now_s() + retrier.deadline_s
+
+    async def next(self) -> T:
+        """Make one attempt, or raise the failure that tenacity does not know yet."""
+        if self.failed is not None:
+            error, self.failed = self.failed, None
+            raise error
+        try:
+            with self._retrier.watched(
+                None if self._attempts_max else self._deadline, self._waits_s
+            ):
+                return await self._attempt(self._retrier.attempt_s(self._request, self.left_s()))
+        except BrokerError as error:
+            self.unknown = self.unknown or (
+                error.outcome == "unknown" and not self._request.reading
+            )
+            raise
+
+    def left_s(self) -> float | None:
+        """Return how long the attempts may go on; None: no time bounds them."""
+        return None if self._attempts_max else self._deadline - self._now_s()
+
+    def are_over(self, state: RetryCallState) -> bool:
+        """Whether no further attempt is allowed."""
+        if self._attempts_max:
+            return state.attempt_number >= self._attempts_max
+        return self._now_s() + state.upcoming_sleep >= self._deadline
+
+
+def _error_of(state: RetryCallState) -> BrokerError:
+    """Return how an attempt ended that is worth another one."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    assert isinstance(error, BrokerError), "nothing else is tried again"
+    return error

@@ -21,6 +21,13 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_attempt,
+)
+
 from broker.client.transaction_aware import AnyTransactionService, told
 from broker.model import Snapshot
 
@@ -32,7 +39,7 @@ ASKED_MAX: Final = 4
 PAUSE_MIN_S: Final = 0.05
 PAUSE_MAX_S: Final = 2.0
 
-Pause = Callable[[float], Awaitable[object]]
+Pause = Callable[[float], Awaitable[None]]
 
 
 class TransactionFate(enum.Enum):
@@ -69,17 +76,24 @@ async def ask(
     service: AnyTransactionService, pointers: Collection[int], pause: Pause, rng: random.Random
 ) -> TransactionFate:
     """Ask the service, several times if it does not say, what became of a transaction."""
-    for attempt in range(ASKED_MAX):
-        if attempt:
-            await pause(pause_s(attempt, rng))
+
+    async def look() -> TransactionFate:
         try:
-            found = fate(await told(service.snapshot()), pointers)
-        except Exception as error:  # noqa: BLE001 - Whatever it is, the service has not said it.
+            return fate(await told(service.snapshot()), pointers)
+        except Exception as error:
             log.info("the transaction service does not say what became of a transaction: %s", error)
-            continue
-        if found is not TransactionFate.UNKNOWN:
-            return found
-    return TransactionFate.UNKNOWN
+            raise
+
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(Exception)
+        | retry_if_result(lambda found: found is TransactionFate.UNKNOWN),
+        wait=lambda state: pause_s(state.attempt_number, rng),
+        stop=stop_after_attempt(ASKED_MAX),
+        sleep=pause,
+        retry_error_callback=lambda _: TransactionFate.UNKNOWN,
+    )
+    found: TransactionFate = await retrying(look)
+    return found
 
 
 def pause_s(attempt: int, rng: random.Random) -> float:
