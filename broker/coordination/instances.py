@@ -23,6 +23,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_fixed
+
 from broker import logs
 from broker.clock import Clock
 from broker.coordination.members import SAME_URL
@@ -110,13 +112,24 @@ class _Patience:
 
     async def answer(self, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Return the first answer. Raises Unavailable if there is none for too long."""
-        while True:
-            try:
-                return await ask()
-            except Unavailable:
-                if self._clock.monotonic() >= self._until:
-                    raise
-            await self._clock.sleep(PAUSE_S)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Unavailable),
+            wait=wait_fixed(PAUSE_S),
+            stop=self._is_over,
+            sleep=self._clock.sleep,
+            reraise=True,
+        )
+        # tenacity runs coroutine functions only, and a partial of one is none to it.
+        answer: Answer = await retrying(_awaited, ask)
+        return answer
+
+    def _is_over(self, state: RetryCallState) -> bool:
+        del state
+        return self._clock.monotonic() >= self._until
+
+
+async def _awaited(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    return await ask()
 
 
 async def claim_instance(

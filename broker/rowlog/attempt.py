@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple
 
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
+
 from broker import logs
 from broker.clock import Clock
 from broker.errors import Fenced, NoLeader, OutcomeUnknown, Unavailable
@@ -170,15 +172,18 @@ class Attempts:
         """Mark a message, for as long as it takes to know. Raises Fenced, TableError, OutcomeUnknown."""
         clock = self._tools.clock
         deadline = clock.monotonic() + MARK_S
-        while True:
-            try:
-                return await self._tools.rows.change(row, found.id, mark)
-            except Gone as gone:
-                raise Fenced("Another took this message over before it was marked.") from gone
-            except (TableError, OutcomeUnknown):
-                if clock.monotonic() > deadline:
-                    raise
-            await clock.sleep(PAUSE_S)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type((TableError, OutcomeUnknown)),
+            wait=wait_fixed(PAUSE_S),
+            stop=lambda _: clock.monotonic() > deadline,
+            sleep=clock.sleep,
+            reraise=True,
+        )
+        try:
+            state: State = await retrying(self._tools.rows.change, row, found.id, mark)
+        except Gone as gone:
+            raise Fenced("Another took this message over before it was marked.") from gone
+        return state
 
     async def finished(self, row: bytes, found: Found, state: State) -> State:
         """Delete a message that is done for all subscriptions that there are; return its state."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
+
 from broker.client import BrokerError, Message, Snapshot
 from broker.model import MessageId
 from chaos.workloads.process import ClientProcess, TopicTarget, before, note
@@ -100,22 +102,30 @@ async def _page(
     stage = process.stage
     asked = process.read_asked(target, place, snapshot=snapshot) | {"limit": PAGE_MESSAGES}
     ending = stage.history.invoke(process.name, "read", str(target.id), asked)
-    while True:
-        try:
-            page = await process.client.poll(
-                target.id, place, inclusive=False, limit=PAGE_MESSAGES, snapshot=snapshot
-            )
-        except BrokerError as error:
-            if stage.clock.monotonic() < deadline:
-                await stage.clock.sleep(stage.scale.again_s)
-                continue
-            note(ending, error)
-            return []
-        except BaseException as error:
-            ending.unknown(type(error).__name__)
-            raise
-        process.read_told(ending, page)
-        return page
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(BrokerError),
+        wait=wait_fixed(stage.scale.again_s),
+        stop=lambda _: stage.clock.monotonic() >= deadline,
+        sleep=stage.clock.sleep,
+        reraise=True,
+    )
+    try:
+        page: list[Message] = await retrying(
+            process.client.poll,
+            target.id,
+            place,
+            inclusive=False,
+            limit=PAGE_MESSAGES,
+            snapshot=snapshot,
+        )
+    except BrokerError as error:
+        note(ending, error)
+        return []
+    except BaseException as error:
+        ending.unknown(type(error).__name__)
+        raise
+    process.read_told(ending, page)
+    return page
 
 
 async def overview(stage: WorkloadStage, target: TopicTarget) -> None:

@@ -18,6 +18,8 @@ import asyncio
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_fixed
+
 from broker.client import BrokerError, TopicId, TopicNotFound
 from chaos.history import Value
 from chaos.workloads import readers
@@ -115,14 +117,13 @@ async def _finally(process: ClientProcess, register: str) -> None:
     """Get a register as it ended: one call in the history, however often it is asked."""
     stage = process.stage
     deadline = stage.clock.monotonic() + stage.scale.final_s
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(BrokerError),
+        wait=wait_fixed(stage.scale.again_s),
+        stop=lambda _: stage.clock.monotonic() >= deadline,
+        sleep=stage.clock.sleep,
+        reraise=True,
+    )
     with suppress(BrokerError), process.asking("get", None, {"key": register}) as ending:
-        while True:
-            try:
-                held = await _found(process, register, Held())
-            except BrokerError:
-                if stage.clock.monotonic() >= deadline:
-                    raise
-                await stage.clock.sleep(stage.scale.again_s)
-            else:
-                ending.ok({"value": held.value, "version": held.versions})
-                return
+        held: Held = await retrying(_found, process, register, Held())
+        ending.ok({"value": held.value, "version": held.versions})

@@ -37,6 +37,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
+
 from broker.storage.hbase import requests, thrift
 from broker.storage.hbase.line import Line
 from broker.storage.health import CANCELLED, CallOutcome
@@ -302,13 +304,12 @@ class Gateways:
 
     async def _restore(self, gateway: Gateway) -> None:
         """Ask a suspect until it answers."""
-        line, pause_s = None, PAUSE_S_FIRST
-        while line is None:
-            try:
-                line = await self._connect(gateway)
-            except (OSError, thrift.GatewayError):
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type((OSError, thrift.GatewayError)),
+            wait=wait_exponential(multiplier=PAUSE_S_FIRST, max=PAUSE_S_MAX),
+            sleep=asyncio.sleep,
+        )
+        line: Line = await retrying(self._connect, gateway)
         gateway.ready.append(line)
         gateway.suspect = False
         self._some_good.set()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
+
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random
 
 from broker.clock import Clock
 from broker.config.sections import HBaseConfig, parse_address
@@ -30,15 +31,19 @@ async def open_hbase(
     gateways = _gateways(config, observe)
     schema = schema_of(config)
     deadline = clock.monotonic() + config.hbase_call_s
+    retrying = AsyncRetrying(
+        retry=retry_if_exception_type(TableError),
+        wait=wait_random(0.5 * PAUSE_S, 1.5 * PAUSE_S),
+        stop=lambda _: clock.monotonic() >= deadline,
+        sleep=clock.sleep,
+        reraise=True,
+    )
     try:
-        while True:
-            try:
-                await HBaseAdmin(gateways, schema).check()
-                return HBaseTable(gateways, schema)
-            except TableError as error:
-                if clock.monotonic() >= deadline:
-                    raise Unavailable(f"HBase does not answer: {error}.") from error
-                await clock.sleep(PAUSE_S * random.uniform(0.5, 1.5))  # noqa: S311  Spread only.
+        await retrying(HBaseAdmin(gateways, schema).check)
+        return HBaseTable(gateways, schema)
+    except TableError as error:
+        await gateways.close()
+        raise Unavailable(f"HBase does not answer: {error}.") from error
     except BaseException:
         await gateways.close()
         raise

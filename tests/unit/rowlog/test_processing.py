@@ -445,3 +445,30 @@ async def test_entries_that_were_put_back_long_after_are_found(world: World) -> 
     other = await world.process()
     assert (await other.log.verify(mend=True)).without_entry == 1
     await until(lambda: heard.seqs == [1], within_s=5)
+
+
+async def offers_with_the_table_away_for(world: World, seconds: float) -> int:
+    """Return how often a message is offered whose mark finds no table for so long."""
+    log = await world.log("a")
+    heard = Heard()
+    heard.gate = asyncio.Event()
+    log.listen("a", heard)
+    await log.put(ROW)
+    await log.start()
+    await until(lambda: bool(heard.messages))
+    world.processes[0].is_gone = True
+    heard.gate.set()
+    await pass_time(seconds)
+    world.processes[0].is_gone = False
+    await until(lambda: not world.cells())
+    return len(heard.messages)
+
+
+@virtual
+async def test_a_mark_is_tried_again_while_the_table_is_away(world: World) -> None:
+    assert await offers_with_the_table_away_for(world, 10) == 1
+
+
+@virtual
+async def test_a_mark_is_given_up_after_half_a_minute(world: World) -> None:
+    assert await offers_with_the_table_away_for(world, 45) == 2

@@ -16,6 +16,7 @@ from broker.client.connection import ClientConnection
 from broker.client.protocol import ClientRequest, Reply
 from broker.client.transport import StreamedReply, Transport
 from broker.clock import Clock
+from broker.errors import BadRequest
 from broker.model import NO_HEADERS, Message, TopicId
 from broker.wire import attributes, avro, messages
 from broker.wire.blocks import END, encode_items
@@ -182,6 +183,12 @@ def half_of_it(messages_max: int) -> Callable[[Send, ClientRequest], Awaitable[R
 
 
 # Lies about reads.
+
+
+def refused_read(request: ClientRequest) -> ClientRequest:
+    """Refuse it for good."""
+    del request
+    raise BadRequest("refused")
 
 
 def without_a_middle(page: list[Message]) -> list[Message]:

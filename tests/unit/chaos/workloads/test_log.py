@@ -24,6 +24,14 @@ def test_a_broker_that_does_its_work_is_found_valid():
     assert {call.process.partition("-")[0] for call in published if call.is_ok} == by
 
 
+def test_the_last_reads_ask_again_for_a_page_that_was_refused():
+    lies = Lies("poll", every=2, ask=lying.refused_read)
+    _, calls = play(LogWorkload((publishers.keyed,), (readers.browsing,)), lies, seconds=3)
+    finals = [call for call in calls if call.process.startswith(("final", "settling"))]
+    assert finals
+    assert all(call.is_ok for call in finals)
+
+
 pytestmark = pytest.mark.slow
 
 LIES = {

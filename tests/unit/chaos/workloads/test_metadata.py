@@ -24,3 +24,10 @@ def test_a_broker_that_lies_is_found_out(lie):
     name, lies = LIES[lie]
     verdict, _ = play(MetadataWorkload(), lies, seconds=10)
     assert name in verdict.names, verdict
+
+
+def test_the_last_look_at_a_register_asks_again_after_a_refusal():
+    _, calls = play(MetadataWorkload(), Lies("GET", every=5, ask=lying.refused_read), seconds=3)
+    looks = [call for call in calls if call.process.startswith("final")]
+    assert looks
+    assert all(call.is_ok for call in looks)
