@@ -115,11 +115,6 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     @property
-    def has_head(self) -> bool:
-        """Whether a request has begun to arrive."""
-        return not self.busy and len(self._held) > self._at
-
-    @property
     def in_use(self) -> bool:
         """Whether a request is under way, or has begun to arrive."""
         return self.busy or len(self._held) > self._at

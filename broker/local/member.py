@@ -116,14 +116,6 @@ class Member:
         """How the process that was started here last has ended; None while it lives."""
         return None if self._child is None else self._child.poll()
 
-    @property
-    def memory_bytes(self) -> int:
-        """Resident memory of the process now."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
-        return 0
-
     def launch(self) -> None:
         """Start the process and return at once."""
         assert not self.running, f"{self.name} is running already"

@@ -34,7 +34,6 @@ IDLE_S: Final = 30.0
 POOL_S: Final = 10.0
 """How long a call waits for a connection of the pool."""
 SCAN_ROWS: Final = 500
-RowWork = Callable[[Any], Result]
 
 
 class Thrift1Rows:

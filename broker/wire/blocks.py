@@ -22,7 +22,7 @@ from itertools import accumulate
 from typing import Final
 
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message, MessageId, RowId
+from broker.model import MESSAGE_ID_BYTES, NO_HEADERS, Message, MessageId
 from broker.wire.varint import SHORT_LONGS, Malformed, encode_long, read_long
 
 END: Final = b"\x00"
@@ -30,8 +30,6 @@ END: Final = b"\x00"
 _ID_LENGTH = encode_long(MESSAGE_ID_BYTES)
 _ID_LENGTH_BYTE = _ID_LENGTH[0]
 _SHORT = len(SHORT_LONGS)
-# What stands between the row id of an inline message and its payload.
-_INLINE_TAILS = tuple(bytes(10) + length for length in SHORT_LONGS)
 
 
 def encode_block(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> bytes:
@@ -98,35 +96,6 @@ class EncodedItems:
 def encode_items(ids: Sequence[MessageId], payloads: Sequence[bytes]) -> EncodedItems:
     """Encode messages of any kind, by their message ids."""
     return _joined(_items(ids, payloads))
-
-
-def encode_inline_items(rows: Sequence[RowId], payloads: Sequence[bytes]) -> EncodedItems:
-    """Encode messages whose payloads lie in their own rows, by their row ids."""
-    tails = _inline_tails(payloads)
-    return _joined(
-        [
-            b"".join((_ID_LENGTH, row, tail, payload))
-            for row, tail, payload in zip(rows, tails, payloads, strict=True)
-        ]
-    )
-
-
-def encode_inline_block(rows: Sequence[RowId], payloads: Sequence[bytes]) -> bytes:
-    """Return messages whose payloads lie in their own rows as one block, to be cut no further."""
-    if not rows:
-        return b""
-    parts: list[bytes] = [_ID_LENGTH] * (4 * len(rows))
-    parts[1::4] = rows
-    parts[2::4] = _inline_tails(payloads)
-    parts[3::4] = payloads
-    return encode_long(len(rows)) + b"".join(parts)
-
-
-def _inline_tails(payloads: Sequence[bytes]) -> list[bytes]:
-    return [
-        _INLINE_TAILS[size] if size < _SHORT else bytes(10) + encode_long(size)
-        for size in map(len, payloads)
-    ]
 
 
 def _joined(items: list[bytes]) -> EncodedItems:

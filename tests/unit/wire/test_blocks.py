@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.errors import OutcomeUnknown, Unavailable
-from broker.model import NO_HEADERS, Message, row_id
+from broker.model import NO_HEADERS, Message
 from broker.wire import schemas
-from broker.wire.blocks import END, PollDecoder, encode_block, encode_inline_items, encode_items
+from broker.wire.blocks import END, PollDecoder, encode_block, encode_items
 from broker.wire.varint import encode_bytes, encode_long
 
 RESPONSE = fastavro.parse_schema(schemas.CONSUME_RESPONSE)
@@ -139,22 +139,6 @@ def test_a_large_payload_in_small_pieces_is_joined_once():
     assert joins <= 3
 
 
-inline = st.lists(
-    st.tuples(st.builds(row_id, st.integers(0, 1 << 60), st.integers(0, 65535)), payloads),
-    max_size=8,
-)
-
-
-@given(inline)
-def test_inline_rows_are_messages_with_half_an_id(rows):
-    items = encode_inline_items([row for row, _ in rows], [payload for _, payload in rows])
-    ids = [row + bytes(10) for row, _ in rows]
-    assert items == encode_items(ids, [payload for _, payload in rows])
-    assert items.count == len(rows)
-    assert items.block() == encode_block(ids, [payload for _, payload in rows])
-    assert [items.payload(index) for index in range(items.count)] == [p for _, p in rows]
-
-
 @given(message_lists, st.data())
 def test_any_page_is_cut_from_encoded_items(some, data):
     items = encode_items([m.id for m in some], [m.payload for m in some])
@@ -178,5 +162,3 @@ def test_a_page_fits_its_bytes_but_always_moves_on(some, data):
 def test_ids_and_payloads_come_in_pairs():
     with pytest.raises(ValueError, match="zip"):
         encode_block([bytes(20)], [])
-    with pytest.raises(ValueError, match="zip"):
-        encode_inline_items([bytes(10)], [])
