@@ -12,11 +12,10 @@ import pytest
 from tests.tidy.sources import text, tracked
 
 ANYWHERE = "broker/*"
-TEST_KIT = "broker/testing/*"
 
 # Patterns as of fnmatch, whose * also spans folders.
 DOORS = {
-    "aiohttp": ["broker/http/exchange.py", "broker/http/server.py", TEST_KIT],
+    "aiohttp": ["broker/http/exchange.py", "broker/http/server.py"],
     "click": [
         "broker/cli/*",
         "chaos/cli.py",
@@ -25,12 +24,9 @@ DOORS = {
     ],
     "fastavro": ["broker/cli/transfer/avrofile.py"],
     "happybase": ["broker/rowlog/*", "chaos/rowlog_worker.py"],
-    "httptools": ["broker/http/asking.py", TEST_KIT],
-    "hypothesis": [TEST_KIT],
-    "jsonschema": [TEST_KIT],
+    "httptools": ["broker/http/asking.py"],
     "kazoo": ["broker/coordination/zookeeper.py", "chaos/sessions.py"],
     "matplotlib": ["chaos/plots.py"],
-    "multidict": [TEST_KIT],  # Of aiohttp.
     "numpy": ["broker/api/arrow.py"],
     "orjson": ["broker/api/*", "broker/http/reply.py", "broker/streams/*"],
     "plyvel": ["broker/storage/leveldb/*"],
@@ -46,8 +42,7 @@ DOORS = {
         "broker/streams/passes.py",
     ],
     "pyspark": ["broker/spark/*", "broker/streams/*"],
-    "pytest": [TEST_KIT],
-    "rich": ["broker/cli.py", "broker/cli/*"],
+    "rich": ["broker/cli/*"],
     "sqlalchemy": ["broker/sql/*"],
     "structlog": ["broker/logs.py"],
     "tenacity": [
@@ -61,8 +56,7 @@ DOORS = {
     "toxiproxy": ["chaos/toxiproxy.py"],
     "thriftpy2": ["broker/transactions/tephra_frames.py"],
     "typing_extensions": [ANYWHERE, "chaos/*"],
-    "uvloop": ["broker/node/node.py", "broker/cli.py", "broker/cli/*", TEST_KIT],
-    "yarl": [TEST_KIT],  # Of aiohttp.
+    "uvloop": ["broker/cli/*"],
 }
 
 # Packages that are imported by another name than they are installed by.

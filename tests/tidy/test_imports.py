@@ -13,7 +13,7 @@ from tests.tidy.sources import ROOT, text, tracked
 
 LINTER = Path(sys.executable).with_name("lint-imports")
 CLIENT_RESTS_ON = {"wire", "model", "errors", "clock", "http", "client"}
-REST_ON_CLIENT = {"spark", "sql", "streams", "rowlog", "console", "cli"}
+REST_ON_CLIENT = {"spark", "sql", "streams", "rowlog", "cli"}
 
 
 @pytest.fixture
@@ -101,5 +101,5 @@ def test_every_part_has_a_layer() -> None:
     (contract,) = [one for one in contracts if one["type"] == "layers"]
     layered = set("".join(" ".join(contract["layers"]).translate({40: 32, 41: 32})).split())
     parts = {Path(name).parts[1].removesuffix(".py") for name in tracked("broker/*.py")}
-    aside = {"__init__", "client", "testing", "console", "spark", "sql", "streams", "rowlog"}
+    aside = {"__init__", "client", "testing", "spark", "sql", "streams", "rowlog"}
     assert parts - layered - aside == set()
