@@ -1,7 +1,7 @@
 """The command line: ``broker topics|publish|tail|poll|browse|stats|serve|config|storage|streams|chaos``.
 
-One module per group of commands; ``app`` gathers them. Commands only translate: words of the command
-line into calls of the client (or of the node), answers into text or JSON, errors into exit codes.
+Each group of commands has one module; ``app`` gathers them. Commands only translate: the command line
+into calls of the client (or of the node), answers into text or JSON, errors into exit codes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command ``broker``: its groups of commands. How they end is told in ``problems``."""
+"""The command ``broker``: its groups of commands. ``problems`` says how they end."""
 
 from __future__ import annotations
 
@@ -93,13 +93,16 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def asks_for_json(words: list[str]) -> bool:
-    """Whether ``--json`` is among the options; known before they are read, for errors in reading them."""
+    """Return whether ``--json`` is among the options.
+
+    This is known before click parses the options, so that parse errors can be JSON, too.
+    """
     options = words[: words.index("--")] if "--" in words else words
     return "--json" in options
 
 
 def _invoke(words: list[str], given: GivenOptions) -> int:
-    # Not cli.main, which takes some errors for its own, in ways that differ between releases.
+    # Not cli.main: it handles some errors itself, and how differs between releases of click.
     with cli.make_context("broker", list(words), obj=given) as root:
         cli.invoke(root)
     return 0

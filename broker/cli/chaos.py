@@ -1,4 +1,4 @@
-"""``broker chaos``: the verifier, which is a program of its own: nothing of the product imports it."""
+"""``broker chaos``: run the verifier. It is a program of its own, which no package of the product imports."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from broker.errors import install_command
 
 VERIFIER: Final = "chaos"
 NEEDED: Final = ("matplotlib", "kazoo", "libfaketime", "toxiproxy")
-"""What the extra brings beside this package; the first that is missing is named."""
+"""The packages that the extra installs; an error names the first missing one."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def chaos(words: tuple[str, ...]) -> None:
-    """Break a cluster on purpose, and judge what it told its clients.
+    """Inject faults into a cluster, and check the answers that its clients got.
 
-    Each command of the verifier tells its options: broker chaos run --help
+    To see the options of a command of the verifier: broker chaos run --help
 
     \b
     broker chaos run --workload log --nemesis pause,partition --minutes 5 --seed 7

@@ -1,7 +1,7 @@
-"""``broker cluster``: many nodes that serve the same topics.
+"""``broker cluster``: several nodes that serve the same topics.
 
-``up`` becomes the launcher of the test kit, which is a program of its own: nothing of the product imports
-the test kit.
+``up`` replaces this process by the launcher of ``broker.local``, which is a program of its own: no other
+package of the product imports it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LAUNCHER: Final = "broker.local"
 
 @click.group()
 def cluster() -> None:
-    """Run a cluster, and look after one. NODE is an instance id or a URL.
+    """Start a cluster on this machine; show and steer any cluster. NODE is an instance id or a URL.
 
     \b
     broker cluster up
@@ -32,38 +32,57 @@ def cluster() -> None:
     broker cluster drain 2 --wait
     broker cluster move audit/logins http://10.0.0.1:8080
     """  # noqa: D301
-    check_environment(
-        os.environ
-    )  # The processes that `up` starts get it, and would end with an error.
+    # `up` gives the environment to its processes. A wrong variable would end each of them with an error.
+    check_environment(os.environ)
 
 
 @cluster.command()
-@click.option("--nodes", default=3, show_default=True, type=click.IntRange(min=0))
+@click.option(
+    "--nodes", default=3, show_default=True, type=click.IntRange(min=0), help="Number of brokers."
+)
 @click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for everything that is written; kept.  [default: a temporary one, removed]",
+    help="Folder for all files; it is kept.  [default: a temporary folder, removed at the end]",
 )
 @click.option(
     "--ports",
     default="8081",
     show_default=True,
     metavar="FIRST|free",
-    help="Port of the first node, the others following; or free ones.",
+    help='Port of the first node; the other nodes have the next ports. "free": any free ports.',
 )
-@click.option("--zookeepers", default="1", show_default=True, type=click.Choice(["1", "3"]))
-@click.option("--region-servers", default=1, show_default=True, type=click.IntRange(min=1))
-@click.option("--gateways", default=1, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--zookeepers",
+    default="1",
+    show_default=True,
+    type=click.Choice(["1", "3"]),
+    help="Number of ZooKeeper servers.",
+)
+@click.option(
+    "--region-servers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of HBase's region servers.",
+)
+@click.option(
+    "--gateways",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Number of HBase's Thrift-2 gateways.",
+)
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="SECTION.KEY=JSON",
-    help="A key of every node's configuration.",
+    help="Set a key in every node's configuration.",
 )
 @json_option
-def up(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
+def up(  # noqa: PLR0913, PLR0917 - One parameter per option.
     nodes: int,
     directory: Path | None,
     ports: str,
@@ -73,13 +92,13 @@ def up(  # noqa: PLR0913, PLR0917 - One parameter an option, as click wants it.
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Start a cluster on this machine, for trying it out and for tests; stop it with Ctrl-C.
+    """Start a cluster on this machine, to try it out and for tests; stop it with Ctrl-C.
 
-    ZooKeeper, HBase (a master, region servers, Thrift-2 gateways) and the nodes are processes of their
-    own. Fetch the servers once: python -m broker.local.servers fetch hbase
+    ZooKeeper, HBase (a master, region servers, Thrift-2 gateways) and the nodes run as separate
+    processes. Before the first start, fetch the servers once: python -m broker.local.servers fetch hbase
 
-    With --json one line tells, when all is ready, of each process its name, kind, pid, url, and the
-    command that starts it again.
+    With --json, the command prints one line when the cluster is ready. It gives the name, kind, pid and url of
+    each process, and the command that starts it again.
 
     \b
     broker cluster up

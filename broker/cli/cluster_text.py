@@ -1,4 +1,4 @@
-"""What ``broker cluster`` shows to people: a table of nodes, and what is worth knowing beside it."""
+"""The text output of ``broker cluster``: a table of nodes, remarks about them, and a progress line."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _UNKNOWN: Final = "?"
 
 
 def write_status(status: Json) -> None:
-    """Write the nodes as a table, and on standard error what is not as it should be."""
-    from rich.console import Console  # noqa: PLC0415 - Slow to import; other commands go without.
+    """Write the nodes as a table, and remarks about problems on standard error."""
+    from rich.console import Console  # noqa: PLC0415 - Slow to import, and only this function needs it.
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -43,7 +43,7 @@ def write_status(status: Json) -> None:
         style = _COLOURS[row["state"]]
         table.add_row(*(Text(cell, style if cell == row["state"] else "") for cell in cells(row)))
     console = Console(width=_WIDTH_MAX, highlight=False)
-    # A terminal that is too narrow breaks the lines by itself; rich would leave columns out.
+    # A terminal that is too narrow wraps the lines by itself; rich would omit columns.
     console.width = max(
         shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns, console.measure(table).minimum
     )
@@ -71,10 +71,10 @@ def cells(row: Json) -> Sequence[str]:
 
 
 def storage_text(storage: Json) -> str:
-    """Say in some words how the storage answers."""
+    """Return a few words on how the storage answers."""
     if not storage["calls"]:
-        return "not asked yet"
-    # Moments are written so that they sort as text; a tie is an error that was followed at once.
+        return "no calls yet"
+    # The times sort as text. If both are equal, a success followed the failure at once.
     failing = (storage["last_failure"] or "") > (storage["last_success"] or "")
     return (
         f"{'failing' if failing else 'answers'}, {storage['errors']} of {storage['calls']} failed"
@@ -82,7 +82,7 @@ def storage_text(storage: Json) -> str:
 
 
 def remarks(status: Json) -> Iterator[str]:
-    """Yield what the table can't show."""
+    """Yield the remarks that the table has no column for."""
     for row in status["nodes"]:
         view = row["view"]
         if row["problem"] is not None:
@@ -92,11 +92,11 @@ def remarks(status: Json) -> Iterator[str]:
     live = {row["node"] for row in status["nodes"]}
     for node in status["drained"] or ():
         if node not in live:
-            yield f"node {node} is drained, and is not running"
+            yield f"node {node} is drained and not running"
     if status["contact"] != "connected":
         yield (
             f"node {status['asked']} has no contact with ZooKeeper ({status['contact']}): "
-            "these are the nodes that lived before"
+            "the table shows the nodes that it knew before"
         )
     if status["pins"] is None:
         yield f"pins and drained nodes are not known: {status['problem']}"
@@ -104,7 +104,7 @@ def remarks(status: Json) -> Iterator[str]:
     if status["problem"] is not None:
         yield f"pins or drained nodes that have no effect: {status['problem']}"
     if status["pins"]:
-        yield f"topics with a pin: {status['pins']}"
+        yield f"pinned topics: {status['pins']}"
 
 
 def _remarks_on(node: int, view: Json) -> Iterator[str]:
@@ -114,16 +114,16 @@ def _remarks_on(node: int, view: Json) -> Iterator[str]:
 
 
 class ProgressLine:
-    """One line on standard error that tells how far it is; nothing if nobody looks."""
+    """One line on standard error that shows progress; a terminal overwrites it, a file gets more lines."""
 
     def __init__(self, *, silent: bool) -> None:
-        """Write nothing if ``silent``."""
+        """Make the line; it writes nothing if ``silent``."""
         self._silent = silent
         self._shown = ""
         self._rewrites = sys.stderr.isatty()
 
     def __call__(self, text: str) -> None:
-        """Show how far it is; the same text again changes nothing."""
+        """Show a text about the progress; do nothing if it is already shown."""
         if self._silent or text == self._shown:
             return
         if self._rewrites:

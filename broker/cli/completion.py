@@ -1,7 +1,7 @@
-"""``broker completion``: the script by which a shell completes commands, options and topics.
+"""``broker completion``: print the script with which a shell completes commands, options and topics.
 
-The script asks this program for words at each press of Tab. Topics come from the broker, which has a
-moment to answer: a line that is being typed must neither hang nor show an error.
+The script calls this program for words at each press of Tab. Topics come from the broker, which has one
+second to answer: completion must neither hang nor show an error while the user types.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from broker.config.sections import ConfigError
 from broker.errors import BrokerError
 
 VARIABLE: Final = "_BROKER_COMPLETE"
-"""By this variable of the environment the script tells the program to complete words."""
+"""The environment variable by which the script asks this program to complete words."""
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
 ANSWER_S_MAX: Final = 1.0
-"""How long the broker has to answer."""
+"""The time that the broker has to answer."""
 
 
 @click.command()
@@ -49,18 +49,19 @@ def complete(root: click.Command, instruction: str) -> int:
 
 
 def contexts(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the names of contexts that begin with what was typed."""
+    """Return the names of contexts that begin with the typed text."""
     try:
         names = known().contexts
     except (ConfigError, OSError):
-        return []  # An error has no place in the middle of a line that is being typed.
+        return []  # An error message would disturb the line that the user types.
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def topics(given: GivenOptions, incomplete: str) -> list[str]:
-    """Return the topics that begin with what was typed; of several namespaces, these with a slash.
+    """Return the topics that begin with the typed text.
 
-    Of a single namespace its topics come at once: shells put a space behind the only word that there is.
+    If several namespaces match, return them, each with a slash. If one matches, return its topics instead: a
+    shell adds a space after a word that is the only choice, and the user could not go on with the topic.
     """
     namespace, slash, begun = incomplete.partition("/")
     if slash:
@@ -80,13 +81,13 @@ def _named(given: GivenOptions, namespace: str, begun: str) -> list[str]:
 
 
 def namespaces(given: GivenOptions, incomplete: str) -> list[str]:
-    """Return the namespaces that begin with what was typed."""
+    """Return the namespaces that begin with the typed text."""
     names = _asked(given, lambda client: client.namespaces())
     return [name for name in names if name.startswith(incomplete)]
 
 
 def _asked(given: GivenOptions, ask: Callable[[SyncClient], list[str]]) -> list[str]:
-    """Return what the broker tells in a moment; nothing if it does not."""
+    """Return the broker's answer; an empty list if it does not answer in ``ANSWER_S_MAX``."""
     if given.target is None:
         return []
     try:
@@ -99,4 +100,4 @@ def _asked(given: GivenOptions, ask: Callable[[SyncClient], list[str]]) -> list[
         with SyncClient(settings=settings) as client:
             return ask(client)
     except (BrokerError, OSError, ValueError):
-        return []  # An error has no place in the middle of a line that is being typed.
+        return []  # An error message would disturb the line that the user types.

@@ -1,4 +1,4 @@
-"""``broker context``: names for brokers, which commands then speak to."""
+"""``broker context``: give brokers names, and choose the broker that commands use."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _name_argument = click.argument("name", shell_complete=completion.contexts)
 
 @click.group()
 def context() -> None:
-    """Keep names for brokers, and choose the one that commands speak to.
+    """Give brokers names, and choose the broker that commands use.
 
-    A context has an address, and if need be a file of certificates and a namespace: then topics may be named
-    without it. --url and --context come first, then BROKER_URL and BROKER_CONTEXT, then the context in use.
+    A context has an address. It may have a file of certificates, and a namespace for topics that are named
+    without one. --url or --context comes first, then BROKER_URL, then BROKER_CONTEXT, then the context in use.
 
     \b
     broker context add prod --url https://broker1:8080,https://broker2:8080 --namespace audit
@@ -51,22 +51,27 @@ def _namespace(_: click.Context, __: click.Parameter, text: str) -> str:
 
 @context.command()
 @click.argument("name")
-@click.option("--url", required=True, callback=_url, help="As of every command.")
+@click.option(
+    "--url", required=True, callback=_url, help="The broker's address, as in every command."
+)
 @click.option(
     "--ca-file",
     type=click.Path(exists=True, dir_okay=False, resolve_path=True),
     default=None,
-    help="The certificates that https addresses are trusted by, in PEM.",
+    help="Certificates to trust for https addresses, in PEM.",
 )
 @click.option(
-    "--namespace", default="", callback=_namespace, help="Of topics named without a namespace."
+    "--namespace",
+    default="",
+    callback=_namespace,
+    help="The namespace of topics that are named without one.",
 )
 @click.option("--replace", is_flag=True, help="Replace a context of that name.")
 @json_option
 def add(
     name: str, url: str, ca_file: str | None, namespace: str, replace: bool, as_json: bool
 ) -> None:
-    """Add a context; it is in use only after: broker context use NAME.
+    """Add a context. To use it: broker context use NAME.
 
     \b
     broker context add prod --url https://broker1:8080 --ca-file ca.pem --namespace audit
@@ -77,8 +82,8 @@ def add(
     known = contexts.load(file)
     if name in known.contexts and not replace:
         raise click.ClickException(
-            f"there is a context {name!r}; see it with: broker context show {name}, "
-            "or give --replace"
+            f"context {name!r} exists; see it with: broker context show {name}; "
+            "replace it with --replace"
         )
     made = Context(url, ca_file or "", namespace)
     contexts.save(file, known.added(name, made))
@@ -90,7 +95,7 @@ def add(
 @_name_argument
 @json_option
 def use(name: str, as_json: bool) -> None:
-    """Use a context for the commands from now on.
+    """Use a context in all commands from now on.
 
     \b
     broker context use prod
@@ -105,7 +110,7 @@ def use(name: str, as_json: bool) -> None:
 @context.command(name="list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List all contexts; the one in use has a star.
+    """List all contexts; a star marks the one in use.
 
     \b
     broker context list
@@ -125,7 +130,7 @@ def list_(as_json: bool) -> None:
 @click.argument("name", required=False, shell_complete=completion.contexts)
 @json_option
 def show(name: str | None, as_json: bool) -> None:
-    """Show a context, the one in use if none is named.
+    """Show a context; without NAME, the one in use.
 
     \b
     broker context show prod
@@ -146,7 +151,7 @@ def show(name: str | None, as_json: bool) -> None:
 @_name_argument
 @json_option
 def remove(name: str, as_json: bool) -> None:
-    """Remove a context; if it was in use, none is.
+    """Remove a context. If it was in use, no context is in use afterwards.
 
     \b
     broker context remove prod
@@ -165,7 +170,7 @@ def _found(name: str) -> tuple[Path, Contexts, Context]:
 
 
 def _json(name: str, one: Context, known: Contexts) -> dict[str, Any]:
-    """Return a context as JSON; null where it says nothing."""
+    """Return a context as JSON; a field that is not set is null."""
     return {
         "name": name,
         "current": name == known.current,

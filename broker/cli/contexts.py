@@ -1,16 +1,17 @@
-"""Contexts: names for brokers, kept in one file of the user's.
+"""Contexts: names for brokers, kept in one file of the user.
 
-A context is an address with what belongs to it: the certificates that it is trusted by, and the namespace of
-topics that are named without one. The file is ``contexts.json`` in the folder ``broker`` of the user's
-configuration (``$XDG_CONFIG_HOME``, or ``~/.config``)::
+A context has a broker's address, the certificates to trust, and the namespace of topics that are named
+without one. The file is ``contexts.json`` in the folder ``broker`` of the user's configuration
+(``$XDG_CONFIG_HOME``, or ``~/.config``)::
 
     {"current": "prod", "contexts": {"prod": {"url": "https://…", "ca_file": "…", "namespace": "audit"}}}
 
-It is written whole and put in place at once, readable by its owner alone. Which address a command uses::
+A command writes the file whole and renames it into place; only its owner can read it. A command uses the
+first of these addresses that is given::
 
     --url  >  --context  >  BROKER_URL  >  BROKER_CONTEXT  >  the current context  >  the default
 
-What was typed comes before what the environment says, and that before what a file says.
+The command line comes before the environment, and the environment before the file.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ URL_DEFAULT: Final = "http://127.0.0.1:8080"
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A broker as a context names it; empty text where it says nothing."""
+    """A broker as a context describes it; a field that is not set is empty."""
 
     url: str
     ca_file: str = ""
@@ -43,13 +44,13 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """All contexts by name, and which one is in use; ``current`` is empty if none is."""
+    """All contexts by name, and the one in use; ``current`` is empty if none is in use."""
 
     current: str = ""
     contexts: Mapping[str, Context] = field(default_factory=dict)
 
     def named(self, name: str, asked_by: str = "") -> Context:
-        """Return a context. Raises ConfigError, which says where its name came from if that is given."""
+        """Return a context. Raises ConfigError; its message names ``asked_by``, the source of the name."""
         found = self.contexts.get(name)
         if found is not None:
             return found
@@ -61,18 +62,18 @@ class Contexts:
         )
 
     def added(self, name: str, context: Context) -> Contexts:
-        """Return these with one more, or another of that name."""
+        """Return these with one more; a context of the same name is replaced."""
         return replace(self, contexts={**self.contexts, name: context})
 
     def removed(self, name: str) -> Contexts:
-        """Return these without one; if it was in use, none is."""
+        """Return these without one; if it was in use, no context is in use afterwards."""
         rest = {other: context for other, context in self.contexts.items() if other != name}
         return Contexts("" if self.current == name else self.current, rest)
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerTarget:
-    """The broker that a command speaks to, and where its address came from, for errors."""
+    """The broker that a command speaks to, and the source of its address, for errors."""
 
     url: str
     source: str
@@ -82,7 +83,7 @@ class BrokerTarget:
 
 
 def check_urls(text: str) -> str:
-    """Return addresses with commas between them. Raises ValueError if one is none."""
+    """Return ``text``, addresses with commas between them. Raises ValueError if one is not valid."""
     for one in text.split(","):
         try:
             Address.of(one.strip().rstrip("/"))
@@ -92,22 +93,22 @@ def check_urls(text: str) -> str:
 
 
 def path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return where the file of contexts is, whether or not it exists.
+    """Return the path of the file of contexts. The file may not exist.
 
     Raises:
         ConfigError: the environment names neither a home nor a folder of configurations.
     """
     folder, home = environment.get("XDG_CONFIG_HOME", ""), environment.get("HOME", "")
-    # What is not absolute is to be ignored, by the specification of XDG_CONFIG_HOME.
+    # The specification of XDG_CONFIG_HOME says: ignore a relative path.
     if Path(folder).is_absolute():
         return Path(folder) / "broker" / "contexts.json"
     if not home:
-        raise ConfigError("Contexts need a place: set HOME or XDG_CONFIG_HOME.")
+        raise ConfigError("There is no folder for contexts: set HOME or XDG_CONFIG_HOME.")
     return Path(home) / ".config" / "broker" / "contexts.json"
 
 
 def known(environment: Mapping[str, str] = os.environ) -> Contexts:
-    """Return the user's contexts; none where there is no place for them. Raises ConfigError, OSError."""
+    """Return the user's contexts; none if the user has no folder for them. Raises ConfigError, OSError."""
     if not (environment.get("XDG_CONFIG_HOME") or environment.get("HOME")):
         return Contexts()
     return load(path(environment))
@@ -120,12 +121,12 @@ def load(file: Path) -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is no text: {error}. Remove it to begin anew.") from error
+        raise ConfigError(f"{file} is not text: {error}. Remove it to start again.") from error
     try:
         return _parsed(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, BadName) as error:
         raise ConfigError(
-            f"{file} is not as broker context writes it: {error}. Mend it, or remove it to begin anew."
+            f"{file} is not a file of contexts: {error}. Correct it, or remove it to start again."
         ) from error
 
 
@@ -137,14 +138,15 @@ def _parsed(told: Mapping[str, Mapping[str, Mapping[str, str]]]) -> Contexts:
             check_namespace(context.namespace)
     current = told.get("current", "")
     if not isinstance(current, str):
-        raise TypeError("current is no text")
+        raise TypeError("current is not text")
     return Contexts(current, contexts)
 
 
 def save(file: Path, contexts: Contexts) -> None:
     """Write the file of contexts whole, with mode 0600; a reader sees the old one or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # A temporary file of its own, so that two commands at once can't mix theirs; its mode is 0600.
+    # Each command has a temporary file of its own, so two commands at once can't mix their text. Its mode
+    # is 0600.
     number, name = tempfile.mkstemp(prefix=".contexts-", dir=file.parent)
     new = Path(name)
     try:
@@ -161,7 +163,7 @@ def save(file: Path, contexts: Contexts) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BrokerOptions:
-    """What was typed, and what the environment says, of a broker; empty where nothing was said."""
+    """The broker that the command line and the environment name; a field that is not set is empty."""
 
     url: str = ""
     context: str = ""
@@ -170,7 +172,7 @@ class BrokerOptions:
 
 
 def target(asked: BrokerOptions, contexts: Contexts) -> BrokerTarget:
-    """Return the broker to speak to. Raises ConfigError if a context is named that there is not."""
+    """Return the broker to speak to. Raises ConfigError if a named context does not exist."""
     if asked.url:
         return BrokerTarget(asked.url, "--url")
     if asked.context:

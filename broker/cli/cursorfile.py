@@ -1,12 +1,14 @@
-"""Cursor files: how far a tail has come, in which topic of which broker.
+"""Cursor files: the topic and broker of a tail, and the last message that it has handled.
 
-A file of JSON on one line, written whole::
+A cursor file is one line of JSON, always written whole::
 
     {"topic": "jobs/states", "generation": 1, "brokers": ["http://127.0.0.1:8080"], "after": "0000…"}
 
-An id says nothing in another topic, nor at another broker, nor in a topic that was deleted and created anew: a
-tail that went on there would leave out messages in silence. So such a file is refused. A broker has no name but
-its addresses, of which a cluster has many: one in common is enough, and each run keeps those that it was given.
+An id has no meaning in another topic, at another broker, or in a topic that was deleted and created again. A
+tail that continued there would skip messages without an error. So ``check`` refuses such a file.
+
+A broker has no name; its addresses identify it, and a cluster has several. So one common address is enough.
+Each run stores the addresses that it was given.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _ID_DIGITS: Final = 40
 
 
 class CursorLog(NamedTuple):
-    """What a cursor is of: a topic as it was created once, at a broker with these addresses."""
+    """The log of a cursor: one generation of a topic, at a broker with these addresses."""
 
     topic: str
     generation: int
@@ -35,14 +37,14 @@ class CursorLog(NamedTuple):
 
 
 class FileCursor(NamedTuple):
-    """A log and the last message of it that was handled; ``log`` None: a file of an earlier version."""
+    """A log and its last handled message; ``log`` is None in a file of an earlier version."""
 
     log: CursorLog | None
     after: MessageId
 
 
 def load(file: Path) -> FileCursor | None:
-    """Read a cursor file, None if there is none yet. Raises click.ClickException, OSError."""
+    """Read a cursor file; None if it does not exist yet. Raises click.ClickException, OSError."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -55,7 +57,7 @@ def load(file: Path) -> FileCursor | None:
         return _parsed(json.loads(text))
     except (ValueError, KeyError, TypeError, BadRequest) as error:
         raise click.ClickException(
-            f"{file} is no cursor file. Name another, or remove it to begin anew."
+            f"{file} is not a cursor file. Name another file, or remove it to start again."
         ) from error
 
 
@@ -68,7 +70,7 @@ def _parsed(told: dict[str, Any]) -> FileCursor:
 
 
 def save(file: Path, log: CursorLog, after: MessageId) -> None:
-    """Write a cursor file so that it is never seen half written. Raises OSError."""
+    """Write a cursor file; no reader ever sees it half written. Raises OSError."""
     new = file.with_name(file.name + ".new")
     with new.open("w", encoding="utf-8") as out:
         out.write(json.dumps({**log._asdict(), "after": after.hex()}) + "\n")
@@ -78,31 +80,31 @@ def save(file: Path, log: CursorLog, after: MessageId) -> None:
 
 
 def check(file: Path, cursor: FileCursor, log: CursorLog) -> None:
-    """Refuse a cursor that is of another log. Raises click.ClickException that says what to do."""
+    """Refuse a cursor of another log. Raises click.ClickException with advice."""
     of = cursor.log
     if of is None:
         return
     if of.topic != log.topic:
         raise click.ClickException(
-            f"{file} is of {of.topic} at {', '.join(of.brokers)}; this is {log.topic}. "
-            "Name another file for it."
+            f"{file} belongs to {of.topic} at {', '.join(of.brokers)}, not to {log.topic}. "
+            "Name another file."
         )
     if not {_name(url) for url in of.brokers} & {_name(url) for url in log.brokers}:
         both = ",".join((*log.brokers, *of.brokers))
         raise click.ClickException(
-            f"{file} is of {of.topic} at {', '.join(of.brokers)}; "
-            f"this is {log.topic} at {', '.join(log.brokers)}. "
-            f"Name another file, or, if both are one cluster, give both addresses once: --url {both}"
+            f"{file} belongs to {of.topic} at {', '.join(of.brokers)}, "
+            f"not at {', '.join(log.brokers)}. Name another file. "
+            f"If the addresses belong to one cluster, give all of them once: --url {both}"
         )
     if of.generation != log.generation:
         raise click.ClickException(
-            f"{file} is of a {of.topic} that was deleted and created anew since (generation "
-            f"{of.generation}, now {log.generation}). Remove the file to begin with the new one."
+            f"{file} belongs to an earlier {of.topic}, which was deleted and created again (generation "
+            f"{of.generation}, now {log.generation}). Remove the file to start with the new topic."
         )
 
 
 def _name(url: str) -> str:
-    """Return an address in the one form in which it is compared."""
+    """Return an address in a normal form, for comparison."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,4 +1,4 @@
-"""``broker cursors``: the named cursors of a topic, how far behind they are, and moving them."""
+"""``broker cursors``: show the named cursors of a topic and their lag; move and delete them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _name_argument = click.argument("name")
 
 @click.group()
 def cursors() -> None:
-    """See and move the places of readers that the broker keeps by name.
+    """Show, move and delete named cursors: the places of consumers that the broker keeps.
 
     \b
     broker cursors list audit/logins
@@ -50,7 +50,7 @@ def _place(cursor: Cursor) -> str:
 @topic_argument
 @to_broker
 def list_(topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
-    """List a topic's named cursors: where each is, how many messages it is behind, since when.
+    """List a topic's named cursors: the place and the lag of each.
 
     \b
     broker cursors list audit/logins
@@ -96,10 +96,12 @@ def show(topic: TopicId, name: str, url: str, deadline_s: float, as_json: bool) 
 @cursors.command(name="set")
 @topic_argument
 @_name_argument
-@place_option("--since", help_text="Read from here on: an age (1h), a time, or a message id.")
-@id_option("--after", help_text="Go on after this message.")
-@click.option("--oldest", is_flag=True, help="Read everything that there is.")
-@click.option("--newest", is_flag=True, help="Read only what is published from now on.")
+@place_option("--since", help_text="Continue here: an age (1h), a time, or a message id.")
+@id_option("--after", help_text="Continue after this message.")
+@click.option("--oldest", is_flag=True, help="Continue at the oldest message.")
+@click.option(
+    "--newest", is_flag=True, help="Continue with the messages that are published from now on."
+)
 @to_broker
 def set_(  # noqa: PLR0913 - One parameter per option.
     *,
@@ -113,9 +115,9 @@ def set_(  # noqa: PLR0913 - One parameter per option.
     deadline_s: float,
     as_json: bool,
 ) -> None:
-    """Move a named cursor, or create it. A subscriber of this name that runs goes on from there.
+    """Move a named cursor, or create it. A running subscriber of this name continues from the new place.
 
-    If another client moves it at the same time, this command changes nothing.
+    If another client moves the cursor at the same time, this command changes nothing.
 
     \b
     broker cursors set audit/logins mailer --since 1h
@@ -136,7 +138,7 @@ def set_(  # noqa: PLR0913 - One parameter per option.
 
 
 def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
-    """Return the version that a cursor has, None if there is none."""
+    """Return the version of a cursor; None if there is no such cursor."""
     try:
         return client.cursors.get(topic, name).version
     except NotFound:
@@ -146,18 +148,18 @@ def _version(client: SyncClient, topic: TopicId, name: str) -> str | None:
 @cursors.command()
 @topic_argument
 @_name_argument
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 @to_broker
 def delete(
     *, topic: TopicId, name: str, yes: bool, url: str, deadline_s: float, as_json: bool
 ) -> None:
-    """Delete a named cursor. A subscriber of this name that runs ends with an error.
+    """Delete a named cursor. A running subscriber of this name ends with an error.
 
     \b
     broker cursors delete audit/logins mailer --yes
     """  # noqa: D301
     if as_json and not yes:
-        raise click.UsageError("With --json nothing is asked: give --yes to delete it.")
+        raise click.UsageError("With --json the command can't ask: give --yes, too.")
     if not yes:
         of = f"{topic.namespace}/{topic.topic}"
         click.confirm(f"Delete cursor {name} of {of}?", abort=True, err=True)

@@ -1,4 +1,4 @@
-"""What a command line has given so far: for errors that speak of it, and for completion."""
+"""The values that the command line has given so far, for error messages and for completion."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from broker.model import TopicId
 
 @dataclass(slots=True)
 class GivenOptions:
-    """Filled while the words are read, one for each run of the command line.
+    """The values of one run of the command line; click's callbacks fill them in while it parses.
 
     Attributes:
-        as_json: whether machines read what is written.
+        as_json: whether the output is JSON.
         command: the command's words, such as ``topics create``.
         topics: the topics that were named.
-        target: the broker that is spoken to; None before its address is known, and for commands without one.
-        typed_context: the context that was typed, and typed_url the address.
-        typed_url: see there.
+        target: the command's broker; None before its address is known, and for commands without a broker.
+        typed_context: the value of ``--context``, if it was typed.
+        typed_url: the value of ``--url``, if it was typed.
     """
 
     as_json: bool = False
@@ -32,12 +32,12 @@ class GivenOptions:
 
     @property
     def topic_name(self) -> str:
-        """The topic, if it is one that was named, else a place for its name."""
+        """The topic's name if exactly one topic was named, else the placeholder ``NS/TOPIC``."""
         names = {f"{topic.namespace}/{topic.topic}" for topic in self.topics}
         return names.pop() if len(names) == 1 else "NS/TOPIC"
 
 
 def given(context: click.Context | None = None) -> GivenOptions:
-    """Return what was given so far; nothing outside of a command."""
+    """Return the values given so far; outside of a command they are empty."""
     context = context or click.get_current_context(silent=True)
     return GivenOptions() if context is None else context.find_root().ensure_object(GivenOptions)

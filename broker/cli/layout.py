@@ -1,11 +1,11 @@
-r"""The layout of ``--format``: text with places for the parts of a message.
+r"""The layout of ``--format``: text with fields for the parts of a message.
 
 ::
 
     '{time} {id} {payload}'     '{key}\t{payload}'     'headers: {headers}'
 
-A place is a name in braces; two braces stand for one. ``\n``, ``\t`` and ``\\`` are a line end, a tab and a
-backslash. Every message ends with a line end. Payloads, keys and headers are written byte for byte.
+A field is a name in braces; two braces stand for one brace. ``\n``, ``\t`` and ``\\`` are a line end, a tab and
+a backslash. Every message ends with a line end. Payloads, keys and headers are written byte for byte.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ESCAPED: Final = {"n": "\n", "t": "\t", "\\": "\\"}
 
 
 class LineLayout(NamedTuple):
-    """A layout that was read: literal bytes, each followed by a field; an empty field is none."""
+    """A parsed layout: literal bytes, each followed by a field, or by an empty name for no field."""
 
     parts: tuple[tuple[bytes, str], ...]
 
@@ -42,7 +42,7 @@ class LineLayout(NamedTuple):
         return b"".join(written) + b"\n"
 
     def of_message(self, message: Message) -> bytes:
-        """Return the line of what a consumer gets."""
+        """Return the line of a consumed message."""
         return self.line(
             {
                 "time": time_text(message.timestamp_ms).encode(),
@@ -54,7 +54,7 @@ class LineLayout(NamedTuple):
         )
 
     def of_browsed(self, row: Browsed) -> bytes:
-        """Return the line of a message that is looked at; a reference has no payload."""
+        """Return the line of a browsed message; a reference has no payload."""
         return self.of_message(Message(row.id, row.payload or b"", row.key, row.headers))
 
 
@@ -64,13 +64,13 @@ def headers_text(headers: Mapping[str, bytes] = NO_HEADERS) -> bytes:
 
 
 def layout_of(text: str) -> LineLayout:
-    """Read a layout.
+    """Parse a layout.
 
     Raises:
-        ValueError: a field is unknown, or braces or backslashes make no sense.
+        ValueError: a field is unknown, or the braces or backslashes are not valid.
     """
     parts = []
-    # Braces first: what an escape stands for is no brace.
+    # Braces come before escapes, so an escape can't make a brace.
     for literal, name, spec, conversion in string.Formatter().parse(text):
         if name is not None:
             _check_field(name, spec or "", conversion)
@@ -84,21 +84,21 @@ def _check_field(name: str, spec: str, conversion: str | None) -> None:
     known = ", ".join(f"{{{field}}}" for field in FIELDS)
     if name not in FIELDS:
         near = difflib.get_close_matches(name, FIELDS, n=1)
-        hint = f"the nearest is {{{near[0]}}}; " if near else ""
-        raise ValueError(f"there is no field {{{name}}}; {hint}all are {known}")
+        hint = f"; did you mean {{{near[0]}}}?" if near else "."
+        raise ValueError(f"there is no field {{{name}}}{hint} The fields are {known}")
     if spec or conversion:
-        raise ValueError(f"{{{name}}} takes no format of its own: write it without : and !")
+        raise ValueError(f"{{{name}}} takes no format: write it without : and !")
 
 
 def _escaped(found: re.Match[str]) -> str:
     letter = found[1]
     if letter not in _ESCAPED:
-        raise ValueError(f"\\{letter} stands for nothing: write \\n, \\t, or \\\\ for a backslash")
+        raise ValueError(f"\\{letter} is not an escape: write \\n, \\t, or \\\\ for a backslash")
     return _ESCAPED[letter]
 
 
 class LayoutType(click.ParamType[LineLayout]):
-    """A layout, see above."""
+    """The type of a parameter that is a layout."""
 
     name = "layout"
 
@@ -119,7 +119,7 @@ WITH_IDS: Final = layout_of("{id} {time} {payload}")
 
 
 def write_message(message: Message, layout: LineLayout | None) -> None:
-    """Write one message in a layout, or as a JSON object on a line if there is none."""
+    """Write one message in a layout; without one, as a JSON object on one line."""
     if layout is None:
         write_json(message_json(message))
     else:
@@ -127,13 +127,13 @@ def write_message(message: Message, layout: LineLayout | None) -> None:
 
 
 def layout_options(command: Command) -> Command:
-    """Add ``--ids`` and ``-f``; ``chosen`` makes of them what ``write_message`` takes."""
-    ids = click.option("--ids", is_flag=True, help="Write each message's id and time before it.")
+    """Add ``--ids`` and ``-f``; ``chosen`` turns them into the layout for ``write_message``."""
+    ids = click.option("--ids", is_flag=True, help="Write the id and time before each message.")
     return ids(format_option(command))
 
 
 def chosen(layout: LineLayout | None, *, ids: bool, as_json: bool) -> LineLayout | None:
-    """Return the layout to write in, None for JSON. Raises click.UsageError if two forms are named."""
+    """Return the layout to write in; None for JSON. Raises click.UsageError if two forms are given."""
     check_one_form(layout, ids=ids, json=as_json)
     if as_json:
         return None
@@ -148,12 +148,12 @@ def format_option(command: Command) -> Command:
         "layout",
         type=LayoutType(),
         metavar="LAYOUT",
-        help="Write each message so: '{time} {id} {payload}'; also {key}, {headers}, \\n, \\t.",
+        help="The layout of each message: '{time} {id} {payload}'; also {key}, {headers}, \\n, \\t.",
     )(command)
 
 
 def check_one_form(layout: LineLayout | None, **others: object) -> None:
-    """Refuse two forms of writing at once. Raises click.UsageError."""
+    """Refuse a layout together with another form of output. Raises click.UsageError."""
     for name, value in others.items():
         if layout is not None and value:
             raise click.UsageError(f"Give --format or --{name}, not both.")

@@ -1,4 +1,4 @@
-"""``broker serve`` and ``broker config``: flags are made from the keys of the configuration."""
+"""``broker serve`` and ``broker config``. Each key of the configuration is a flag."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _configured(command: Command, sections: Collection[str]) -> Command:
 
 
 def resolved(file: Path | None, flags: dict[str, str | None]) -> sources.LoadedConfig:
-    """Return the configuration by the file, the environment and these flags."""
+    """Return the configuration that the file, the environment and these flags give."""
     dotted = {name.replace("__", ".", 1): text for name, text in flags.items()}
     return sources.load(file=file, environment=os.environ, flags=dotted)
 
@@ -63,10 +63,10 @@ def resolved(file: Path | None, flags: dict[str, str | None]) -> sources.LoadedC
 @click.command()
 @configured
 def serve(file: Path | None, **flags: str | None) -> None:
-    """Serve topics until SIGTERM or Ctrl-C; exit 0 after finishing what was acknowledged.
+    """Serve topics until SIGTERM or Ctrl-C, then finish the requests in flight and exit 0.
 
-    Defaults are overridden by the file, that by the environment, that by flags. See what is in force
-    with: broker config
+    Flags override the environment, the environment overrides the file, and the file overrides the
+    defaults. To see the values in force: broker config
 
     \b
     broker serve
@@ -95,14 +95,14 @@ def serve(file: Path | None, **flags: str | None) -> None:
 
 
 def cannot_serve(error: OSError, server: ServerConfig) -> str:
-    """Return why a node can't listen or open a file, and what to do about it."""
+    """Return the message for a node that can't listen or open a file, with advice."""
     address = f"{server.host}:{server.port}"
     if error.errno == errno.EADDRINUSE:
         return (
             f"can't serve on {address}: another program listens there, perhaps a broker. "
             f"Choose another port: broker serve --port {server.port % 65_535 + 1}"
         )
-    # Of a file it has the name, of an address not.
+    # An OSError about a file has the file's name; one about an address has no name.
     return f"can't serve on {error.filename or address}: {error.strerror or error}"
 
 
@@ -110,7 +110,7 @@ def cannot_serve(error: OSError, server: ServerConfig) -> str:
 @configured
 @json_option
 def config(file: Path | None, as_json: bool, **flags: str | None) -> None:
-    """Print the configuration in force, and where each value came from.
+    """Print the configuration in force, and the source of each value.
 
     \b
     broker config

@@ -1,4 +1,4 @@
-"""What commands share: how to reach the broker, how to name topics, places, times and durations."""
+"""The options and arguments that commands share: the broker, topics, places, times and durations."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _ID: Final = re.compile(rf"[0-9a-fA-F]{{{2 * MESSAGE_ID_BYTES}}}")
 
 
 class NotNow(Exception):
-    """What this command itself needs (storage, ZooKeeper) is not there now; later it may be.
+    """A service that this command itself needs (storage, ZooKeeper) is not available now.
 
-    Not as where a broker can't be reached: there the advice is to start one.
+    It differs from a broker that can't be reached: there the advice is to start a broker.
     """
 
     def __init__(self, error: UnavailableError) -> None:
@@ -47,7 +47,8 @@ class NotNow(Exception):
 def to_broker(command: Command) -> Command:
     """Add the options of every command that speaks to a broker.
 
-    It gets ``url``, ``deadline_s`` and ``as_json``; ``connect`` and ``client_settings`` know the rest.
+    The command gets ``url``, ``deadline_s`` and ``as_json``. ``connect`` and ``client_settings`` find the
+    certificates in the context by themselves.
     """
     context = click.option(
         "--context",
@@ -56,7 +57,7 @@ def to_broker(command: Command) -> Command:
         callback=_note_context,
         shell_complete=completion.contexts,
         metavar="NAME",
-        help="Speak to the broker of this context, see: broker context.  [env var: BROKER_CONTEXT]",
+        help="Use the broker of this context, see: broker context --help.  [env var: BROKER_CONTEXT]",
     )
     url = click.option(
         "--url",
@@ -64,7 +65,7 @@ def to_broker(command: Command) -> Command:
         is_eager=True,
         callback=_resolve,
         show_envvar=True,
-        help="Where the broker listens; several nodes of a cluster with commas between them.  "
+        help="The broker's address, or the addresses of a cluster's nodes with commas between them.  "
         f"[default: the current context, or {contexts.URL_DEFAULT}]",
     )
     deadline = click.option(
@@ -73,7 +74,7 @@ def to_broker(command: Command) -> Command:
         type=click.FloatRange(min=0.1),
         default=30.0,
         show_default=True,
-        help="Seconds that a request may take, its retries included.",
+        help="Seconds that a request may take, with its retries.",
     )
     return context(url(deadline(json_option(command))))
 
@@ -91,7 +92,7 @@ def _check_one_address(context: click.Context) -> None:
 
 def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str:
     """Return the address to use, and note where it came from. Raises ConfigError, click.UsageError."""
-    check_environment(os.environ)  # A misspelt BROKER_URL would be overlooked.
+    check_environment(os.environ)  # A misspelt BROKER_URL would have no effect, and no error.
     known = given(context)
     known.command = context.command_path.partition(" ")[2]
     typed = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
@@ -103,27 +104,28 @@ def _resolve(context: click.Context, _: click.Parameter, url: str | None) -> str
         url_of_environment="" if typed else (url or ""),
         context_of_environment=os.environ.get("BROKER_CONTEXT", ""),
     )
-    # What comes first decides; a file that is not asked can't be in the way.
+    # The first address that is given decides. The file of contexts is read only if it is needed, so a
+    # damaged file does no harm to commands that don't need it.
     first = asked.url or (asked.url_of_environment and not asked.context)
     known.target = contexts.target(asked, contexts.Contexts() if first else contexts.known())
     return known.target.url
 
 
 def json_option(command: Command) -> Command:
-    """Add ``--json``, which may also stand before the command's name."""
+    """Add ``--json`` to a command. The option may also stand before the command's name."""
     return click.option(
         "--json", "as_json", is_flag=True, callback=_or_given, help="Write JSON, for machines."
     )(command)
 
 
 def take_json(group: click.Group) -> None:
-    """Let ``--json`` stand also behind the names of groups, before that of their command."""
+    """Allow ``--json`` also after the name of a group, before the name of its command."""
     option = click.Option(
         ["--json"],
         is_flag=True,
         expose_value=False,
         callback=_or_given,
-        help="Write JSON, for machines; may also stand behind the command.",
+        help="Write JSON, for machines; may also follow the command.",
     )
     group.params.append(option)
     for command in group.commands.values():
@@ -138,7 +140,7 @@ def _or_given(context: click.Context, _: click.Parameter, flag: bool) -> bool:
 
 
 def client_settings(url: str, deadline_s: float) -> Settings:
-    """Return how a client reaches the broker. Raises click.BadParameter if an address is none."""
+    """Return the settings of a client of the broker. Raises click.BadParameter if an address is not valid."""
     try:
         contexts.check_urls(url)
     except ValueError as error:
@@ -154,16 +156,16 @@ def _source() -> str:
 
 
 def connect(url: str, deadline_s: float) -> SyncClient:
-    """Return a client, which says on standard error what it waits for.
+    """Return a client that reports on standard error why it waits.
 
     Raises:
-        click.BadParameter: the address is none.
+        click.BadParameter: the address is not valid.
     """
     return SyncClient(settings=client_settings(url, deadline_s), on_trouble=teller(url))
 
 
 def teller(url: str) -> Teller:
-    """Return what a client of a command has to say of trouble, see ``troubles``."""
+    """Return the reporter of a client's trouble, see ``troubles``."""
     known = given()
     return Teller(url, known.target, as_json=known.as_json)
 
@@ -172,7 +174,7 @@ def teller(url: str) -> Teller:
 
 
 class TopicType(click.ParamType[TopicId]):
-    """A topic: NAMESPACE/TOPIC, or TOPIC alone where the context has a namespace."""
+    """A topic: NAMESPACE/TOPIC, or TOPIC alone if the context has a namespace."""
 
     name = "topic"
 
@@ -242,8 +244,8 @@ def _message_id(text: str) -> MessageId:
 def place_of(text: str, now_ms: int) -> MessageId | int:
     """Read a place in a topic.
 
-    ``1h`` (also s, m, d, w): so long ago; ``now``; 40 hex digits: a message id; digits: ms since 1970;
-    else a date or a time as RFC 3339 writes it, in UTC if it names no zone.
+    The text has one of these forms: ``1h`` (also s, m, d, w), that is an hour ago; ``now``; a message id of
+    40 hex digits; digits, that is ms since 1970; else a date or time of RFC 3339, in UTC if it names no zone.
 
     Raises:
         ValueError: it is none of these.
@@ -288,9 +290,9 @@ def duration_s(text: str) -> int:
     elif match := _DURATION.fullmatch(text):
         duration_ms = _duration_ms(match)
     else:
-        raise ValueError(f"{text!r} is no duration: write seconds (90), or 30m, 12h, 1d, 2w")
+        raise ValueError(f"{text!r} is not a duration: write seconds (90), or 30m, 12h, 1d, 2w")
     if not duration_ms or duration_ms % 1000:
-        raise ValueError(f"{text!r} is no whole number of seconds from 1 on")
+        raise ValueError(f"{text!r} is not a whole number of seconds, at least 1")
     return duration_ms // 1000
 
 

@@ -15,7 +15,7 @@ from broker.model import Message
 
 
 def time_text(timestamp_ms: int) -> str:
-    """Return a time as RFC 3339 with milliseconds, in UTC; digits if no calendar reaches it."""
+    """Return a time in RFC 3339, in UTC, with milliseconds; the digits alone if it is beyond the calendar."""
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):
@@ -24,7 +24,7 @@ def time_text(timestamp_ms: int) -> str:
 
 
 def payload_json(payload: bytes) -> dict[str, str]:
-    """Return a payload as JSON can hold it: text, or base64 if it is none."""
+    """Return a payload as JSON: text if it is UTF-8, else base64."""
     try:
         return {"encoding": "text", "payload": payload.decode()}
     except UnicodeDecodeError:
@@ -37,7 +37,7 @@ def write_json(value: object) -> None:
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Return what a consumer gets as JSON, in the words that browsing uses."""
+    """Return a consumer's message as JSON, with the field names that browsing uses."""
     return {
         "id": message.id.hex(),
         "time": time_text(message.timestamp_ms),
@@ -48,7 +48,7 @@ def message_json(message: Message) -> dict[str, Any]:
 
 
 def attributes_json(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return what a message has beside its payload, as JSON."""
+    """Return a message's key and headers as JSON."""
     return {
         "key": None if key is None else bytes_json(key),
         "headers": {name: bytes_json(value) for name, value in headers.items()},
@@ -56,7 +56,7 @@ def attributes_json(key: bytes | None, headers: Mapping[str, bytes]) -> dict[str
 
 
 def bytes_json(value: bytes) -> str | dict[str, str]:
-    """Return bytes as people write them in JSON: text, or base64 in an object if it is none."""
+    """Return bytes as JSON: text if they are UTF-8, else an object with base64."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -84,7 +84,7 @@ def browsed_line(row: Browsed) -> Sequence[str]:
 
 
 def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write rows in columns as wide as they need to be."""
+    """Write rows in columns; each column is as wide as its longest cell."""
     table = [heads, *rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     for row in table:

@@ -1,4 +1,4 @@
-"""How a command that fails ends: what standard error says, as text or as JSON, and the exit code.
+"""How a failed command ends: its message on standard error, as text or JSON, and its exit code.
 
 Exit codes::
 
@@ -6,10 +6,11 @@ Exit codes::
     1    refused, or failed: nothing was changed
     2    the command line is wrong
     3    outcome unknown: it may have been done
-    4    the broker can't be reached, or can't do it now; trying later may help
+    4    the broker can't be reached, or can't do it now; a later try may succeed
     130  interrupted by Ctrl-C
 
-Advice is a command that works as it stands: it has the topic's own name, and it is none that has just failed.
+Advice is a command that the user can copy and run: it names the user's own topic. It is never the command
+that has just failed.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ ADVICE: Final = {
     "topic_not_found": "Create it with: broker topics create {topic}{at}",
     "topic_exists": "See it with: broker topics show {topic}{at}",
     "bad_name": "Topics are named NAMESPACE/TOPIC.",
-    "body_too_large": "Its limit is raised with: broker serve --body-bytes-max BYTES",
+    "body_too_large": "Raise the limit with: broker serve --body-bytes-max BYTES",
     "too_many_messages": "Publish fewer messages at a time.",
-    "idempotency_key_reused": "Take another --idempotency-key: other messages were published under this one.",
-    "outcome_unknown": "See what is there with: broker browse {topic} --desc{at}. "
-    "With --idempotency-key the same command can be repeated safely.",
-    "no_leader": "The node's log says more. The nodes of a cluster are shown by: broker cluster status{at}",
+    "idempotency_key_reused": "Use another --idempotency-key: other messages were published with this one.",
+    "outcome_unknown": "See the topic's newest messages with: broker browse {topic} --desc{at}. "
+    "With --idempotency-key it is safe to repeat the same command.",
+    "no_leader": "The node's log says more. See the nodes of a cluster with: broker cluster status{at}",
     "overloaded": "Try again a little later.",
-    "clock_skew": "Put the clock of that machine right; the node goes on by itself.",
-    "storage_full": "Free some space on the broker's disk; publishing goes on by itself.",
-    "storage_corrupt": "See what is wrong with: broker storage verify DIR",
+    "clock_skew": "Correct the clock of that machine; the node then continues by itself.",
+    "storage_full": "Free some space on the broker's disk; publishing then continues by itself.",
+    "storage_corrupt": "Find the damage with: broker storage verify DIR",
 }
-"""What to do about an error that the broker answered with, by its code; ``{at}`` is where the command looked."""
+"""The advice for each error code of the broker; ``{at}`` stands for the options that name the same broker."""
 
-_SHOWS_WHAT_IS_THERE: Final = {"topics show", "topics set", "topics delete", "stats", "purge"}
-"""Commands about a topic that is there: if it is not, its name is wrong, and another comes from the list."""
+_NEEDS_AN_EXISTING_TOPIC: Final = {"topics show", "topics set", "topics delete", "stats", "purge"}
+"""Commands about an existing topic: if it does not exist, its name is wrong, and the list of topics helps."""
 
 _LOOPBACK: Final = {"localhost", "127.0.0.1", "::1"}
 _PORT_DEFAULT: Final = 8080
@@ -72,12 +73,12 @@ class Problem(NamedTuple):
     details: str = ""
 
     def text(self) -> str:
-        """Return what people read."""
+        """Return the text for people."""
         lines = (self.details.rstrip(), f"broker: {self.message}", self.advice)
         return "\n".join(line for line in lines if line)
 
     def json(self) -> str:
-        """Return what machines read, on one line."""
+        """Return the JSON for machines, on one line."""
         known: dict[str, object] = {
             "code": self.code,
             "message": self.message,
@@ -95,7 +96,7 @@ def exit_code(error: BrokerError) -> int:
 
 
 def problem_of(error: BaseException, given: GivenOptions) -> Problem:  # noqa: PLR0911 - A table.
-    """Return what an error means to the one who typed the command."""
+    """Return an error as the problem that the user sees."""
     match error:
         case BrokerError():
             return _refused(error, advice(error, given))
@@ -123,19 +124,19 @@ def _refused(error: BrokerError, advised: str) -> Problem:
 
 
 def advice(error: BrokerError, given: GivenOptions) -> str:
-    """Return what to do about an error; empty if there is nothing to say beyond its message."""
+    """Return advice for an error; empty if its message is enough."""
     if type(error) is Unavailable:
         return _to_reach(given)
-    if error.code == "topic_not_found" and given.command in _SHOWS_WHAT_IS_THERE:
+    if error.code == "topic_not_found" and given.command in _NEEDS_AN_EXISTING_TOPIC:
         return _to_find(given)
     text = ADVICE.get(error.code, "")
     if given.command and f"broker {given.command}" in text:
-        return ""  # That has just failed.
+        return ""  # This command has just failed.
     return text.replace("{topic}", given.topic_name).replace("{at}", _at(given))
 
 
 def _at(given: GivenOptions) -> str:
-    """Return the options by which another command speaks to the same broker."""
+    """Return the options with which another command reaches the same broker."""
     if given.typed_context:
         return f" --context {given.typed_context}"
     return f" --url {given.typed_url}" if given.typed_url else ""
@@ -144,23 +145,23 @@ def _at(given: GivenOptions) -> str:
 def _to_find(given: GivenOptions) -> str:
     namespace = given.topic_name.partition("/")[0]
     which = "" if namespace == "NS" else f" {namespace}"
-    return f"See the topics there are with: broker topics list{which}{_at(given)}"
+    return f"See all topics with: broker topics list{which}{_at(given)}"
 
 
 def _to_reach(given: GivenOptions) -> str:
-    """Say how to reach a broker: by another address, or by starting one where it is looked for."""
+    """Return advice on how to reach a broker: give another address, or start a broker at this one."""
     target = given.target
     if target is None:
         return ""
     if target.context:
-        first = f"Tried {address(target.url, target)}, see: broker context show {target.context}"
+        first = f"Tried {address(target.url, target)}; see: broker context show {target.context}"
     else:
         first = f"Tried {target.url} ({target.source})."
     return f"{first}\nIf a broker runs elsewhere, name it: --url http://HOST:PORT{_to_serve(target.url)}"
 
 
 def _to_serve(url: str) -> str:
-    """Say how to start a broker at an address, if it is one of this machine."""
+    """Return advice on how to start a broker at an address; empty if it is not on this machine."""
     parts = urlsplit(url)
     if "," in url or parts.scheme != "http" or parts.hostname not in _LOOPBACK:
         return ""
@@ -170,7 +171,7 @@ def _to_serve(url: str) -> str:
 
 
 def ending(work: Callable[[], int], given: GivenOptions) -> int:
-    """Run the work; every way in which it can end becomes an exit code."""
+    """Run the work, and return its exit code, also after an error."""
     try:
         code = work()
         sys.stdout.flush()
@@ -178,7 +179,7 @@ def ending(work: Callable[[], int], given: GivenOptions) -> int:
         return left.exit_code
     except BrokenPipeError:
         return _read_enough()
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - Told, with where it was raised.
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - Reported, with its traceback.
         return _told(error, given)
     return code
 
@@ -188,7 +189,7 @@ def _told(error: BaseException, given: GivenOptions) -> int:
     if given.as_json:
         click.echo(problem.json(), err=True)
     elif isinstance(error, click.UsageError):
-        error.show()  # With the command's usage before it.
+        error.show()  # This prints the command's usage, too.
     elif problem.exit_code == INTERRUPTED:
         click.echo(err=True)  # Ends the line on which the terminal shows ^C.
     else:
@@ -197,6 +198,9 @@ def _told(error: BaseException, given: GivenOptions) -> int:
 
 
 def _read_enough() -> int:
-    """End well: the reader of the pipe has seen enough. Python must not find that out once more at exit."""
+    """Return success: the pipe's reader has closed it, as ``head`` does.
+
+    Standard output becomes the null device, or Python would fail again when it flushes at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     return 0

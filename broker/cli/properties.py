@@ -1,8 +1,8 @@
-"""Properties of a topic as words of a command line: NAME=VALUE.
+"""Properties of a topic as arguments of a command: NAME=VALUE.
 
-The broker keeps any property, as the original does. So ``tl=5`` would be stored and mean nothing, and the
-messages would live for as long as before. A command takes the names that the broker knows, unless it is
-told to take any.
+The broker keeps any property, as CDAP's TMS does. So it would store a misspelt ``tl=5``, which has no effect,
+and the messages would live as long as before. A command therefore takes only the names that the broker knows,
+unless the user gives ``--any-property``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 PROPERTY: Final = "NAME=VALUE"
 KNOWN: Final = (TTL, TRANSACTIONS)
-"""The properties that mean something to the broker and can be set."""
+"""The properties that have an effect in the broker and can be set."""
 
 
 def property_arguments(command: Command) -> Command:
@@ -27,13 +27,13 @@ def property_arguments(command: Command) -> Command:
     option = click.option(
         "--any-property",
         is_flag=True,
-        help=f"Take other properties than {' and '.join(KNOWN)}, too: the broker keeps them.",
+        help=f"Accept any property, not only {' and '.join(KNOWN)}; the broker only keeps the others.",
     )
     return click.argument("properties", nargs=-1, metavar=f"[{PROPERTY}]...")(option(command))
 
 
 def properties_of(pairs: Sequence[str], *, any_property: bool) -> dict[str, str]:
-    """Read NAME=VALUE words. Raises click.BadParameter for what is none, or would mean nothing."""
+    """Read NAME=VALUE arguments. Raises click.BadParameter if one has no such form, or no effect."""
     properties: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -50,11 +50,11 @@ def _check_name(name: str, *, any_property: bool) -> None:
     if name == GENERATION:
         raise click.BadParameter(f"{GENERATION} can't be set: the broker counts generations")
     if name == PURGED:
-        raise click.BadParameter(f"{PURGED} can't be set: broker purge does that")
+        raise click.BadParameter(f"{PURGED} can't be set; use: broker purge")
     if any_property or name in KNOWN:
         return
     near = difflib.get_close_matches(name, KNOWN, n=1)
     meant = f"did you mean {near[0]}?" if near else f"it knows {' and '.join(KNOWN)}."
     raise click.BadParameter(
-        f"the broker knows no property {name!r}; {meant} To keep one of your own: --any-property"
+        f"the broker knows no property {name!r}; {meant} To keep a property of your own: --any-property"
     )

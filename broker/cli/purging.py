@@ -1,4 +1,4 @@
-"""``broker purge``: remove what was published before a moment."""
+"""``broker purge``: remove the messages that were published before a moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Moment = datetime | Literal["now"]
 def moment_of(text: str) -> Moment:
     """Read the moment of a purge: a time, an age, or ``now``. Raises click.BadParameter.
 
-    ``now`` stays a word: the broker's own clock then decides.
+    ``now`` stays a word, so that the broker's own clock decides.
     """
     if text == "now":
         return "now"
@@ -27,11 +27,13 @@ def moment_of(text: str) -> Moment:
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
     if isinstance(place, bytes):
-        raise click.BadParameter("a purge goes by time: name a time, an age such as 30d, or now")
+        raise click.BadParameter(
+            "a purge takes no message id: name a time, an age such as 30d, or now"
+        )
     try:
         return datetime.fromtimestamp(place / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        raise click.BadParameter(f"{text!r} is past the calendar's end") from None
+        raise click.BadParameter(f"{text!r} is after the year 9999") from None
 
 
 @click.command()
@@ -41,17 +43,17 @@ def moment_of(text: str) -> Moment:
     type=moment_of,
     metavar="TIME|AGE|now",
     required=True,
-    help="Remove what was published before: 30d, a time, or now for all that is stored.",
+    help="Remove messages published before: an age (30d), a time, or now for all messages.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
 @to_broker
 def purge(
     *, topic: TopicId, before: Moment, yes: bool, url: str, deadline_s: float, as_json: bool
 ) -> None:
-    """Remove a topic's messages that were published before a moment, for good.
+    """Remove, for ever, a topic's messages that were published before a moment.
 
-    From the answer on no node shows them. The disk is freed by the broker's sweeper, a page (2 MiB) at a
-    time.
+    After the answer no node shows them. The broker's sweeper frees their space on the disk later, a page
+    (2 MiB) at a time.
 
     \b
     broker purge audit/logins --before 30d
@@ -60,18 +62,18 @@ def purge(
     """  # noqa: D301
     name = f"{topic.namespace}/{topic.topic}"
     if as_json and not yes:
-        raise click.UsageError("--json asks nothing: say --yes, too.")
+        raise click.UsageError("With --json the command can't ask: give --yes, too.")
     if not yes:
         which = (
-            "all its messages" if before == "now" else f"its messages from before {before:%FT%TZ}"
+            f"all messages of {name}"
+            if before == "now"
+            else f"the messages of {name} published before {before:%FT%TZ}"
         )
-        click.confirm(
-            f"Remove from {name} {which}? Nothing brings them back.", abort=True, err=True
-        )
+        click.confirm(f"Remove {which}? This can't be undone.", abort=True, err=True)
     with connect(url, deadline_s) as client:
         purged_ms = client.purge(topic, before)
     purged_before = time_text(purged_ms)
     if as_json:
         write_json({"topic": name, "purged_before": purged_before, "purged_ms": purged_ms})
     else:
-        click.echo(f"{name} begins at {purged_before} now", err=True)
+        click.echo(f"{name} now begins at {purged_before}", err=True)

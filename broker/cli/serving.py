@@ -1,4 +1,4 @@
-"""A node as a process: signals, the limit of open files, and the line that says where it listens."""
+"""A node as a process: signals, the limit of open files, and the line with the address of the node."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from broker.monitor import MachineClocks, Monitor
 from broker.node.node import Node
 
 SWITCH_S = 0.0005
-"""How long a thread may keep the interpreter's lock while another waits for it.
+"""The time that a thread may keep the interpreter's lock while another thread waits for it.
 
-A publish passes from the event loop to the thread that writes, and back. With Python's 5 ms, each of these
-waits up to 5 ms on a busy node: 99 of 100 publishes took 10 to 28 ms beside one client that did nothing but
-ping, and 2.4 to 4.1 ms with 1 ms. With 0.2 ms publishing was a tenth slower.
+A publish passes from the event loop to the writer thread, and back. With Python's default of 5 ms, each of
+the two steps waits up to 5 ms on a busy node. Measured beside one client that only pings: the 99th percentile
+of a publish was 10 to 28 ms with the default, and 2.4 to 4.1 ms with 1 ms. With 0.2 ms publishing was 10 %
+slower.
 """
 FILES_BESIDE_CONNECTIONS = 1500
-"""The database's tables, its log, and some."""
+"""The open files that are not connections: the database's tables, its log, and a reserve."""
 
 NEW_OBJECTS_MAX = 5_000
-"""After so many new objects the collector looks at them: a publish makes some dozen, which are gone by then."""
+"""The garbage collector runs after so many new objects. A publish makes some dozen, which are freed by then."""
 
 log = logs.get_logger()
 
@@ -37,8 +38,8 @@ log = logs.get_logger()
 def serve(config: Config) -> str | None:
     """Serve in this process until a signal, under uvloop.
 
-    Returns None after a signal, and the reason where the node had to stop by itself. Raises as
-    Node.start does.
+    Returns None after a signal, or the reason if the node had to stop by itself. Raises the same errors as
+    Node.start.
     """
     with logs.writing(config.logs):
         _allow_files(config.server.connections_max + FILES_BESIDE_CONNECTIONS)
@@ -57,7 +58,7 @@ async def _run(config: Config) -> str | None:
         return None
     gc.collect()
     gc.set_threshold(NEW_OBJECTS_MAX, 10, 10)
-    gc.freeze()  # Modules and what was made once: a later collection need not look at them again.
+    gc.freeze()  # Modules and other lasting objects: later collections skip them.
     _say(f"broker ready at {node.url}")
     with contextlib.closing(MachineClocks()) as clocks, Monitor(node.metrics.loop_held, clocks):
         await asyncio.wait((signalled, node.stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -68,12 +69,12 @@ async def _run(config: Config) -> str | None:
 
 
 async def _started(node: Node, signalled: asyncio.Future[Literal[True]]) -> bool:
-    """Start a node; False if a signal came first, after which nothing is open. Raises as Node.start."""
+    """Start a node. Return False if a signal came first; then nothing is left open. Raises as Node.start."""
     starting = asyncio.ensure_future(node.start())
     await asyncio.wait((starting, signalled), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
-        # What it waits for, a server perhaps that is not there, may take longer than a stop may.
-        log.info("stopped while it was starting")
+        # The start may wait for an absent server, longer than a stop may take.
+        log.info("stopped during the start")
         starting.cancel()
     try:
         await starting
@@ -83,13 +84,13 @@ async def _started(node: Node, signalled: asyncio.Future[Literal[True]]) -> bool
 
 
 def _say(line: str) -> None:
-    # Whoever started us may have closed the pipe; serving does not depend on being heard.
+    # The parent process may have closed the pipe; the node serves all the same.
     with contextlib.suppress(OSError):
         os.write(sys.stdout.fileno(), line.encode() + b"\n")
 
 
 def _allow_files(wanted: int) -> None:
-    """Raise this process's limit of open files to what its connections need, as far as it may."""
+    """Raise this process's limit of open files to ``wanted``, or as far as the hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:

@@ -1,10 +1,10 @@
-"""Which messages of a topic: the options of all commands that read, and where reading starts and stops.
+"""The messages that a command reads: the options for the start and the end of a span.
 
 ::
 
-    --since PLACE   from there on          --last N         the newest N
-    --after ID      behind that message    --until PLACE    stop before it
-    -n, --limit N   at most so many of them, counted from the start
+    --since PLACE   from this place on     --last N         the newest N
+    --after ID      after this message     --until PLACE    stop before this place
+    -n, --limit N   at most N of them, counted from the start
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from broker.model import Message, MessageId, TopicId
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 LAST_MAX: Final = 10_000
-"""As many as the broker shows on one page of browsing."""
+"""The most messages that the broker shows on one page of browsing."""
 
 
 class Span(NamedTuple):
-    """What the options say; None where they say nothing."""
+    """The values of the options; None for each option that is not given."""
 
     since: MessageId | int | None = None
     after: MessageId | None = None
@@ -41,7 +41,7 @@ class Span(NamedTuple):
         return self
 
     def ends_before(self, message: Message) -> bool:
-        """Whether a message is behind the end."""
+        """Return whether a message is at or after the end of the span."""
         if self.until is None:
             return False
         if isinstance(self.until, bytes):
@@ -50,7 +50,7 @@ class Span(NamedTuple):
 
 
 class SpanStart(NamedTuple):
-    """Where a poll or a tail starts; ``inclusive``: whether the message of that id itself is wanted."""
+    """The place where a poll or a tail starts; ``inclusive`` if the message at this id is part of it."""
 
     place: MessageId | int | None
     inclusive: bool
@@ -77,18 +77,20 @@ def until_option(command: Command) -> Command:
 def last_option(command: Command) -> Command:
     """Add ``--last``."""
     number = click.IntRange(1, LAST_MAX)
-    return click.option("--last", type=number, metavar="N", help="The newest N messages.")(command)
+    return click.option("--last", type=number, metavar="N", help="Read the newest N messages.")(
+        command
+    )
 
 
 def limit_option(command: Command) -> Command:
     """Add ``-n``, ``--limit``."""
     number = click.IntRange(min=1)
-    text = "At most so many messages."
+    text = "Read at most N messages."
     return click.option("-n", "--limit", type=number, metavar="N", help=text)(command)
 
 
 def start(client: SyncClient, topic: TopicId, span: Span) -> SpanStart:
-    """Return where a poll or a tail of a span starts. Raises BrokerError."""
+    """Return the place where a poll or a tail of a span starts. Raises BrokerError."""
     if span.after is not None:
         return SpanStart(span.after, inclusive=False)
     if span.last is not None:
@@ -100,9 +102,9 @@ def start(client: SyncClient, topic: TopicId, span: Span) -> SpanStart:
 def newest(
     client: SyncClient, topic: TopicId, count: int, until: MessageId | int | None
 ) -> list[Browsed]:
-    """Return the newest messages before a place, the oldest of them first, each with the begin of its payload.
+    """Return the newest messages before a place, oldest first, each with the beginning of its payload.
 
-    A reference stands for messages, and is none. Raises BrokerError.
+    References are left out: a reference stands for other messages. Raises BrokerError.
     """
     found: list[Browsed] = []
     while len(found) < count:

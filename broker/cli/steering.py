@@ -1,4 +1,4 @@
-"""``broker cluster status`` and its neighbours: who lives and leads; drain nodes, move topics."""
+"""The steering commands of ``broker cluster``: show nodes and leaders, drain nodes, move topics."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ _node_argument = click.argument("node", metavar="NODE")
 
 
 def _waits(command: Command) -> Command:
-    """Add the options of a command that can wait for what it began."""
-    wait = click.option("--wait", is_flag=True, help="Return once it is done.")
+    """Add the options of a command that can wait for the end of the change that it starts."""
+    wait = click.option("--wait", is_flag=True, help="Return when the change is complete.")
     bound = click.option(
         "--wait-max",
         "wait_s_max",
         type=click.FloatRange(min=0.1),
         default=120.0,
         show_default=True,
-        help="Seconds to wait at most; then the exit code is 4.",
+        help="Wait at most so many seconds; then the exit code is 4.",
     )
     return wait(bound(command))
 
 
 @click.command()
-@click.option("--topics", "with_topics", is_flag=True, help="Name the topics led, too.")
+@click.option("--topics", "with_topics", is_flag=True, help="List also the topics with leaders.")
 @to_broker
 def status(*, with_topics: bool, url: str, deadline_s: float, as_json: bool) -> None:
-    """Show all nodes, what they lead, and how they are doing.
+    """Show all nodes, the slots and topics that they lead, and their health.
 
-    Each node is asked for its slots and topics led, and how ZooKeeper and its storage answer; one that does not answer is shown as silent.
+    Each node reports the slots and topics that it leads, and how ZooKeeper and its storage answer. A node
+    that does not answer is shown as silent.
 
     \b
     broker cluster status
@@ -75,9 +76,9 @@ def _write_topics(told: dict[str, Any]) -> None:
 @click.argument("topics", nargs=-1, required=True, type=TOPIC, metavar="NS/TOPIC...")
 @to_broker
 def leaders(*, topics: tuple[TopicId, ...], url: str, deadline_s: float, as_json: bool) -> None:
-    """Show which node leads each of some topics.
+    """Show the leader of each topic.
 
-    The epoch is empty if no message was written to the topic since its leader last changed.
+    The epoch is empty if no message was written to the topic since its leader changed.
 
     \b
     broker cluster leaders audit/logins
@@ -99,9 +100,10 @@ def leaders(*, topics: tuple[TopicId, ...], url: str, deadline_s: float, as_json
 def drain(
     *, node: str, wait: bool, wait_s_max: float, url: str, deadline_s: float, as_json: bool
 ) -> None:
-    """Let a node lead nothing.
+    """Drain a node: hand over all its topics to the other nodes.
 
-    Its topics move to the others, in good order. It goes on serving, and forwards. It stays drained through restarts, until: broker cluster undrain
+    The node goes on serving, and forwards requests to the leaders. It stays drained, also after a restart,
+    until: broker cluster undrain
 
     \b
     broker cluster drain 2 --wait
@@ -117,16 +119,16 @@ def drain(
         return
     click.echo(f"node {number} {'leads nothing' if wait else 'is drained'}", err=True)
     if not wait:
-        click.echo("Its topics move now. See how far with: broker cluster status", err=True)
+        click.echo("Its topics are moving. See the progress with: broker cluster status", err=True)
 
 
 @click.command()
 @_node_argument
 @to_broker
 def undrain(*, node: str, url: str, deadline_s: float, as_json: bool) -> None:
-    """Let a node lead again.
+    """Let a drained node lead again.
 
-    Its share of the topics moves to it.
+    It takes over its share of the topics.
 
     \b
     broker cluster undrain 2
@@ -157,7 +159,7 @@ def move(  # noqa: PLR0913 - One parameter per option.
 ) -> None:
     """Pin a topic to a node.
 
-    That node leads it for as long as it lives and is not drained.
+    The node leads the topic while it is running and not drained.
 
     \b
     broker cluster move audit/logins 2 --wait
@@ -175,7 +177,7 @@ def move(  # noqa: PLR0913 - One parameter per option.
     click.echo(f"{_name(topic)} {done} node {number}", err=True)
     if not wait:
         click.echo(
-            f"It moves now. See where it is with: broker cluster leaders {_name(topic)}", err=True
+            f"It is moving. See its leader with: broker cluster leaders {_name(topic)}", err=True
         )
 
 
@@ -183,7 +185,7 @@ def move(  # noqa: PLR0913 - One parameter per option.
 @topic_argument
 @to_broker
 def unpin(*, topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None:
-    """Let any node lead a topic again.
+    """Remove a topic's pin: any node may lead it again.
 
     \b
     broker cluster unpin audit/logins
@@ -193,7 +195,7 @@ def unpin(*, topic: TopicId, url: str, deadline_s: float, as_json: bool) -> None
     if as_json:
         write_json(told)
         return
-    done = "has no pin any more" if told["changed"] else "had no pin"
+    done = "is no longer pinned" if told["changed"] else "had no pin"
     click.echo(f"{_name(topic)} {done}", err=True)
 
 
@@ -204,23 +206,24 @@ COMMANDS: Final = (status, leaders, drain, undrain, move, unpin)
 
 
 def _led_by(client: SyncClient, node: int) -> str | None:
-    """Return what a node still leads, or None if that is nothing."""
+    """Return a text about the slots and topics that a node still leads; None if it leads none."""
     for row in client.ask(admin.status())["nodes"]:
         if row["node"] != node:
             continue
         view = row["view"]
         if view is None:
-            return f"node {node} does not say what it leads: {row['problem']}"
+            return f"node {node} does not report what it leads: {row['problem']}"
         slots, topics = view["slots_led"], view["topics_led"]
         return f"node {node} leads {topics} topics, {slots} slots" if slots or topics else None
     return None  # It has left.
 
 
 def _not_led_at(client: SyncClient, topic: TopicId, node: int) -> str | None:
-    """Return where a topic is led instead of at ``node``, or None if it is led there.
+    """Return a text about the other leader of a topic; None if ``node`` leads it.
 
-    Who should lead it says so before it has claimed the topic, which it does at the next write; until
-    then another may not have let go yet.
+    The assigned node reports itself as the leader before it claims the topic's log, which it does at the
+    next write. The epoch is empty until then. Meanwhile another node may still hold the topic, so this
+    function asks all nodes.
     """
     told = client.ask(admin.leader(topic))
     led = told["node"]
@@ -243,7 +246,7 @@ def _wait(
     silent: bool,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Return once ``look`` has nothing to tell. Raises Overloaded with what it told last."""
+    """Return when ``look`` returns None. Raises Overloaded with its last text after ``wait_s_max``."""
     deadline = now() + wait_s_max
     progress = ProgressLine(silent=silent)
     pause = threading.Event()
@@ -252,7 +255,7 @@ def _wait(
             progress(left)
             if now() > deadline:
                 raise Overloaded(
-                    f"The change is made and goes on, but after {wait_s_max:g} s {left}."
+                    f"The change is stored and in progress, but after {wait_s_max:g} s {left}."
                 )
             pause.wait(LOOK_EVERY_S)
     finally:

@@ -1,4 +1,4 @@
-"""``broker storage``: make stores, look into them, also while they are served, and look after a data directory."""
+"""``broker storage``: make stores, look into them, also while a broker serves them, and mend a data directory."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def _directory(command: Command) -> Command:
 
 @click.group()
 def storage() -> None:
-    """Make stores; verify, show, mend and sweep them.
+    """Make stores; verify, show, repair and sweep them.
 
-    "verify" and "show" look into a data directory ("data" if none is named) or a cluster's store, also while
-    it is served. The others want a data directory that no broker serves.
+    "verify" and "show" read a data directory ("data" if none is named) or a cluster's store, also while a
+    broker serves it. "repair" and "sweep" need a data directory that no broker serves.
 
     \b
     broker storage init --hbase-gateways localhost:9090
@@ -68,12 +68,13 @@ def storage() -> None:
 @configured_by({"hbase"})
 @json_option
 def verify(directory: Path | None, file: Path | None, as_json: bool, **flags: str | None) -> None:
-    """Read everything in a store and say what is wrong; change nothing.
+    """Read a whole store and report every problem; change nothing.
 
-    Chains of pages are walked forwards and back; checksums, counts, marks, references and payload logs are
-    compared. Of a data directory or of a cluster in HBase, also while it is served.
+    The store is a data directory, or a cluster's store in HBase; a broker may serve it meanwhile. The command
+    follows the chains of pages in both directions. It checks checksums, counts, marks, references and
+    payload logs.
 
-    Exits 0 if nothing is wrong, 1 if something is.
+    Exits 0 if it finds no problem, 1 if it finds one.
 
     \b
     broker storage verify data
@@ -101,7 +102,7 @@ async def _verified(directory: Path | None, config: Config, tell: Tell) -> Check
 
 @asynccontextmanager
 async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]:
-    """Give the logs of a data directory or of a cluster, served or not, for looking."""
+    """Yield the logs of a data directory or of a cluster, to read them; a broker may serve them meanwhile."""
     from broker.clock import SystemClock  # noqa: PLC0415
     from broker.storage.log import Logs  # noqa: PLC0415
 
@@ -112,7 +113,7 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
             yield Logs(table, SystemClock())
         return
     try:
-        from broker.storage.hbase.store import open_hbase  # noqa: PLC0415 - Of clusters alone.
+        from broker.storage.hbase.store import open_hbase  # noqa: PLC0415 - Only clusters need it.
     except ModuleNotFoundError as error:
         raise _not_installed(error) from error
     opened = await open_hbase(config.hbase, SystemClock())
@@ -136,7 +137,7 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
     type=click.IntRange(min=1),
     default=20,
     show_default=True,
-    help="How many of the last pages are shown.",
+    help="Show at most so many of the last pages.",
 )
 @click.option(
     "--entries",
@@ -144,25 +145,29 @@ async def _opened(directory: Path | None, config: Config) -> AsyncIterator[Logs]
     type=click.IntRange(min=0),
     default=10,
     show_default=True,
-    help="How many of the last entries in them are shown.",
+    help="Show at most so many of the last entries in them.",
 )
 @click.option(
-    "--payload-log", "number", type=int, help="Show this payload log of the topic instead."
+    "--payload-log",
+    "number",
+    type=int,
+    help="Show this payload log of the topic instead of its message log.",
 )
 @click.option(
     "--generation",
     type=click.IntRange(min=1),
-    help="Of the topic or payload log.  [default: the last one]",
+    help="The generation of the topic or payload log.  [default: the last one]",
 )
 @click.option(
     "--snapshot",
     "snapshot_file",
     type=click.File("rb"),
-    help="Mark what is invalid by this snapshot: JSON, or a TTransaction's bytes; or a JSON list of pointers.",
+    help="Mark the entries of invalid transactions. The file has a snapshot (JSON, or the bytes of a "
+    "TTransaction), or a JSON list of write pointers.",
 )
 @configured_by({"hbase"})
 @json_option
-def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
+def show(  # noqa: PLR0913, PLR0917 - One parameter per option.
     topic: TopicId,
     directory: Path | None,
     pages_max: int,
@@ -174,7 +179,7 @@ def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
     as_json: bool,
     **flags: str | None,
 ) -> None:
-    """Print how a topic lies in its store: root, heads of pages and entries, decoded.
+    """Print a topic as it is stored: its root, the heads of its pages, and entries, all decoded.
 
     \b
     broker storage show audit/logins
@@ -202,7 +207,7 @@ def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
         found = asyncio.run(looked())
     if found.root is None and not found.pages:
         what = f"topic {topic}" if number is None else f"payload log {number} of topic {topic}"
-        raise click.ClickException(f"nothing of {what} is stored there")
+        raise click.ClickException(f"the store has no data of {what}")
     if as_json:
         write_json(storage_text.shown_json(found, invalid))
     else:
@@ -214,10 +219,10 @@ def show(  # noqa: PLR0913, PLR0917 - As many as the command has options.
 @click.argument("copy", type=click.Path(path_type=Path))
 @json_option
 def repair(directory: Path, copy: Path, as_json: bool) -> None:
-    """Make a mended copy of a damaged data directory; the original stays as it is.
+    """Make a repaired copy of a damaged data directory; the original stays as it is.
 
-    LevelDB keeps what it can read; then the copy is verified, which tells what is lost. Read it before you
-    serve the copy. Exits 0 if nothing is wrong with the copy, 1 if something is.
+    LevelDB keeps all data that it can read. Then this command verifies the copy and reports the lost data.
+    Read the report before you serve the copy. Exits 0 if the copy has no problem, 1 if it has one.
 
     \b
     broker storage repair data mended && broker serve --data-dir mended
@@ -236,11 +241,11 @@ def repair(directory: Path, copy: Path, as_json: bool) -> None:
 @_directory
 @json_option
 def sweep(directory: Path, as_json: bool) -> None:
-    """Remove now what has expired and what belongs to deleted topics.
+    """Remove expired messages and the messages of deleted topics now.
+
+    A running broker does this by itself, every sweep_interval_s seconds.
 
     Exits 1 if not all topics could be swept.
-
-    A broker that serves does so by itself, every sweep_interval_s seconds.
 
     \b
     broker storage sweep data
@@ -264,11 +269,11 @@ def sweep(directory: Path, as_json: bool) -> None:
 @configured_by({"hbase"})
 @json_option
 def init(directory: Path | None, file: Path | None, as_json: bool, **flags: str | None) -> None:
-    """Make an empty store: in a new folder, or in HBase the tables of a cluster.
+    """Make an empty store: a data directory, or the tables of a cluster in HBase.
 
-    "broker serve" makes a missing folder by itself. The tables of a cluster it does not make: how
-    they are divided can't be changed later. What is there already stays as it is; exits 1 if that is
-    not as it should be.
+    "broker serve" makes a missing data directory by itself. It does not make the tables of a cluster, because
+    their division into regions can't be changed later. Existing tables stay as they are; the command exits 1
+    if one of them is not as it should be.
 
     \b
     broker storage init /var/lib/broker
@@ -294,7 +299,7 @@ def _init_tables(config: Config, *, as_json: bool) -> None:
     if not config.hbase.hbase_gateways:
         raise click.UsageError("Name a folder, or HBase's gateways: --hbase-gateways HOST:PORT")
     try:
-        from broker.storage.hbase.store import init_hbase  # noqa: PLC0415 - Of clusters alone.
+        from broker.storage.hbase.store import init_hbase  # noqa: PLC0415 - Only clusters need it.
     except ModuleNotFoundError as error:
         raise _not_installed(error) from error
     try:
@@ -328,7 +333,7 @@ def _config(directory: Path) -> Config:
 
 @contextmanager
 def _own_store() -> Iterator[None]:
-    """Say of a store that can't be had that it is so, and not how to reach a broker."""
+    """Report an unavailable store as such, without the advice on how to reach a broker."""
     try:
         yield
     except UnavailableError as error:
@@ -337,7 +342,7 @@ def _own_store() -> Iterator[None]:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Tell]:
-    """Show a bar on standard error, to people only: topics, and how much was read."""
+    """Show a progress bar on standard error if it is a terminal: topics and megabytes read."""
     counted = TextColumn(
         "{task.completed:.0f} of {task.total:.0f} topics, {task.fields[megabytes]} MB"
     )
@@ -357,7 +362,7 @@ def _progress(what: str) -> Iterator[Tell]:
 
 
 def _show(report: CheckReport, *, as_json: bool) -> None:
-    """Write a report, and exit by it."""
+    """Write a report, and exit 0 if it is sound, else 1."""
     from broker.cli import storage_text  # noqa: PLC0415 - Slow to import.
 
     if as_json:

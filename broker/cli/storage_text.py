@@ -1,4 +1,4 @@
-"""What ``broker storage`` shows of a store: a report, and a log as it is stored, as text and as JSON."""
+"""The output of ``broker storage``: reports, and logs as they are stored, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _FLAGS: Final = ((1, "pointer"), (2, "lifetime"), (4, "reference"), (8, "stored"
 
 
 def write_report(report: CheckReport) -> None:
-    """Write what a check saw, and what is wrong, a problem a line."""
+    """Write the counts of a check, and its problems, one on each line."""
     counted = [name for name in COUNTED if name != "wrong"]
     write_properties({name.replace("_", " "): getattr(report, name) for name in counted})
     for line in report.problems:
         click.echo(f"wrong: {line}")
     if report.wrong > len(report.problems):
         click.echo(f"… and {report.wrong - len(report.problems)} more")
-    click.echo(f"problems in all: {report.wrong}" if report.wrong else "nothing is wrong")
+    click.echo(f"problems: {report.wrong}" if report.wrong else "no problems")
 
 
 def invalid_pointers(text: bytes) -> Collection[int]:
-    """Return the invalid pointers that a snapshot has, or that a JSON list names. Raises click.BadParameter."""
+    """Return the invalid write pointers of a snapshot or of a JSON list. Raises click.BadParameter."""
     try:
         if not text.lstrip().startswith((b"{", b"[")):
             return frozenset(decode_transaction(text).invalids)
@@ -44,14 +44,15 @@ def invalid_pointers(text: bytes) -> Collection[int]:
         return frozenset(decode_snapshot(value.get("snapshot", value)).invalids)
     except (ValueError, TypeError, BadRequest) as error:
         raise click.BadParameter(
-            f"this is neither a snapshot nor a list of pointers: {error}", param_hint="--snapshot"
+            f"the file is neither a snapshot nor a list of write pointers: {error}",
+            param_hint="--snapshot",
         ) from error
 
 
 def tx_state(entry: Entry, invalid: Collection[int] = ()) -> str:
-    """Return what the store says of an entry's transaction, and whether it is among the invalid ones.
+    """Return the state of an entry's transaction by the store, or ``invalid`` if it is in ``invalid``.
 
-    An entry that the clean-up of invalid transactions has inverted is rolled back.
+    The clean-up of invalid transactions inverts the entry's pointer; such an entry is rolled back.
     """
     if entry.pointer is None:
         return "none"
@@ -63,7 +64,7 @@ def tx_state(entry: Entry, invalid: Collection[int] = ()) -> str:
 
 
 def shown_json(shown: ShownLog, invalid: Collection[int] = ()) -> dict[str, Any]:
-    """Return a log as JSON: ids and tokens in hex."""
+    """Return a log as JSON, with ids and tokens in hex."""
     return {
         "topic": str(shown.log.topic),
         "generation": shown.log.generation,
@@ -129,7 +130,7 @@ def _flags(entry: Entry) -> list[str]:
 def write_shown(shown: ShownLog, invalid: Collection[int] = ()) -> None:
     """Write a log: its root, and tables of its last pages and entries."""
     if shown.root is None:
-        click.echo("it has no root: nothing was ever stored")
+        click.echo("this log has no root: no message was ever stored in it")
     else:
         write_properties(dict(_root_lines(shown.root)))
     if shown.pages:

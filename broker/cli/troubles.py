@@ -1,7 +1,7 @@
-"""What is said on standard error while a command waits for its broker.
+"""Messages on standard error while a command waits for its broker.
 
-A command that tries again in silence looks like one that hangs. So it says which address it tries, why that
-did not work, and for how long it goes on: once, and again only for another reason or after a while.
+A command that retries in silence looks as if it hangs. So it reports the address that it tries, the reason of
+the failure, and how long it will go on. It reports once, and again only for another reason or after a minute.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from broker.client import Trouble
 from broker.client.outcomes import UNREACHED
 
 AGAIN_S: Final = 60.0
-"""After so long the same trouble is told once more."""
+"""The same trouble is reported again after this time."""
 
 SOON_S: Final = 1.0
-"""With less time left nothing is told: the error itself comes at once."""
+"""With less time left nothing is reported: the error itself comes at once."""
 
 
 class Teller:
-    """Tells people of trouble; machines that read JSON get only the error in the end."""
+    """Reports trouble to people; machines that read JSON get only the final error."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Teller:
         as_json: bool = False,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Speak of one broker; in JSON, only to somebody who looks at a terminal."""
+        """Report trouble with one broker. With ``as_json``, report only to a terminal."""
         self._name = address(url, target)
         self._silent = as_json and not sys.stderr.isatty()
         self._now = now
@@ -43,7 +43,7 @@ class Teller:
         self._told_at = 0.0
 
     def __call__(self, trouble: Trouble) -> None:
-        """Tell of trouble unless it was told a moment ago."""
+        """Report trouble unless it was reported less than ``AGAIN_S`` ago."""
         if self._silent or (trouble.left_s is not None and trouble.left_s < SOON_S):
             return
         reason, now = said(self._name, trouble), self._now()
@@ -54,13 +54,13 @@ class Teller:
 
 
 def address(url: str, target: BrokerTarget | None) -> str:
-    """Return an address, and the context that it is of."""
+    """Return an address, with its context if it came from one."""
     named = target is not None and target.url == url and target.context
     return f"{url} (context {target.context!r})" if target is not None and named else url
 
 
 def said(name: str, trouble: Trouble) -> str:
-    """Return what is the matter with the broker of a name."""
+    """Return the text about a trouble with the broker ``name``."""
     if trouble.error is None:
         return f"still waiting for {name}"
     message = trouble.error.message.rstrip(".")
@@ -70,4 +70,4 @@ def said(name: str, trouble: Trouble) -> str:
 
 
 def _patience(left_s: float | None) -> str:
-    return "trying until it works" if left_s is None else f"trying for {left_s:.0f} s"
+    return "retrying until it works" if left_s is None else f"retrying for {left_s:.0f} s"

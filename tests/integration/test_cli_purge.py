@@ -57,7 +57,7 @@ def test_a_purge_asks_first_and_tells_from_when_on_messages_are_left(
         assert len(client.poll("purge/cli")) == 2
         code, out, told = run("purge", "purge/cli", "--before", "now", "--yes")
         assert (code, out) == (0, "")
-        assert "purge/cli begins at" in told
+        assert "purge/cli now begins at" in told
         assert client.poll("purge/cli") == []
         client.publish("purge/cli", "c")
         assert [message.payload for message in client.poll("purge/cli")] == [b"c"]
@@ -75,7 +75,7 @@ def test_a_purge_asks_first_and_tells_from_when_on_messages_are_left(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--before", "0" * 40], "goes by time"),
+        (["--before", "0" * 40], "takes no message id"),
         (["--before", "soon"], "'soon' is neither"),
         ([], "--before"),
     ],

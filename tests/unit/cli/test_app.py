@@ -127,7 +127,7 @@ def test_the_version_is_told(capsys):
         (("browse", "a/b", "-n", "10001"), "10,000"),
         (("tail", "a/b", "--until", "1h", "--follow"), "leave --follow out"),
         (("tail", "a/b", "--until", "9999-01-01"), "yet to come"),
-        (("tail", "a/b", "-f", "{paylod}"), "the nearest is {payload}"),
+        (("tail", "a/b", "-f", "{paylod}"), "did you mean {payload}?"),
         (("poll", "a/b", "-f", "{id}", "--ids"), "--format or --ids"),
         (("browse", "a/b", "-f", "{id}", "--json"), "--format or --json"),
         (("tail", "a/b", "--exec", "it's"), "No closing quotation"),

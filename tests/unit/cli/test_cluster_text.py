@@ -16,7 +16,7 @@ def storage(calls: int, errors: int, success: str | None, failure: str | None) -
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        (storage(0, 0, None, None), "not asked yet"),
+        (storage(0, 0, None, None), "no calls yet"),
         (storage(5, 0, "2026-01-01T00:00:00.000Z", None), "answers, 0 of 5 failed"),
         (storage(1, 1, None, "2026-01-01T00:00:00.000Z"), "failing, 1 of 1 failed"),
         (

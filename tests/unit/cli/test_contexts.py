@@ -159,7 +159,7 @@ def test_a_context_names_the_broker_the_namespace_and_itself_in_errors(capsys):
     run(capsys, "context", "use", "prod")
     code, _, err = run(capsys, "topics", "show", "logins", "--deadline", "0.1")
     assert code == 4
-    assert "http://127.0.0.1:1 (context 'prod'), see: broker context show prod" in err
+    assert "http://127.0.0.1:1 (context 'prod'); see: broker context show prod" in err
     code, _, err = run(capsys, "topics", "show", "logins", "--url", "http://127.0.0.1:2")
     assert code == 2
     assert "no namespace" in err

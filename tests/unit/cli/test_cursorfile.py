@@ -47,12 +47,12 @@ def test_one_address_in_common_is_the_same_broker(tmp_path, log):
 @pytest.mark.parametrize(
     ("log", "said"),
     [
-        (HERE._replace(topic="jobs/others"), "is of jobs/states at http://127.0.0.1:8080"),
+        (HERE._replace(topic="jobs/others"), "belongs to jobs/states at http://127.0.0.1:8080"),
         (
             HERE._replace(brokers=("http://c:8080",)),
             "--url http://c:8080,http://127.0.0.1:8080,http://b:8080",
         ),
-        (HERE._replace(brokers=("http://127.0.0.1:8081",)), "give both addresses once"),
+        (HERE._replace(brokers=("http://127.0.0.1:8081",)), "give all of them once"),
         (HERE._replace(generation=3), "generation 2, now 3"),
     ],
 )
@@ -70,5 +70,5 @@ def test_the_cursor_of_another_log_is_refused_with_what_to_do(tmp_path, log, sai
 def test_what_is_no_cursor_is_refused(tmp_path, content):
     file = tmp_path / "states.cursor"
     file.write_bytes(content)
-    with pytest.raises(click.ClickException, match="no cursor file"):
+    with pytest.raises(click.ClickException, match="not a cursor file"):
         cursor.load(file)

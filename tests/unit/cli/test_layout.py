@@ -34,7 +34,7 @@ def test_what_a_message_lacks_is_empty():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{paylod}", "no field {paylod}; the nearest is {payload}"),
+        ("{paylod}", "no field {paylod}; did you mean {payload}?"),
         ("{zzz}", "{time}, {id}, {payload}, {key}, {headers}"),
         ("{}", "no field {}"),
         ("{payload.decode}", "no field {payload.decode}"),
@@ -42,8 +42,8 @@ def test_what_a_message_lacks_is_empty():
         ("{payload:>10}", "without : and !"),
         ("{payload", "expected '}'"),
         ("payload}", "Single '}'"),
-        (r"\x", r"\x stands for nothing"),
-        ("\\", "stands for nothing"),
+        (r"\x", r"\x is not an escape"),
+        ("\\", "is not an escape"),
     ],
 )
 def test_what_is_no_layout_is_refused_with_what_may_be_written(text, said):

@@ -133,9 +133,9 @@ def test_what_is_not_as_it_should_be_stands_beside_the_table(short: Short, run: 
     _, out, err = run("status")
     assert "failing, 1 of 1 failed" in out
     assert "last error of storage at 20" in err
-    assert "node 9 is drained, and is not running" in err
+    assert "node 9 is drained and not running" in err
     assert "node 0 has no contact with ZooKeeper (suspended)" in err
-    assert "topics with a pin: 1" in err
+    assert "pinned topics: 1" in err
 
 
 def test_a_narrow_terminal_loses_nothing(
@@ -155,7 +155,7 @@ def test_a_pin_that_counts_for_nothing_is_told_beside_those_that_count(
     short.loop.run_until_complete(pin(few.records, T, 0))
     short.loop.run_until_complete(few.records.put_if(b"pin/ns:odd:", None, b"{"))
     told = run("status").err
-    assert "topics with a pin: 1" in told
+    assert "pinned topics: 1" in told
     assert "have no effect: the record b'pin/ns:odd:' does not decode" in told
 
 
@@ -239,7 +239,7 @@ def test_a_drain_is_not_over_while_nobody_can_say(short: Short, run: Run) -> Non
     short.before_each = leave
     code, _, err = run("drain", "1", "--wait")
     assert code == 0
-    assert err == "node 1 does not say what it leads: refused\nnode 1 leads nothing\n"
+    assert err == "node 1 does not report what it leads: refused\nnode 1 leads nothing\n"
 
 
 @pytest.mark.slow
@@ -259,7 +259,7 @@ def test_move_and_unpin(short: Short, run: Run) -> None:
     assert "broker cluster leaders default/t" in err
     told = json.loads(run("move", "default/t", "http://node-1:8080", "--json").out)
     assert (told["topic"], told["node"]) == ("default/t", 1)
-    assert run("unpin", "default/t").err == "default/t has no pin any more\n"
+    assert run("unpin", "default/t").err == "default/t is no longer pinned\n"
     assert run("unpin", "default/t").err == "default/t had no pin\n"
     assert json.loads(run("unpin", "default/t", "--json").out)["changed"] is False
     missing = run("move", "default/none", "1")

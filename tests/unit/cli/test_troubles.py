@@ -23,7 +23,7 @@ def test_it_says_what_is_tried_why_it_fails_and_for_how_long(capsys):
     assert told.out == ""
     assert told.err == (
         f"broker: can't reach {URL}: connection refused (127.0.0.1:8080); "
-        "trying for 30 s, Ctrl-C ends\n"
+        "retrying for 30 s, Ctrl-C ends\n"
     )
 
 
@@ -46,7 +46,7 @@ def test_the_same_is_told_again_only_after_a_while(capsys):
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert f"{URL} (context 'prod')" in told
-    assert "trying until it works" in told
+    assert "retrying until it works" in told
     teller(Trouble(Overloaded("busy"), None))
     assert "busy" in capsys.readouterr().err
     clock.now = AGAIN_S
